@@ -1,0 +1,119 @@
+"""Every error that art_patch raises on purpose, as one tree.
+
+::
+
+    ArtPatchError                 1   anything below; nothing was lost
+    ├── ConfigError               2   an argument, variable or file says something impossible
+    ├── GateRejected              4   the candidate did not win; the champion goes on serving
+    ├── Busy                      5   another cycle holds the lock
+    ├── EngineError               6   the serving engine is missing, failed or refused
+    │   ├── ModelNotFound         9   the base model cannot be loaded
+    │   ├── PortInUse            10   another process listens there
+    │   └── AdapterRejected      11   the adapter is unsafe or does not fit; it was not loaded
+    ├── JudgeError                7   the judge is missing or gave no valid scores
+    ├── StoreError                8   the store cannot be opened, read or written
+    │   └── StoreTooNew          12   the store was written by a newer release
+    ├── TrainingError            13   the update could not be made; no policy was published
+    └── TransitionError          14   a policy may not move to that state
+
+The number is the exit code of the command line. 0 is success, "nothing to do" included, and 130 is Ctrl-C.
+None of these is ever raised inside a patched call: there our own faults are swallowed and counted.
+Every message says what to do next.
+"""
+
+from __future__ import annotations
+
+
+class ArtPatchError(Exception):
+    """Root of the tree; catch this to catch everything we raise on purpose."""
+
+    exit_code: int = 1
+
+
+class ConfigError(ArtPatchError):
+    """An argument, an ``ART_PATCH_*`` variable or a file says something impossible."""
+
+    exit_code = 2
+
+
+class GateRejected(ArtPatchError):
+    """The candidate did not win against the champion. Not a fault: the champion goes on serving."""
+
+    exit_code = 4
+
+
+class Busy(ArtPatchError):
+    """Another cycle is running on this store."""
+
+    exit_code = 5
+
+
+class EngineError(ArtPatchError):
+    """The serving engine is missing, failed or refused a request."""
+
+    exit_code = 6
+
+
+class ModelNotFound(EngineError):
+    """The base model cannot be found or loaded."""
+
+    exit_code = 9
+
+
+class PortInUse(EngineError):
+    """Another process listens on the address."""
+
+    exit_code = 10
+
+
+class AdapterRejected(EngineError):
+    """An adapter is unsafe or does not fit the base model; it was not loaded."""
+
+    exit_code = 11
+
+
+class JudgeError(ArtPatchError):
+    """The judge is not configured, cannot be reached, or gave no valid scores."""
+
+    exit_code = 7
+
+
+class StoreError(ArtPatchError):
+    """The store cannot be opened, read or written."""
+
+    exit_code = 8
+
+
+class StoreTooNew(StoreError):
+    """The store was written by a newer release of art_patch."""
+
+    exit_code = 12
+
+
+class TrainingError(ArtPatchError):
+    """The update could not be made; no policy was published."""
+
+    exit_code = 13
+
+
+class TransitionError(ArtPatchError):
+    """A policy may not move to that state from where it is."""
+
+    exit_code = 14
+
+
+__all__ = [
+    "AdapterRejected",
+    "ArtPatchError",
+    "Busy",
+    "ConfigError",
+    "EngineError",
+    "GateRejected",
+    "JudgeError",
+    "ModelNotFound",
+    "PortInUse",
+    "StoreError",
+    "StoreTooNew",
+    "TrainingError",
+    "TransitionError",
+]
