@@ -1,0 +1,1 @@
+"""From a verdict to a served policy: states and moves as data, promote and roll back."""

@@ -1,0 +1,230 @@
+"""Groups, policies, promotions, the route and the audit log. Every write here is durable (`synchronous=FULL`)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy.dialects.sqlite import insert as upsert
+
+from art_patch.errors import StoreError
+from art_patch.promotion.states import check_move
+from art_patch.records import JSON, Group, Mode, Policy, PolicyState, Route
+from art_patch.store import tables
+from art_patch.store.connect import Database
+from art_patch.store.route import MODE_KEY, ROUTE_KEY, read_route
+
+GENESIS = "0" * 64
+"""`previous` of the first audit entry."""
+
+
+class Ledger:
+    """What the job and the operator decide. Every decision leaves an audit entry in the same transaction."""
+
+    def __init__(self, database: Database) -> None:
+        """Write through `database`."""
+        self._database = database
+
+    # groups
+
+    def add_groups(self, groups: Sequence[Group], *, now: float | None = None) -> None:
+        """Keep new groups as `formed`; their trajectories are then no longer ungrouped."""
+        at = time.time() if now is None else now
+        if not groups:
+            return
+        with self._database.write(durable=True) as connection:
+            connection.execute(
+                upsert(tables.scenarios).on_conflict_do_nothing(),
+                [{"key": g.scenario_key, "held_out": g.held_out, "first_seen_at": at} for g in groups],
+            )
+            connection.execute(
+                insert(tables.groups),
+                [
+                    {"id": g.id, "scenario_key": g.scenario_key, "how": g.how, "held_out": g.held_out}
+                    | {"created_at": at, "state": "formed"}
+                    for g in groups
+                ],
+            )
+            table = tables.trajectories
+            for group in groups:
+                ids = [t.id for t in group.trajectories]
+                connection.execute(update(table).where(table.c.id.in_(ids)).values(group_id=group.id))
+
+    def set_groups(self, ids: Sequence[str], state: str, *, reason: str | None = None, policy: str | None = None) -> None:
+        """Move groups to `scored`, `trained`, `spent` (held out and used up) or back to `formed` with the reason."""
+        with self._database.write(durable=True) as connection:
+            _set_groups(connection, ids, state, reason, policy)
+
+    # policies
+
+    def policies(self) -> tuple[Policy, ...]:
+        """Return every policy, oldest first."""
+        with self._database.read() as connection:
+            rows = connection.execute(select(tables.policies).order_by(tables.policies.c.created_at)).mappings()
+            return tuple(Policy(**row) for row in rows)
+
+    def policy(self, name: str) -> Policy | None:
+        """Return the policy of this name."""
+        with self._database.read() as connection:
+            return _policy(connection, name)
+
+    def champion(self) -> Policy | None:
+        """Return the policy that serves."""
+        with self._database.read() as connection:
+            return _champion(connection)
+
+    def add_base(self, name: str, base: str, base_sha256: str, *, who: str, now: float | None = None) -> Policy:
+        """Return `NAME@0`, the base model as a policy; it becomes champion if there is none yet."""
+        at = time.time() if now is None else now
+        with self._database.write(durable=True) as connection:
+            policy = _policy(connection, name)
+            if policy is None:
+                policy = Policy(name, base=base, base_sha256=base_sha256, state="candidate", created_at=at)
+                _insert_policy(connection, policy, who=who, reason="base model", at=at)
+            if _champion(connection) is None and policy.state == "candidate":
+                _move(connection, name, "champion", who=who, reason="first policy served", figures={}, at=at)
+                policy = replace(policy, state="champion")
+            return policy
+
+    def add_candidate(self, policy: Policy, *, trained_on: Sequence[str], who: str) -> None:
+        """Keep a new candidate and mark the groups it was trained on, together."""
+        with self._database.write(durable=True) as connection:
+            _insert_policy(connection, policy, who=who, reason=f"trained on {len(trained_on)} groups", at=policy.created_at)
+            _set_groups(connection, trained_on, "trained", None, policy.name)
+
+    def move(
+        self, name: str, state: PolicyState, *, who: str, reason: str, figures: JSON | None = None, now: float | None = None
+    ) -> Policy:
+        """Move a policy to another state; a new champion retires the old one and takes the route, all at once.
+
+        Raises:
+            StoreError: if there is no such policy.
+            TransitionError: if the table of moves forbids it.
+        """
+        at = time.time() if now is None else now
+        with self._database.write(durable=True) as connection:
+            if state == "champion":
+                old = _champion(connection)
+                policy = _move(connection, name, state, who=who, reason=reason, figures=figures or {}, at=at)
+                if old is not None:
+                    _move(connection, old.name, "retired", who=who, reason=f"replaced by {name}", figures={}, at=at)
+            else:
+                policy = _move(connection, name, state, who=who, reason=reason, figures=figures or {}, at=at)
+            return policy
+
+    def history(self, *, limit: int = 50) -> list[dict[str, Any]]:
+        """Return the latest moves, newest first."""
+        with self._database.read() as connection:
+            rows = connection.execute(select(tables.promotions).order_by(tables.promotions.c.id.desc()).limit(limit))
+            return [dict(row) for row in rows.mappings()]
+
+    # route
+
+    def route(self) -> Route:
+        """Return where calls go now."""
+        return read_route(f"sqlite:///{self._database.path}")
+
+    def set_engine(self, base_url: str | None, *, key_file: str | None = None, who: str) -> None:
+        """Tell the apps where the engine answers; `None`: nowhere, calls go upstream."""
+        with self._database.write(durable=True) as connection:
+            route = _route(connection) | {"base_url": base_url, "key_file": key_file}
+            _set_control(connection, ROUTE_KEY, json.dumps(route))
+            _audit(connection, who, "engine", {"base_url": base_url}, time.time())
+
+    def set_mode(self, mode: Mode | None, *, who: str) -> None:
+        """Overrule the apps' own mode, or stop doing so with `None`; they notice within their poll interval."""
+        with self._database.write(durable=True) as connection:
+            if mode is None:
+                connection.execute(delete(tables.control).where(tables.control.c.key == MODE_KEY))
+            else:
+                _set_control(connection, MODE_KEY, mode)
+            _audit(connection, who, "mode", {"mode": mode}, time.time())
+
+
+def _policy(connection: Connection, name: str) -> Policy | None:
+    row = connection.execute(select(tables.policies).where(tables.policies.c.name == name)).mappings().first()
+    return None if row is None else Policy(**row)
+
+
+def _champion(connection: Connection) -> Policy | None:
+    row = connection.execute(select(tables.policies).where(tables.policies.c.state == "champion")).mappings().first()
+    return None if row is None else Policy(**row)
+
+
+def _insert_policy(connection: Connection, policy: Policy, *, who: str, reason: str, at: float) -> None:
+    check_move(policy.name, None, policy.state)
+    row = {name: getattr(policy, name) for name in Policy.__slots__}
+    connection.execute(insert(tables.policies).values(row | {"figures": dict(policy.figures)}))
+    _note_move(connection, policy.name, None, policy.state, who=who, reason=reason, figures=policy.figures, at=at)
+
+
+def _move(
+    connection: Connection, name: str, state: PolicyState, *, who: str, reason: str, figures: JSON, at: float
+) -> Policy:
+    policy = _policy(connection, name)
+    if policy is None:
+        raise StoreError(f"there is no policy {name!r}; `art-patch status` lists them")
+    check_move(name, policy.state, state)
+    merged = dict(policy.figures) | dict(figures)
+    connection.execute(
+        update(tables.policies).where(tables.policies.c.name == name).values(state=state, figures=merged)
+    )
+    if state == "champion":
+        _set_control(connection, ROUTE_KEY, json.dumps(_route(connection) | {"champion": name}))
+    _note_move(connection, name, policy.state, state, who=who, reason=reason, figures=figures, at=at)
+    return replace(policy, state=state, figures=merged)
+
+
+def _note_move(
+    connection: Connection,
+    name: str,
+    before: PolicyState | None,
+    after: PolicyState,
+    *,
+    who: str,
+    reason: str,
+    figures: JSON,
+    at: float,
+) -> None:
+    row = {"policy": name, "from_state": before, "to_state": after, "at": at, "who": who, "reason": reason}
+    connection.execute(insert(tables.promotions).values(row | {"figures": dict(figures)}))
+    _audit(connection, who, "move", {"policy": name, "from": before, "to": after, "reason": reason}, at)
+
+
+def _set_groups(
+    connection: Connection, ids: Sequence[str], state: str, reason: str | None, policy: str | None
+) -> None:
+    table = tables.groups
+    for group_id in ids:
+        values = {"state": state, "reason": reason} | ({"policy": policy} if policy else {})
+        connection.execute(update(table).where(table.c.id == group_id).values(values))
+
+
+def _route(connection: Connection) -> dict[str, Any]:
+    value = connection.scalar(select(tables.control.c.value).where(tables.control.c.key == ROUTE_KEY))
+    return json.loads(value or "{}")
+
+
+def _set_control(connection: Connection, key: str, value: str) -> None:
+    statement = upsert(tables.control).values(key=key, value=value, updated_at=time.time())
+    changed = {"value": statement.excluded.value, "updated_at": statement.excluded.updated_at}
+    connection.execute(statement.on_conflict_do_update(index_elements=["key"], set_=changed))
+
+
+def audit_hash(previous: str, at: float, who: str, action: str, detail: Mapping[str, Any]) -> str:
+    """Return the sha256 that chains an audit entry to the one before it."""
+    body = json.dumps([previous, at, who, action, dict(detail)], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(body.encode()).hexdigest()
+
+
+def _audit(connection: Connection, who: str, action: str, detail: JSON, at: float) -> None:
+    table = tables.audit
+    previous = connection.scalar(select(table.c.hash).order_by(table.c.id.desc()).limit(1)) or GENESIS
+    digest = audit_hash(previous, at, who, action, detail)
+    row = {"at": at, "who": who, "action": action, "detail": dict(detail), "previous": previous, "hash": digest}
+    connection.execute(insert(table).values(row))

@@ -1,0 +1,164 @@
+"""Writing what the recorder saw: one transaction a batch, messages kept once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, func, or_, update
+from sqlalchemy.dialects.sqlite import insert
+
+from art_patch.chain import ROOT, chain
+from art_patch.chain import canonical as canonical_json
+from art_patch.records import Call, Record, Score, SpanInfo, TrajectoryInfo
+from art_patch.store import tables
+from art_patch.store.codec import pack_ids, pack_logprobs, squeeze
+from art_patch.store.connect import Database
+
+_SEEN_NODES = 50_000  # about 5 MiB; a miss only costs one INSERT OR IGNORE
+
+Row = dict[str, Any]
+
+
+class Writer:
+    """Turns records into rows. Not thread-safe: one writer thread a process."""
+
+    def __init__(self, database: Database) -> None:
+        """Write through `database`."""
+        self._database = database
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Write the batch in one transaction; all of it or nothing.
+
+        Scores are committed durably, calls with `synchronous=NORMAL`.
+
+        Raises:
+            StoreError: if the database refuses; nothing of the batch was written.
+        """
+        batch = _Batch(self._seen)
+        for record in records:
+            batch.add(record)
+        with self._database.write(durable=bool(batch.scores)) as connection:
+            batch.insert(connection)
+        # Only a committed node may be skipped next time.
+        for node in batch.new_nodes:
+            self._seen[node] = None
+        while len(self._seen) > _SEEN_NODES:
+            self._seen.popitem(last=False)
+
+
+class _Batch:
+    def __init__(self, seen: OrderedDict[bytes, None]) -> None:
+        self._seen = seen
+        self.new_nodes: dict[bytes, Row] = {}
+        self.blobs: dict[bytes, Row] = {}
+        self.trajectories: list[Row] = []
+        self.spans: list[Row] = []
+        self.calls: list[Row] = []
+        self.choices: list[Row] = []
+        self.scores: list[Row] = []
+        self.last_call_at: dict[str, float] = {}
+
+    def add(self, record: Record) -> None:
+        match record:
+            case Call():
+                self._add_call(record)
+            case TrajectoryInfo():
+                row = {name: getattr(record, name) for name in TrajectoryInfo.__slots__}
+                self.trajectories.append(row | {"tags": list(record.tags), "metadata": dict(record.metadata)})
+            case SpanInfo():
+                self.spans.append({name: getattr(record, name) for name in SpanInfo.__slots__})
+            case Score():
+                self.scores.append({name: getattr(record, name) for name in Score.__slots__})
+
+    def _nodes(self, messages: Sequence[Any], parent: bytes) -> bytes:
+        for node, above, body in chain(messages, parent):
+            if node not in self._seen and node not in self.new_nodes:
+                self.new_nodes[node] = {"id": node, "parent": above, "body": squeeze(body)}
+            parent = node
+        return parent
+
+    def _blob(self, values: Sequence[Any]) -> bytes | None:
+        if not values:
+            return None
+        body = b"[" + b",".join(canonical_json(value) for value in values) + b"]"
+        key = hashlib.blake2b(body, digest_size=16).digest()
+        self.blobs[key] = {"id": key, "body": squeeze(body)}
+        return key
+
+    def _add_call(self, call: Call) -> None:
+        prompt = self._nodes(call.messages, ROOT)
+        for choice in call.choices:
+            self.choices.append(
+                {
+                    "call_id": call.id,
+                    "index": choice.index,
+                    "answer": self._nodes([choice.message], prompt),
+                    "finish_reason": choice.finish_reason,
+                    "token_ids": pack_ids(choice.token_ids),
+                    "logprobs": pack_logprobs(choice.logprobs),
+                }
+            )
+        plain = ("id", "trajectory_id", "span_id", "started_at", "duration_ms", "ttft_ms", "requested_model", "policy",
+                 "prompt_tokens", "completion_tokens", "status", "error", "fallback", "untrainable")  # fmt: skip
+        self.calls.append(
+            {name: getattr(call, name) for name in plain}
+            | {
+                "prompt": prompt,
+                "tools": self._blob(call.tools),
+                "params": dict(call.params),
+                "prompt_token_ids": pack_ids(call.prompt_token_ids),
+            }
+        )
+        ended_at = call.started_at + call.duration_ms / 1000
+        self.last_call_at[call.trajectory_id] = max(ended_at, self.last_call_at.get(call.trajectory_id, 0.0))
+
+    def insert(self, connection: Connection) -> None:
+        for table, rows in (
+            (tables.nodes, list(self.new_nodes.values())),
+            (tables.blobs, list(self.blobs.values())),
+            (tables.calls, self.calls),
+            (tables.choices, self.choices),
+        ):
+            if rows:  # a batch written twice (its first commit was not confirmed) leaves one copy
+                connection.execute(insert(table).on_conflict_do_nothing(), rows)
+        if self.trajectories:
+            connection.execute(_UPSERT_TRAJECTORY, self.trajectories)
+        if self.last_call_at:
+            connection.execute(_TOUCH, [{"its_id": key, "its_end": at} for key, at in self.last_call_at.items()])
+        if self.spans:
+            connection.execute(_UPSERT_SPAN, self.spans)
+        if self.scores:
+            connection.execute(_UPSERT_SCORE, self.scores)
+
+
+def _upsert_trajectory() -> Any:
+    statement = insert(tables.trajectories)
+    old, new = tables.trajectories.c, statement.excluded
+    keep = ("ended_at", "name", "scenario_key", "group_key", "session_id", "user_id", "error")
+    return statement.on_conflict_do_update(
+        index_elements=["id"], set_={name: func.coalesce(new[name], old[name]) for name in keep}
+    )
+
+
+def _upsert_all(table: Any, *names: str) -> Any:
+    statement = insert(table)
+    return statement.on_conflict_do_update(index_elements=["id"], set_={name: statement.excluded[name] for name in names})
+
+
+_UPSERT_TRAJECTORY = _upsert_trajectory()
+_UPSERT_SPAN = _upsert_all(tables.spans, "ended_at")
+_UPSERT_SCORE = _upsert_all(
+    tables.scores, "name", "value", "source", "at", "comment", "group_id", "rubric", "judge"
+)
+_TOUCH = (
+    update(tables.trajectories)
+    .where(
+        tables.trajectories.c.id == bindparam("its_id"),
+        or_(tables.trajectories.c.last_call_at.is_(None), tables.trajectories.c.last_call_at < bindparam("its_end")),
+    )
+    .values(last_call_at=bindparam("its_end"))
+)
