@@ -7,7 +7,7 @@ import random
 from itertools import count
 
 import pytest
-from factory import make_call, make_group, make_trajectory
+from tests.factory import make_call, make_group, make_trajectory
 
 from art_patch.gate import GateConfig, Turn, contest, decide, held_out_turns
 from art_patch.records import Choice

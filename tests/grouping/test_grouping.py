@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from factory import make_call, make_trajectory
+from tests.factory import make_call, make_trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,0 +1,15 @@
+"""The command line: `art-patch serve | retrain | status | mode | promote | rollback | demo`.
+
+Each command is a thin shell: settings in, one call, one answer out. Answers go to stdout (with `--json` as one JSON
+object on one line), progress and errors to stderr. Every error of `art_patch.errors` becomes one line and its own exit
+code; 0 is success, "nothing to do" included; 130 is Ctrl-C.
+"""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Entry point of `art-patch`."""
+    from art_patch.cli.app import run
+
+    run()

@@ -1,0 +1,57 @@
+"""The Typer application and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from art_patch.cli.demo import demo
+from art_patch.cli.policies import promote, rollback
+from art_patch.cli.retrain import retrain
+from art_patch.cli.serve import serve
+from art_patch.cli.status import mode, status
+from art_patch.errors import ArtPatchError
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="art-patch",
+    help="Agents that learn from their own traffic.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+for command in (serve, retrain, status, mode, promote, rollback, demo):
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False) -> None:
+    """Agents that learn from their own traffic."""
+    if version:
+        from art_patch import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def run() -> None:
+    """Run the command line and exit with its code."""
+    from art_patch.cli.output import fail
+
+    def on_terminate(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt  # so that SIGTERM unwinds like Ctrl-C: locks freed, children stopped
+
+    signal.signal(signal.SIGTERM, on_terminate)
+    try:
+        app(standalone_mode=True)
+    except ArtPatchError as error:
+        sys.exit(fail(error, as_json="--json" in sys.argv))
+    except KeyboardInterrupt:
+        sys.stderr.write("art-patch: interrupted; what was recorded and published is kept, run it again to go on\n")
+        sys.exit(INTERRUPTED)

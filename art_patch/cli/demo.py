@@ -1,0 +1,102 @@
+"""`art-patch demo`: an unchanged agent gets better from its own traffic, on a laptop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from art_patch.cli.options import HomeOption, JsonOption
+
+
+def demo(
+    seed: Annotated[int, typer.Option("--seed", help="Of model, tasks and update.", min=0)] = 1,
+    cycles: Annotated[int | None, typer.Option("--cycles", help="How many to run.", min=1, show_default=False)] = None,
+    control: Annotated[
+        bool, typer.Option("--control", help="Shuffle the rewards: success must not rise.")
+    ] = False,
+    judge: Annotated[
+        str | None, typer.Option("--judge", envvar="ART_PATCH_JUDGE", help="A real judge instead of the stand-in.")
+    ] = None,
+    judge_base_url: Annotated[
+        str | None, typer.Option("--judge-base-url", envvar="ART_PATCH_JUDGE_BASE_URL", help="Where the judge answers.")
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Watch a tiny agent learn: traffic, judging, GRPO, gate, promotion, all on this machine.
+
+    Run it again and it goes on from where it stopped. Needs `pip install "art-patch[demo]"`, no GPU and no key.
+    """
+    from art_patch.cli.output import answer, bars, stdout
+    from art_patch.demo.recipe import CYCLES
+    from art_patch.demo.run import run_demo
+    from art_patch.settings import load_settings
+
+    project = f"demo-{seed}" + ("-control" if control else "")
+    settings = load_settings(project=project, home=home, judge=judge, judge_base_url=judge_base_url)
+    with bars(quiet=as_json) as shown:
+        teller = _Teller(shown, quiet=as_json, judge=settings.judge, directory=str(settings.directory))
+        figures = run_demo(settings, seed=seed, cycles=cycles or CYCLES, control=control, tell=teller)
+    if as_json:
+        answer(figures)
+    else:
+        _summary(stdout(), figures, home is not None and str(settings.directory.parent))
+
+
+class _Teller:
+    def __init__(self, shown: Any, *, quiet: bool, judge: str | None, directory: str) -> None:
+        self._shown, self._quiet = shown, quiet
+        self.say(f"[b]art-patch demo[/]: everything lives in {directory}")
+        if judge is None:
+            self.say("[dim]judge: a stand-in that follows a rule; name a model with --judge to use one[/]")
+
+    def progress(self, stage: str, done: int, total: int, note: str = "") -> None:
+        self._shown(stage, done, total, note)
+
+    def say(self, sentence: str) -> None:
+        self._shown.print(sentence)
+
+    def measured(self, row: Mapping[str, Any]) -> None:
+        self._shown.clear()
+        bar = "\u2588" * round(row["sampled"] * 40)
+        self._shown.print(
+            f"cycle {row['cycle']}  [b]{row['policy']:<9}[/] sampled {row['sampled']:>4.0%}  greedy {row['greedy']:>4.0%}  "
+            f"[green]{bar}[/]"
+        )
+
+
+def _summary(console: Any, figures: Mapping[str, Any], home: object) -> None:
+    from rich.table import Table
+
+    table = Table(title="held-out questions answered right", title_justify="left", box=None, padding=(0, 3))
+    for column in ("", "before", "after"):
+        table.add_column(column, justify="left" if not column else "right")
+    table.add_row("sampled", f"{figures['success_before']:.0%}", f"[b]{figures['success_after']:.0%}[/]")
+    table.add_row("greedy", f"{figures['greedy_before']:.0%}", f"[b]{figures['greedy_after']:.0%}[/]")
+    console.print()
+    console.print(table)
+    console.print()
+    for line in _curve(figures["curve"]):
+        console.print(line)
+    console.print(
+        f"\n{figures['calls']} calls, {figures['failed_calls']} failed or fell back; {figures['promotions']} promotions in "
+        f"{figures['cycles']} cycles; {figures['wall_s']:.0f} s; the agent's memory grew by {figures['app_rss_added_mib']:.0f} MiB"
+    )
+    where = f" --home {home}" if home else ""
+    console.print(f"database  {figures['store']}")
+    console.print("next      [b]art-patch demo" + where + "[/]             go on learning")
+    console.print(f"          [b]art-patch status --project demo-{figures['seed']}{'-control' if figures['control'] else ''}{where}[/]")
+    console.print("          put [b]import art_patch as art; art.patch()[/] into an agent of yours")
+
+
+def _curve(values: list[float], height: int = 8) -> list[str]:
+    """A reward curve of a few lines: one column a cycle."""
+    lines: list[str] = []
+    for level in range(height, -1, -1):
+        share = level / height
+        cells = "".join(f"   {'●' if round(value * height) == level else '·' if level == 0 else ' '} " for value in values)
+        lines.append(f"[dim]{share:>5.0%} │[/]{cells}")
+    lines.append("[dim]cycle  " + "".join(f"{number:>4} " for number in range(len(values))) + "[/]")
+    return lines

@@ -1,0 +1,117 @@
+"""`art-patch status` and `art-patch mode`."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from art_patch.cli.options import HomeOption, JsonOption, ProjectOption, StoreOption, WhoOption, who_am_i
+
+
+def status(
+    project: ProjectOption = None, home: HomeOption = None, store: StoreOption = None, as_json: JsonOption = False
+) -> None:
+    """What is recorded, who serves, and what happened last."""
+    from art_patch.cli.output import answer
+    from art_patch.settings import load_settings
+    from art_patch.store import open_store
+
+    settings = load_settings(project=project, home=home, store=store)
+    opened = open_store(settings.store_url, create=False)
+    route, champion = opened.ledger.route(), opened.ledger.champion()
+    facts: dict[str, Any] = {
+        "project": settings.project,
+        "store": settings.store_url,
+        "mode": route.mode or settings.mode,
+        "champion": champion.name if champion else None,
+        "engine": _engine(route.base_url, route.key_file),
+        "recorded": opened.read.counts(),
+        "policies": [
+            {"name": p.name, "state": p.state, "created_at": p.created_at, "parent": p.parent}
+            for p in opened.ledger.policies()
+        ],
+        "history": opened.ledger.history(limit=10),
+    }
+    opened.close()
+    answer(facts) if as_json else _print(facts)
+
+
+def mode(
+    value: Annotated[str, typer.Argument(help="off, record, route, or auto: each app's own setting.")],
+    project: ProjectOption = None,
+    home: HomeOption = None,
+    store: StoreOption = None,
+    who: WhoOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Switch every running app of the project, without a redeploy."""
+    from art_patch.cli.output import answer, stdout
+    from art_patch.errors import ConfigError
+    from art_patch.settings import load_settings
+    from art_patch.store import open_store
+
+    if value not in ("off", "record", "route", "auto"):
+        raise ConfigError(f"mode {value!r} is not one of off, record, route, auto")
+    settings = load_settings(project=project, home=home, store=store)
+    opened = open_store(settings.store_url)
+    opened.ledger.set_mode(None if value == "auto" else value, who=who_am_i(who, "mode"))  # pyright: ignore[reportArgumentType]
+    opened.close()
+    if as_json:
+        answer({"project": settings.project, "mode": value})
+    else:
+        stdout().print(f"mode of [b]{settings.project}[/]: {value}; running apps follow within {settings.poll_interval_s:g} s")
+
+
+def _engine(base_url: str | None, key_file: str | None) -> dict[str, Any]:
+    if base_url is None:
+        return {"base_url": None, "healthy": False, "models": []}
+    from art_patch.errors import EngineError
+    from art_patch.serving.client import EngineClient
+    from art_patch.serving.keys import read_key
+
+    client = EngineClient(base_url, read_key(key_file))
+    try:
+        return {"base_url": base_url, "healthy": client.health(), "models": list(client.models())}
+    except EngineError as error:
+        return {"base_url": base_url, "healthy": False, "models": [], "error": str(error)}
+
+
+def _print(facts: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from art_patch.cli.output import ago, stdout
+
+    console, recorded, engine, now = stdout(), facts["recorded"], facts["engine"], time.time()
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    last = f", last {ago(now - recorded['last_call_at'])} ago" if recorded["last_call_at"] else ""
+    served = f"{recorded['calls_by_policy']} by our policies, {recorded['calls_fell_back']} fell back"
+    groups = ", ".join(f"{count} {state}" for state, count in recorded["groups"].items()) or "none yet"
+    health = "healthy" if engine["healthy"] else "[red]not reachable[/]: calls go upstream"
+    rows = [
+        ("project", facts["project"]),
+        ("store", facts["store"]),
+        ("mode", facts["mode"]),
+        ("champion", f"[b]{facts['champion']}[/]" if facts["champion"] else "none: calls go upstream"),
+        ("engine", f"{engine['base_url']} {health}" if engine["base_url"] else "none running; start `art-patch serve`"),
+        ("calls", f"{recorded['calls']} ({served}, {recorded['calls_not_ok']} not ok{last})"),
+        ("trainable", f"{recorded['calls_trainable']} calls"),
+        ("trajectories", f"{recorded['trajectories']} in {recorded['scenarios']} grouped scenarios"),
+        ("groups", groups),
+    ]
+    for name, value in rows:
+        table.add_row(name, str(value))
+    for reason, count in recorded["untrainable"].items():
+        table.add_row("", f"[dim]{count} not trainable: {reason}[/]")
+    console.print(table)
+    if facts["history"]:
+        moves = Table(box=None, padding=(0, 2), header_style="dim")
+        for column in ("when", "policy", "became", "by", "why"):
+            moves.add_column(column, overflow="fold")
+        for move in facts["history"]:
+            moves.add_row(f"{ago(now - move['at'])} ago", move["policy"], move["to_state"], move["who"], move["reason"])
+        console.print()
+        console.print(moves)

@@ -1,0 +1,139 @@
+"""What holds the package together: who imports whom, what is public, what importing costs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import art_patch
+
+PACKAGE = Path(art_patch.__file__).parent
+TORCH = {"torch", "transformers", "peft", "safetensors", "numpy", "tokenizers", "accelerate"}
+
+# Folder or file -> what of art_patch it may import. A new edge is a decision: add it here, with care.
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "records": set(),
+    "chain": {"records"},
+    "settings": {"errors", "records"},
+    "transcripts": {"chain", "records"},
+    "promotion.states": {"errors", "records"},
+    "store": {"chain", "errors", "promotion.states", "records"},
+    "context": {"errors", "records", "recording"},
+    "recording": {"chain", "errors", "records", "settings", "store"},
+    "patching": {"context", "errors", "records", "recording", "settings", "store"},
+    "grouping": {"records", "transcripts"},
+    "rewards": {"chain", "errors", "records", "transcripts"},
+    "serving": {"errors", "records"},
+    "training": {"errors", "records", "serving", "transcripts"},
+    "gate": {"records"},
+    "promotion": {"errors", "promotion.states", "records"},
+    "cycle": {"errors", "gate", "grouping", "promotion", "records", "rewards", "store", "training"},
+    "demo": {"cycle", "errors", "gate", "records", "rewards", "serving", "settings", "store", "training"},
+    "cli": {"cycle", "demo", "errors", "promotion", "rewards", "serving", "settings", "store", "training"},
+}
+
+
+def part_of(module: str) -> str:
+    """`art_patch.store.read` -> `store`; the table of moves counts as a part of its own."""
+    return "promotion.states" if module == "art_patch.promotion.states" else module.split(".")[1]
+
+
+def imports() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        module = ".".join(("art_patch", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+        if module == "art_patch":
+            continue
+        part = part_of(module)
+        for node in ast.walk(ast.parse(path.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                # `from art_patch.promotion import promote` imports a module, not the package's own file alone
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            for name in names:
+                path_of = PACKAGE.joinpath(*name.split(".")[1:])
+                if name.startswith("art_patch.") and (path_of.with_suffix(".py").exists() or path_of.is_dir()):
+                    found.setdefault(part, set()).add(part_of(name))
+    return {part: others - {part} for part, others in found.items()}
+
+
+def test_parts_import_only_what_they_may():
+    for part, others in imports().items():
+        if part == "store":
+            others -= {"promotion"}  # the package's empty __init__, on the way to its table of moves
+        assert others <= ALLOWED[part], f"{part} imports {sorted(others - ALLOWED[part])}"
+
+
+def test_the_allowed_imports_have_no_cycle():
+    assert list(TopologicalSorter(ALLOWED).static_order())
+
+
+def test_the_core_never_imports_integrations():
+    assert not [p for p in PACKAGE.rglob("*.py") if "art_patch_integrations" in p.read_text() and p.name != "__init__.py"]
+
+
+def modules_after(code: str) -> set[str]:
+    script = f"import sys; before = set(sys.modules); {code}; print(*(set(sys.modules) - before))"
+    return set(subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_importing_loads_the_standard_library_only():
+    loaded = modules_after("import art_patch")
+    assert {name.split(".")[0] for name in loaded} <= set(sys.stdlib_module_names) | {"art_patch"}
+    assert "art_patch.patching" not in loaded
+
+
+def test_patching_loads_nothing_heavy():
+    loaded = {name.split(".")[0] for name in modules_after("import art_patch; art_patch.patch(mode='record')")}
+    assert not loaded & (TORCH | {"litellm", "sqlalchemy", "alembic", "openai", "httpx", "typer", "rich"})
+
+
+def test_help_loads_nothing_heavy():
+    loaded = {name.split(".")[0] for name in modules_after("from art_patch.cli.app import app")}
+    assert not loaded & (TORCH | {"litellm", "sqlalchemy", "openai", "starlette"})
+
+
+def test_the_public_list_is_sorted_and_every_name_is_there():
+    assert art_patch.__all__ == sorted(art_patch.__all__)
+    for name in art_patch.__all__:
+        assert getattr(art_patch, name).__doc__, name
+    assert set(art_patch.__all__) <= set(dir(art_patch))
+
+
+def test_no_submodule_carries_the_name_of_a_public_function():
+    modules = {path.stem for path in PACKAGE.iterdir()} | {p.stem for p in PACKAGE.rglob("*.py")}
+    functions = {name for name in art_patch.__all__ if inspect.isfunction(getattr(art_patch, name))}
+    assert not {f"{name}.py" for name in functions if (PACKAGE / f"{name}.py").exists() or (PACKAGE / name).is_dir()}
+    assert modules
+
+
+def test_the_public_signatures():
+    """A change here is a change for every user: say so in CHANGELOG.md."""
+    shown = {
+        name: str(inspect.signature(getattr(art_patch, name)))
+        for name in art_patch.__all__
+        if not isinstance(getattr(art_patch, name), type)
+    }
+    assert shown.keys() == {
+        "bind", "current_trajectory", "flush", "group", "patch", "reward", "score", "span", "status", "trajectory",
+        "unpatch",
+    }  # fmt: skip
+
+
+def test_errors_have_distinct_exit_codes_and_are_drawn_in_the_tree():
+    from art_patch import errors
+
+    classes = [getattr(errors, name) for name in errors.__all__]
+    codes = [cls.exit_code for cls in classes]
+    assert len(set(codes)) == len(codes)
+    assert not {0, 130} & set(codes)
+    for cls in classes:
+        (line,) = [line for line in (errors.__doc__ or "").splitlines() if f" {cls.__name__} " in f" {line} "]
+        assert str(cls.exit_code) in line
