@@ -1,0 +1,214 @@
+"""An adapter's files on disk: publishing them whole or not at all, and reading them without being led elsewhere.
+
+A policy `NAME@STEP` is the directory `adapters_root/NAME@STEP`: `adapter_config.json`, `adapter_model.safetensors`,
+`MANIFEST.json` (sha256 of the other files and of the base model) and perhaps PEFT's `README.md`. It appears by an
+atomic rename and never changes. Reading follows no link, opens plain files only and hashes the very bytes it returns.
+Every refusal is an `AdapterRejected` that names the file and the remedy.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from art_patch.errors import AdapterRejected
+
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}@[0-9]{1,9}")
+MANIFEST = "MANIFEST.json"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+
+_REQUIRED_FILES = frozenset({CONFIG, WEIGHTS})
+_KNOWN_FILES = _REQUIRED_FILES | {"README.md"}
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+_SMALL_FILE_BYTES = 1 << 20
+
+
+def check_name(name: object) -> str:
+    """Returns `name` if it is a well-formed policy name.
+
+    Raises:
+        AdapterRejected: It is not `NAME@STEP`.
+    """
+    if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
+        raise AdapterRejected(
+            f"{name!r} is not a policy name. Use NAME@STEP: letters, digits, '.', '_', '-' (64 at most), '@', digits."
+        )
+    return name
+
+
+def publish_adapter(
+    tmp_dir: str | os.PathLike[str],
+    final_dir: str | os.PathLike[str],
+    *,
+    base_sha256: str,
+    extra: Mapping[str, Any] | None = None,
+) -> Path:
+    """Makes a finished adapter visible, whole or not at all.
+
+    Writes `MANIFEST.json`, flushes every file and the directory to disk, then renames.
+
+    Args:
+        tmp_dir: Directory with the adapter's files, on the same file system.
+        final_dir: `adapters_root/NAME@STEP`; must not exist: a policy never changes.
+        base_sha256: `base_fingerprint` of the base it was trained on.
+        extra: More entries for the manifest (run id, step, parent policy). JSON values.
+
+    Returns:
+        The final directory.
+
+    Raises:
+        AdapterRejected: The files are not an adapter's, or the policy exists already.
+    """
+    source, target = Path(tmp_dir), Path(final_dir)
+    name = check_name(target.name)
+    if os.path.lexists(target):
+        raise AdapterRejected(f"{target} exists already and a policy never changes. Publish under the next step.")
+    files = _list_files(name, source) - {MANIFEST}
+    _check_file_set(name, files)
+    manifest = {
+        **(extra or {}),
+        "files": {file: _hash_and_sync(source / file) for file in sorted(files)},
+        "base_sha256": base_sha256,
+    }
+    manifest_path = source / MANIFEST
+    manifest_path.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+    _hash_and_sync(manifest_path)
+    _sync_directory(source)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            reason = "another process published it meanwhile. Publish under the next step."
+        elif error.errno == errno.EXDEV:
+            reason = f"{source} lies on another file system. Write the adapter next to {target.parent} first."
+        else:
+            raise
+        raise AdapterRejected(f"{target} could not be published: {reason}") from error
+    _sync_directory(target.parent)
+    return target
+
+
+def adapter_directory(root: Path, name: str) -> Path:
+    """Returns the real directory of a well-formed name inside the root."""
+    real_root = root.resolve()
+    directory = real_root / name
+    if directory.is_symlink():
+        raise AdapterRejected(f"{name}: {directory} is a symbolic link. Publish a real directory.")
+    if not directory.is_dir():
+        raise AdapterRejected(f"{name}: no directory {directory}. Publish the adapter there with publish_adapter().")
+    if directory.resolve().parent != real_root:
+        raise AdapterRejected(f"{name}: {directory} lies outside {real_root}. Publish the adapter inside it.")
+    return directory
+
+
+def _list_files(name: str, directory: Path) -> set[str]:
+    with os.scandir(directory) as listing:
+        entries = list(listing)
+    files: set[str] = set()
+    for entry in entries:
+        if entry.is_symlink():
+            raise AdapterRejected(f"{name}: {entry.name} is a symbolic link. Publish the file itself.")
+        if not entry.is_file(follow_symlinks=False):
+            raise AdapterRejected(f"{name}: {entry.name} is not a plain file. Remove it and publish again.")
+        files.add(entry.name)
+    return files
+
+
+def _check_file_set(name: str, files: set[str]) -> None:
+    if pickles := sorted(file for file in files if file.endswith(_PICKLES)):
+        raise AdapterRejected(f"{name}: {some(pickles)} may run code when read. Save as {WEIGHTS} only.")
+    if unknown := sorted(files - _KNOWN_FILES):
+        raise AdapterRejected(f"{name}: {some(unknown)} does not belong to an adapter. Remove it and publish again.")
+    if missing := sorted(_REQUIRED_FILES - files):
+        raise AdapterRejected(f"{name}: {some(missing)} is missing. Save the adapter again and publish it.")
+
+
+def read_verified(directory: Path, manifest: dict[str, Any], max_bytes: int) -> dict[str, bytes]:
+    """Reads every file of an adapter and checks it against the manifest."""
+    name = directory.name
+    files = _list_files(name, directory) - {MANIFEST}
+    _check_file_set(name, files)
+    hashes = manifest.get("files")
+    if not isinstance(hashes, dict):
+        raise AdapterRejected(f"{name}: {MANIFEST} lists no files. Publish the adapter again with publish_adapter().")
+    hashes = cast("dict[str, Any]", hashes)
+    if set(hashes) != files:
+        raise AdapterRejected(
+            f"{name}: {MANIFEST} does not match the directory ({some(sorted(set(hashes) ^ files))}). "
+            "Publish the adapter again; never edit a published one."
+        )
+    contents: dict[str, bytes] = {}
+    for file in sorted(files):
+        content = _read_file(directory, file, max_bytes if file == WEIGHTS else _SMALL_FILE_BYTES)
+        if hashlib.sha256(content).hexdigest() != hashes[file]:
+            raise AdapterRejected(
+                f"{name}: {file} is not what {MANIFEST} promises (sha256 differs). It was changed or cut short after "
+                "publishing; restore it or train the step again."
+            )
+        contents[file] = content
+    return contents
+
+
+def _read_file(directory: Path, file: str, max_bytes: int) -> bytes:
+    try:
+        # O_NONBLOCK: a FIFO put there in the meantime must not hang the server.
+        descriptor = os.open(directory / file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise AdapterRejected(
+            f"{directory.name}: {file} cannot be read ({error.strerror}). Publish the adapter with publish_adapter()."
+        ) from error
+    with open(descriptor, "rb") as handle:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise AdapterRejected(f"{directory.name}: {file} is not a plain file. Publish the adapter again.")
+        if info.st_size > max_bytes:
+            raise AdapterRejected(
+                f"{directory.name}: {file} has {info.st_size} bytes, more than the limit of {max_bytes}. "
+                "Train a smaller rank, or raise the limit."
+            )
+        return handle.read(max_bytes + 1)
+
+
+def read_json(directory: Path, file: str) -> dict[str, Any]:
+    """Reads one small file as a JSON object."""
+    return parse_object(directory.name, file, _read_file(directory, file, _SMALL_FILE_BYTES))
+
+
+def parse_object(name: str, file: str, content: bytes) -> dict[str, Any]:
+    """Parses the content of a file as a JSON object."""
+    try:
+        parsed = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise AdapterRejected(f"{name}: {file} is not JSON ({error}). Publish the adapter again.") from error
+    if not isinstance(parsed, dict):
+        raise AdapterRejected(f"{name}: {file} is not a JSON object. Publish the adapter again.")
+    return cast("dict[str, Any]", parsed)
+
+
+def _hash_and_sync(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        os.fsync(file.fileno())
+    return digest
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def some(names: list[str]) -> str:
+    """Lists the first few of many names for a message."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,137 @@
+"""What a base model is, read from its directory without loading its weights.
+
+In: a local directory with `config.json` and `*.safetensors`. Out: a `BaseModel` record with the shape of every weight
+and a fingerprint. Reads a few kilobytes a tensor, so it takes a moment for a 15 GB model too. Imports neither torch nor
+transformers: the trainer, both engines and the command line share it. Raises `ModelNotFound` when the directory is not
+a usable checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from art_patch.errors import ModelNotFound
+
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format itself
+_SAMPLE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """A checkpoint's identity.
+
+    Attributes:
+        directory: Where it lies.
+        sha256: `base_fingerprint` of the directory; an adapter's manifest must carry the same.
+        weight_shapes: Shape of every tensor by its name in the checkpoint, `model.layers.0.mlp.up_proj.weight`.
+            A tied `lm_head.weight`, which no file holds, is listed too.
+    """
+
+    directory: Path
+    sha256: str
+    weight_shapes: dict[str, tuple[int, ...]] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    name: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def read_base_model(model_dir: str | os.PathLike[str]) -> BaseModel:
+    """Reads shapes and fingerprint of the checkpoint in a directory.
+
+    Args:
+        model_dir: A local directory, not a hub id.
+
+    Raises:
+        ModelNotFound: It is not a safetensors checkpoint.
+    """
+    directory = Path(model_dir)
+    config = _config_bytes(directory)
+    shapes: dict[str, tuple[int, ...]] = {}
+    digest = hashlib.sha256(config)
+    for path in _weight_files(directory):
+        header, tensors = _read_header(path)
+        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        digest.update(header)
+        # Two fine-tunes of one architecture agree in every header. A page of each tensor tells them apart and keeps
+        # this independent of the size of the model.
+        with path.open("rb") as file:
+            for tensor in tensors:
+                shapes[tensor.name] = tensor.shape
+                file.seek(8 + len(header) + tensor.begin)
+                digest.update(file.read(min(_SAMPLE_BYTES, tensor.end - tensor.begin)))
+    _add_tied_head(shapes, json.loads(config))
+    return BaseModel(directory, digest.hexdigest(), shapes)
+
+
+def base_fingerprint(model_dir: str | os.PathLike[str]) -> str:
+    """Hex sha256 that names a base model: config, safetensors headers and sizes, and a page of every tensor."""
+    return read_base_model(model_dir).sha256
+
+
+def _config_bytes(directory: Path) -> bytes:
+    try:
+        content = (directory / "config.json").read_bytes()
+        if not isinstance(json.loads(content), dict):
+            raise ValueError("not an object")
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(
+            f"no base model in {directory}: config.json is missing or broken ({error}). "
+            "Give a directory that save_pretrained() wrote."
+        ) from error
+    return content
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    index = directory / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            weight_map = cast("dict[str, str]", json.loads(index.read_bytes())["weight_map"])
+            files = [directory / name for name in sorted(set(weight_map.values()))]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelNotFound(f"{index} is broken ({error}). Download the model again.") from error
+    else:
+        files = sorted(directory.glob("*.safetensors"))
+    if missing := [path.name for path in files if not path.is_file()]:
+        raise ModelNotFound(f"{directory} lacks {', '.join(missing)}. Download the model again.")
+    if not files:
+        raise ModelNotFound(
+            f"{directory} holds no *.safetensors file. Convert the model with save_pretrained(); pickles are not read."
+        )
+    return files
+
+
+def _read_header(path: Path) -> tuple[bytes, list[_Tensor]]:
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if not 2 <= size <= _MAX_HEADER_BYTES:
+                raise ValueError(f"header of {size} bytes")
+            header = file.read(size)
+        return header, sorted(_tensors(json.loads(header)), key=lambda tensor: tensor.begin)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelNotFound(f"{path} is not a safetensors file ({error}). Download the model again.") from error
+
+
+def _tensors(header: dict[str, Any]) -> Iterator[_Tensor]:
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            yield _Tensor(name, tuple(int(size) for size in entry["shape"]), int(begin), int(end))
+
+
+def _add_tied_head(shapes: dict[str, tuple[int, ...]], config: dict[str, Any]) -> None:
+    if config.get("tie_word_embeddings") and "lm_head.weight" not in shapes:
+        for name, shape in list(shapes.items()):
+            if name.endswith("embed_tokens.weight"):
+                shapes["lm_head.weight"] = shape

@@ -1,0 +1,285 @@
+"""An OpenAI chat-completion body, checked and understood, or a refusal.
+
+Callers fall back to their provider when we refuse, so whatever this engine cannot honour exactly is refused with a 400
+that names the parameter; nothing is ignored that would change the answer. The one exception is `strict` in a tool's
+definition: arguments are not forced into the schema, here as in vLLM.
+
+Hand-written checks instead of a model class: this runs once a call, on the thread that also feeds the engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from art_patch.serving.generation import SamplingParams
+from art_patch.serving.http_errors import ApiError
+
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+_UNDERSTOOD = frozenset(
+    {
+        "model", "messages", "tools", "tool_choice", "n", "temperature", "top_p", "max_tokens", "max_completion_tokens",
+        "stop", "seed", "logprobs", "stream", "stream_options", "return_token_ids", "parallel_tool_calls", "ignore_eos",
+        "chat_template_kwargs",
+    }
+)  # fmt: skip
+# They say who calls, not what to answer.
+_WITHOUT_EFFECT = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
+# Honoured only where they ask for nothing; every value listed is the parameter's neutral one.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "top_logprobs": (0,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "modalities": (["text"],),
+    "functions": ([],),
+    "stop_token_ids": ([],),
+    "include_reasoning": (True,),
+    "skip_special_tokens": (True,),
+    "use_beam_search": (False,),
+    "echo": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+}
+_MAX_STOPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What was asked for.
+
+    Attributes:
+        model: Policy name.
+        messages: OpenAI messages, structure checked.
+        tools: Function definitions the model is shown; empty where it may not call any.
+        max_tokens: None where the caller set no limit.
+        params: Everything about sampling but the final `max_tokens`.
+        stream: Whether to answer in server-sent events.
+        include_usage: Whether a stream ends with a usage chunk.
+        logprobs: Whether to report log-probabilities.
+        return_token_ids: Whether to report prompt and sampled ids.
+        template_kwargs: Extra variables for the chat template.
+    """
+
+    model: str
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    max_tokens: int | None
+    params: SamplingParams
+    stream: bool
+    include_usage: bool
+    logprobs: bool
+    return_token_ids: bool
+    template_kwargs: dict[str, Any]
+
+
+def parse_chat_request(body: object) -> ChatRequest:
+    """Checks a decoded JSON body.
+
+    Raises:
+        ApiError: 400, naming the parameter.
+    """
+    if not isinstance(body, dict):
+        raise ApiError(400, "the body must be a JSON object")
+    fields = {key: value for key, value in cast("dict[str, Any]", body).items() if value is not None}
+    _refuse_unsupported(fields)
+    model = fields.get("model")
+    if not isinstance(model, str) or not model:
+        raise ApiError(400, "model must be a string", param="model")
+    tools = _tools(fields)
+    # OpenAI's newer name wins where both are given.
+    limit = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
+    params = SamplingParams(
+        temperature=_number(fields, "temperature", 1.0, 0.0, 100.0),
+        top_p=_number(fields, "top_p", 1.0, 0.0, 1.0, open_below=True),
+        n=_integer(fields, "n", 1, 1, 128),
+        seed=_integer(fields, "seed", 0, -(1 << 63), (1 << 63) - 129) if "seed" in fields else None,
+        ignore_eos=_flag(fields, "ignore_eos"),
+        stops=_stops(fields),
+        one_call=bool(tools) and not _flag(fields, "parallel_tool_calls", True),
+        parse_tools=bool(tools),
+    )
+    return ChatRequest(
+        model=model,
+        messages=_messages(fields.get("messages")),
+        tools=tools,
+        max_tokens=_integer(fields, limit, 1, 1, 1 << 40) if limit in fields else None,
+        params=params,
+        stream=_flag(fields, "stream"),
+        include_usage=_include_usage(fields),
+        logprobs=_flag(fields, "logprobs"),
+        return_token_ids=_flag(fields, "return_token_ids"),
+        template_kwargs=_template_kwargs(fields.get("chat_template_kwargs", {})),
+    )
+
+
+def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
+    for key, value in fields.items():
+        if key in _UNDERSTOOD or key in _WITHOUT_EFFECT:
+            continue
+        if not any(value == neutral for neutral in _NEUTRAL.get(key, ())):
+            raise ApiError(
+                400, f"{key} = {_short(value)} is not supported by this engine; leave it out", param=key,
+                code="unsupported_parameter",
+            )  # fmt: skip
+
+
+def _tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+    choice = fields.get("tool_choice", "auto")
+    if choice not in ("auto", "none"):
+        raise ApiError(
+            400, f"tool_choice = {_short(choice)} is not supported by this engine; use 'auto' or 'none'",
+            param="tool_choice", code="unsupported_parameter",
+        )  # fmt: skip
+    tools = fields.get("tools", [])
+    if not isinstance(tools, list):
+        raise ApiError(400, "tools must be a list", param="tools")
+    for index, tool in enumerate(cast("list[Any]", tools)):
+        param = f"tools[{index}]"
+        if not isinstance(tool, dict):
+            raise ApiError(400, f"{param} must be an object", param=param)
+        kind = cast("dict[str, Any]", tool).get("type")
+        if kind != "function":
+            raise ApiError(
+                400, f"{param}: type {_short(kind)} is not supported by this engine; only 'function' is",
+                param=param, code="unsupported_parameter",
+            )  # fmt: skip
+        function = cast("dict[str, Any]", tool).get("function")
+        if not isinstance(function, dict) or not isinstance(cast("dict[str, Any]", function).get("name"), str):
+            raise ApiError(400, f"{param} needs a function with a name", param=param)
+    return cast("list[dict[str, Any]]", tools) if choice == "auto" else []
+
+
+def _messages(messages: object) -> list[dict[str, Any]]:
+    if not isinstance(messages, list) or not messages:
+        raise ApiError(400, "messages must be a list with at least one message", param="messages")
+    for index, message in enumerate(cast("list[Any]", messages)):
+        _check_message(message, f"messages[{index}]")
+    return cast("list[dict[str, Any]]", messages)
+
+
+def _check_message(message: object, param: str) -> None:
+    if not isinstance(message, dict):
+        raise ApiError(400, f"{param} must be an object", param=param)
+    fields = cast("dict[str, Any]", message)
+    if fields.get("role") not in _ROLES:
+        raise ApiError(400, f"{param}: role {_short(fields.get('role'))} is not supported", param=param)
+    for key in ("audio", "function_call", "refusal"):
+        if fields.get(key) is not None:
+            raise ApiError(
+                400, f"{param}: {key} is not supported by this engine", param=param, code="unsupported_parameter"
+            )
+    content = fields.get("content")
+    if isinstance(content, list):
+        for part in cast("list[Any]", content):
+            known = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
+            kind = known.get("type")
+            if kind != "text" or not isinstance(known.get("text"), str):
+                raise ApiError(
+                    400, f"{param}: content part of type {_short(kind)} is not supported; this engine reads text only",
+                    param=param, code="unsupported_parameter",
+                )  # fmt: skip
+    elif content is not None and not isinstance(content, str):
+        raise ApiError(400, f"{param}: content must be a string or a list of text parts", param=param)
+    calls = fields.get("tool_calls")
+    if calls is not None:
+        _check_calls(calls, param)
+    if content is None and not (fields["role"] == "assistant" and calls):
+        raise ApiError(400, f"{param}: content is missing", param=param)
+
+
+def _check_calls(calls: object, param: str) -> None:
+    if not isinstance(calls, list):
+        raise ApiError(400, f"{param}: tool_calls must be a list", param=param)
+    for call in cast("list[Any]", calls):
+        function: Any = cast("dict[str, Any]", call).get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise ApiError(400, f"{param}: only function tool calls are supported", param=param)
+        fields = cast("dict[str, Any]", function)
+        if not isinstance(fields.get("name"), str) or not isinstance(fields.get("arguments", ""), str):
+            raise ApiError(400, f"{param}: a tool call needs name and arguments, both strings", param=param)
+
+
+def _stops(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    stop = fields.get("stop", [])
+    stops = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, list) or len(cast("list[Any]", stops)) > _MAX_STOPS:
+        raise ApiError(400, f"stop must be a string or a list of at most {_MAX_STOPS}", param="stop")
+    if not all(isinstance(item, str) and item for item in cast("list[Any]", stops)):
+        raise ApiError(400, "stop strings must not be empty", param="stop")
+    return tuple(cast("list[str]", stops))
+
+
+def _include_usage(fields: Mapping[str, Any]) -> bool:
+    options = fields.get("stream_options", {})
+    if not isinstance(options, dict):
+        raise ApiError(400, "stream_options must be an object", param="stream_options")
+    known = cast("dict[str, Any]", options)
+    for key, value in known.items():
+        if key not in ("include_usage", "include_obfuscation") and value:
+            raise ApiError(
+                400, f"stream_options.{key} is not supported by this engine", param="stream_options",
+                code="unsupported_parameter",
+            )  # fmt: skip
+    return bool(known.get("include_usage"))
+
+
+def _template_kwargs(kwargs: object) -> dict[str, Any]:
+    if not isinstance(kwargs, dict):
+        raise ApiError(400, "chat_template_kwargs must be an object", param="chat_template_kwargs")
+    named = cast("dict[str, Any]", kwargs)
+    # Arguments of apply_chat_template itself would change what comes back, `chat_template` even what is run.
+    if reserved := set(named) & _RESERVED_KWARGS:
+        names = ", ".join(sorted(reserved))
+        raise ApiError(400, f"chat_template_kwargs may not set {names}", param="chat_template_kwargs")
+    return named
+
+
+_RESERVED_KWARGS = frozenset(
+    {
+        "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize",
+        "padding", "continue_final_message", "truncation", "max_length", "return_tensors", "return_dict",
+        "tokenizer_kwargs", "return_assistant_tokens_mask", "processor_kwargs",
+    }
+)  # fmt: skip
+
+
+def _number(
+    fields: Mapping[str, Any], key: str, default: float, low: float, high: float, *, open_below: bool = False
+) -> float:
+    value = fields.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ApiError(400, f"{key} must be a number", param=key)
+    if not low <= value <= high or (open_below and value == low):
+        raise ApiError(400, f"{key} = {value} is out of range ({low:g} to {high:g})", param=key)
+    return float(value)
+
+
+def _integer(fields: Mapping[str, Any], key: str, default: int, low: int, high: int) -> int:
+    value = fields.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ApiError(400, f"{key} must be an integer", param=key)
+    if not low <= value <= high:
+        raise ApiError(400, f"{key} = {value} is out of range ({low} to {high})", param=key)
+    return value
+
+
+def _flag(fields: Mapping[str, Any], key: str, default: bool = False) -> bool:
+    value = fields.get(key, default)
+    if not isinstance(value, bool):
+        raise ApiError(400, f"{key} must be true or false", param=key)
+    return value
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,60 @@
+"""What a serving engine answers, and how the job talks to one. vLLM keeps the same contract, so either can serve.
+
+HTTP, on loopback, every error as `{"error": {"message", "type", "param", "code"}}`:
+
+`GET /health`
+    200 when requests are answered.
+`GET /v1/models`
+    Every served name: the bare base as `NAME@0`, each policy as `NAME@STEP`.
+`POST /v1/chat/completions`
+    OpenAI's chat completions for text and function tools, whole or streamed. `return_token_ids: true` adds
+    `prompt_token_ids` (top level; in a stream on each choice's first chunk) and `choices[i].token_ids`. A sampled stop
+    token is among the ids, so with n = 1: `len(token_ids) == usage.completion_tokens == len(logprobs.content)`.
+    A log-probability is that of the token under the distribution at the request's temperature before any top_p cut,
+    `log_softmax(logits / T)`; at temperature 0 it is `log_softmax(logits)`. Left out, temperature and top_p are 1,
+    whatever the checkpoint suggests. `model` and `system_fingerprint` are the policy that answered.
+    A parameter that cannot be honoured exactly is refused with 400, an unknown policy with 404, a full queue with 503:
+    callers then turn to their provider.
+`POST /v1/load_lora_adapter {"lora_name": "agent@3"}`
+    Validates `adapters_root/agent@3` and serves it, while requests run. 400 says why not. A name is loaded once.
+`POST /v1/unload_lora_adapter {"lora_name": "agent@3"}`
+    New requests get 404; those that run finish on it.
+
+With an API key every route but `/health` asks for `Authorization: Bearer KEY`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Engine(Protocol):
+    """An engine seen from the job, such as `art_patch.serving.client.EngineClient`. Methods raise `EngineError`."""
+
+    def health(self) -> bool:
+        """Whether it answers requests; False, not an error, where nothing listens."""
+        ...
+
+    def models(self) -> list[str]:
+        """Served policy names, the base first."""
+        ...
+
+    def load(self, name: str) -> None:
+        """Serves the published adapter `NAME@STEP`.
+
+        Raises:
+            AdapterRejected: It is unsafe, does not fit, or is served already.
+        """
+        ...
+
+    def unload(self, name: str) -> None:
+        """Stops serving a policy; its running requests finish."""
+        ...
+
+    def chat(self, **body: Any) -> dict[str, Any]:
+        """One chat completion, not streamed; body and answer are OpenAI's JSON."""
+        ...
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Returns once `health` is True."""
+        ...

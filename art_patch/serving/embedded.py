@@ -1,0 +1,182 @@
+"""The embedded engine: one process, one model, one scheduler thread; transformers for the base, PEFT for the LoRAs.
+
+This is what the HTTP side sees: requests go in by policy name, pieces come out on the event loop; policies are loaded
+and unloaded while requests run. `art_patch.serving.scheduler` does the work on its own thread. A policy never changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+from art_patch.errors import AdapterRejected, EngineError
+from art_patch.serving.adapters import ValidatedAdapter, check_name, validate_adapter
+from art_patch.serving.base_model import BaseModel, read_base_model
+from art_patch.serving.generation import Generation
+from art_patch.serving.loading import load_model, resolve_model_dir
+from art_patch.serving.lora_bank import make_bank
+from art_patch.serving.prompts import PromptEncoder
+from art_patch.serving.scheduler import EngineLimits, Overloaded, Policy, Scheduler
+
+
+class UnknownPolicy(EngineError):
+    """No policy of that name is served."""
+
+
+class EmbeddedEngine:
+    """Serves a base model and LoRAs of it by policy name."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        base: BaseModel,
+        *,
+        name: str = "agent",
+        adapters_root: str | os.PathLike[str],
+        limits: EngineLimits | None = None,
+        merge: bool | None = None,
+    ) -> None:
+        """Takes over a loaded model and starts the scheduler.
+
+        Args:
+            model: A causal language model in eval mode; owned by the engine from here on.
+            tokenizer: Its tokenizer, with a chat template.
+            base: The checkpoint it was loaded from.
+            name: The policy's name; the bare base serves as `NAME@0`.
+            adapters_root: Directory of published adapters.
+            limits: See `EngineLimits`.
+            merge: Whether LoRAs are merged into copies of the weights; None lets `make_bank` choose.
+        """
+        self.limits = limits or EngineLimits()
+        self.base = base
+        self.base_policy = check_name(f"{name}@0")
+        self.prompts = PromptEncoder(tokenizer)
+        context = int(getattr(model.config, "max_position_embeddings", 0) or 1 << 30)
+        self.max_model_len = min(context, self.limits.max_model_len or context)
+        self.adapters_root = Path(adapters_root).resolve()
+        self._model = model
+        self._bank = make_bank(model, merge)
+        self._policies = {self.base_policy: Policy(self.base_policy)}
+        self._loading: set[str] = set()
+        stop_ids = _stop_ids(model, tokenizer)
+        self._scheduler = Scheduler(model, self._bank, self.prompts, stop_ids, self.limits)
+        self._lock = self._scheduler.lock
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        base: str | os.PathLike[str],
+        *,
+        name: str = "agent",
+        adapters_root: str | os.PathLike[str],
+        device: str = "auto",
+        dtype: str = "auto",
+        limits: EngineLimits | None = None,
+        merge: bool | None = None,
+    ) -> EmbeddedEngine:
+        """Loads a base model and starts an engine on it.
+
+        Args:
+            base: Model directory or Hugging Face id.
+            name: See `__init__`.
+            adapters_root: See `__init__`.
+            device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
+            dtype: `auto`, `float32`, `bfloat16` or `float16`.
+            limits: See `EngineLimits`.
+            merge: See `__init__`.
+
+        Raises:
+            ModelNotFound: The base cannot be loaded.
+        """
+        directory = resolve_model_dir(base)
+        checkpoint = read_base_model(directory)
+        model, tokenizer = load_model(directory, device=device, dtype=dtype)
+        return cls(model, tokenizer, checkpoint, name=name, adapters_root=adapters_root, limits=limits, merge=merge)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the scheduler lives."""
+        return self._scheduler.healthy
+
+    def policies(self) -> list[str]:
+        """Served names, the base first."""
+        with self._lock:
+            return list(self._policies)
+
+    def stats(self) -> dict[str, int]:
+        """How busy it is: rows running, requests waiting, policies still held for running requests."""
+        return self._scheduler.stats()
+
+    def start(self, policy_name: str, generation: Generation) -> None:
+        """Queues a request; its pieces arrive on its event loop.
+
+        Raises:
+            UnknownPolicy: The name is not served (any more).
+            Overloaded: Too much waits already.
+        """
+        with self._lock:
+            policy = self._policies.get(policy_name)
+            if policy is None:
+                raise UnknownPolicy(
+                    f"The model `{policy_name}` does not exist. Served models: {', '.join(self._policies)}."
+                )
+            self._scheduler.submit(generation, policy)
+
+    async def load(self, name: str) -> None:
+        """Validates `adapters_root/name` and serves it; running requests go on meanwhile.
+
+        Raises:
+            AdapterRejected: It is unsafe, does not fit, or is served already.
+        """
+        check_name(name)
+        with self._lock:
+            if name in self._policies or name in self._loading:
+                raise AdapterRejected(
+                    f"{name} is served already and a policy never changes. Publish the new weights as the next step."
+                )
+            self._loading.add(name)
+        try:
+            adapter = await asyncio.to_thread(
+                validate_adapter, self.adapters_root, name, self.base, max_rank=self.limits.max_lora_rank
+            )
+            await asyncio.wrap_future(self._scheduler.command(lambda: self._add(adapter)))
+        finally:
+            with self._lock:
+                self._loading.discard(name)
+
+    async def unload(self, name: str) -> None:
+        """Stops serving a policy: new requests for it fail, those it has are finished, then its memory is freed.
+
+        Raises:
+            UnknownPolicy: The name is not served.
+            AdapterRejected: It is the base.
+        """
+        if name == self.base_policy:
+            raise AdapterRejected(f"{name} is the base model and cannot be unloaded. Stop the server instead.")
+        with self._lock:
+            policy = self._policies.pop(name, None)
+            if policy is None:
+                raise UnknownPolicy(f"The adapter `{name}` is not served. Served models: {', '.join(self._policies)}.")
+            self._scheduler.retire(policy)
+
+    def close(self) -> None:
+        """Stops the scheduler; requests still unfinished fail. Call it again without harm."""
+        self._scheduler.close()
+
+    def _add(self, adapter: ValidatedAdapter) -> None:
+        policy = Policy(adapter.name, self._bank.add(adapter))
+        with self._lock:
+            self._policies[adapter.name] = policy
+
+
+def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    config = getattr(model, "generation_config", None)
+    ids: Any = getattr(config, "eos_token_id", None)
+    found = set(ids) if isinstance(ids, list) else {ids}
+    return frozenset(int(token_id) for token_id in found | {tokenizer.eos_token_id} if token_id is not None)
+
+
+__all__ = ["EmbeddedEngine", "EngineLimits", "Overloaded", "UnknownPolicy"]

@@ -1,0 +1,193 @@
+"""One request on its way through the embedded engine, from both sides of the thread boundary.
+
+The HTTP side makes a `Generation`, starts it and iterates over its `Piece`s; the scheduler thread owns its `Row`s and
+hands pieces over with one `call_soon_threadsafe` a step. A streamed request gets a piece for every sampled token, any
+other one piece a choice. Standard library only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from art_patch.serving.output_text import OutputText
+
+EngineReason = Literal["stop", "length"]
+
+
+class GenerationFailed(Exception):
+    """The engine could not finish a request; the message may be shown to the caller."""
+
+
+class GenerationCancelled(Exception):
+    """The request was given up by its own side."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: Nucleus cut; 1 is none.
+        max_tokens: Limit on sampled tokens, the stop token included.
+        n: Choices.
+        seed: Choice `i` draws from a generator seeded with `seed + i`; None draws from the engine's own.
+        ignore_eos: Sample on past the end-of-text token (for benchmarks).
+        stops: Stop strings.
+        one_call: End after the first well-formed tool call.
+        parse_tools: Whether text is scanned for tool calls.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 16
+    n: int = 1
+    seed: int | None = None
+    ignore_eos: bool = False
+    stops: tuple[str, ...] = ()
+    one_call: bool = False
+    parse_tools: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken; the bound is vLLM's."""
+        return self.temperature < 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Newly sampled tokens of one choice.
+
+    Attributes:
+        index: Which choice.
+        token_ids: In order, the stop token included.
+        logprobs: Natural log-probability of each at the request's temperature, before any top_p cut.
+        reason: Why the choice ended, on its last piece.
+        error: Why the whole request failed; then nothing follows.
+    """
+
+    index: int
+    token_ids: list[int]
+    logprobs: list[float]
+    reason: EngineReason | None = None
+    error: str | None = None
+
+
+class Generation:
+    """A request; an async iterator over its pieces. Made and read on the event loop."""
+
+    def __init__(self, prompt_ids: list[int], params: SamplingParams, *, stream: bool) -> None:
+        self.prompt_ids = prompt_ids
+        self.params = params
+        self.stream = stream
+        self.cancelled = False  # written by the event loop, read by the scheduler between steps
+        self.failed = False  # the scheduler's own: an error piece is on its way
+        self.loop = asyncio.get_running_loop()
+        self._pieces: deque[Piece] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._unfinished = params.n
+
+    @property
+    def given_up(self) -> bool:
+        """Whether nobody wants more tokens of it."""
+        return self.cancelled or self.failed
+
+    def __aiter__(self) -> Generation:
+        """Iterates until every choice has ended."""
+        return self
+
+    async def __anext__(self) -> Piece:
+        """Waits for the next piece.
+
+        Raises:
+            GenerationFailed: The engine gave up on the request.
+            GenerationCancelled: `cancel` was called.
+        """
+        if not self._pieces:
+            if not self._unfinished:
+                raise StopAsyncIteration
+            if self.cancelled:
+                raise GenerationCancelled
+            self._waiter = self.loop.create_future()
+            await self._waiter
+        piece = self._pieces.popleft()
+        if piece.error is not None:
+            raise GenerationFailed(piece.error)
+        if piece.reason is not None:
+            self._unfinished -= 1
+        return piece
+
+    def deliver(self, piece: Piece) -> None:
+        """Takes a piece from the scheduler; on the event loop."""
+        self._pieces.append(piece)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def cancel(self) -> None:
+        """Gives the request up: its rows leave the batch at the next step."""
+        self.cancelled = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(GenerationCancelled())
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One choice of a request inside the scheduler. `watch` reads the text along where text can end the choice."""
+
+    generation: Generation
+    index: int
+    max_tokens: int
+    stop_ids: frozenset[int]
+    noise: Any = None  # torch.Generator of a seeded row
+    watch: OutputText | None = None
+    done: bool = False  # ended, but still in its batch until dropping it pays
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+
+    def take(self, token_id: int, logprob: float) -> EngineReason | None:
+        """Adds a sampled token; returns why the row ends here, if it does."""
+        self.token_ids.append(token_id)
+        self.logprobs.append(logprob)
+        if token_id in self.stop_ids:
+            return "stop"
+        if self.watch is not None:
+            self.watch.push((token_id,))
+            if self.watch.done:
+                return "stop"
+        return "length" if len(self.token_ids) >= self.max_tokens else None
+
+    def piece(self, reason: EngineReason | None) -> Piece | None:
+        """What to hand over now: the last token of a stream, everything at the end otherwise."""
+        if self.generation.stream:
+            return Piece(self.index, self.token_ids[-1:], self.logprobs[-1:], reason)
+        return Piece(self.index, self.token_ids, self.logprobs, reason) if reason else None
+
+
+Delivery = tuple[Generation, Piece]
+
+
+def hand_over(deliveries: Sequence[Delivery]) -> None:
+    """Delivers pieces on their event loops, waking each loop once."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Delivery]] = {}
+    for delivery in deliveries:
+        by_loop.setdefault(delivery[0].loop, []).append(delivery)
+    for loop, batch in by_loop.items():
+        call_on(loop, _deliver_all, batch)
+
+
+def call_on(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object) -> None:
+    """Schedules a callback on another thread's loop; a loop that is gone has nobody left to tell."""
+    try:
+        loop.call_soon_threadsafe(callback, *args)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+
+
+def _deliver_all(batch: Sequence[Delivery]) -> None:
+    for generation, piece in batch:
+        generation.deliver(piece)

@@ -1,0 +1,163 @@
+"""The LoRAs inside one model, of which at most one is active. Two ways to hold them, one interface.
+
+`PeftBank` keeps them beside the base weights, the way they were trained: right for every precision and size.
+`MergedBank` keeps a merged copy of the adapted weights for each policy and swaps pointers: a fifth less CPU a call for
+a small model (measured at 0.45M parameters, 32 clients), where LoRA's many small products cost as much as the model.
+It is exact only in float32 and costs memory for every policy, so `make_bank` takes it for small float32 models alone.
+
+Owned by the scheduler thread; called between two forwards. Adapters arrive validated: every module exists and every
+shape fits. Policy names hold '.' and '@', which module names may not, so each adapter gets a name of its own in here,
+never used twice.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import load as load_tensors
+
+from art_patch.serving.adapters import ValidatedAdapter
+
+_MERGE_UP_TO_BYTES = 64 << 20
+
+
+class LoraBank(Protocol):
+    """Adds, activates and removes adapters on a model in place."""
+
+    def add(self, adapter: ValidatedAdapter) -> str:
+        """Puts an adapter beside the others, inactive; returns the name to activate and remove it by."""
+        ...
+
+    def activate(self, name: str | None) -> None:
+        """Makes one adapter act, or with None the bare base."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Frees an adapter."""
+        ...
+
+
+def make_bank(model: Any, merge: bool | None = None) -> LoraBank:
+    """Chooses how to hold adapters; `merge` overrides the choice."""
+    if merge is None:
+        weights: list[torch.Tensor] = list(model.parameters())
+        size = sum(weight.numel() * weight.element_size() for weight in weights)
+        merge = size <= _MERGE_UP_TO_BYTES and all(weight.dtype == torch.float32 for weight in weights)
+    return MergedBank(model) if merge else PeftBank(model)
+
+
+class MergedBank:
+    """A merged copy of each adapted weight a policy."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._added = 0
+        self._active: str | None = None
+        self._base: dict[Any, torch.Tensor] = {}  # module -> its own weight
+        self._merged: dict[str, dict[Any, torch.Tensor]] = {}
+
+    def add(self, adapter: ValidatedAdapter) -> str:
+        """Merges an adapter into copies of the weights."""
+        tensors = load_tensors(adapter.weights)
+        merged: dict[Any, torch.Tensor] = {}
+        for name in adapter.modules:
+            module = self._model.get_submodule(name)
+            base = self._base.setdefault(module, module.weight.data)
+            a, b = (_tensor(tensors, name, side, base) for side in "AB")
+            merged[module] = base + (b @ a) * _scaling(adapter)
+        self._added += 1
+        self._merged[f"lora_{self._added}"] = merged
+        return f"lora_{self._added}"
+
+    def activate(self, name: str | None) -> None:
+        """Points the adapted modules at the policy's weights."""
+        if name == self._active:
+            return
+        merged = self._merged[name] if name is not None else {}
+        for module, base in self._base.items():
+            module.weight.data = merged.get(module, base)
+        self._active = name
+
+    def remove(self, name: str) -> None:
+        """Drops the copies."""
+        self.activate(None)
+        del self._merged[name]
+
+
+class PeftBank:
+    """PEFT's LoRA layers; put in when the first adapter is added, so that a plain base stays plain."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._added = 0
+        self._active: str | None = None
+        self._layers: list[Any] = []
+
+    def add(self, adapter: ValidatedAdapter) -> str:
+        """Injects layers for an adapter and fills in its weights."""
+        from peft import LoraConfig, inject_adapter_in_model
+        from peft.tuners.lora import LoraLayer
+
+        self._added += 1
+        name = f"lora_{self._added}"
+        config = LoraConfig(
+            r=adapter.rank,
+            lora_alpha=adapter.config["lora_alpha"],
+            use_rslora=bool(adapter.config.get("use_rslora")),
+            lora_dropout=0.0,
+            target_modules=list(adapter.modules),
+            inference_mode=True,
+        )
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # PEFT warns of a second adapter, which is what we want
+                inject_adapter_in_model(config, self._model, adapter_name=name, low_cpu_mem_usage=True)
+            tensors = load_tensors(adapter.weights)
+            for module in adapter.modules:
+                layer = self._model.get_submodule(module)
+                base = layer.get_base_layer().weight
+                for side, weights in (("A", layer.lora_A), ("B", layer.lora_B)):
+                    # The base's precision, as vLLM does: what a policy answers must not depend on the engine.
+                    tensor = _tensor(tensors, module, side, base)
+                    weights[name].weight = torch.nn.Parameter(tensor, requires_grad=False)
+        finally:
+            self._model.eval()
+            self._layers = [module for module in self._model.modules() if isinstance(module, LoraLayer)]
+            self._switch(None)  # injecting activates
+        return name
+
+    def activate(self, name: str | None) -> None:
+        """Switches PEFT's layers, if they are not as asked already."""
+        if name != self._active:
+            self._switch(name)
+
+    def remove(self, name: str) -> None:
+        """Deletes an adapter from every layer."""
+        self._switch(None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PEFT warns that it picks another active adapter; all are disabled
+            for layer in self._layers:
+                if name in layer.lora_A:
+                    layer.delete_adapter(name)
+        self._model.peft_config.pop(name, None)
+
+    def _switch(self, name: str | None) -> None:
+        for layer in self._layers:
+            # A layer that this adapter leaves alone must not go on acting for the previous one.
+            acting = name is not None and name in layer.lora_A
+            layer.enable_adapters(acting)
+            if acting:
+                layer.set_adapter(name, inference_mode=True)
+        self._active = name
+
+
+def _tensor(tensors: dict[str, torch.Tensor], module: str, side: str, base: torch.Tensor) -> torch.Tensor:
+    return tensors[f"base_model.model.{module}.lora_{side}.weight"].to(base.device, base.dtype)
+
+
+def _scaling(adapter: ValidatedAdapter) -> float:
+    rank = math.sqrt(adapter.rank) if adapter.config.get("use_rslora") else adapter.rank
+    return adapter.config["lora_alpha"] / rank

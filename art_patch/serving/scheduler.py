@@ -1,0 +1,329 @@
+"""The embedded engine's scheduler: one thread that owns the model.
+
+In: `Generation`s with their policy, and commands to run between two steps. Out: pieces. Between two decode steps it
+runs commands (loading an adapter), admits what has arrived as a new cohort, merges it where that pays, then takes one
+step over each running cohort in turn. A cohort holds one policy only.
+
+Failure: a step that raises fails the requests of its cohort and nobody else; a row whose log-probability is not a
+number fails alone. Waiting requests beyond `max_waiting` are refused at once, so that callers turn to their provider.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from art_patch.errors import EngineError
+from art_patch.serving.cohort import Cohort
+from art_patch.serving.generation import Delivery, Generation, Piece, Row, hand_over
+from art_patch.serving.lora_bank import LoraBank
+from art_patch.serving.output_text import OutputText
+from art_patch.serving.prompts import PromptEncoder
+
+_log = logging.getLogger(__name__)
+
+
+class Overloaded(EngineError):
+    """Too many requests wait already, or the engine is closing."""
+
+
+@dataclass(slots=True, eq=False)
+class Policy:
+    """A served name. `users` counts rows waiting or running; a retired policy is freed when they are gone."""
+
+    name: str
+    adapter: str | None = None
+    users: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What one engine takes on.
+
+    Attributes:
+        max_model_len: Longest prompt plus answer; None is the model's own limit.
+        max_rows: Rows decoded at once; a request with n choices is n rows.
+        max_total_tokens: Tokens, padding included, that may be cached when another request is admitted.
+        max_prefill_tokens: Prompt tokens computed between two decode steps; a longer prompt goes alone.
+        max_waiting: Requests that may wait for admission.
+        max_lora_rank: Largest rank that is loaded.
+    """
+
+    max_model_len: int | None = None
+    max_rows: int = 64
+    max_total_tokens: int = 131_072
+    max_prefill_tokens: int = 8192
+    max_waiting: int = 1024
+    max_lora_rank: int = 64
+
+
+class Scheduler:
+    """Runs a model's generations; every method but the private ones may be called from any thread."""
+
+    def __init__(
+        self, model: Any, bank: LoraBank, prompts: PromptEncoder, stop_ids: frozenset[int], limits: EngineLimits
+    ) -> None:
+        self.lock = threading.Condition()  # guards all below and every policy's `users`
+        self._model = model
+        self._bank = bank
+        self._prompts = prompts
+        self._stop_ids = stop_ids
+        self._limits = limits
+        self._retired: list[Policy] = []
+        self._commands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._waiting: deque[tuple[Generation, Policy]] = deque()
+        self._cohorts: list[Cohort] = []
+        self._closing = False
+        self._failure: str | None = None
+        self._thread = threading.Thread(target=self._run, name="art-patch-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it takes requests."""
+        return self._failure is None and not self._closing and self._thread.is_alive()
+
+    def stats(self) -> dict[str, int]:
+        """How busy it is: rows running, requests waiting, policies still held for running requests."""
+        with self.lock:
+            running = sum(not row.done for cohort in list(self._cohorts) for row in cohort.rows)
+            return {"running": running, "waiting": len(self._waiting), "retired": len(self._retired)}
+
+    def submit(self, generation: Generation, policy: Policy) -> None:
+        """Queues a request; hold `lock` since the policy was looked up.
+
+        Raises:
+            Overloaded: Too much waits already.
+        """
+        self._check_open()
+        if len(self._waiting) >= self._limits.max_waiting:
+            raise Overloaded(f"{len(self._waiting)} requests wait already; try again later")
+        policy.users += generation.params.n
+        self._waiting.append((generation, policy))
+        self.lock.notify()
+
+    def retire(self, policy: Policy) -> None:
+        """Frees a policy once its last request is done; hold `lock` since it was taken off the list of served ones."""
+        self._retired.append(policy)
+        self.lock.notify()
+
+    def command(self, action: Callable[[], Any]) -> Future[Any]:
+        """Runs an action between two steps, on the thread that owns the model."""
+        future: Future[Any] = Future()
+        with self.lock:
+            self._check_open()
+            self._commands.append((action, future))
+            self.lock.notify()
+        return future
+
+    def close(self) -> None:
+        """Stops the thread; requests still unfinished fail. Call it again without harm."""
+        with self.lock:
+            self._closing = True
+            self.lock.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _check_open(self) -> None:
+        if not self.healthy:
+            raise Overloaded(self._failure or "the engine is shutting down")
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                while self._wait_for_work():
+                    self._run_commands()
+                    self._admit()
+                    for cohort in list(self._cohorts):
+                        self._step(cohort)
+                    if self._retired:
+                        self._free_retired()
+        except BaseException as error:
+            _log.exception("the engine's scheduler failed")
+            self._failure = f"the engine failed ({type(error).__name__}); restart the server"
+        self._abandon(self._failure or "the engine is shutting down")
+
+    def _wait_for_work(self) -> bool:
+        with self.lock:
+            while not (self._closing or self._commands or self._waiting or self._cohorts or self._freeable()):
+                self.lock.wait()
+            return not self._closing
+
+    def _freeable(self) -> bool:
+        return any(not policy.users for policy in self._retired)
+
+    def _run_commands(self) -> None:
+        while self._commands:
+            action, future = self._commands.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(action())
+            except Exception as error:
+                future.set_exception(error)
+
+    def _free_retired(self) -> None:
+        with self.lock:
+            free = [policy for policy in self._retired if not policy.users]
+            self._retired = [policy for policy in self._retired if policy.users]
+        for policy in free:
+            if policy.adapter is not None:
+                self._bank.remove(policy.adapter)
+
+    def _admit(self) -> None:
+        """Prefills what has arrived, one forward a policy and similar lengths, and merges it into what runs."""
+        arrivals = self._next_arrivals()
+        for policy in dict.fromkeys(policy for _, policy in arrivals):
+            rows = [row for generation, p in arrivals if p is policy for row in self._rows(generation)]
+            rows.sort(key=lambda row: len(row.generation.prompt_ids))
+            for batch in _by_length(rows, self._limits.max_prefill_tokens):
+                cohort = Cohort(policy, batch)
+                try:
+                    self._bank.activate(policy.adapter)
+                    cohort.prefill(self._model)
+                    host = next((c for c in self._cohorts if c.can_merge(cohort)), None)
+                except Exception as error:
+                    self._fail(cohort, error)
+                    continue
+                if host is None:
+                    self._cohorts.append(cohort)
+                    continue
+                try:
+                    host.merge(cohort)
+                except Exception as error:
+                    self._fail(cohort, error)
+                    self._fail(host, error)
+
+    def _next_arrivals(self) -> list[tuple[Generation, Policy]]:
+        rows = sum(len(cohort.rows) for cohort in self._cohorts)
+        tokens = sum(len(cohort.rows) * cohort.width for cohort in self._cohorts)
+        prefill = 0
+        arrivals: list[tuple[Generation, Policy]] = []
+        with self.lock:
+            while self._waiting:
+                generation, policy = self._waiting[0]
+                n, length = generation.params.n, len(generation.prompt_ids)
+                if generation.cancelled:
+                    policy.users -= n
+                elif rows and (
+                    rows + n > self._limits.max_rows
+                    or tokens + n * length > self._limits.max_total_tokens
+                    or prefill + length > self._limits.max_prefill_tokens
+                ):
+                    break  # first come, first served: a large request must not starve behind small ones
+                else:
+                    rows, tokens, prefill = rows + n, tokens + n * length, prefill + length
+                    arrivals.append((generation, policy))
+                self._waiting.popleft()
+        return arrivals
+
+    def _rows(self, generation: Generation) -> list[Row]:
+        params = generation.params
+        rows: list[Row] = []
+        for index in range(params.n):
+            row = Row(generation, index, params.max_tokens, frozenset() if params.ignore_eos else self._stop_ids)
+            if params.seed is not None:
+                row.noise = torch.Generator(self._model.device).manual_seed(params.seed + index)
+            if params.stops or params.one_call:
+                row.watch = OutputText(
+                    self._prompts.decode, stops=params.stops, parse_tools=params.parse_tools, one_call=params.one_call
+                )
+            rows.append(row)
+        return rows
+
+    def _step(self, cohort: Cohort) -> None:
+        """Samples a token for every row, hands it over, drops rows that ended and computes the next logits."""
+        try:
+            token_ids, logprobs = cohort.sampler.sample(cohort.logits_BV)
+            deliveries: list[Delivery] = []
+            alive: list[int] = []
+            for index, row in enumerate(cohort.rows):
+                if row.done:
+                    continue
+                generation = row.generation
+                if generation.given_up:
+                    self._end(cohort, row)
+                    continue
+                logprob = logprobs[index]
+                if logprob != logprob:
+                    error = f"{cohort.policy.name} computed NaN for this prompt; unload it and look at its training"
+                    deliveries.append((generation, Piece(row.index, [], [], error=error)))
+                    generation.failed = True  # its other choices are of no use either
+                    self._end(cohort, row)
+                    continue
+                reason = row.take(token_ids[index], logprob)
+                piece = row.piece(reason)
+                if piece is not None:
+                    deliveries.append((generation, piece))
+                if reason is None:
+                    alive.append(index)
+                else:
+                    self._end(cohort, row)
+            # Before the next forward, so that a streaming client waits for one step and not two.
+            hand_over(deliveries)
+            if not alive:
+                self._cohorts.remove(cohort)
+                return
+            if len(alive) <= 0.9 * len(cohort.rows):
+                cohort.keep(alive)
+                token_ids = [token_ids[index] for index in alive]
+            self._bank.activate(cohort.policy.adapter)
+            cohort.advance(self._model, token_ids)
+        except Exception as error:
+            self._fail(cohort, error)
+
+    def _end(self, cohort: Cohort, row: Row) -> None:
+        row.done = True
+        with self.lock:
+            cohort.policy.users -= 1
+
+    def _fail(self, cohort: Cohort, error: Exception) -> None:
+        _log.error("a batch of %d on %s failed", len(cohort.rows), cohort.policy.name, exc_info=error)
+        if cohort in self._cohorts:
+            self._cohorts.remove(cohort)
+        message = f"the engine failed on this request ({type(error).__name__}: {error})"
+        deliveries: list[Delivery] = []
+        for row in cohort.rows:
+            if not row.done:
+                self._end(cohort, row)
+                if not row.generation.given_up:
+                    row.generation.failed = True
+                    deliveries.append((row.generation, Piece(row.index, [], [], error=message)))
+        hand_over(deliveries)
+
+    def _abandon(self, reason: str) -> None:
+        with self.lock:
+            self._closing = True
+            generations = {row.generation for cohort in self._cohorts for row in cohort.rows if not row.done}
+            generations |= {generation for generation, _ in self._waiting}
+            commands = list(self._commands)
+            self._cohorts.clear()
+            self._waiting.clear()
+            self._commands.clear()
+        hand_over([(generation, Piece(0, [], [], error=reason)) for generation in generations])
+        for _, future in commands:
+            future.set_exception(Overloaded(reason))
+
+
+def _by_length(rows: list[Row], max_tokens: int) -> list[list[Row]]:
+    """Splits rows, shortest first, so that padding stays small beside the prompts."""
+    batches: list[list[Row]] = []
+    tokens = 0
+    for row in rows:
+        length = len(row.generation.prompt_ids)
+        if batches:
+            padded = (len(batches[-1]) + 1) * length
+            if padded <= max_tokens and padded <= 1.5 * (tokens + length) + 2048:
+                batches[-1].append(row)
+                tokens += length
+                continue
+        batches.append([row])
+        tokens = length
+    return batches

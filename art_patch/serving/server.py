@@ -1,0 +1,278 @@
+"""The embedded engine over HTTP: Starlette routes and uvicorn, as `art_patch.serving.contract` describes them.
+
+One process, one event loop; the engine computes on its own thread. Listens on loopback only unless there is an API key.
+SIGTERM stops accepting, lets running requests finish (`drain_s` at most) and returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hmac
+import ipaddress
+import json
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, cast
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from art_patch.errors import AdapterRejected, ConfigError, PortInUse
+from art_patch.serving.chat_endpoint import ChatEndpoint
+from art_patch.serving.embedded import EmbeddedEngine, Overloaded, UnknownPolicy
+from art_patch.serving.http_errors import ApiError, error_body
+
+_log = logging.getLogger(__name__)
+
+
+def build_app(engine: EmbeddedEngine, *, api_key: str | None = None) -> Starlette:
+    """The ASGI application.
+
+    Args:
+        engine: Serves the requests; the caller closes it.
+        api_key: Asked for on every route but `/health`.
+    """
+    started = int(time.time())
+
+    async def health(_: Request) -> Response:
+        return Response(status_code=200 if engine.healthy else 503)
+
+    async def models(_: Request) -> Response:
+        base = engine.base_policy
+        cards = [
+            {
+                "id": name, "object": "model", "created": started, "owned_by": "art_patch", "root": name,
+                "parent": None if name == base else base, "max_model_len": engine.max_model_len,
+            }
+            for name in engine.policies()
+        ]  # fmt: skip
+        return JSONResponse({"object": "list", "data": cards})
+
+    async def load(request: Request) -> Response:
+        body = await _lora_body(request)
+        _check_path(engine, body)
+        await engine.load(body["lora_name"])
+        return PlainTextResponse(f"Success: {body['lora_name']} is served.")
+
+    async def unload(request: Request) -> Response:
+        body = await _lora_body(request)
+        await engine.unload(body["lora_name"])
+        return PlainTextResponse(f"Success: {body['lora_name']} is no longer served.")
+
+    return Starlette(
+        routes=[
+            Route("/health", health),
+            Route("/v1/models", models),
+            Route("/v1/chat/completions", ChatEndpoint(engine)),
+            Route("/v1/load_lora_adapter", load, methods=["POST"]),
+            Route("/v1/unload_lora_adapter", unload, methods=["POST"]),
+        ],
+        middleware=[Middleware(_KeyGuard, api_key=api_key)] if api_key else [],
+        exception_handlers={
+            ApiError: _api_error,
+            HTTPException: _http_error,
+            AdapterRejected: _rejected,
+            UnknownPolicy: _unknown,
+            Overloaded: _overloaded,
+            Exception: _server_error,
+        },
+    )
+
+
+def run_server(
+    engine: EmbeddedEngine,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    api_key: str | None = None,
+    on_ready: Callable[[str], None] | None = None,
+    drain_s: float = 30.0,
+    stop: threading.Event | None = None,
+) -> None:
+    """Serves until SIGTERM, SIGINT or `stop`; then drains, closes the engine and returns.
+
+    Args:
+        engine: Closed on return, whatever happens.
+        host: Address to listen on. Beyond loopback a key is required.
+        port: 0 takes a free one; `on_ready` tells which.
+        api_key: See `build_app`.
+        on_ready: Called with the base URL, `http://HOST:PORT`, once requests are answered.
+        drain_s: How long running requests may take to finish.
+        stop: Ends the server when set; for callers that run it in a thread, where signals do not arrive.
+
+    Raises:
+        ConfigError: An address beyond loopback without a key.
+        PortInUse: Another process listens there.
+        KeyboardInterrupt: It was stopped by SIGINT; after draining.
+    """
+    try:
+        with listen(host, port, api_key=api_key) as sock:
+            config = uvicorn.Config(
+                build_app(engine, api_key=api_key),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                timeout_graceful_shutdown=max(1, round(drain_s)),
+                timeout_keep_alive=75,
+                backlog=2048,
+            )
+            shown = f"[{host}]" if ":" in host else host
+            server = _Server(config, f"http://{shown}:{sock.getsockname()[1]}", on_ready, stop)
+            server.run(sockets=[sock])
+        if server.interrupted:
+            raise KeyboardInterrupt
+    finally:
+        engine.close()
+
+
+def listen(host: str, port: int, *, api_key: str | None = None) -> socket.socket:
+    """Binds the server's socket before anything slow is loaded.
+
+    Raises:
+        ConfigError: An address beyond loopback without a key, or not an address of this machine.
+        PortInUse: Another process listens there.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigError(f"{host} is not an address ({error}). Use 127.0.0.1.") from error
+    if not api_key and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        raise ConfigError(f"listening on {host} would open the model to the network. Set an API key, or use 127.0.0.1.")
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(
+                f"another process listens on {host}:{port}. Stop it, or choose another port (0 takes a free one)."
+            ) from error
+        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}). Choose another address.") from error
+    return sock
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that reports when it is up, returns on SIGTERM and can be stopped from another thread."""
+
+    def __init__(
+        self, config: uvicorn.Config, url: str, on_ready: Callable[[str], None] | None, stop: threading.Event | None
+    ) -> None:
+        super().__init__(config)
+        self.interrupted = False
+        self._url = url
+        self._on_ready = on_ready
+        self._stop = stop
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and self._on_ready is not None:
+            self._on_ready(self._url)
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._stop is not None and self._stop.is_set():
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        # uvicorn raises the signal again after draining, which would kill the process before its clean-up.
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {sig: signal.signal(sig, self._on_signal) for sig in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+
+    def _on_signal(self, sig: int, frame: Any) -> None:
+        self.interrupted |= sig == signal.SIGINT
+        self.handle_exit(sig, frame)
+
+
+class _KeyGuard:
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] != "/health":
+            given = next((value for key, value in scope["headers"] if key == b"authorization"), b"")
+            if not hmac.compare_digest(given, self._expected):
+                message = "The API key is missing or wrong. Send it as `Authorization: Bearer KEY`."
+                response = JSONResponse(error_body(401, message, code="invalid_api_key"), status_code=401)
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+async def _lora_body(request: Request) -> dict[str, Any]:
+    try:
+        body: Any = json.loads(await request.body())
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON ({error})") from error
+    if not isinstance(body, dict) or not isinstance(cast("dict[str, Any]", body).get("lora_name"), str):
+        raise ApiError(400, "lora_name must be given as a string", param="lora_name")
+    fields = cast("dict[str, Any]", body)
+    if unknown := set(fields) - {"lora_name", "lora_path", "lora_int_id"}:
+        raise ApiError(400, f"{', '.join(sorted(unknown))} is not supported by this engine; leave it out")
+    return fields
+
+
+def _check_path(engine: EmbeddedEngine, body: dict[str, Any]) -> None:
+    """The engine alone decides which directory a name means; a path may only confirm it."""
+    path = body.get("lora_path")
+    if path is not None:
+        own = engine.adapters_root / body["lora_name"]
+        if not isinstance(path, str) or "\0" in path or Path(path).resolve() != own:
+            raise ApiError(
+                400, "lora_path is not the directory of that policy; leave it out", param="lora_path",
+                code="adapter_rejected",
+            )  # fmt: skip
+
+
+async def _api_error(_: Request, error: Exception) -> Response:
+    return _respond(cast(ApiError, error))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    status = cast(HTTPException, error).status_code
+    message = f"{request.method} {request.url.path} is not served here: {cast(HTTPException, error).detail}"
+    return JSONResponse(error_body(status, message), status_code=status)
+
+
+async def _rejected(_: Request, error: Exception) -> Response:
+    return _respond(ApiError(400, str(error), param="lora_name", code="adapter_rejected"))
+
+
+async def _unknown(_: Request, error: Exception) -> Response:
+    return _respond(ApiError(404, str(error), param="lora_name", code="model_not_found"))
+
+
+async def _overloaded(_: Request, error: Exception) -> Response:
+    return _respond(ApiError(503, str(error), code="overloaded"))
+
+
+async def _server_error(_: Request, error: Exception) -> Response:
+    _log.error("a request failed", exc_info=error)
+    return _respond(ApiError(500, f"the server failed on this request ({type(error).__name__})"))
+
+
+def _respond(error: ApiError) -> Response:
+    return JSONResponse(error.body(), status_code=error.status)

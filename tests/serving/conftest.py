@@ -1,0 +1,99 @@
+"""One tiny base, four adapters and one server for the folder; `serve` makes others for tests that break theirs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from art_patch.serving.embedded import EmbeddedEngine, EngineLimits
+from tests.engines import Running, serve
+from tests.tiny import make_tiny_adapter, make_tiny_model, make_tokenizer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def base_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "base")
+
+
+@pytest.fixture(scope="session")
+def adapters(tmp_path_factory: pytest.TempPathFactory, base_dir: Path) -> Path:
+    """agent@1 to agent@4, all different."""
+    root = tmp_path_factory.mktemp("adapters")
+    for step in (1, 2, 3, 4):
+        make_tiny_adapter(root, base_dir, "agent", step, seed=step)
+    return root
+
+
+@pytest.fixture(scope="session")
+def running(base_dir: Path, adapters: Path) -> Iterator[Running]:
+    """Serves the base, agent@1 and agent@2; tests may load and unload others."""
+    engine = EmbeddedEngine.from_pretrained(base_dir, adapters_root=adapters)
+    with serve(engine) as server:
+        server.client.load("agent@1")
+        server.client.load("agent@2")
+        yield server
+
+
+def make_scripted_model(directory: Path, script: list[str]) -> Path:
+    """A checkpoint that answers anything with these pieces, one token each, and ends its turn; pieces must differ."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = make_tokenizer(512)
+    known = tokenizer.get_vocab()
+    tokenizer.add_tokens([piece for piece in script if piece not in known])
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, max_position_embeddings=512, tie_word_embeddings=False,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(config)
+    chain = tokenizer.convert_tokens_to_ids([*script, tokenizer.eos_token])
+    newline = tokenizer.encode("\n", add_special_tokens=False)
+    with torch.no_grad():
+        # Without attention and MLP a token's successor depends on that token alone: the head is a transition table.
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        embedding = torch.nn.functional.normalize(torch.randn(len(tokenizer), 64), dim=1)
+        model.model.embed_tokens.weight.copy_(embedding)
+        model.lm_head.weight.zero_()
+        for before, after in zip([newline[-1], *chain[:-1]], chain, strict=True):
+            model.lm_head.weight[after] += 10 * embedding[before]
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+CALL = ["<tool_call>", '\n{"name": "look', 'up", "arguments": ', '{"item": "plum"}}\n', "</tool_call>"]
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Always says some text and calls lookup(item="plum"), then asks for the weather, then ends its turn."""
+    directory = tmp_path_factory.mktemp("scripted")
+    base = make_scripted_model(directory / "base", ["Let me", " see…", " \n", *CALL, " and that is it"])
+    engine = EmbeddedEngine.from_pretrained(base, adapters_root=directory, limits=EngineLimits(max_rows=8))
+    with serve(engine) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def lookup_tool() -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]}
+    return {"type": "function", "function": {"name": "lookup", "description": "Look up", "parameters": parameters}}
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Changes entries of a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
