@@ -1,0 +1,223 @@
+"""One question to the judge over HTTP: messages in, its text out, through litellm. Knows nothing of groups.
+
+- litellm belongs to the job process. It takes seconds to import, so that happens in a function, and it is told to stay
+  off the network for its price list, and silent. It imports nothing into the app.
+- What passes (429, 408, 5xx, no connection, timeout, a body that is no completion) is tried again with growing, random
+  pauses, or after the pause that the server asked for. litellm's own retries reach only some providers and need
+  tenacity as well, so tenacity is used directly and litellm's are off.
+- `temperature` and `response_format` are asked for and not insisted on: litellm drops them for models that it knows
+  not to take them, and a server that refuses one by name is asked again, from then on without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from art_patch.errors import JudgeError
+from art_patch.rewards.verdict import VERDICT_SCHEMA
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
+
+_PASSING = frozenset((408, 409, 425, 429))
+_REFUSED_FOR_ALL = frozenset((401, 402, 403, 404))
+_LONGEST_PAUSE_S = 60.0
+_REASON_LENGTH = 400
+
+
+class AskError(Exception):
+    """The judge gave no answer.
+
+    Attributes:
+        reason: what happened, in one line.
+        for_all: the same is to be expected of every other question; otherwise it was this one (too long, refused).
+    """
+
+    def __init__(self, reason: str, *, for_all: bool) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.for_all = for_all
+
+
+@dataclass(slots=True)
+class Usage:
+    """What was spent. `cost_usd` is `None` as soon as one answer's price is unknown."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_usd: float | None = 0.0
+
+    def add(self, other: Usage) -> None:
+        """Add what was spent elsewhere."""
+        self.calls += other.calls
+        self.prompt_tokens += other.prompt_tokens
+        self.completion_tokens += other.completion_tokens
+        known = self.cost_usd is not None and other.cost_usd is not None
+        self.cost_usd = (self.cost_usd or 0.0) + (other.cost_usd or 0.0) if known else None
+
+
+class JudgeClient:
+    """Asks one model. May be used by several threads at once.
+
+    Args:
+        model: litellm's name of the model.
+        base_url: address where it is not the provider's own.
+        api_key: key where litellm does not find it in the environment.
+        max_retries: how often a question is asked again after a passing failure.
+        timeout_s: how long one answer may take.
+        pause_s: the first pause is up to this long; each further one up to twice as long as the last.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None,
+        api_key: str | None,
+        max_retries: int,
+        timeout_s: float,
+        pause_s: float,
+    ) -> None:
+        self.model = model
+        self.base_url = base_url
+        self.timeout_s = timeout_s
+        self.max_retries = max_retries
+        self.pause_s = pause_s
+        # A server on this machine that needs no key must not be sent the provider's key from the environment either.
+        self._api_key = api_key or ("none" if base_url and _is_loopback(base_url) else None)
+        self._wishes: dict[str, Any] = {
+            "temperature": 0,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "verdict", "schema": VERDICT_SCHEMA, "strict": True},
+            },
+        }
+
+    def ask(self, messages: Sequence[dict[str, str]], usage: Usage, stop: threading.Event) -> str:
+        """Return the judge's text (empty if it refused), adding what it took to `usage`.
+
+        Raises:
+            AskError: no answer, after all retries or once `stop` was set.
+        """
+        import openai  # litellm's errors are subclasses of the SDK's
+
+        while True:
+            wishes = dict(self._wishes)
+            try:
+                return self._complete(messages, wishes, usage, stop)
+            except openai.BadRequestError as error:
+                refused = [wish for wish in wishes if wish in str(error)]
+                if not refused:
+                    raise _ask_error(error) from error
+                for wish in refused:
+                    self._wishes.pop(wish, None)
+            except openai.APIError as error:
+                raise _ask_error(error) from error
+
+    def _complete(
+        self, messages: Sequence[dict[str, str]], wishes: dict[str, Any], usage: Usage, stop: threading.Event
+    ) -> str:
+        import tenacity
+
+        litellm = load_litellm()
+
+        def attempt() -> Any:
+            usage.calls += 1
+            return litellm.completion(
+                model=self.model,
+                messages=list(messages),
+                api_base=self.base_url,
+                api_key=self._api_key,
+                timeout=self.timeout_s,
+                max_retries=0,
+                num_retries=0,
+                drop_params=True,
+                **wishes,
+            )
+
+        backoff = tenacity.wait_random_exponential(multiplier=self.pause_s, max=_LONGEST_PAUSE_S)
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_is_passing),
+            stop=tenacity.stop_after_attempt(self.max_retries + 1) | tenacity.stop_when_event_set(stop),
+            wait=lambda state: _asked_pause_s(state) or backoff(state),
+            sleep=tenacity.sleep_using_event(stop),
+            reraise=True,
+        )
+        response = retrying(attempt)
+        spent = getattr(response, "usage", None)
+        cost: Any = getattr(response, "_hidden_params", {}).get("response_cost")
+        usage.add(
+            Usage(
+                prompt_tokens=getattr(spent, "prompt_tokens", None) or 0,
+                completion_tokens=getattr(spent, "completion_tokens", None) or 0,
+                cost_usd=cost,
+            )
+        )
+        return response.choices[0].message.content or "" if response.choices else ""
+
+
+def load_litellm() -> Any:
+    """Import litellm, off the network and silent. Seconds the first time.
+
+    Raises:
+        JudgeError: litellm is not installed.
+    """
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    try:
+        importlib.import_module("tenacity")
+        # Any: litellm ships annotations that a strict checker cannot follow.
+        litellm: Any = importlib.import_module("litellm")
+    except ModuleNotFoundError as error:
+        raise JudgeError(f"{error.name} is not installed; the judge needs it: pip install 'art-patch[judge]'") from None
+    litellm.telemetry = False
+    litellm.suppress_debug_info = True
+    if "LITELLM_LOG" not in os.environ:
+        for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    return litellm
+
+
+def _status(error: BaseException) -> int | None:
+    status = getattr(error, "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def _is_passing(error: BaseException) -> bool:
+    """Whether the same question may be answered a little later."""
+    import openai
+
+    if not isinstance(error, openai.APIError):
+        return False
+    status = _status(error)
+    # Below 400: the server said success and sent something that is not a completion, as a proxy in trouble does.
+    return status is None or status in _PASSING or status >= 500 or status < 400
+
+
+def _asked_pause_s(state: RetryCallState) -> float | None:
+    """The pause that the server asked for with `Retry-After`, in seconds; `None` if it named none or a date."""
+    error = state.outcome.exception() if state.outcome else None
+    headers: Any = getattr(error, "litellm_response_headers", None) or {}
+    try:
+        pause_s = float(headers.get("retry-after") or "nan")
+    except ValueError:
+        return None
+    return min(pause_s, _LONGEST_PAUSE_S) if pause_s > 0 else None
+
+
+def _ask_error(error: Exception) -> AskError:
+    reason = " ".join(str(error).split())
+    clipped = reason if len(reason) <= _REASON_LENGTH else reason[: _REASON_LENGTH - 3] + "..."
+    return AskError(clipped, for_all=_is_passing(error) or _status(error) in _REFUSED_FOR_ALL)
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
