@@ -1,0 +1,195 @@
+"""The demo's other processes: the engine (`art-patch serve`) and the agent, patched or not.
+
+Each dies with the demo, however the demo dies: it is stopped on the way out, and the kernel sends it SIGTERM if there
+is no way out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import art_patch
+from art_patch.errors import ArtPatchError, EngineError
+
+_PR_SET_PDEATHSIG = 1
+AGENT = Path("shop_agent", "agent.py")
+NO_UPSTREAM = "http://127.0.0.1:9/v1"
+"""Port 9 (discard): the demo has no provider, so a call that falls back fails and is counted."""
+
+
+def agent_source() -> str:
+    """Return the example agent's source, from the checkout or from where the wheel put it."""
+    for root in (
+        Path(art_patch.__file__).parents[1] / "examples",
+        Path(sysconfig.get_path("data"), "share/art-patch/examples"),
+    ):
+        if (root / AGENT).exists():
+            return (root / AGENT).read_text()
+    raise ArtPatchError(f"the example agent {AGENT} is not installed; install art-patch again, or run from a checkout")
+
+
+def unpatched(source: str) -> str:
+    """Return the agent without its two lines of ours."""
+    return "".join(
+        line for line in source.splitlines(keepends=True) if not line.startswith(("import art_patch", "art.patch"))
+    )
+
+
+class Process:
+    """A child that cannot outlive us."""
+
+    def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
+        """Start it in a session of its own, so that Ctrl-C reaches us alone and we end it in order."""
+        self.log = log
+        with log.open("ab") as stderr:
+            self.process = subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                bufsize=1,
+                start_new_session=True,
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+
+    def stop(self, grace_s: float = 10.0) -> None:
+        """End it: end of input, then SIGTERM, then SIGKILL."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:  # it died before it read its last line
+                    pass
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            self.process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def why(self) -> str:
+        """Return the end of its log."""
+        return self.log.read_text(errors="replace").strip()[-500:] or "it said nothing"
+
+    def peak_mib(self) -> float:
+        """Return its peak resident memory, MiB (`VmHWM`, Linux)."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+
+    def __enter__(self) -> Any:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop it."""
+        self.stop()
+
+
+class Engine(Process):
+    """`art-patch serve` on a free port."""
+
+    def __init__(self, base: Path, home: Path, project: str, log: Path) -> None:
+        """Start it and wait until it answers.
+
+        Raises:
+            EngineError: if it stops instead.
+        """
+        command = [sys.executable, "-m", "art_patch", "serve", "--base", str(base), "--port", "0", "--json"]
+        command += ["--home", str(home), "--project", project, "--threads", "1", "--who", "demo"]
+        super().__init__(command, {}, log)
+        assert self.process.stdout is not None
+        try:
+            first = json.loads(self.process.stdout.readline() or "{}")
+        except BaseException:
+            self.stop()
+            raise
+        if "base_url" not in first:
+            self.stop()
+            raise EngineError(f"the engine did not start: {first.get('message') or self.why()}")
+        self.base_url: str = first["base_url"]
+        self.champion: str = first["champion"]
+
+
+class Agent(Process):
+    """The example agent, working on tasks as they are asked."""
+
+    def __init__(self, source: str, path: Path, environment: Mapping[str, str], log: Path) -> None:
+        """Start it from a copy of its source."""
+        path.write_text(source)
+        super().__init__([sys.executable, str(path)], {"OPENAI_API_KEY": "none", **environment}, log)
+        self._waiting: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+        self._reader = threading.Thread(target=self._read, name="demo-agent-reader", daemon=True)
+        self._reader.start()
+        self._asked = 0
+
+    def ask(
+        self, tasks: Iterable[Mapping[str, Any]], *, done: Callable[[int], None] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the agent's result for each task, in order: `{"messages": [...]}` or `{"error": "..."}`.
+
+        Args:
+            tasks: `question`, `prices` and perhaps `temperature`.
+            done: told how many are done.
+
+        Raises:
+            ArtPatchError: if the agent died.
+        """
+        answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        keys: list[str] = []
+        assert self.process.stdin is not None
+        for task in tasks:
+            with self._lock:
+                self._asked += 1
+                key = str(self._asked)
+                self._waiting[key] = answers
+                keys.append(key)
+                try:
+                    self.process.stdin.write(json.dumps({**task, "id": key}) + "\n")
+                except OSError:
+                    raise ArtPatchError(f"the agent died: {self.why()}") from None
+        results: dict[str, dict[str, Any]] = {}
+        while len(results) < len(keys):
+            answer = answers.get()
+            if "id" not in answer:
+                raise ArtPatchError(f"the agent died: {self.why()}")
+            results[answer["id"]] = answer
+            if done is not None:
+                done(len(results))
+        return [results[key] for key in keys]
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        try:
+            for line in self.process.stdout:
+                answer = json.loads(line)
+                with self._lock:
+                    waiting = self._waiting.pop(answer["id"])
+                waiting.put(answer)
+        except ValueError:
+            pass  # our own side of the pipe was closed
+        with self._lock:
+            left, self._waiting = self._waiting, {}
+        for waiting in left.values():
+            waiting.put({})
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

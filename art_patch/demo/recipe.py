@@ -1,0 +1,31 @@
+"""The demo's numbers: how much traffic a cycle sees, and how it is learned from."""
+
+from __future__ import annotations
+
+from art_patch.cycle import CycleConfig
+from art_patch.gate import GateConfig
+from art_patch.training import TrainConfig
+
+SCENARIOS = 120
+"""Questions a cycle, of which about a fifth is held out for the gate."""
+
+ROLLOUTS = 8
+"""How often each is asked."""
+
+EVALUATION_TASKS = 155
+"""Questions that traffic never asks."""
+
+EVALUATION_SAMPLES = 4
+"""How often each of them is asked for the sampled success."""
+
+CYCLES = 4
+
+CYCLE = CycleConfig(
+    settle_s=1.0,
+    min_group_size=4,
+    max_group_size=16,
+    holdout_share=0.25,
+    min_groups=8,
+    train=TrainConfig(learning_rate=1e-3, epochs=3, minibatches=16, warmup_steps=5, lora_rank=8, lora_alpha=16),
+    gate=GateConfig(min_scenarios=8, max_scenarios=64, turns_per_scenario=6, samples=8),
+)

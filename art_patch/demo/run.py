@@ -1,0 +1,274 @@
+"""The demo: an unchanged agent gets better from its own traffic, on a laptop.
+
+Make the tiny model, serve it, then alternate traffic and cycles; measure before, after every cycle and at the end on
+questions that traffic never asks. Traffic goes on, thinner, while a policy is trained and promoted. Everything is the
+real path: the example agent in a process of its own, HTTP, the recorder, the store, RULER over litellm, the update,
+the gate, the promotion. Only the judge's opinion is a stand-in's, unless a judge is configured.
+
+Measuring asks the served policy through the same agent without its two lines: what is asked there is never recorded,
+so it is never trained on, and the agent's memory can be compared with and without us.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from art_patch.cycle import CycleConfig, CycleReport, retrain
+from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge, shop_rule
+from art_patch.demo.processes import NO_UPSTREAM, Agent, Engine, agent_source, unpatched
+from art_patch.demo.recipe import CYCLE, EVALUATION_SAMPLES, EVALUATION_TASKS, ROLLOUTS, SCENARIOS
+from art_patch.demo.shop import Task, is_success, make_tasks
+from art_patch.demo.tiny_model import build_model
+from art_patch.errors import ArtPatchError
+from art_patch.rewards.judge import Judge
+from art_patch.rewards.rubric import load_rubric
+from art_patch.serving.client import EngineClient
+from art_patch.settings import Settings
+from art_patch.store import Store, open_store
+
+WHO = "demo"
+
+
+class Teller(Protocol):
+    """Shows the demo while it runs."""
+
+    def progress(self, stage: str, done: int, total: int, note: str = "") -> None:
+        """How far a stage is."""
+        ...
+
+    def say(self, sentence: str) -> None:
+        """A line that stays."""
+        ...
+
+    def measured(self, row: Mapping[str, Any]) -> None:
+        """A point of the curve."""
+        ...
+
+
+@dataclass(slots=True)
+class Curve:
+    """What was measured so far; kept beside the store, so that a second run goes on."""
+
+    path: Path
+    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    @classmethod
+    def load(cls, path: Path) -> Curve:
+        """Read it, empty if there is none yet."""
+        return cls(path, json.loads(path.read_text()) if path.exists() else [])
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Add a point and keep it."""
+        self.rows.append(row)
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(self.rows, indent=1))
+        temporary.replace(self.path)
+
+
+def run_demo(settings: Settings, *, seed: int, cycles: int, control: bool, tell: Teller) -> dict[str, Any]:
+    """Run the demo and return its figures.
+
+    Args:
+        settings: with a project of the demo's own; a judge in them replaces the stand-in.
+        seed: of the model, the tasks and the update.
+        cycles: how many to run now.
+        control: shuffle the judge's scores and let every candidate pass, to show that learning comes from rewards.
+        tell: shows what goes on.
+    """
+    started = time.monotonic()
+    directory = settings.directory
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    base = build_model(
+        directory.parent / "models" / f"shop-{seed}",
+        seed=seed,
+        progress=lambda done, total, loss: tell.progress("warm-up", done, total, f"loss {loss:.3f}"),
+    )
+    with ExitStack() as stack:
+        judge = _judge(settings, stack, seed, control)
+        world = stack.enter_context(_World(settings, base, seed))
+        tell.say(f"{world.engine.champion} serves at {world.engine.base_url}")
+        curve = Curve.load(directory / "demo-curve.json")
+        resumed = bool(curve.rows)
+        if not resumed:
+            curve.add(world.measure(0, tell))
+        tell.measured(curve.rows[-1])
+        for number in range(len(curve.rows), len(curve.rows) + cycles):
+            world.traffic(number, tell.progress)
+            report = world.cycle(judge, number, control, tell)
+            tell.say(f"{report.outcome}: {report.reason}")
+            curve.add(world.measure(number, tell) | {"outcome": report.outcome})
+            tell.measured(curve.rows[-1])
+        figures = _figures(curve, world, resumed)
+    return figures | {
+        "seed": seed,
+        "control": control,
+        "judge": judge.model,
+        "store": settings.store_url,
+        "wall_s": round(time.monotonic() - started, 1),
+    }
+
+
+class _World:
+    """The running parts: engine, patched agent, unpatched agent, store."""
+
+    def __init__(self, settings: Settings, base: Path, seed: int) -> None:
+        self._settings, self._base, self._seed = settings, base, seed
+        self._stack = ExitStack()
+        self.errors = 0
+        self._asked = 0
+
+    def __enter__(self) -> _World:
+        with ExitStack() as stack:
+            self._start(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _start(self, stack: ExitStack) -> None:
+        settings, directory = self._settings, self._settings.directory
+        home, project = str(directory.parent), settings.project
+        self.engine = stack.enter_context(Engine(self._base, directory.parent, project, directory / "engine.log"))
+        self.store: Store = open_store(settings.store_url)
+        stack.callback(self.store.close)
+        self.client = stack.enter_context(EngineClient(self.engine.base_url))
+        self._before = self.store.read.counts()
+        source, log = agent_source(), directory / "agent.log"
+        ours = {"OPENAI_BASE_URL": NO_UPSTREAM, "ART_PATCH_HOME": home, "ART_PATCH_PROJECT": project}
+        self.agent = stack.enter_context(Agent(source, directory / "agent.py", ours, log))
+        self._stack = stack
+
+    def _unpatched(self) -> Agent:
+        """The same agent without our lines, asking the champion itself."""
+        champion = self.store.ledger.champion()
+        assert champion is not None
+        directory = self._settings.directory
+        theirs = {"OPENAI_BASE_URL": self.engine.base_url, "SHOP_MODEL": champion.name}
+        return Agent(unpatched(agent_source()), directory / "agent-unpatched.py", theirs, directory / "agent.log")
+
+    def measure(self, number: int, tell: Teller) -> dict[str, Any]:
+        """Ask the evaluation's questions: greedy once, sampled several times each."""
+        tasks = make_tasks("evaluation", EVALUATION_TASKS, seed=self._seed)
+        with self._unpatched() as agent:
+            sampled = tasks * EVALUATION_SAMPLES
+            right = _successes(sampled, agent.ask(
+                map(_as_asked, sampled), done=lambda n: tell.progress("measure", n, len(sampled), "sampled")
+            ))  # fmt: skip
+            greedy = _successes(tasks, agent.ask({**_as_asked(task), "temperature": 0} for task in tasks))
+            peak_mib = agent.peak_mib()
+        champion = self.store.ledger.champion()
+        return {
+            "cycle": number,
+            "policy": champion.name if champion else None,
+            "sampled": round(right / len(sampled), 4),
+            "greedy": round(greedy / len(tasks), 4),
+            "unpatched_peak_mib": round(peak_mib, 1),
+        }
+
+    def traffic(self, number: int, progress: Callable[[str, int, int, str], None]) -> None:
+        """Let the agent answer this cycle's questions, several times each, as users would ask them."""
+        tasks = make_tasks("traffic", SCENARIOS, seed=self._seed * 1_000 + number)
+        rollouts = [task for task in tasks for _ in range(ROLLOUTS)]
+        results = self.agent.ask(
+            map(_as_asked, rollouts), done=lambda n: progress("traffic", n, len(rollouts), "conversations")
+        )
+        self._count(results)
+        self._wait_until_recorded()
+
+    def cycle(self, judge: Judge, number: int, control: bool, tell: Teller) -> CycleReport:
+        """Run one cycle while a thinner traffic goes on."""
+        stop = threading.Event()
+        trickle = threading.Thread(target=self._trickle, args=(number, stop), name="demo-traffic")
+        trickle.start()
+        try:
+            return retrain(
+                self.store,
+                self.client,
+                judge,
+                self._settings.adapters,
+                CYCLE if not control else _ungated(CYCLE),
+                who=WHO,
+                progress=tell.progress,
+            )
+        finally:
+            stop.set()
+            trickle.join()
+
+    def _trickle(self, number: int, stop: threading.Event) -> None:
+        tasks = iter(make_tasks("traffic", 10_000, seed=self._seed * 1_000 + 500 + number))
+        while not stop.wait(0.25):
+            self._count(self.agent.ask(_as_asked(next(tasks)) for _ in range(2)))
+
+    def _count(self, results: Sequence[Mapping[str, Any]]) -> None:
+        self.errors += sum("error" in result for result in results)
+        self._asked += sum(
+            message["role"] == "assistant" for result in results for message in result.get("messages", ())
+        )
+
+    def _wait_until_recorded(self, timeout_s: float = 10.0) -> None:
+        """Wait for the recorder's last batch, and until the last conversation has settled."""
+        deadline = time.monotonic() + timeout_s
+        while self.recorded() < self._asked:
+            if time.monotonic() > deadline:
+                raise ArtPatchError(f"{self._asked - self.recorded()} calls were not recorded; see {self.agent.log}")
+            time.sleep(0.05)
+        time.sleep(CYCLE.settle_s)
+
+    def recorded(self) -> int:
+        """Calls recorded since the demo started."""
+        return self.store.read.counts()["calls"] - self._before["calls"]
+
+    def failed(self) -> int:
+        """Calls since the demo started that failed or fell back, and conversations that ended in an error."""
+        now = self.store.read.counts()
+        bad = [now[name] - self._before[name] for name in ("calls_fell_back", "calls_not_ok")]
+        return max(sum(bad), self.errors)
+
+
+def _judge(settings: Settings, stack: ExitStack, seed: int, control: bool) -> Judge:
+    rubric = load_rubric(settings.rubric)
+    if settings.judge and not control:
+        return Judge(settings.judge, base_url=settings.judge_base_url, api_key=settings.judge_api_key, rubric=rubric)
+    shuffle = random.Random(seed) if control else None
+    url = stack.enter_context(serve_stand_in_judge(shop_rule, shuffle=shuffle))
+    return Judge(STAND_IN_MODEL, base_url=url, api_key="none", rubric=rubric)
+
+
+def _ungated(config: CycleConfig) -> CycleConfig:
+    """A gate that lets everything pass that can be scored, for the control alone."""
+    return replace(config, gate=replace(config.gate, margin=-1.0))
+
+
+def _as_asked(task: Task) -> dict[str, Any]:
+    return {"question": task.question, "prices": dict(task.prices)}
+
+
+def _successes(tasks: Sequence[Task], results: Sequence[Mapping[str, Any]]) -> int:
+    return sum(is_success(task, result.get("messages", ())) for task, result in zip(tasks, results, strict=True))
+
+
+def _figures(curve: Curve, world: _World, resumed: bool) -> dict[str, Any]:
+    first, last = curve.rows[0], curve.rows[-1]
+    return {
+        "success_before": first["sampled"],
+        "success_after": last["sampled"],
+        "greedy_before": first["greedy"],
+        "greedy_after": last["greedy"],
+        "policy": last["policy"],
+        "curve": [row["sampled"] for row in curve.rows],
+        "calls": world.recorded(),
+        "failed_calls": world.failed(),
+        "cycles": len(curve.rows) - 1,
+        "promotions": sum(row.get("outcome") == "promoted" for row in curve.rows),
+        "app_rss_added_mib": round(world.agent.peak_mib() - max(row["unpatched_peak_mib"] for row in curve.rows), 1),
+        "resumed": resumed,
+    }

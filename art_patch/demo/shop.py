@@ -1,0 +1,192 @@
+"""The demo's world: a shop, questions about it, one tool, and the check that an answer is right. Standard library only.
+
+In: a seed. Out: `Task`s, tool results, and verdicts on transcripts (lists of OpenAI messages).
+
+- A task asks for the price of `count` pieces of one item. Each task has its own price list, so the price must be
+  looked up (turn 1) and multiplied (turn 2); nothing in the question gives it away.
+- The 768 triples (count, item, price of that item) fall into two parts by a hash that no seed moves. `evaluation`
+  triples are asked by nobody but the report; `traffic` is all that is recorded and learned from, the warm-up included. A task's *other* prices are always such that asking for them would be traffic, so
+  that an agent that looks up the wrong item does not meet a held-out triple either.
+- All products of a count and a price occur in traffic: the held-out parts measure whether *behaviour* carries over,
+  not whether arithmetic does.
+- Bad tool calls are answered, not raised: agents make them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, cast
+
+ITEMS = ("apple", "bread", "candle", "grape", "honey", "kettle", "lemon", "mug", "onion", "pear", "plum", "soap")
+COUNTS = tuple(range(2, 10))
+PRICES = tuple(range(2, 10))
+
+Part = Literal["traffic", "evaluation"]
+Triple = tuple[int, str, int]
+"""(count, item, price of one)."""
+
+LOOKUP_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "description": "Price of one item.",
+        "parameters": {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]},
+    },
+}
+"""In the key order in which servers dump it again."""
+
+TOOLS: list[dict[str, Any]] = [LOOKUP_TOOL]
+
+_QUESTION = re.compile(r"price of (\d+) ([a-z]+)\?")
+_RIGHT_CALL_ONLY = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One question to the shop.
+
+    Attributes:
+        id: the same wherever the same part, triple and price list come up; fits as a scenario key.
+        count: pieces asked for.
+        item: the item asked for.
+        prices: price of one piece, for every item in `ITEMS`.
+    """
+
+    id: str
+    count: int
+    item: str
+    prices: Mapping[str, int] = field(hash=False)
+
+    @property
+    def question(self) -> str:
+        """The user's message."""
+        return question(self.count, self.item)
+
+    @property
+    def answer(self) -> str:
+        """The only final answer that counts as right."""
+        return str(self.count * self.prices[self.item])
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """A new conversation that asks the question."""
+        return [{"role": "user", "content": self.question}]
+
+
+def question(count: int, item: str) -> str:
+    """The text that asks for the price of `count` pieces of `item`."""
+    return f"price of {count} {item}?"
+
+
+def part_of(count: int, item: str, price: int) -> Part:
+    """The part that a triple belongs to: one in five is evaluation.
+
+    Python's own `hash` is salted per process, hence sha256.
+    """
+    digest = hashlib.sha256(f"{count}|{item}|{price}".encode()).digest()
+    return "evaluation" if digest[0] % 5 == 0 else "traffic"
+
+
+@cache
+def triples(part: Part) -> tuple[Triple, ...]:
+    """All triples of one part, in a fixed order."""
+    every = ((count, item, price) for count in COUNTS for item in ITEMS for price in PRICES)
+    return tuple(triple for triple in every if part_of(*triple) == part)
+
+
+@cache
+def traffic_prices(count: int, item: str) -> tuple[int, ...]:
+    """The prices at which asking for `count` pieces of `item` is traffic; never empty."""
+    return tuple(price for price in PRICES if part_of(count, item, price) == "traffic")
+
+
+def make_task(triple: Triple, rng: random.Random) -> Task:
+    """A task for `triple`, with the other prices drawn from `rng`."""
+    count, item, price = triple
+    prices = {other: price if other == item else rng.choice(traffic_prices(count, other)) for other in ITEMS}
+    price_list = "".join(str(prices[other]) for other in ITEMS)
+    return Task(id=f"{part_of(*triple)}-{count}-{item}-{price_list}", count=count, item=item, prices=prices)
+
+
+def make_tasks(part: Part, size: int, *, seed: int) -> list[Task]:
+    """`size` tasks of one part, the same for the same seed.
+
+    Every triple of the part comes up once before one comes up again (then with another price list).
+    """
+    rng = random.Random(f"{part}|{seed}")
+    tasks: list[Task] = []
+    while len(tasks) < size:
+        pool = list(triples(part))
+        rng.shuffle(pool)
+        tasks += [make_task(triple, rng) for triple in pool[: size - len(tasks)]]
+    return tasks
+
+
+def run_tool(task: Task, name: str, arguments: str | Mapping[str, Any]) -> str:
+    """What the shop answers to a tool call: a price, or a sentence that says what was wrong.
+
+    Args:
+        task: whose price list is asked.
+        name: the function that the model named.
+        arguments: as the SDK hands them over (JSON text), or already parsed.
+    """
+    item = _looked_up(name, arguments)
+    if item is None:
+        return "bad call"
+    return str(task.prices.get(item, "no such item"))
+
+
+def is_success(task: Task, messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a transcript is exactly: the question, one right lookup, the shop's result, the right number.
+
+    System messages do not count; anything else that is more or less than that (a second call, a number with spaces,
+    an answer without a lookup) is a failure.
+    """
+    asked = [message for message in messages if message.get("role") != "system"]
+    if len(asked) != 4 or asked[0].get("content") != task.question or asked[2].get("role") != "tool":
+        return False
+    return grade(asked) == 1.0 and asked[2].get("content") == str(task.prices[task.item])
+
+
+def grade(messages: Sequence[Mapping[str, Any]]) -> float:
+    """How good a transcript is, judged from the transcript alone, as a judge would who has no price list.
+
+    Returns:
+        1.0 if the item asked for was looked up in one call and the answer is count times the result; 0.3 if the lookup
+        was right but the answer is not; 0.0 otherwise.
+    """
+    asked = [message for message in messages if message.get("role") != "system"]
+    if len(asked) < 3 or [message.get("role") for message in asked[:3]] != ["user", "assistant", "tool"]:
+        return 0.0
+    wanted = _QUESTION.fullmatch(str(asked[0].get("content")))
+    calls: Sequence[Mapping[str, Any]] = asked[1].get("tool_calls") or ()
+    if wanted is None or len(calls) != 1 or asked[1].get("content"):
+        return 0.0
+    function: Mapping[str, Any] = calls[0].get("function") or {}
+    if _looked_up(function.get("name"), function.get("arguments")) != wanted[2]:
+        return 0.0
+    result, final = asked[2].get("content"), asked[3] if len(asked) == 4 else {}
+    if not isinstance(result, str) or not result.isdecimal() or final.get("tool_calls"):
+        return _RIGHT_CALL_ONLY
+    right = final.get("role") == "assistant" and final.get("content") == str(int(wanted[1]) * int(result))
+    return 1.0 if right else _RIGHT_CALL_ONLY
+
+
+def _looked_up(name: Any, arguments: Any) -> str | None:
+    """The item that a call looks up, or `None` if it is not a well-formed lookup."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return None
+    if name != "lookup" or not isinstance(arguments, Mapping):
+        return None
+    given = cast("Mapping[str, Any]", arguments)
+    item = given.get("item")
+    return item if isinstance(item, str) and len(given) == 1 else None
