@@ -3,8 +3,9 @@
 A message's node id is a 16-byte BLAKE2b over its parent's id and its own canonical JSON, so a conversation that
 extends another shares all its nodes. The recorder stitches calls by it, the store keeps each message once.
 
-Canonical: keys sorted, no white space, keys whose value is `None`, `""` or an empty list left out, because clients
-echo an answer back with or without them (`"refusal": null`, `"content": ""` beside tool calls).
+Canonical: keys sorted, no white space, keys whose value is `None`, `""` or empty left out, because clients echo an
+answer back with or without them (`"refusal": null`, `"content": ""` beside tool calls). Canonical JSON only makes ids:
+what is kept is the message as it came, since a chat template renders keys in the order it finds them.
 """
 
 from __future__ import annotations
@@ -28,17 +29,21 @@ def canonical(message: JSON) -> bytes:
     return json.dumps(kept, sort_keys=True, separators=(",", ":"), default=repr).encode("ascii")
 
 
-def node_id(parent: bytes, body: bytes) -> bytes:
-    """Return the 16-byte id of the node with this canonical `body` under `parent`."""
-    return hashlib.blake2b(parent + b"\0" + body, digest_size=16).digest()
+def verbatim(value: Any) -> bytes:
+    """Return JSON as it came, keys in their order; lone surrogates are kept as `\\udXXX` escapes."""
+    return json.dumps(value, separators=(",", ":"), default=repr).encode("ascii")
 
 
-def chain(messages: Iterable[JSON], parent: bytes = ROOT) -> list[tuple[bytes, bytes, bytes]]:
-    """Return `(node id, parent id, canonical body)` for each message in order."""
-    nodes: list[tuple[bytes, bytes, bytes]] = []
+def node_id(parent: bytes, message: JSON) -> bytes:
+    """Return the 16-byte id of the message under `parent`."""
+    return hashlib.blake2b(parent + b"\0" + canonical(message), digest_size=16).digest()
+
+
+def chain(messages: Iterable[JSON], parent: bytes = ROOT) -> list[tuple[bytes, bytes, JSON]]:
+    """Return `(node id, parent id, message)` for each message in order."""
+    nodes: list[tuple[bytes, bytes, JSON]] = []
     for message in messages:
-        body = canonical(message)
-        node = node_id(parent, body)
-        nodes.append((node, parent, body))
+        node = node_id(parent, message)
+        nodes.append((node, parent, message))
         parent = node
     return nodes

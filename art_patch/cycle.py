@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 from filelock import FileLock, Timeout
 from uuid_utils import uuid7
 
-from art_patch.errors import Busy
+from art_patch.errors import Busy, EngineError
 from art_patch.gate import GateConfig, Turn, Verdict, contest, decide, held_out_turns
 from art_patch.grouping import form_groups
 from art_patch.promotion.promote import Engine, ensure_loaded, promote
@@ -136,7 +136,9 @@ def retrain(
                 return CycleReport("nothing to do", why_not, champion.name, None, figures)
         verdict = _gate(store, engine, judge, candidate, champion, config, figures, progress)
         if not verdict.promote:
-            store.ledger.move(candidate.name, "rejected", who=who, reason=verdict.reason, figures={"gate": verdict.figures})
+            store.ledger.move(
+                candidate.name, "rejected", who=who, reason=verdict.reason, figures={"gate": verdict.figures}
+            )
             engine.unload(candidate.name)
             return CycleReport("rejected", verdict.reason, champion.name, candidate.name, figures)
         progress("promote", 0, 1, candidate.name)
@@ -157,7 +159,9 @@ def only_one(directory: Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        raise Busy(f"another cycle is running on {directory}; this one did nothing. Try again when it is done") from None
+        raise Busy(
+            f"another cycle is running on {directory}; this one did nothing. Try again when it is done"
+        ) from None
     try:
         yield
     finally:
@@ -249,7 +253,9 @@ def _train(
     store.ledger.set_groups(dead, "dead", reason="all siblings were scored alike")
     live = [group.id for group in groups if group.id not in set(dead)]
     if not any(sample.advantage for sample in samples):
-        store.ledger.set_groups(live, "stale", reason=f"not sampled within {config.train.max_staleness} steps of the champion")
+        store.ledger.set_groups(
+            live, "stale", reason=f"not sampled within {config.train.max_staleness} steps of the champion"
+        )
         return None, "no group teaches anything: every group was scored alike or is too old"
 
     for directory in stale_directories(adapters):
@@ -300,10 +306,13 @@ def _gate(
     ensure_loaded(engine, candidate.name)
     ensure_loaded(engine, champion.name)
     answers: list[tuple[Turn, list[Choice], list[Choice]]] = []
+
+    def both(turn: Turn) -> tuple[Turn, list[Choice], list[Choice]]:
+        ours = _answers(engine, candidate.name, turn, gate.samples)
+        return turn, ours, _answers(engine, champion.name, turn, gate.samples)
+
     with ThreadPoolExecutor(16) as pool:
-        asked = pool.map(
-            lambda turn: (turn, *(_answers(engine, p.name, turn, gate.samples) for p in (candidate, champion))), turns
-        )
+        asked = pool.map(both, turns)
         for done, answer in enumerate(asked, 1):
             answers.append(answer)
             progress("gate: answers", done, len(turns))
@@ -327,14 +336,23 @@ def _gate(
 
 
 def _answers(engine: Engine, policy: str, turn: Turn, samples: int) -> list[Choice]:
-    """Let a policy answer a turn as traffic would have it answered: same prompt, tools and sampling parameters."""
+    """Let a policy answer a turn as traffic had it answered: same prompt to the token, same sampling parameters.
+
+    Raises:
+        EngineError: if the engine renders another prompt than the one recorded: the comparison would be worth nothing.
+    """
     given = turn.call.params
     kept = {key: given[key] for key in ("temperature", "max_tokens", "max_completion_tokens", "stop") if key in given}
     body: dict[str, Any] = {"model": policy, "messages": list(turn.call.messages), "n": samples} | kept
     if turn.call.tools:
         body["tools"] = list(turn.call.tools)
-    choices = engine.chat(**body)["choices"]
-    return [Choice(c["index"], c["message"], c["finish_reason"]) for c in choices]
+    answer = engine.chat(**body, return_token_ids=True)
+    if tuple(answer["prompt_token_ids"]) != turn.call.prompt_token_ids:
+        raise EngineError(
+            f"call {turn.call.id} has another prompt now than when it was recorded (another chat template?); "
+            "serve the base with the template that traffic was recorded with"
+        )
+    return [Choice(c["index"], c["message"], c["finish_reason"]) for c in answer["choices"]]
 
 
 def _is_fresh(trajectory: Trajectory, champion: Policy, max_staleness: int) -> bool:

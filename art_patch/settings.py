@@ -109,5 +109,8 @@ def load_settings(**given: Any) -> Settings:
     try:
         return Settings(**{key: value for key, value in given.items() if value is not None})
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']} (or {PREFIX}{str(e['loc'][0]).upper()})" for e in error.errors()]
+        lines = [
+            f"{'.'.join(map(str, e['loc']))}: {e['msg']} (or {PREFIX}{str(e['loc'][0]).upper()})"
+            for e in error.errors()
+        ]
         raise ConfigError("; ".join(lines)) from None

@@ -47,7 +47,7 @@ def imports() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for path in PACKAGE.rglob("*.py"):
         module = ".".join(("art_patch", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
-        if module == "art_patch":
+        if module in ("art_patch", "art_patch.__main__"):
             continue
         part = part_of(module)
         for node in ast.walk(ast.parse(path.read_text())):
@@ -76,12 +76,16 @@ def test_the_allowed_imports_have_no_cycle():
 
 
 def test_the_core_never_imports_integrations():
-    assert not [p for p in PACKAGE.rglob("*.py") if "art_patch_integrations" in p.read_text() and p.name != "__init__.py"]
+    assert not [
+        p for p in PACKAGE.rglob("*.py") if "art_patch_integrations" in p.read_text() and p.name != "__init__.py"
+    ]
 
 
 def modules_after(code: str) -> set[str]:
     script = f"import sys; before = set(sys.modules); {code}; print(*(set(sys.modules) - before))"
-    return set(subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True).stdout.split())
+    return set(
+        subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    )
 
 
 def test_importing_loads_the_standard_library_only():

@@ -28,7 +28,23 @@ from tests.tiny import make_tiny_model
 # litellm keeps its HTTP clients for ever and closes none
 pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
 
-QUESTIONS = [f"how many {word}?" for word in "plum pear apple bread lemon onion grape honey soap mug kettle candle".split()]
+QUESTIONS = [
+    f"how many {word}?"
+    for word in [
+        "plum",
+        "pear",
+        "apple",
+        "bread",
+        "lemon",
+        "onion",
+        "grape",
+        "honey",
+        "soap",
+        "mug",
+        "kettle",
+        "candle",
+    ]
+]
 CONFIG = CycleConfig(
     settle_s=0.0,
     min_group_size=2,
@@ -227,7 +243,9 @@ def test_a_cycle_that_died_is_taken_up_where_it_stopped(place: Place, judge: Jud
     assert place.champion == "agent@0"
     report = place.cycle(judge, eager())
     assert report.outcome == "promoted"
-    assert len(place.store.read.groups(state="trained")) == len({g.id for g in place.store.read.groups(state="trained")})
+    assert len(place.store.read.groups(state="trained")) == len(
+        {g.id for g in place.store.read.groups(state="trained")}
+    )
     if stage.startswith(("gate", "promote")):
         assert (report.candidate, "train" in place.stages) == ("agent@1", False)
 
@@ -257,7 +275,9 @@ def test_rollback_goes_back_one_champion_at_a_time_with_and_without_an_engine(pl
     assert rollback(place.store.ledger, None, who="me", reason="worse still").name == "agent@0"
     with pytest.raises(StoreError, match="no earlier champion"):
         rollback(place.store.ledger, None, who="me", reason="?")
-    assert promote(place.store.ledger, place.client, "agent@2", who="me", reason="it was not the model").name == "agent@2"
+    assert (
+        promote(place.store.ledger, place.client, "agent@2", who="me", reason="it was not the model").name == "agent@2"
+    )
     assert place.states() == {"agent@0": "retired", "agent@1": "retired", "agent@2": "champion"}
 
 

@@ -8,8 +8,17 @@ code; 0 is success, "nothing to do" included; 130 is Ctrl-C.
 from __future__ import annotations
 
 
+import sys
+
+INTERRUPTED = 130
+
+
 def main() -> None:
     """Entry point of `art-patch`."""
-    from art_patch.cli.app import run
+    try:
+        from art_patch.cli.app import run
 
-    run()
+        run()
+    except KeyboardInterrupt:  # here, because it may come while the first module is imported
+        sys.stderr.write("art-patch: interrupted; what was recorded and published is kept, run it again to go on\n")
+        sys.exit(INTERRUPTED)

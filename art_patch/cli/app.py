@@ -16,8 +16,6 @@ from art_patch.cli.serve import serve
 from art_patch.cli.status import mode, status
 from art_patch.errors import ArtPatchError
 
-INTERRUPTED = 130
-
 app = typer.Typer(
     name="art-patch",
     help="Agents that learn from their own traffic.",
@@ -45,13 +43,10 @@ def run() -> None:
     from art_patch.cli.output import fail
 
     def on_terminate(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt  # so that SIGTERM unwinds like Ctrl-C: locks freed, children stopped
+        raise KeyboardInterrupt  # so that SIGTERM unwinds like Ctrl-C: locks freed, children stopped, exit code 130
 
     signal.signal(signal.SIGTERM, on_terminate)
     try:
         app(standalone_mode=True)
     except ArtPatchError as error:
         sys.exit(fail(error, as_json="--json" in sys.argv))
-    except KeyboardInterrupt:
-        sys.stderr.write("art-patch: interrupted; what was recorded and published is kept, run it again to go on\n")
-        sys.exit(INTERRUPTED)

@@ -13,9 +13,7 @@ from art_patch.cli.options import HomeOption, JsonOption
 def demo(
     seed: Annotated[int, typer.Option("--seed", help="Of model, tasks and update.", min=0)] = 1,
     cycles: Annotated[int | None, typer.Option("--cycles", help="How many to run.", min=1, show_default=False)] = None,
-    control: Annotated[
-        bool, typer.Option("--control", help="Shuffle the rewards: success must not rise.")
-    ] = False,
+    control: Annotated[bool, typer.Option("--control", help="Shuffle the rewards: success must not rise.")] = False,
     judge: Annotated[
         str | None, typer.Option("--judge", envvar="ART_PATCH_JUDGE", help="A real judge instead of the stand-in.")
     ] = None,
@@ -87,7 +85,9 @@ def _summary(console: Any, figures: Mapping[str, Any], home: object) -> None:
     where = f" --home {home}" if home else ""
     console.print(f"database  {figures['store']}")
     console.print("next      [b]art-patch demo" + where + "[/]             go on learning")
-    console.print(f"          [b]art-patch status --project demo-{figures['seed']}{'-control' if figures['control'] else ''}{where}[/]")
+    console.print(
+        f"          [b]art-patch status --project demo-{figures['seed']}{'-control' if figures['control'] else ''}{where}[/]"
+    )
     console.print("          put [b]import art_patch as art; art.patch()[/] into an agent of yours")
 
 
@@ -96,7 +96,9 @@ def _curve(values: list[float], height: int = 8) -> list[str]:
     lines: list[str] = []
     for level in range(height, -1, -1):
         share = level / height
-        cells = "".join(f"   {'●' if round(value * height) == level else '·' if level == 0 else ' '} " for value in values)
+        cells = "".join(
+            f"   {'●' if round(value * height) == level else '·' if level == 0 else ' '} " for value in values
+        )
         lines.append(f"[dim]{share:>5.0%} │[/]{cells}")
     lines.append("[dim]cycle  " + "".join(f"{number:>4} " for number in range(len(values))) + "[/]")
     return lines

@@ -45,9 +45,7 @@ def retrain(
     from art_patch.store import open_store
     from art_patch.training import TrainConfig
 
-    settings = load_settings(
-        project=project, home=home, store=store, judge=judge, judge_base_url=judge_base_url
-    )
+    settings = load_settings(project=project, home=home, store=store, judge=judge, judge_base_url=judge_base_url)
     opened = open_store(settings.store_url)
     if opened.ledger.champion() is None or not opened.read.counts()["calls"]:
         _say({"outcome": "nothing to do", "reason": _what_is_missing(opened)}, as_json)
@@ -66,9 +64,7 @@ def retrain(
     engine.wait_ready(timeout_s=10.0)
     config = CycleConfig(settle_s=settle_s, min_groups=min_groups, train=TrainConfig(learning_rate=learning_rate))
     with bars(quiet=as_json) as progress:
-        report = run(
-            opened, engine, chief, settings.adapters, config, who=who_am_i(who, "retrain"), progress=progress
-        )
+        report = run(opened, engine, chief, settings.adapters, config, who=who_am_i(who, "retrain"), progress=progress)
     opened.close()
     if as_json:
         answer(asdict(report))
@@ -94,5 +90,7 @@ def _say(report: dict[str, Any], as_json: bool) -> None:
     colour = {"promoted": "green", "rejected": "yellow"}.get(report["outcome"], "dim")
     console.print(f"[{colour}]{report['outcome']}[/] {report.get('candidate') or ''}: {report['reason']}")
     for stage, values in figures.items():
-        shown = ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in values.items())
+        shown = ", ".join(
+            f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in values.items()
+        )
         console.print(f"  [dim]{stage:<6}[/] {shown}")

@@ -21,7 +21,9 @@ def serve(
     ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     dtype: Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")] = "auto",
-    threads: Annotated[int | None, typer.Option("--threads", help="CPU threads; all cores unless given.", min=1)] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="CPU threads; all cores unless given.", min=1)
+    ] = None,
     project: ProjectOption = None,
     home: HomeOption = None,
     store: StoreOption = None,
@@ -47,7 +49,9 @@ def serve(
     opened = open_store(settings.store_url)
     champion = opened.ledger.champion()
     if champion is not None and champion.model != name:
-        raise ConfigError(f"this project serves {champion.model!r}; start with --name {champion.model}, or another --project")
+        raise ConfigError(
+            f"this project serves {champion.model!r}; start with --name {champion.model}, or another --project"
+        )
 
     from art_patch.serving.server import listen, run_server
 
@@ -61,7 +65,9 @@ def serve(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    engine = EmbeddedEngine.from_pretrained(base, name=name, adapters_root=settings.adapters, device=device, dtype=dtype)
+    engine = EmbeddedEngine.from_pretrained(
+        base, name=name, adapters_root=settings.adapters, device=device, dtype=dtype
+    )
     try:
         me = who_am_i(who, "serve")
         if champion is not None and champion.base_sha256 != engine.base.sha256:

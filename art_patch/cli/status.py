@@ -61,7 +61,9 @@ def mode(
     if as_json:
         answer({"project": settings.project, "mode": value})
     else:
-        stdout().print(f"mode of [b]{settings.project}[/]: {value}; running apps follow within {settings.poll_interval_s:g} s")
+        stdout().print(
+            f"mode of [b]{settings.project}[/]: {value}; running apps follow within {settings.poll_interval_s:g} s"
+        )
 
 
 def _engine(base_url: str | None, key_file: str | None) -> dict[str, Any]:

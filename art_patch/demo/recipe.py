@@ -16,7 +16,10 @@ EVALUATION_TASKS = 155
 """Questions that traffic never asks."""
 
 EVALUATION_SAMPLES = 4
-"""How often each of them is asked for the sampled success."""
+"""How often each of them is asked for the sampled success, before and after."""
+
+CURVE_SAMPLES = 2
+"""The same between cycles, where a rougher figure is enough."""
 
 CYCLES = 4
 

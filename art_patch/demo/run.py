@@ -24,7 +24,14 @@ from typing import Any, Protocol
 from art_patch.cycle import CycleConfig, CycleReport, retrain
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge, shop_rule
 from art_patch.demo.processes import NO_UPSTREAM, Agent, Engine, agent_source, unpatched
-from art_patch.demo.recipe import CYCLE, EVALUATION_SAMPLES, EVALUATION_TASKS, ROLLOUTS, SCENARIOS
+from art_patch.demo.recipe import (
+    CURVE_SAMPLES,
+    CYCLE,
+    EVALUATION_SAMPLES,
+    EVALUATION_TASKS,
+    ROLLOUTS,
+    SCENARIOS,
+)
 from art_patch.demo.shop import Task, is_success, make_tasks
 from art_patch.demo.tiny_model import build_model
 from art_patch.errors import ArtPatchError
@@ -98,14 +105,17 @@ def run_demo(settings: Settings, *, seed: int, cycles: int, control: bool, tell:
         curve = Curve.load(directory / "demo-curve.json")
         resumed = bool(curve.rows)
         if not resumed:
-            curve.add(world.measure(0, tell))
+            curve.add(world.measure(0, tell, times=EVALUATION_SAMPLES))
         tell.measured(curve.rows[-1])
-        for number in range(len(curve.rows), len(curve.rows) + cycles):
+        first = len(curve.rows)
+        for number in range(first, first + cycles):
             world.traffic(number, tell.progress)
             report = world.cycle(judge, number, control, tell)
             tell.say(f"{report.outcome}: {report.reason}")
-            curve.add(world.measure(number, tell) | {"outcome": report.outcome})
-            tell.measured(curve.rows[-1])
+            is_last = number == first + cycles - 1
+            row = world.measure(number, tell, times=EVALUATION_SAMPLES if is_last else CURVE_SAMPLES)
+            curve.add(row | {"outcome": report.outcome})
+            tell.measured(row)
         figures = _figures(curve, world, resumed)
     return figures | {
         "seed": seed,
@@ -155,11 +165,11 @@ class _World:
         theirs = {"OPENAI_BASE_URL": self.engine.base_url, "SHOP_MODEL": champion.name}
         return Agent(unpatched(agent_source()), directory / "agent-unpatched.py", theirs, directory / "agent.log")
 
-    def measure(self, number: int, tell: Teller) -> dict[str, Any]:
+    def measure(self, number: int, tell: Teller, *, times: int) -> dict[str, Any]:
         """Ask the evaluation's questions: greedy once, sampled several times each."""
         tasks = make_tasks("evaluation", EVALUATION_TASKS, seed=self._seed)
         with self._unpatched() as agent:
-            sampled = tasks * EVALUATION_SAMPLES
+            sampled = tasks * times
             right = _successes(sampled, agent.ask(
                 map(_as_asked, sampled), done=lambda n: tell.progress("measure", n, len(sampled), "sampled")
             ))  # fmt: skip

@@ -54,7 +54,14 @@ class Ledger(Protocol):
         ...
 
     def move(
-        self, name: str, state: PolicyState, *, who: str, reason: str, figures: JSON | None = None, now: float | None = None
+        self,
+        name: str,
+        state: PolicyState,
+        *,
+        who: str,
+        reason: str,
+        figures: JSON | None = None,
+        now: float | None = None,
     ) -> Policy:
         """Move a policy to another state."""
         ...
@@ -83,9 +90,7 @@ def ensure_loaded(engine: Engine, name: str) -> None:
         raise EngineError(f"{name} did not pass its canary completion; it was not promoted. Train a new candidate")
 
 
-def promote(
-    ledger: Ledger, engine: Engine, name: str, *, who: str, reason: str, figures: JSON | None = None
-) -> Policy:
+def promote(ledger: Ledger, engine: Engine, name: str, *, who: str, reason: str, figures: JSON | None = None) -> Policy:
     """Make the policy champion.
 
     Raises:

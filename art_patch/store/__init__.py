@@ -2,49 +2,24 @@
 
 `open_store(url)` gives a `Store`. The app's writer thread calls `write`; the job reads trajectories, keeps groups and
 scores, and moves policies; `art-patch serve` publishes the route. README.md beside this file has tables and decisions.
+
+Importing the package does not import SQLAlchemy: `patch()` reads the route (`store.route`) before the first call, and
+must not cost the app half a second.
 """
 
 from __future__ import annotations
 
-from art_patch.store.connect import Database
-from art_patch.store.ledger import Ledger
-from art_patch.store.read import Reader
-from art_patch.store.verify import verify
-from art_patch.store.write import Writer
-
-
-class Store:
-    """An open store. Methods are grouped by who uses them: `write`, `read.*`, `ledger.*`."""
-
-    def __init__(self, database: Database) -> None:
-        """Wrap an open database."""
-        self._database = database
-        self._writer = Writer(database)
-        self.write = self._writer.write
-        self.read = Reader(database)
-        self.ledger = Ledger(database)
-
-    def verify(self) -> list[str]:
-        """Return every inconsistency found, in words; empty means sound."""
-        return verify(self._database)
-
-    def close(self) -> None:
-        """Close all connections."""
-        self._database.close()
-
-
-def open_store(url: str, *, create: bool = True) -> Store:
-    """Open (and migrate) the store at `url`.
-
-    Args:
-        url: `sqlite:////absolute/path/store.db`.
-        create: make it if it does not exist.
-
-    Raises:
-        StoreError: if it cannot be opened, is not a store, or is missing and `create` is false.
-        StoreTooNew: if a newer release wrote it.
-    """
-    return Store(Database(url, create=create))
-
+from typing import TYPE_CHECKING
 
 __all__ = ["Store", "open_store"]
+
+if TYPE_CHECKING:
+    from art_patch.store.store import Store, open_store
+else:
+
+    def __getattr__(name):
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from art_patch.store import store
+
+        return getattr(store, name)

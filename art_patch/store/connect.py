@@ -20,6 +20,7 @@ from art_patch.errors import StoreError, StoreTooNew
 from art_patch.store.tables import HEAD
 from art_patch.store.urls import sqlite_path
 
+
 class Database:
     """One database file with its two ways to write.
 
@@ -41,7 +42,9 @@ class Database:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StoreError(f"cannot write the store {self.path}: {error.strerror}; check the directory's owner and mode") from None
+            raise StoreError(
+                f"cannot write the store {self.path}: {error.strerror}; check the directory's owner and mode"
+            ) from None
         self._calls = _engine(url, "NORMAL")
         self._ledger = _engine(url, "FULL")
         with self.errors(), self._locked():

@@ -55,7 +55,9 @@ class Ledger:
                 ids = [t.id for t in group.trajectories]
                 connection.execute(update(table).where(table.c.id.in_(ids)).values(group_id=group.id))
 
-    def set_groups(self, ids: Sequence[str], state: str, *, reason: str | None = None, policy: str | None = None) -> None:
+    def set_groups(
+        self, ids: Sequence[str], state: str, *, reason: str | None = None, policy: str | None = None
+    ) -> None:
         """Move groups to `scored`, `trained`, `spent` (held out and used up) or back to `formed` with the reason."""
         with self._database.write(durable=True) as connection:
             _set_groups(connection, ids, state, reason, policy)
@@ -94,11 +96,20 @@ class Ledger:
     def add_candidate(self, policy: Policy, *, trained_on: Sequence[str], who: str) -> None:
         """Keep a new candidate and mark the groups it was trained on, together."""
         with self._database.write(durable=True) as connection:
-            _insert_policy(connection, policy, who=who, reason=f"trained on {len(trained_on)} groups", at=policy.created_at)
+            _insert_policy(
+                connection, policy, who=who, reason=f"trained on {len(trained_on)} groups", at=policy.created_at
+            )
             _set_groups(connection, trained_on, "trained", None, policy.name)
 
     def move(
-        self, name: str, state: PolicyState, *, who: str, reason: str, figures: JSON | None = None, now: float | None = None
+        self,
+        name: str,
+        state: PolicyState,
+        *,
+        who: str,
+        reason: str,
+        figures: JSON | None = None,
+        now: float | None = None,
     ) -> Policy:
         """Move a policy to another state; a new champion retires the old one and takes the route, all at once.
 
@@ -196,9 +207,7 @@ def _note_move(
     _audit(connection, who, "move", {"policy": name, "from": before, "to": after, "reason": reason}, at)
 
 
-def _set_groups(
-    connection: Connection, ids: Sequence[str], state: str, reason: str | None, policy: str | None
-) -> None:
+def _set_groups(connection: Connection, ids: Sequence[str], state: str, reason: str | None, policy: str | None) -> None:
     table = tables.groups
     for group_id in ids:
         values = {"state": state, "reason": reason} | ({"policy": policy} if policy else {})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from sqlalchemy import select, text
 
 from art_patch.chain import node_id
@@ -40,9 +42,11 @@ def verify(database: Database) -> list[str]:
             if count := connection.scalar(text(query)):
                 found.append(sentence.format(count))
         for node in connection.execute(select(tables.nodes)):
-            if node_id(node.parent, expand(node.body)) != node.id:
+            if node_id(node.parent, json.loads(expand(node.body))) != node.id:
                 found.append(f"message {node.id.hex()} does not match its hash")
-        champions = connection.scalars(select(tables.policies.c.name).where(tables.policies.c.state == "champion")).all()
+        champions = connection.scalars(
+            select(tables.policies.c.name).where(tables.policies.c.state == "champion")
+        ).all()
         if len(champions) > 1:
             found.append(f"{len(champions)} champions: {', '.join(champions)}")
         previous = GENESIS

@@ -7,11 +7,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, or_, update
+from sqlalchemy import Connection, bindparam, case, func, or_, update
 from sqlalchemy.dialects.sqlite import insert
 
-from art_patch.chain import ROOT, chain
-from art_patch.chain import canonical as canonical_json
+from art_patch.chain import ROOT, chain, verbatim
 from art_patch.records import Call, Record, Score, SpanInfo, TrajectoryInfo
 from art_patch.store import tables
 from art_patch.store.codec import pack_ids, pack_logprobs, squeeze
@@ -75,16 +74,16 @@ class _Batch:
                 self.scores.append({name: getattr(record, name) for name in Score.__slots__})
 
     def _nodes(self, messages: Sequence[Any], parent: bytes) -> bytes:
-        for node, above, body in chain(messages, parent):
+        for node, above, message in chain(messages, parent):
             if node not in self._seen and node not in self.new_nodes:
-                self.new_nodes[node] = {"id": node, "parent": above, "body": squeeze(body)}
+                self.new_nodes[node] = {"id": node, "parent": above, "body": squeeze(verbatim(message))}
             parent = node
         return parent
 
     def _blob(self, values: Sequence[Any]) -> bytes | None:
         if not values:
             return None
-        body = b"[" + b",".join(canonical_json(value) for value in values) + b"]"
+        body = verbatim(list(values))
         key = hashlib.blake2b(body, digest_size=16).digest()
         self.blobs[key] = {"id": key, "body": squeeze(body)}
         return key
@@ -139,21 +138,22 @@ def _upsert_trajectory() -> Any:
     statement = insert(tables.trajectories)
     old, new = tables.trajectories.c, statement.excluded
     keep = ("ended_at", "name", "scenario_key", "group_key", "session_id", "user_id", "error")
-    return statement.on_conflict_do_update(
-        index_elements=["id"], set_={name: func.coalesce(new[name], old[name]) for name in keep}
-    )
+    changes: dict[str, Any] = {name: func.coalesce(new[name], old[name]) for name in keep}
+    # A single call that another one extended is single no longer; every other origin is final.
+    changes["origin"] = case((old.origin == "single", new.origin), else_=old.origin)
+    return statement.on_conflict_do_update(index_elements=["id"], set_=changes)
 
 
 def _upsert_all(table: Any, *names: str) -> Any:
     statement = insert(table)
-    return statement.on_conflict_do_update(index_elements=["id"], set_={name: statement.excluded[name] for name in names})
+    return statement.on_conflict_do_update(
+        index_elements=["id"], set_={name: statement.excluded[name] for name in names}
+    )
 
 
 _UPSERT_TRAJECTORY = _upsert_trajectory()
 _UPSERT_SPAN = _upsert_all(tables.spans, "ended_at")
-_UPSERT_SCORE = _upsert_all(
-    tables.scores, "name", "value", "source", "at", "comment", "group_id", "rubric", "judge"
-)
+_UPSERT_SCORE = _upsert_all(tables.scores, "name", "value", "source", "at", "comment", "group_id", "rubric", "judge")
 _TOUCH = (
     update(tables.trajectories)
     .where(

@@ -11,7 +11,7 @@ TOLERANCE = 1e-6
 _EPSILON = 1e-4  # as in TRL: keeps a small spread from becoming a huge advantage
 
 
-def advantages_G(rewards_G: Sequence[float | None]) -> tuple[float, ...] | None:  # noqa: N802 - axis suffix
+def advantages_G(rewards_G: Sequence[float | None]) -> tuple[float, ...] | None:
     """Return `(reward - mean) / (std + 1e-4)` for each of the G siblings; 0 for an unscored one.
 
     The standard deviation has ddof=1 (DeepSeekMath, https://arxiv.org/abs/2402.03300, as TRL computes it).

@@ -36,10 +36,10 @@ def micro_batches(rows: Sequence[TrainRow], tokens: int) -> Iterator[list[TrainR
 class Scored:
     """N sampled tokens of a micro-batch, flat; see `LossInput` for the first three."""
 
-    logprob_N: Tensor  # noqa: N815 - axis suffix
-    recorded_N: Tensor  # noqa: N815
-    advantage_N: Tensor  # noqa: N815
-    entropy_N: Tensor  # noqa: N815
+    logprob_N: Tensor
+    recorded_N: Tensor
+    advantage_N: Tensor
+    entropy_N: Tensor
 
 
 def score_rows(model: Any, batch: Sequence[TrainRow], device: torch.device) -> Scored:
@@ -70,10 +70,16 @@ def score_rows(model: Any, batch: Sequence[TrainRow], device: torch.device) -> S
     targets_BT = sampled_BT[:, 1:]  # a sequence's first token has no prediction
     keep_K = targets_BT.any(dim=0).nonzero().squeeze(1)
     output = model(
-        input_ids=ids_BT.to(device), attention_mask=mask_BT.to(device), logits_to_keep=keep_K.to(device), use_cache=False
+        input_ids=ids_BT.to(device),
+        attention_mask=mask_BT.to(device),
+        logits_to_keep=keep_K.to(device),
+        use_cache=False,
     )
     chosen_BK = targets_BT[:, keep_K]
-    logits_NV = _at_least_fp32(output.logits[chosen_BK.to(device)]) / temperature_BT[:, 1:][:, keep_K][chosen_BK].to(device)[:, None]
+    logits_NV = (
+        _at_least_fp32(output.logits[chosen_BK.to(device)])
+        / temperature_BT[:, 1:][:, keep_K][chosen_BK].to(device)[:, None]
+    )
     target_N = ids_BT[:, 1:][:, keep_K][chosen_BK].to(device)
     logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
     with torch.no_grad():

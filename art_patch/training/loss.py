@@ -31,9 +31,9 @@ class LossInput:
         clip_high: see `TrainConfig`.
     """
 
-    logprob_N: Tensor  # noqa: N815 - axis suffix
-    recorded_N: Tensor  # noqa: N815
-    advantage_N: Tensor  # noqa: N815
+    logprob_N: Tensor
+    recorded_N: Tensor
+    advantage_N: Tensor
     tokens_in_step: int
     clip_low: float
     clip_high: float

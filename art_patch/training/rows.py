@@ -25,10 +25,10 @@ class Row:
         temperature_T: sampling temperature; 1 elsewhere.
     """
 
-    ids_T: tuple[int, ...]  # noqa: N815 - axis suffix
-    sampled_T: tuple[bool, ...]  # noqa: N815
-    logprobs_T: tuple[float, ...]  # noqa: N815
-    temperature_T: tuple[float, ...]  # noqa: N815
+    ids_T: tuple[int, ...]
+    sampled_T: tuple[bool, ...]
+    logprobs_T: tuple[float, ...]
+    temperature_T: tuple[float, ...]
 
     @property
     def sampled(self) -> int:

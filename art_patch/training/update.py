@@ -10,6 +10,7 @@ import math
 import random
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -133,6 +134,8 @@ def load_policy(base: str, parent: Path | None, config: TrainConfig) -> tuple[An
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # the cycle shows its own
+    # peft 0.21 asks transformers 5.23 by the old name
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     torch.manual_seed(config.seed)
@@ -206,9 +209,7 @@ def _train(
     return tally
 
 
-def _step(
-    model: Any, minibatch: Sequence[TrainRow], config: TrainConfig, device: torch.device, tally: _Tally
-) -> float:
+def _step(model: Any, minibatch: Sequence[TrainRow], config: TrainConfig, device: torch.device, tally: _Tally) -> float:
     """Accumulate the gradient of one optimizer step; micro-batches change memory, not the result."""
     tokens = total_sampled([item.row for item in minibatch])
     total = 0.0
@@ -250,7 +251,9 @@ def _cut(rows: Sequence[TrainRow], parts: int) -> list[Sequence[TrainRow]]:
 def _publish(model: Any, target: Path, *, base_sha256: str, config: TrainConfig, base: str) -> None:
     for name, weight in model.named_parameters():
         if weight.requires_grad and not bool(torch.isfinite(weight).all()):
-            raise TrainingError(f"{name} is not finite after the last step; lower --learning-rate. Nothing was published")
+            raise TrainingError(
+                f"{name} is not finite after the last step; lower --learning-rate. Nothing was published"
+            )
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     directory = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
@@ -263,4 +266,3 @@ def _publish(model: Any, target: Path, *, base_sha256: str, config: TrainConfig,
 def stale_directories(adapters: Path) -> Iterator[Path]:
     """Yield what an update that was killed left behind: never published, so safe to delete."""
     yield from adapters.glob(".*@*.*")
-

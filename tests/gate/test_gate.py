@@ -7,10 +7,10 @@ import random
 from itertools import count
 
 import pytest
-from tests.factory import make_call, make_group, make_trajectory
 
 from art_patch.gate import GateConfig, Turn, contest, decide, held_out_turns
 from art_patch.records import Choice
+from tests.factory import make_call, make_group, make_trajectory
 
 
 def pairs(differences: list[float], base: float = 0.5) -> list[tuple[str, float, float]]:
@@ -65,7 +65,9 @@ def test_turns_are_spread_over_depths_and_untrainable_calls_left_out():
     deep = ({"role": "user", "content": "hi"}, {"role": "assistant", "content": "?"}, {"role": "user", "content": "x"})
     group = make_group(
         make_trajectory("a", make_call("a1", prompt=(1,)), make_call("a2", prompt=(1, 2), messages=deep)),
-        make_trajectory("b", make_call("b1", prompt=(1,)), make_call("b2", prompt=(1, 3), messages=deep, untrainable="no")),
+        make_trajectory(
+            "b", make_call("b1", prompt=(1,)), make_call("b2", prompt=(1, 3), messages=deep, untrainable="no")
+        ),
     )
     turns = held_out_turns([group], scenarios=5, turns_per_scenario=2, seed=1)
     assert sorted(turn.call.prompt_token_ids or () for turn in turns) == [(1,), (1, 2)]

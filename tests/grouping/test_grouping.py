@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from itertools import count
 
-from tests.factory import make_call, make_trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 
 from art_patch.grouping import Grouping, form_groups, is_held_out, scenario_of
 from art_patch.grouping.scenario import normalise
 from art_patch.records import Trajectory
+from tests.factory import make_call, make_trajectory
 
 
 def ids():

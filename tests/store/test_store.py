@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -101,6 +102,14 @@ def test_an_ended_trajectory_keeps_what_was_known_before(store: Store):
     assert trajectory.info == info(name="n", user_id="u", ended_at=9.0, error="ValueError")
 
 
+def test_a_call_that_was_extended_is_single_no_longer(store: Store):
+    store.write([info(origin="single"), call("c1")])
+    store.write([info(origin="stitched"), call("c2", at=2.0)])
+    store.write([info(origin="single")])  # a late duplicate changes nothing
+    (trajectory,) = store.read.trajectories(["t1"])
+    assert trajectory.info.origin == "stitched"
+
+
 def test_writing_a_score_again_replaces_it(store: Store):
     store.write([info(), Score("k", "t1", "thumbs", 1.0, "user", 3.0)])
     store.write([Score("k", "t1", "thumbs", 0.0, "user", 4.0, comment="changed my mind")])
@@ -121,8 +130,21 @@ def test_shared_history_is_kept_once(store: Store, url: str):
         assert raw.execute("SELECT count(*) FROM nodes").fetchone() == (40,)
 
 
+def test_keys_keep_their_order_because_chat_templates_render_them_in_it(store: Store):
+    tools = ({"type": "function", "function": {"name": "b", "description": "a"}},)
+    message = {"role": "user", "content": "", "name": "zed", "audio": None}
+    store.write([info(), call("c1", messages=(message,), tools=tools)])
+    (trajectory,) = store.read.trajectories(["t1"])
+    assert json.dumps(trajectory.calls[0].tools) == json.dumps(tools)
+    assert json.dumps(trajectory.calls[0].messages) == json.dumps([message])
+
+
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
@@ -140,7 +162,9 @@ def test_any_json_messages_survive(tmp_path_factory: pytest.TempPathFactory, mes
 
 
 def test_ungrouped_are_those_that_settled_and_no_group_holds(store: Store):
-    store.write([info("a"), call("c1", "a", at=10.0), info("b"), call("c2", "b", at=20.0), info("c"), call("c3", "c", at=99.0)])
+    store.write(
+        [info("a"), call("c1", "a", at=10.0), info("b"), call("c2", "b", at=20.0), info("c"), call("c3", "c", at=99.0)]
+    )
     assert [t.id for t in store.read.ungrouped(settled_before=50.0)] == ["a", "b"]
     group = Group("g", "task:x", "same_task", store.read.trajectories(["a", "b"]))
     store.ledger.add_groups([group], now=1.0)
@@ -183,7 +207,11 @@ def test_a_promotion_moves_the_route_and_retires_the_old_champion(store: Store, 
 
 @pytest.mark.parametrize(
     ("step", "to", "words"),
-    [(1, "retired", "only become champion or rejected"), (0, "champion", "already champion"), (0, "rejected", "only become retired")],
+    [
+        (1, "retired", "only become champion or rejected"),
+        (0, "champion", "already champion"),
+        (0, "rejected", "only become retired"),
+    ],
 )
 def test_forbidden_moves_are_refused_and_change_nothing(store: Store, step: int, to: str, words: str):
     store.ledger.add_base("agent@0", "/base", "ff", who="test")
@@ -290,7 +318,8 @@ for batch in range(int(sys.argv[3])):
 
 def test_four_processes_write_at_once_and_nothing_is_lost(store: Store, url: str):
     writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, url, f"w{n}", "25"], stdout=subprocess.DEVNULL) for n in range(4)
+        subprocess.Popen([sys.executable, "-c", WRITER, url, f"w{n}", "25"], stdout=subprocess.DEVNULL)
+        for n in range(4)
     ]
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0, 0, 0]
     assert store.read.counts()["calls"] == 4 * 25 * 10

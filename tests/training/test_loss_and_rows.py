@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from tests.factory import make_call, make_trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from art_patch.records import Choice
 from art_patch.training.advantages import advantages_G
 from art_patch.training.loss import LossInput, grpo_loss
 from art_patch.training.rows import rows_of
+from tests.factory import make_call, make_trajectory
 
 # advantages
 
@@ -87,9 +87,7 @@ def test_what_upstream_answered_is_context_but_never_trained():
 
 def test_of_several_choices_the_one_that_the_app_went_on_with_is_trained():
     first = make_call("a", prompt=(1,))
-    choices = tuple(
-        Choice(n, {"role": "assistant", "content": f"c{n}"}, "stop", (10 + n,), (-0.1,)) for n in range(3)
-    )
+    choices = tuple(Choice(n, {"role": "assistant", "content": f"c{n}"}, "stop", (10 + n,), (-0.1,)) for n in range(3))
     first = make_call("a", prompt=(1,), choices=choices)
     after = make_call("b", prompt=(1, 12, 4), answer=(5,), messages=(*first.messages, choices[2].message))
     (row,) = rows_of(make_trajectory("t", first, after), max_tokens=100)
@@ -104,9 +102,18 @@ def test_an_over_long_row_is_cut_and_one_with_nothing_sampled_left_is_gone():
     assert rows_of(trajectory, max_tokens=3) == ()
 
 
-@given(st.lists(st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.lists(st.integers(0, 3), min_size=1, max_size=3)), max_size=6))
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 3), min_size=1, max_size=6), st.lists(st.integers(0, 3), min_size=1, max_size=3)
+        ),
+        max_size=6,
+    )
+)
 def test_every_sampled_token_is_in_exactly_one_row(calls: list[tuple[list[int], list[int]]]):
-    trajectory = make_trajectory("t", *(turn(str(n), tuple(p), tuple(a)) for n, (p, a) in enumerate(calls))) if calls else None
+    trajectory = (
+        make_trajectory("t", *(turn(str(n), tuple(p), tuple(a)) for n, (p, a) in enumerate(calls))) if calls else None
+    )
     if trajectory is None:
         return
     rows = rows_of(trajectory, max_tokens=1_000)
@@ -143,7 +150,9 @@ def test_on_policy_the_loss_is_minus_the_mean_advantage_and_nothing_is_clipped()
 )
 def test_clipping_by_hand(ratio: float, advantage: float, expected_loss: float, flows: bool):
     logprob = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
-    loss, metrics = loss_of(logprob, torch.zeros(1, dtype=torch.float64), torch.tensor([advantage], dtype=torch.float64))
+    loss, metrics = loss_of(
+        logprob, torch.zeros(1, dtype=torch.float64), torch.tensor([advantage], dtype=torch.float64)
+    )
     loss.backward()
     assert logprob.grad is not None
     assert loss.item() == pytest.approx(expected_loss)

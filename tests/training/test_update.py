@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.factory import make_call, make_trajectory
 from safetensors.torch import load_file
-from tests.tiny import make_tiny_model
 
 from art_patch.errors import AdapterRejected, TrainingError
 from art_patch.records import Choice, Trajectory
@@ -21,6 +19,8 @@ from art_patch.training import TrainConfig
 from art_patch.training.logprobs import TrainRow, micro_batches, score_rows
 from art_patch.training.rows import Row, rows_of
 from art_patch.training.update import Sample, load_policy, update
+from tests.factory import make_call, make_trajectory
+from tests.tiny import make_tiny_model
 
 CPU = torch.device("cpu")
 
@@ -51,7 +51,9 @@ def model(base: Path) -> Any:
 
 def row(*tokens: tuple[int, bool], temperature: float = 1.0) -> Row:
     ids, sampled = zip(*tokens, strict=True)
-    return Row(ids, sampled, tuple(-1.0 if s else 0.0 for s in sampled), tuple(temperature if s else 1.0 for s in sampled))
+    return Row(
+        ids, sampled, tuple(-1.0 if s else 0.0 for s in sampled), tuple(temperature if s else 1.0 for s in sampled)
+    )
 
 
 ROWS = [
@@ -93,7 +95,13 @@ def test_a_prompt_or_tool_token_is_never_a_target_and_a_sampled_one_always_is(mo
     last = TrainRow(replace(item.row, ids_T=(*item.row.ids_T[:-1], 77)), item.advantage)
     assert any(not torch.equal(reference[n], g) for n, g in gradient(model, [last]).items())
     unsampled_tail = TrainRow(
-        Row((*item.row.ids_T, 50), (*item.row.sampled_T, False), (*item.row.logprobs_T, 0.0), (*item.row.temperature_T, 1.0)), 1.0
+        Row(
+            (*item.row.ids_T, 50),
+            (*item.row.sampled_T, False),
+            (*item.row.logprobs_T, 0.0),
+            (*item.row.temperature_T, 1.0),
+        ),
+        1.0,
     )
     other_tail = TrainRow(replace(unsampled_tail.row, ids_T=(*item.row.ids_T, 51)), 1.0)
     for name, grad in gradient(model, [other_tail]).items():
@@ -122,7 +130,9 @@ def test_micro_batches_change_no_gradient(model: Any, tokens: int):
 
 
 def test_a_conversation_in_one_row_has_the_gradient_of_its_turns_apart(model: Any):
-    both = make_trajectory("t", make_call("a", prompt=(5, 6), answer=(7, 8)), make_call("b", prompt=(5, 6, 7, 8, 9), answer=(10,)))
+    both = make_trajectory(
+        "t", make_call("a", prompt=(5, 6), answer=(7, 8)), make_call("b", prompt=(5, 6, 7, 8, 9), answer=(10,))
+    )
     merged = [TrainRow(r, 1.0) for r in rows_of(both, max_tokens=99)]
     apart = [TrainRow(r, 1.0) for call in both.calls for r in rows_of(make_trajectory("t", call), max_tokens=99)]
     assert (len(merged), len(apart)) == (1, 2)

@@ -1,0 +1,219 @@
+"""`trajectory()`, `span()`, `group()`, `bind()`: each scope is a context manager and a decorator.
+
+As a decorator every call of the function gets its own trajectory (or span), generators and coroutines included. A
+`with` inside a generator body cannot be undone between two `yield`s, as with any ambient context; decorate it instead.
+Works without `patch()`, and then records nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Generic, ParamSpec, Self, TypeVar
+
+from opentelemetry import context as otel
+from opentelemetry.context.context import Context
+
+from art_patch.context.ambient import Ambient, Entered, OpenTrajectory, ambient, enter, grouped, identify, leave
+from art_patch.context.carrying import carry
+from art_patch.errors import ConfigError
+from art_patch.recording import emit, new_id
+from art_patch.recording.scrubbing import scrub
+from art_patch.records import JSON, SpanInfo, TrajectoryInfo
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Scope(Generic[T]):
+    """A context manager and a decorator. Entering gives `T`; it may be entered again, also nested, by one thread."""
+
+    def __init__(self) -> None:
+        self._entered: list[tuple[Entered, T]] = []
+
+    def _open(self) -> tuple[Ambient, T]:
+        raise NotImplementedError
+
+    def _closed(self, opened: T, error: BaseException | None) -> None:
+        """Record the end."""
+
+    def _fresh(self) -> Self:
+        raise NotImplementedError
+
+    def __enter__(self) -> T:
+        """Begin."""
+        now, opened = self._open()
+        self._entered.append((enter(now), opened))
+        return opened
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End, and note the error if there is one; it is never swallowed."""
+        entered, opened = self._entered.pop()
+        leave(entered)
+        self._closed(opened, error)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return `function` such that each of its calls runs in a scope of its own."""
+        return carry(function, self._fresh)
+
+
+class _Trajectory(Scope[TrajectoryInfo]):
+    def __init__(self, id: str | None, given: dict[str, Any]) -> None:
+        super().__init__()
+        self._id = id
+        self._given = given
+        self._open_ones: list[OpenTrajectory] = []
+
+    def _fresh(self) -> Self:
+        return type(self)(self._id, self._given)
+
+    def _open(self) -> tuple[Ambient, TrajectoryInfo]:
+        here = ambient()
+        info = TrajectoryInfo(self._id or new_id(), time.time(), "explicit", group_key=here.group_key, **self._given)
+        opened = OpenTrajectory(info)
+        self._open_ones.append(opened)
+        return Ambient(opened, None, here.group_key), info
+
+    def _closed(self, opened: TrajectoryInfo, error: BaseException | None) -> None:
+        if self._open_ones.pop().used:
+            emit(replace(opened, ended_at=time.time(), error=_describe(error)))
+
+
+class _Span(Scope[str]):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+        self._spans: list[tuple[OpenTrajectory | None, SpanInfo, bool]] = []
+
+    def _fresh(self) -> Self:
+        return type(self)(self._name)
+
+    def _open(self) -> tuple[Ambient, str]:
+        here, now = ambient(), time.time()
+        opened, info = here.open, None if here.open is None else here.open.info
+        if info is None:
+            info = identify(using=False).trajectory
+        roots = info is None
+        if info is None:
+            info = TrajectoryInfo(new_id(), now, "explicit", name=self._name, group_key=here.group_key)
+            opened = OpenTrajectory(info)
+        part = SpanInfo(new_id(), info.id, self._name, now, parent_id=here.span_id)
+        self._spans.append((opened, part, roots))
+        return replace(here, open=opened, span_id=part.id), part.id
+
+    def _closed(self, opened: str, error: BaseException | None) -> None:
+        run, part, roots = self._spans.pop()
+        if run is not None and not run.used:
+            return  # no call: the trajectory leaves no row, and neither does its span
+        ended_at = time.time()
+        emit(replace(part, ended_at=ended_at))
+        if roots and run is not None:
+            emit(replace(run.info, ended_at=ended_at, error=_describe(error)))
+
+
+class _Group(Scope[None]):
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self._key = key
+
+    def _fresh(self) -> Self:
+        return type(self)(self._key)
+
+    def _open(self) -> tuple[Ambient, None]:
+        return grouped(ambient(), self._key), None
+
+
+def trajectory(
+    name: str | None = None,
+    *,
+    id: str | None = None,
+    scenario: str | None = None,
+    session_id: str | None = None,
+    user_id: str | None = None,
+    tags: Sequence[str] = (),
+    metadata: JSON | None = None,
+) -> Scope[TrajectoryInfo]:
+    """Everything inside is one run of the agent on one task. Entering gives the trajectory, with its `id`.
+
+    Args:
+        name: what kind of run it is.
+        id: an id of your own; blocks with the same id are one trajectory. A new one unless given.
+        scenario: key of the task; trajectories with the same key are compared with each other.
+        session_id: your session.
+        user_id: your user.
+        tags: your labels.
+        metadata: anything else, as JSON values.
+
+    Raises:
+        ConfigError: if `id` is empty.
+    """
+    if id is not None and not id:
+        raise ConfigError("trajectory(id=...) must not be empty; leave it out to get a new id")
+    given: dict[str, Any] = {
+        "name": name,
+        "scenario_key": scenario,
+        "session_id": session_id,
+        "user_id": user_id,
+        "tags": (tags,) if isinstance(tags, str) else tuple(tags),
+        "metadata": dict(metadata or {}),
+    }
+    return _Trajectory(id, given)
+
+
+def span(name: str) -> Scope[str]:
+    """A named part of the trajectory, nested in the span around it. Entering gives the span's id.
+
+    Outside of any trajectory and any OpenTelemetry trace the outermost span is the trajectory: what it holds together
+    is one run.
+    """
+    return _Span(name)
+
+
+def group(key: str) -> Scope[None]:
+    """Trajectories that start inside are siblings: runs of one task that are compared with each other.
+
+    Raises:
+        ConfigError: if `key` is empty.
+    """
+    if not key:
+        raise ConfigError("group(key) must not be empty; give the task's own key, such as its ticket number")
+    return _Group(key)
+
+
+class _Captured:
+    """A context from elsewhere, in force while open."""
+
+    def __init__(self, inside: Context) -> None:
+        self._inside = inside
+        self._before: Context | None = None
+
+    def __enter__(self) -> None:
+        self._before = otel.get_current()
+        otel.attach(self._inside)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            otel.attach(self._before)
+
+
+def bind(function: Callable[P, R]) -> Callable[P, R]:
+    """Return `function` such that it runs in the context of this moment, in whatever thread or task it is called.
+
+    Threads do not inherit ambient context::
+
+        pool.submit(art.bind(answer), question)
+    """
+    inside = otel.get_current()
+    return carry(function, lambda: _Captured(inside))
+
+
+def _describe(error: BaseException | None) -> str | None:
+    # A consumer that stops reading a generator ends it; that is no failure.
+    if error is None or isinstance(error, GeneratorExit):
+        return None
+    return scrub(f"{type(error).__name__}: {error}")

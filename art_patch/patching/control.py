@@ -1,0 +1,211 @@
+"""`patch()`, `unpatch()`, `status()`, `flush()`: the process has one patch, and these switch it.
+
+Mistakes in arguments raise `ConfigError`. What is down in production (no store, no engine, an SDK we do not know) only
+shows in `status().degraded`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import wrapt
+
+from art_patch.patching.runtime import Runtime
+from art_patch.patching.wrapping import MODULE, Wrapping
+from art_patch.recording import faults, set_recorder
+from art_patch.records import Mode
+from art_patch.settings import Settings, load_settings
+
+STOP_DEADLINE_S = 2.0
+INTEGRATIONS = "art_patch.integrations"
+"""Entry-point group of the modules that teach other frameworks to carry our context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the patch is doing.
+
+    Attributes:
+        patched: whether `patch()` is in force.
+        mode: the mode in force; the store may overrule the app's own.
+        champion: policy that serves.
+        base_url: address of its engine.
+        recorded: calls that the store has taken.
+        dropped: records that did not fit the queue.
+        served_by_policy: recorded calls that a policy answered.
+        fallbacks: recorded calls that were meant for the champion and answered by upstream.
+        errors: our own faults and the store's troubles, counted by place.
+        degraded: what does not work right now, in plain sentences.
+    """
+
+    patched: bool = False
+    mode: Mode = "off"
+    champion: str | None = None
+    base_url: str | None = None
+    recorded: int = 0
+    dropped: int = 0
+    served_by_policy: int = 0
+    fallbacks: int = 0
+    errors: Mapping[str, int] = field(default_factory=dict[str, int])
+    degraded: tuple[str, ...] = ()
+
+
+class Handle:
+    """What `patch()` returns: leave it alone, or use it as a context manager to undo the patch."""
+
+    def unpatch(self) -> None:
+        """Undo the patch."""
+        unpatch()
+
+    def __enter__(self) -> Self:
+        """Do nothing; the patch is in force already."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Undo the patch."""
+        unpatch()
+
+
+class _Process:
+    """The state of this process. The runtime outlives `unpatch()`, because open streams still end in it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.given: dict[str, Any] = {}
+        self.runtime: Runtime | None = None
+        self.active: Runtime | None = None
+        self.wrapping = Wrapping(lambda: self.active)
+        self.hooked = False
+        self.armed = False
+
+
+_process = _Process()
+
+
+def patch(
+    *,
+    project: str | None = None,
+    home: str | os.PathLike[str] | None = None,
+    store: str | None = None,
+    mode: Mode | None = None,
+    base_url: str | None = None,
+    timeout_s: float | None = None,
+    connect_timeout_s: float | None = None,
+    queue_mib: int | None = None,
+    flush_interval_s: float | None = None,
+    poll_interval_s: float | None = None,
+) -> Handle:
+    """Route the OpenAI SDK's chat completions to the champion, fall back to upstream, record both.
+
+    Before or after `import openai`, once or many times; another call updates the settings that it gives. What is not
+    given comes from `ART_PATCH_*` variables, then from the defaults of `Settings`.
+
+    Args:
+        project: keeps agents apart; each has its own store and policies.
+        home: directory of all projects.
+        store: database URL.
+        mode: `route`, `record` or `off`; the store may overrule it while the app runs.
+        base_url: address of the engine; the store knows it unless given.
+        timeout_s: how long the champion may keep a caller waiting.
+        connect_timeout_s: how long connecting to the engine may take.
+        queue_mib: how much may wait to be written.
+        flush_interval_s: how long the writer collects.
+        poll_interval_s: how often the store is asked for changes.
+
+    Raises:
+        ConfigError: if an argument or a variable says something impossible.
+    """
+    given = {key: value for key, value in locals().items() if value is not None}
+    if "home" in given:
+        given["home"] = Path(os.fspath(given["home"]))
+    with _process.lock:
+        settings = load_settings(**{**_process.given, **given})
+        _process.given.update(given)
+        start(settings)
+    return Handle()
+
+
+def start(settings: Settings, **doubles: Any) -> Runtime:
+    """Put the patch in force with `settings`; `doubles` are handed to `Runtime` (tests)."""
+    with _process.lock:
+        runtime = _process.runtime
+        if runtime is None or runtime.settings != settings or doubles:
+            if runtime is not None:
+                runtime.recorder.stop(STOP_DEADLINE_S)
+            runtime = _process.runtime = Runtime(settings, **doubles)
+        _process.active = runtime
+        set_recorder(runtime.recorder)
+        _wrap(runtime)
+        return runtime
+
+
+def _wrap(runtime: Runtime) -> None:
+    if MODULE in sys.modules and hasattr(sys.modules[MODULE], "AsyncAPIClient"):
+        _put_on(sys.modules[MODULE])
+    elif not _process.hooked:
+        _process.hooked = True
+        wrapt.register_post_import_hook(_put_on, MODULE)
+    if not _process.armed:
+        _process.armed = True
+        try:
+            wrapt.discover_post_import_hooks(INTEGRATIONS)
+        except Exception as error:
+            faults.trouble("integrations", error)
+            runtime.degraded["integrations"] = f"An integration cannot be loaded ({type(error).__name__})."
+
+
+def _put_on(module: Any) -> None:
+    runtime = _process.active
+    if runtime is None:
+        return
+    try:
+        _process.wrapping.put_on(module)
+    except Exception as error:
+        faults.trouble("patching.wrap", error)
+        runtime.degraded["sdk"] = "This version of the OpenAI SDK is not known; calls are not recorded nor routed."
+
+
+def unpatch() -> None:
+    """Restore the SDK's own functions and write what is queued, waiting at most two seconds. Nothing if not patched."""
+    with _process.lock:
+        runtime, _process.active = _process.active, None
+        _process.given.clear()
+        set_recorder(None)
+        _process.wrapping.take_off()
+        if runtime is not None:
+            runtime.recorder.stop(STOP_DEADLINE_S)
+
+
+def status() -> Status:
+    """Return what the patch is doing; after `unpatch()` the counts stay until the next `patch()`."""
+    runtime = _process.runtime
+    if runtime is None:
+        return Status(errors=faults.counts)
+    recorder, target = runtime.recorder, runtime.target
+    return Status(
+        patched=_process.active is not None,
+        mode=target.mode,
+        champion=target.champion,
+        base_url=target.base_url,
+        recorded=recorder.counts.recorded,
+        dropped=recorder.dropped,
+        served_by_policy=recorder.counts.served_by_policy,
+        fallbacks=recorder.counts.fallbacks,
+        errors=faults.counts,
+        degraded=runtime.sentences(),
+    )
+
+
+def flush(timeout_s: float = 5.0) -> bool:
+    """Write what is queued; false if that took longer than `timeout_s`. Blocks: not for an event loop."""
+    runtime = _process.runtime
+    return True if runtime is None else runtime.recorder.flush(timeout_s)

@@ -1,0 +1,171 @@
+"""Checking the champion's answer and making it look like the one the app asked for. Bytes in, bytes out.
+
+The SDK takes HTML, `{}` or a stream that stops half-way as success, so nothing is handed out before it is checked:
+a whole answer needs choices, each with a message and a finish reason, from the policy that was asked; a stream's first
+event must be a chunk of that policy. What was added for training (token ids, log-probabilities the app did not ask
+for) is taken out, and `model` is the name the app used. `system_fingerprint` names the policy.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pydantic_core import from_json, to_json
+
+DONE = b"[DONE]"
+
+
+class InvalidAnswer(Exception):
+    """The engine's answer must not reach the app; the message says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disguise:
+    """What the app asked for, and who answers.
+
+    Attributes:
+        policy: the champion that was asked.
+        requested_model: the name that the app used.
+        n: how many choices it wants.
+        keeps_logprobs: it asked for log-probabilities itself.
+        keeps_token_ids: it asked for token ids itself.
+    """
+
+    policy: str
+    requested_model: str
+    n: int
+    keeps_logprobs: bool
+    keeps_token_ids: bool
+
+    def whole(self, body: bytes) -> bytes:
+        """Return the checked and disguised body of an answer that was not streamed.
+
+        Raises:
+            InvalidAnswer: if it is none.
+        """
+        answer = _parse(body)
+        self._check_policy(answer)
+        choices: Any = answer.get("choices")
+        if not isinstance(choices, list) or len(cast(list[Any], choices)) < self.n:
+            raise InvalidAnswer("choices are missing")
+        for choice in cast(list[Any], choices):
+            if not isinstance(choice, dict) or not isinstance(cast(dict[str, Any], choice).get("message"), dict):
+                raise InvalidAnswer("a choice has no message")
+            if cast(dict[str, Any], choice).get("finish_reason") is None:
+                raise InvalidAnswer("a choice has no finish reason")
+        self.strip(answer)
+        return _dump(answer)
+
+    def check_chunk(self, chunk: dict[str, Any]) -> None:
+        """Check the first chunk of a stream.
+
+        Raises:
+            InvalidAnswer: if no answer of the champion's starts like that.
+        """
+        self._check_policy(chunk)
+        if not isinstance(chunk.get("choices"), list) or not chunk["choices"]:
+            raise InvalidAnswer("the first event has no choices")
+
+    def strip(self, answer: dict[str, Any]) -> None:
+        """Take out of an answer or chunk what the app did not ask for."""
+        answer["model"] = self.requested_model
+        answer["system_fingerprint"] = self.policy
+        if not self.keeps_token_ids:
+            answer.pop("prompt_token_ids", None)
+        for choice in answer.get("choices") or ():
+            if not self.keeps_token_ids:
+                choice.pop("token_ids", None)
+            if not self.keeps_logprobs and "logprobs" in choice:
+                choice["logprobs"] = None
+
+    def _check_policy(self, answer: dict[str, Any]) -> None:
+        if answer.get("error"):
+            raise InvalidAnswer("it holds an error")
+        if answer.get("model") != self.policy:
+            raise InvalidAnswer("it comes from another model")
+
+
+class StreamDisguise:
+    """The same for a stream, event by event. Feed it what the network brings, hand out what it returns."""
+
+    def __init__(self, disguise: Disguise) -> None:
+        """Expect the first event."""
+        self._disguise = disguise
+        self._rest = b""
+        self.unread = b""
+        self._finished: set[int] = set()
+        self.started = False
+        self.done = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the disguised bytes of the lines that are complete.
+
+        Raises:
+            InvalidAnswer: if the stream is not, or no longer, a valid answer.
+        """
+        self.unread = data = self._rest + data
+        cut = data.rfind(b"\n") + 1
+        self._rest = data[cut:]
+        if not cut:
+            return b""
+        return b"".join(map(self._line, data[:cut].splitlines(keepends=True)))
+
+    def end(self) -> bytes:
+        """Return what is left at the end of the stream.
+
+        Raises:
+            InvalidAnswer: if the stream was cut before every choice was finished.
+        """
+        rest, self._rest = self._rest, b""
+        out = self._line(rest) if rest else b""
+        self._check_finished()
+        return out
+
+    def _line(self, line: bytes) -> bytes:
+        if not line.startswith(b"data:"):
+            return line
+        payload = line[5:].strip()
+        if payload.startswith(DONE):
+            self._check_finished()
+            self.done = True
+            return line
+        chunk = _parse(payload)
+        if not self.started:
+            self._disguise.check_chunk(chunk)
+            self.started = True
+        elif chunk.get("error"):
+            return line  # the SDK turns it into its own error
+        self._disguise.strip(chunk)
+        for choice in chunk.get("choices") or ():
+            if choice.get("finish_reason") is not None:
+                self._finished.add(choice.get("index", 0))
+        return b"data: " + _dump(chunk) + line[len(line.rstrip(b"\r\n")) :]
+
+    def _check_finished(self) -> None:
+        if not self.started:
+            raise InvalidAnswer("the stream has no event")
+        if len(self._finished) < self._disguise.n:
+            raise InvalidAnswer("the stream ended without a finish reason")
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    # pydantic's parser and writer cost a third of the standard library's, which also know lone surrogates.
+    try:
+        value = from_json(data)
+    except ValueError:
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError):
+            raise InvalidAnswer("it is not JSON") from None
+    if not isinstance(value, dict):
+        raise InvalidAnswer("it is not a JSON object")
+    return cast(dict[str, Any], value)
+
+
+def _dump(value: dict[str, Any]) -> bytes:
+    try:
+        return to_json(value)
+    except ValueError:
+        return json.dumps(value, separators=(",", ":")).encode()

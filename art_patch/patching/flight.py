@@ -1,0 +1,276 @@
+"""One logical call from its start to its end: recorded once, tried at the champion, sent upstream if that fails.
+
+Blind to sync and async: `wrapping` asks for the next leg, runs it, and reports what became of it. Our own faults never
+leave this module (`faults.fault`); what is raised here on purpose is `InvalidAnswer`, which sends the call upstream.
+"""
+
+from __future__ import annotations
+
+import json
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from art_patch.context import identify
+from art_patch.patching.disguise import Disguise, InvalidAnswer, StreamDisguise
+from art_patch.patching.eligible import is_chat, why_not_routed
+from art_patch.patching.local_request import localise
+from art_patch.patching.runtime import Runtime
+from art_patch.patching.target import Target
+from art_patch.patching.tee import Reel, install
+from art_patch.recording import Exchange, faults, is_fault
+
+PENDING: ContextVar[Flight | None] = ContextVar("art_patch_flight", default=None)
+"""The call that is inside `request` right now, for `_process_response`, which the SDK calls further down."""
+
+_MAX_LEGS = 2
+"""The champion, and the one that has just replaced it."""
+
+_NOT_THE_ENGINE = frozenset({400, 413, 422})
+"""Refusals of this one request; other calls may still go to the engine."""
+
+
+@dataclass(slots=True)
+class Leg:
+    """One try at the champion.
+
+    Attributes:
+        target: where it goes.
+        twin: the client that sends it.
+        options: the request as the champion gets it.
+    """
+
+    target: Target
+    twin: Any
+    options: Any
+
+
+class Flight:
+    """See the module."""
+
+    __slots__ = (
+        "_claimed",
+        "_legs",
+        "_routed",
+        "client",
+        "exchange",
+        "is_async",
+        "leg",
+        "options",
+        "runtime",
+        "stream",
+    )
+
+    def __init__(self, runtime: Runtime, client: Any, options: Any, stream: bool, is_async: bool) -> None:
+        """Take down who is calling, in which context."""
+        self.runtime = runtime
+        self.client = client
+        self.options = options
+        self.stream = stream
+        self.is_async = is_async
+        self.leg: Leg | None = None
+        self._claimed = False
+        self._legs = 0
+        identity = identify()
+        self.exchange = Exchange(
+            runtime.recorder,
+            options.json_data["model"],
+            identity.trajectory,
+            identity.span_id,
+            identity.group_key,
+        )
+        self._routed = runtime.target.serves and why_not_routed(options, stream) is None
+
+    # The legs.
+
+    def next_leg(self) -> Leg | None:
+        """Return the next try at the champion; `None` if the call goes upstream now."""
+        self._claimed = False
+        self.leg = None
+        try:
+            if self._routed and self._legs < _MAX_LEGS:
+                self.leg = self._make_leg(self.runtime.target)
+        except Exception as error:
+            self._routed = False
+            faults.fault("patching.route", error)
+        return self.leg
+
+    def _make_leg(self, target: Target) -> Leg | None:
+        twin = self.runtime.twins.get(self.client, target, self.is_async) if target.serves else None
+        if twin is None:  # nobody serves any more, or the app talks to the engine itself, for example to judge with it
+            return None
+        if not self.runtime.allows():
+            self.exchange.fallback = "the engine failed repeatedly and is left alone for a moment"
+            return None
+        self._legs += 1
+        leg = Leg(target, twin, localise(self.options, target, self.client))
+        self.exchange.policy = target.champion
+        return leg
+
+    def leg_failed(self, error: Exception) -> None:
+        """The champion did not answer; decide whether its successor is asked."""
+        if is_fault(error):
+            raise error
+        try:
+            leg, self.leg = self.leg, None
+            self.exchange.forget_answer()
+            self.exchange.fallback = _reason(error)
+            status: Any = getattr(error, "status_code", None)
+            # A champion may have been replaced this second: ask the store who serves now.
+            may_be_gone = status == 404 and self._legs < _MAX_LEGS
+            if may_be_gone and leg is not None and self.runtime.refreshed().champion != leg.target.champion:
+                self.runtime.engine_released()
+                return
+            self._routed = False
+            if status in _NOT_THE_ENGINE or not _is_about_the_engine(error):
+                self.runtime.engine_released()
+            else:
+                self.runtime.engine_failed()
+        except Exception as fault:
+            self._routed = False
+            faults.fault("patching.fallback", fault)
+
+    # The end.
+
+    def answered(self) -> None:
+        """The SDK has its result. A stream goes on from here; everything else is over."""
+        try:
+            if self.exchange.policy is not None:
+                self.exchange.fallback = None
+                self.runtime.engine_answered()
+            if not self.exchange.streamed:
+                self.exchange.finish("complete")
+        except Exception as error:
+            faults.fault("patching.answered", error)
+
+    def failed(self, error: BaseException) -> None:
+        """The call ends with an exception, which the caller will get as it is."""
+        try:
+            if self.leg is not None:
+                self.runtime.engine_released()
+            exchange = self.exchange
+            if not exchange.request:
+                exchange.request = _request_body(error, self.options)
+            if not isinstance(error, Exception):
+                exchange.finish("cancelled")
+            elif exchange.answer and not exchange.streamed:
+                # The answer came, and the SDK did not like it (cut too early to parse, say): an answer all the same.
+                exchange.finish("complete", f"{type(error).__name__}: {error}")
+            else:
+                exchange.finish("failed", f"{type(error).__name__}: {error}")
+        except Exception as fault:
+            faults.fault("patching.failed", fault)
+
+    # What the wrappers ask.
+
+    def covers(self, options: Any) -> bool:
+        """Whether a request with these options is this very call, seen again further down."""
+        return options is self.options or (self.leg is not None and options is self.leg.options)
+
+    def claim(self, client: Any) -> bool:
+        """Whether the response that `client` processes is this call's; true once a leg."""
+        if self._claimed or client is not (self.client if self.leg is None else self.leg.twin):
+            return False
+        self._claimed = True
+        return True
+
+    def capture(self, response: Any) -> None:
+        """Read along with upstream's answer."""
+        try:
+            exchange = self.exchange
+            exchange.request = response.request.content
+            if response.is_closed:
+                exchange.saw(response.content)
+            else:
+                install(response, Reel(exchange, response.request), self.is_async)
+        except Exception as error:
+            faults.fault("patching.capture", error)
+
+    def disguise(self, leg: Leg, response: Any) -> Disguise:
+        """Begin to check the champion's answer."""
+        if response.status_code != 200:
+            raise InvalidAnswer(f"HTTP {response.status_code}")
+        self.exchange.request = response.request.content
+        body = leg.options.json_data
+        given = self.options.json_data
+        extra: Any = getattr(self.options, "extra_json", None) or {}
+        asked_logprobs = bool(given.get("logprobs") or extra.get("logprobs"))
+        self.exchange.keeps_logprobs = asked_logprobs
+        return Disguise(
+            policy=body["model"],
+            requested_model=given["model"],
+            n=body.get("n") or 1,
+            keeps_logprobs=asked_logprobs,
+            keeps_token_ids=bool(extra.get("return_token_ids") or given.get("return_token_ids")),
+        )
+
+    def disguise_whole(self, disguise: Disguise, response: Any) -> None:
+        """Check and rewrite an answer that is in memory."""
+        raw = response.content
+        self.exchange.saw(raw)
+        if self.stream:
+            events = StreamDisguise(disguise)
+            out = events.feed(raw) + events.end()
+        else:
+            out = disguise.whole(raw)
+        # The same object with another body: history, elapsed time and extensions stay. The check is for the day when
+        # the HTTP library keeps its body elsewhere.
+        response._content = out
+        if response.content is not out:
+            raise InvalidAnswer("it cannot be rewritten")
+        if "content-length" in response.headers:
+            response.headers["content-length"] = str(len(out))
+
+    def peek(self, disguise: Disguise, response: Any) -> StreamDisguise:
+        """Begin to check a stream; the caller feeds it until it has started."""
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise InvalidAnswer("a compressed stream")
+        return StreamDisguise(disguise)
+
+    def roll(self, response: Any, events: StreamDisguise, opened: Any, before: bytes) -> None:
+        """Hand out a stream whose first event was good."""
+        reel = Reel(self.exchange, response.request, events, self.runtime.engine_failed)
+        install(response, reel, self.is_async, opened, before)
+
+
+def begin(runtime: Runtime | None, client: Any, options: Any, stream: bool, is_async: bool) -> Flight | None:
+    """Return the flight of a call that starts, `None` if it is none of ours."""
+    if runtime is None:
+        return None
+    try:
+        runtime.recorder.ensure_running()
+        if runtime.target.mode == "off" or not is_chat(options):
+            return None
+        return Flight(runtime, client, options, stream, is_async)
+    except Exception as error:
+        faults.fault("patching.begin", error)
+        return None
+
+
+def _reason(error: Exception) -> str:
+    names = {kind.__name__ for kind in type(error).__mro__}
+    status = getattr(error, "status_code", None)
+    if isinstance(error, InvalidAnswer):
+        return f"the engine's answer is invalid: {error}"
+    if isinstance(status, int):
+        return f"the engine answered HTTP {status}"
+    if "Timeout" in type(error).__name__:
+        return "the engine did not answer in time"
+    if "APIConnectionError" in names or type(error).__module__.startswith(("httpx", "httpcore")):
+        return "the engine cannot be reached"
+    return f"the SDK cannot read the engine's answer ({type(error).__name__})"
+
+
+def _is_about_the_engine(error: Exception) -> bool:
+    return not _reason(error).startswith("the SDK cannot read")
+
+
+def _request_body(error: BaseException, options: Any) -> bytes:
+    content: Any = None
+    try:
+        content = getattr(getattr(error, "request", None), "content", None)
+    except Exception:  # httpx raises where an error has no request, or the request was never read
+        content = None
+    if isinstance(content, bytes):
+        return content
+    return json.dumps(options.json_data, default=repr).encode()

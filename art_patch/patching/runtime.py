@@ -1,0 +1,131 @@
+"""The process's one patch: settings, target, recorder, breaker. Everything that `status()` tells.
+
+The target is made anew when the store's route changes: once in `patch()`, so that the very first call is routed, then
+by the recorder's thread every `poll_interval_s`. A call only reads the attribute `target`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+from art_patch.patching.breaker import Breaker
+from art_patch.patching.local_request import Twins
+from art_patch.patching.target import Target, resolve
+from art_patch.recording import Recorder, Sink, faults
+from art_patch.records import Route
+from art_patch.settings import Settings
+
+REFRESH_EVERY_S = 1.0
+
+ReadRoute = Callable[[str], Route]
+
+
+def _read_route(url: str) -> Route:
+    from art_patch.store.route import read_route
+
+    return read_route(url)
+
+
+class Runtime:
+    """What the wrappers work with."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        open_sink: Callable[[], Sink] | None = None,
+        read_route: ReadRoute = _read_route,
+    ) -> None:
+        """Read the route once; start nothing."""
+        self.settings = settings
+        self.recorder = Recorder(settings, open_sink=open_sink, on_tick=self.poll)
+        self.twins = Twins()
+        self.degraded: dict[str, str] = {}
+        self._read_route = read_route
+        self._route = Route()
+        self._refreshed_at = float("-inf")
+        self.target = Target(mode=settings.mode, champion=None, base_url=None)
+        self.start_breaker()
+        self.poll()
+        _alive.add(self)
+
+    def start_breaker(self) -> None:
+        """Begin with a closed breaker and a free lock; also in a forked child."""
+        self._lock = threading.RLock()
+        self.breaker = Breaker()
+
+    def poll(self) -> None:
+        """Take over what the store says; keep the last known target if it cannot be read."""
+        try:
+            self._route = self._read_route(self.settings.store_url)
+            target = resolve(self.settings, self._route)
+        except Exception as error:
+            faults.trouble("route.read", error)
+            self.degraded["route"] = f"The route cannot be read ({type(error).__name__}); the last known one is used."
+            return
+        self.degraded.pop("route", None)
+        if target != self.target:
+            if target.base_url != self.target.base_url:
+                self.start_breaker()  # another engine has not failed yet
+            self.target = target
+
+    def refreshed(self) -> Target:
+        """Return the target after a look at the store, at most one look a second."""
+        now = time.monotonic()
+        if now - self._refreshed_at >= REFRESH_EVERY_S:
+            self._refreshed_at = now
+            self.poll()
+        return self.target
+
+    def allows(self) -> bool:
+        """Whether the breaker lets a call go to the engine."""
+        if self.breaker.closed:
+            return True
+        with self._lock:
+            return self.breaker.allow(time.monotonic())
+
+    def engine_answered(self) -> None:
+        """The engine did its work."""
+        if not self.breaker.closed:
+            with self._lock:
+                self.breaker.succeeded()
+
+    def engine_failed(self) -> None:
+        """The engine failed a call."""
+        with self._lock:
+            self.breaker.failed(time.monotonic())
+
+    def engine_released(self) -> None:
+        """A call to the engine ended without telling anything about the engine."""
+        if not self.breaker.closed:
+            with self._lock:
+                self.breaker.released(time.monotonic())
+
+    def sentences(self) -> tuple[str, ...]:
+        """Return what does not work right now, in plain sentences."""
+        found = list(self.degraded.values())
+        if self.recorder.trouble is not None:
+            found.append(f"The store cannot be written ({self.recorder.trouble}); calls wait in memory.")
+        if self.recorder.dropped:
+            found.append(f"{self.recorder.dropped} records were dropped because the queue was full.")
+        if not self.breaker.closed:
+            found.append("The engine failed repeatedly; calls go upstream until it recovers.")
+        return tuple(found)
+
+
+_alive: weakref.WeakSet[Runtime] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for runtime in list(_alive):
+        runtime.start_breaker()
+        # Sockets of the parent's pools are the SDK's affair; our own pools are made anew.
+        runtime.twins = Twins()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,61 @@
+"""Whether a call can be trained on, and if not, why, in a few plain words.
+
+Token-exact or not trainable: ids and log-probabilities come from the server that sampled them, are complete, and were
+sampled from the policy's own distribution. Nothing is tokenised again and no log-probability is made up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from art_patch.records import UPSTREAM, Call
+
+KNOWN_ENDS = frozenset({"stop", "length", "tool_calls", "function_call"})
+
+
+def why_untrainable(call: Call) -> str | None:
+    """Return the first reason in `REASONS` that holds, `None` if the call is trainable."""
+    return next((reason for reason, holds in REASONS if holds(call)), None)
+
+
+def _counts_differ(call: Call) -> bool:
+    return any(len(choice.token_ids or ()) != len(choice.logprobs or ()) for choice in call.choices)
+
+
+def _usage_differs(call: Call) -> bool:
+    sampled = sum(len(choice.token_ids or ()) for choice in call.choices)
+    return call.completion_tokens not in (0, sampled)
+
+
+def _any_param(name: str, neutral: tuple[Any, ...]) -> Callable[[Call], bool]:
+    return lambda call: call.params.get(name) not in neutral
+
+
+REASONS: tuple[tuple[str, Callable[[Call], bool]], ...] = (
+    ("answered by upstream", lambda call: call.policy is UPSTREAM),
+    ("the call failed", lambda call: call.status == "error"),
+    ("the call was cancelled", lambda call: call.status == "cancelled"),
+    ("the stream was not read to its end", lambda call: call.status == "abandoned"),
+    ("no answer", lambda call: not call.choices),
+    ("prompt token ids are missing", lambda call: not call.prompt_token_ids),
+    ("token ids are missing", lambda call: any(not choice.token_ids for choice in call.choices)),
+    ("log-probabilities are missing", lambda call: any(choice.logprobs is None for choice in call.choices)),
+    ("token ids and log-probabilities differ in number", _counts_differ),
+    ("token ids and usage differ in number", _usage_differs),
+    (
+        "a log-probability is not finite",
+        lambda call: not all(math.isfinite(value) for choice in call.choices for value in choice.logprobs or ()),
+    ),
+    ("how the answer ended is not known", lambda call: any(c.finish_reason not in KNOWN_ENDS for c in call.choices)),
+    ("greedy sampling has no exploration", lambda call: call.params.get("temperature") == 0),
+    ("top_p cuts the distribution", _any_param("top_p", (None, 1))),
+    ("top_k cuts the distribution", _any_param("top_k", (None, 0, -1))),
+    ("min_p cuts the distribution", _any_param("min_p", (None, 0))),
+    ("logit_bias shifts the distribution", _any_param("logit_bias", (None, {}))),
+    ("presence_penalty shifts the distribution", _any_param("presence_penalty", (None, 0))),
+    ("frequency_penalty shifts the distribution", _any_param("frequency_penalty", (None, 0))),
+    ("repetition_penalty shifts the distribution", _any_param("repetition_penalty", (None, 1))),
+)
+"""Every reason, in the order in which they are tried."""

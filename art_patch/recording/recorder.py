@@ -1,0 +1,284 @@
+"""The queue between the app's threads and the store, and the one thread behind it.
+
+`put()` is all that a caller ever pays: a size check and one append. It never waits and may be called from anywhere,
+the garbage collector included. The thread starts with the first call, collects for `flush_interval_s`, parses, and
+writes in batches; every `poll_interval_s` it also runs `on_tick`. Beyond `queue_mib` whole calls are dropped and
+counted. A forked child starts with an empty queue, new locks, its own thread and its own store.
+
+Why `SimpleQueue` and a re-entrant lock: a stream may be finalised by the garbage collector in the middle of another
+`put()` of the same thread, where a plain lock (and so `Queue`, `Event.set`) would wait for itself for ever.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+from art_patch.recording.converting import Converter
+from art_patch.recording.delivery import Delivery, Sink, Sized
+from art_patch.recording.exchange import FIXED_SIZE, Exchange
+from art_patch.recording.faults import faults
+from art_patch.records import UPSTREAM, Call, Record
+from art_patch.settings import Settings
+
+EXIT_DEADLINE_S = 2.0
+"""How long the interpreter's exit may wait for all recorders together."""
+
+
+@dataclass(eq=False, slots=True)
+class _Flush:
+    """Put on the queue by `flush()`; set once everything before it is written."""
+
+    written: threading.Event = field(default_factory=threading.Event)
+    given_up: bool = False
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the writer thread has seen. `recorded` counts calls that the store has taken."""
+
+    recorded: int = 0
+    served_by_policy: int = 0
+    fallbacks: int = 0
+
+
+_Item = tuple[Exchange | Record | _Flush, int]
+
+
+class Recorder:
+    """One a process; see the module."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        open_sink: Callable[[], Sink] | None = None,
+        on_tick: Callable[[], None] | None = None,
+    ) -> None:
+        """Start with an empty queue and no thread.
+
+        Args:
+            settings: `store_url`, `queue_mib`, `flush_interval_s`, `poll_interval_s` are used.
+            open_sink: opens where records go; the store unless given. Called in the thread, at the first flush.
+            on_tick: called by the thread every `poll_interval_s`.
+        """
+        self.settings = settings
+        self.generation = 0
+        self._open_sink = open_sink or self._open_store
+        self._on_tick = on_tick
+        self._begin()
+        _alive.add(self)
+
+    def _begin(self) -> None:
+        self._lock = threading.RLock()
+        self._queue: SimpleQueue[_Item] = SimpleQueue()
+        self._nudge = threading.Event()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._bytes = 0
+        self._dropped = 0
+        self._flushes: list[_Flush] = []
+        self._converter = Converter()
+        self._delivery = Delivery(self._open_sink)
+        self.counts = Counts()
+
+    def _open_store(self) -> Sink:
+        from art_patch.store import open_store  # SQLAlchemy: not before the first flush, not in the app's threads
+
+        return open_store(self.settings.store_url)
+
+    # What the app's threads call.
+
+    def put(self, item: Exchange | Record, size: int) -> bool:
+        """Queue an item; false if it was dropped because the queue is full or belongs to another process."""
+        if isinstance(item, Exchange) and item.generation != self.generation:
+            return False  # begun before the fork: the parent records it
+        with self._lock:
+            if self._bytes + size > self.settings.queue_mib << 20:
+                self._dropped += 1
+                return False
+            self._bytes += size
+        self._queue.put((item, size))
+        if self._thread is None:
+            self.ensure_running()
+        return True
+
+    def put_record(self, record: Record) -> bool:
+        """Queue a ready record."""
+        return self.put(record, FIXED_SIZE + len(repr(record)))
+
+    def ensure_running(self) -> None:
+        """Start the thread if it does not run."""
+        if self._thread is not None:
+            return
+        with self._lock:
+            if self._thread is not None:
+                return
+            self._stopping = False
+            thread = threading.Thread(target=self._run, name="art_patch-recorder", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # too many threads, or the interpreter is going down
+                faults.trouble("recording.thread", error)
+                return
+            self._thread = thread
+
+    def flush(self, timeout_s: float) -> bool:
+        """Write everything queued so far; false if that took longer than `timeout_s`."""
+        if self._bytes == 0:
+            return True
+        marker = _Flush()
+        self._queue.put((marker, 0))
+        self.ensure_running()
+        self._nudge.set()
+        done = marker.written.wait(timeout_s)
+        marker.given_up = True
+        return done
+
+    def stop(self, timeout_s: float) -> bool:
+        """Flush and end the thread; a later `put()` starts it again. False if not all could be written in time."""
+        deadline = time.monotonic() + timeout_s
+        done = self.flush(timeout_s)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            self._stopping = True
+            self._queue.put((_Flush(), 0))
+            self._nudge.set()
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return done
+
+    @property
+    def dropped(self) -> int:
+        """Calls and other records that did not fit the queue or that the store will never take."""
+        return self._dropped
+
+    @property
+    def trouble(self) -> str | None:
+        """Class of the error that keeps the store from being written, while it lasts."""
+        return self._delivery.trouble
+
+    def restart_in_child(self) -> None:
+        """Begin anew after a fork; the parent keeps its queue, its rows and its connections."""
+        # Closing an inherited SQLite connection would drop the parent's file locks, so it is never even collected.
+        _graveyard.append(self._delivery)
+        self.generation += 1
+        self._begin()
+
+    # What the thread does.
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception as error:
+            faults.fault("recording.loop", error)
+        finally:
+            self._thread = None
+        if not self._queue.empty() and not self._delivery.pending:
+            self.ensure_running()  # something came in between the last look at the queue and the line above
+
+    def _loop(self) -> None:
+        tick_at = time.monotonic() + self.settings.poll_interval_s
+        while True:
+            now = time.monotonic()
+            if now >= tick_at:
+                self._tick()
+                tick_at = now + self.settings.poll_interval_s
+            if self._delivery.pending:
+                # The store is down. What is queued stays queued, as bytes, until it is back.
+                nudged = self._nudge.wait(max(0.0, min(self._delivery.retry_at, tick_at) - now))
+                self._nudge.clear()
+                if nudged or time.monotonic() >= self._delivery.retry_at:
+                    self._deliver()
+            else:
+                self._collect(max(0.0, tick_at - now))
+            if self._stopping and (self._delivery.pending or self._queue.empty()):
+                return
+
+    def _collect(self, timeout_s: float) -> None:
+        try:
+            item = self._queue.get(timeout=timeout_s)
+        except Empty:
+            return
+        self._nudge.wait(self.settings.flush_interval_s)
+        self._nudge.clear()
+        sized: list[Sized] = []
+        while True:
+            self._sort(item, sized)
+            try:
+                item = self._queue.get_nowait()
+            except Empty:
+                break
+        self._delivery.add(sized)
+        self._deliver()
+
+    def _sort(self, item: _Item, sized: list[Sized]) -> None:
+        content, size = item
+        if isinstance(content, _Flush):
+            self._flushes.append(content)
+            return
+        try:
+            records = self._converter.convert(content)
+        except Exception as error:
+            self._release(size, dropped=1)
+            faults.fault("recording.convert", error)
+            return
+        if not records:
+            self._release(size)
+            return
+        sized += [(record, 0) for record in records[:-1]]
+        sized.append((records[-1], size))
+
+    def _deliver(self) -> None:
+        written, poison = self._delivery.attempt(time.monotonic())
+        for record, _ in written:
+            if isinstance(record, Call):
+                self.counts.recorded += 1
+                self.counts.served_by_policy += record.policy is not UPSTREAM
+                self.counts.fallbacks += record.fallback is not None
+        self._release(sum(size for _, size in (*written, *poison)), dropped=len(poison))
+        if not self._delivery.pending:
+            for marker in self._flushes:
+                marker.written.set()
+            self._flushes.clear()
+        else:
+            self._flushes = [marker for marker in self._flushes if not marker.given_up]
+
+    def _release(self, size: int, dropped: int = 0) -> None:
+        with self._lock:
+            self._bytes -= size
+            self._dropped += dropped
+
+    def _tick(self) -> None:
+        if self._on_tick is None:
+            return
+        try:
+            self._on_tick()
+        except Exception as error:
+            faults.fault("recording.tick", error)
+
+
+_alive: weakref.WeakSet[Recorder] = weakref.WeakSet()
+_graveyard: list[Delivery] = []
+
+
+def _after_fork() -> None:
+    faults.clear()
+    for recorder in list(_alive):
+        recorder.restart_in_child()
+
+
+def _at_exit() -> None:
+    deadline = time.monotonic() + EXIT_DEADLINE_S
+    for recorder in list(_alive):
+        recorder.stop(max(0.0, deadline - time.monotonic()))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

@@ -1,0 +1,130 @@
+"""Server-sent events, and the chat answer that their chunks add up to.
+
+`events()` takes the whole stream at once, so how the network cut it cannot matter. It follows the WHATWG rules that
+matter here: LF, CRLF or CR end a line, a blank line ends an event, several `data:` lines join, comments are skipped.
+An event that the stream was cut in is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+DONE = "[DONE]"
+
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_SPECIAL_KEYS = ("role", "tool_calls")
+
+
+def events(stream: bytes) -> Iterator[str]:
+    """Yield the data of each complete event."""
+    data: list[bytes] = []
+    for line in _LINE_END.split(stream.removeprefix(b"\xef\xbb\xbf"))[:-1]:
+        if not line:
+            if data:
+                yield b"\n".join(data).decode("utf-8", "replace")
+            data = []
+        elif line.startswith(b"data:"):
+            data.append(line[5:].removeprefix(b" "))
+        elif line == b"data":
+            data.append(b"")
+    # SSE would drop an event that no blank line ends, but `[DONE]` is the end itself and some servers stop right there.
+    if data == [DONE.encode()]:
+        yield DONE
+
+
+@dataclass(slots=True)
+class StreamedAnswer:
+    """What the chunks of a stream add up to, in the shape of a whole chat completion.
+
+    Attributes:
+        body: `choices` (with `message`), `usage`, `prompt_token_ids`, ... as far as they came.
+        done: whether the stream said `[DONE]`.
+        error: the error object that the server put into the stream.
+    """
+
+    body: dict[str, Any] = field(default_factory=dict[str, Any])
+    done: bool = False
+    error: Any = None
+
+
+def assemble(chunks: Iterable[str]) -> StreamedAnswer:
+    """Add up the data of the events of one chat completion; what is not JSON is skipped."""
+    answer = StreamedAnswer()
+    choices: dict[int, dict[str, Any]] = {}
+    for data in chunks:
+        if data.startswith(DONE):
+            answer.done = True
+            break
+        try:
+            chunk = json.loads(data)
+        except ValueError:
+            continue
+        if not isinstance(chunk, dict):
+            continue
+        chunk = cast(dict[str, Any], chunk)
+        if chunk.get("error"):
+            answer.error = chunk["error"]
+        for key in ("model", "usage", "prompt_token_ids"):
+            if chunk.get(key) is not None:
+                answer.body.setdefault(key, chunk[key])
+        if isinstance(chunk.get("usage"), dict):
+            answer.body["usage"] = chunk["usage"]
+        for part in _dicts(chunk.get("choices")):
+            _add_part(choices, part)
+    answer.body["choices"] = [_finished(choices[index]) for index in sorted(choices)]
+    return answer
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        return []
+    return [cast(dict[str, Any], item) for item in cast(list[Any], value) if isinstance(item, dict)]
+
+
+def _add_part(choices: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
+    index = part.get("index")
+    index = index if isinstance(index, int) else 0
+    choice = choices.setdefault(index, {"index": index, "message": {"role": "assistant", "content": None}, "calls": {}})
+    if part.get("finish_reason") is not None:
+        choice["finish_reason"] = part["finish_reason"]
+    if isinstance(part.get("token_ids"), list):
+        choice.setdefault("token_ids", []).extend(part["token_ids"])
+    logprobs = part.get("logprobs")
+    if isinstance(logprobs, dict) and isinstance(cast(dict[str, Any], logprobs).get("content"), list):
+        choice.setdefault("logprobs", {"content": []})["content"].extend(logprobs["content"])
+    delta = part.get("delta")
+    if not isinstance(delta, dict):
+        return
+    message = choice["message"]
+    for key, value in cast(dict[str, Any], delta).items():
+        if key in _SPECIAL_KEYS or value is None:
+            continue
+        if isinstance(value, str) and isinstance(message.get(key), str):
+            message[key] += value
+        else:
+            message[key] = value
+    for call in _dicts(delta.get("tool_calls")):
+        _add_tool_call(choice["calls"], call)
+
+
+def _add_tool_call(calls: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
+    index = part.get("index")
+    position = index if isinstance(index, int) else len(calls)
+    call = calls.setdefault(position, {"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
+    call["id"] = part.get("id") or call["id"]
+    call["type"] = part.get("type") or call["type"]
+    function = part.get("function")
+    if isinstance(function, dict):
+        call["function"]["name"] += cast(dict[str, Any], function).get("name") or ""
+        call["function"]["arguments"] += cast(dict[str, Any], function).get("arguments") or ""
+
+
+def _finished(choice: dict[str, Any]) -> dict[str, Any]:
+    calls = choice.pop("calls")
+    if calls:
+        choice["message"]["tool_calls"] = [calls[index] for index in sorted(calls)]
+    return choice

@@ -1,0 +1,108 @@
+"""Finding the trajectory of a call that nobody named: a conversation that extends an earlier one belongs to it.
+
+An agent without any context still sends its whole history with each call. So each answer's node in the message chain
+is remembered; a later prompt that contains the node continues that trajectory. If several trajectories ended at the
+same node (same question, same answer, twice), the most recent one that nobody extended yet goes on; if all were
+extended, the most recent one branches. What is remembered is bounded; what was forgotten starts a new trajectory.
+
+Clients echo an answer back in their own words: with or without nulls, a text as a list of one part, without the
+reasoning. So the chain used here is over what every client keeps: role, content, name and tool calls.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from art_patch.chain import ROOT, chain
+from art_patch.recording.ids import new_id
+from art_patch.records import JSON, Call, TrajectoryInfo
+
+MAX_NODES = 20_000
+MAX_ENDS = 64
+"""How many trajectories that ended at one node are told apart."""
+
+
+@dataclass(slots=True)
+class _Thread:
+    """A trajectory in the making; shared by all the nodes where it may go on."""
+
+    info: TrajectoryInfo
+
+
+@dataclass(slots=True)
+class _End:
+    """One answer of one call, where a trajectory may go on."""
+
+    thread: _Thread
+    extended: bool = False
+
+
+class Stitcher:
+    """Remembers where trajectories ended. Not thread-safe: the writer thread owns it."""
+
+    def __init__(self, max_nodes: int = MAX_NODES) -> None:
+        """Remember at most `max_nodes` answers."""
+        self._max_nodes = max_nodes
+        self._ends: OrderedDict[bytes, list[_End]] = OrderedDict()
+
+    def place(self, call: Call, group_key: str | None = None) -> TrajectoryInfo:
+        """Return the trajectory that `call` belongs to, and remember where it ended."""
+        nodes = [node for node, _, _ in chain(reduced(message) for message in call.messages)]
+        end = self._find(call.messages, nodes)
+        if end is None:
+            thread = _Thread(TrajectoryInfo(new_id(call.started_at), call.started_at, "single", group_key=group_key))
+        else:
+            end.extended = True
+            thread = end.thread
+            if thread.info.origin != "stitched":
+                thread.info = replace(thread.info, origin="stitched")
+        last = nodes[-1] if nodes else ROOT
+        for choice in call.choices:
+            if choice.message:
+                self._remember(chain([reduced(choice.message)], last)[0][0], _End(thread))
+        return thread.info
+
+    def _find(self, messages: tuple[JSON, ...], nodes: list[bytes]) -> _End | None:
+        # The last message is new by definition: a prompt that ends in an answer we know is that call made again.
+        for position in range(len(nodes) - 2, -1, -1):
+            if messages[position].get("role") != "assistant":
+                continue
+            ends = self._ends.get(nodes[position])
+            if ends:
+                self._ends.move_to_end(nodes[position])
+                return next((end for end in reversed(ends) if not end.extended), ends[-1])
+        return None
+
+    def _remember(self, node: bytes, end: _End) -> None:
+        ends = self._ends.setdefault(node, [])
+        ends.append(end)
+        del ends[:-MAX_ENDS]
+        self._ends.move_to_end(node)
+        while len(self._ends) > self._max_nodes:
+            self._ends.popitem(last=False)
+
+
+def reduced(message: JSON) -> JSON:
+    """Return the part of a message that survives every client's echo."""
+    small: dict[str, Any] = {key: message.get(key) for key in ("role", "name", "tool_call_id")}
+    content = message.get("content")
+    if isinstance(content, list) and len(cast(list[Any], content)) == 1:
+        part = content[0]
+        if isinstance(part, dict) and cast(dict[str, Any], part).get("type") == "text":
+            content = cast(dict[str, Any], part).get("text")
+    small["content"] = content
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        small["tool_calls"] = list(_reduced_calls(cast(list[Any], calls)))
+    return small
+
+
+def _reduced_calls(calls: list[Any]) -> Iterable[JSON]:
+    for call in calls:
+        if isinstance(call, dict):
+            function: Any = cast(dict[str, Any], call).get("function")
+            named = cast(dict[str, Any], function) if isinstance(function, dict) else {}
+            yield {"id": call.get("id"), "name": named.get("name"), "arguments": named.get("arguments")}

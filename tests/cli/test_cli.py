@@ -1,0 +1,226 @@
+"""The command line as a user meets it: real processes, one clear line for each mistake, its own exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from art_patch.cycle import new_id, only_one
+from art_patch.records import Call, Choice, TrajectoryInfo
+from art_patch.store import open_store
+from tests.tiny import make_tiny_model
+
+ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("ART_PATCH_")}
+ENVIRONMENT["COLUMNS"] = "300"  # rich wraps at 80 where there is no terminal
+
+
+def art_patch(*arguments: str | Path, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "art_patch", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=ENVIRONMENT | {"ART_PATCH_HOME": str(home)} | environment,
+    )
+
+
+def says(result: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    """One line on stderr that holds the words, nothing that looks like a traceback, this exit code."""
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("art-patch: ")
+    for word in words:
+        assert word in line
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("base"), hidden=32, vocab_size=320)
+
+
+class Serving:
+    """`art-patch serve` in a process of its own."""
+
+    def __init__(self, base: Path, home: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "art_patch", "serve", "--base", str(base), "--port", "0", "--json", *options]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT | {"ART_PATCH_HOME": str(home)}
+        )
+        assert self.process.stdout is not None
+        self.ready: dict[str, Any] = json.loads(self.process.stdout.readline())
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        _, stderr = self.process.communicate(timeout=30)
+        return self.process.returncode, stderr
+
+
+@pytest.fixture
+def serving(base: Path, tmp_path: Path) -> Iterator[Serving]:
+    server = Serving(base, tmp_path)
+    yield server
+    server.stop()
+
+
+def record_a_call(home: Path) -> None:
+    store = open_store(f"sqlite:///{home}/default/store.db")
+    answer = Choice(0, {"role": "assistant", "content": "yo"}, "stop", (1,), (-0.5,))
+    call = Call(new_id(), "t", time.time(), "m", ({"role": "user", "content": "hi"},), (answer,), policy="agent@0")
+    store.write([TrajectoryInfo("t", time.time()), call])
+    store.close()
+
+
+def test_help_and_version(tmp_path: Path):
+    shown = art_patch("--help", home=tmp_path)
+    assert shown.returncode == 0
+    for command in ("serve", "retrain", "status", "mode", "promote", "rollback", "demo"):
+        assert command in shown.stdout
+        assert art_patch(command, "--help", home=tmp_path).returncode == 0
+    assert art_patch("--version", home=tmp_path).stdout.strip() == "0.1.0"
+
+
+def test_an_unknown_model_is_named(tmp_path: Path):
+    says(art_patch("serve", "--base", "/no/such/model", home=tmp_path), 9, "/no/such/model", "Hugging Face id")
+    says(
+        art_patch("serve", "--base", "nobody/nothing", home=tmp_path, HF_HUB_OFFLINE="1"), 9, "nobody/nothing", "could not"
+    )
+
+
+def test_a_port_in_use_is_named(base: Path, tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        says(art_patch("serve", "--base", base, "--port", port, home=tmp_path), 10, port, "another port")
+
+
+def test_an_open_address_without_a_key_is_refused(base: Path, tmp_path: Path):
+    says(art_patch("serve", "--base", base, "--host", "0.0.0.0", home=tmp_path), 2, "API key")
+    key = tmp_path / "key"
+    key.write_text("secret")
+    key.chmod(0o644)
+    says(art_patch("serve", "--base", base, "--api-key-file", key, home=tmp_path), 2, "chmod 600")
+
+
+def test_an_unwritable_database_is_named(base: Path, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    store = f"sqlite:///{tmp_path}/file/store.db"
+    for command in (["serve", "--base", str(base)], ["retrain", "--judge", "openai/x"], ["mode", "record"]):
+        says(art_patch(*command, "--store", store, home=tmp_path), 8, str(tmp_path / "file"), "owner and mode")
+
+
+def test_a_corrupt_database_is_named_and_left_as_it_is(tmp_path: Path):
+    broken = tmp_path / "store.db"
+    broken.write_bytes(b"SQLite format 3\0" + b"\xff" * 5_000)
+    says(art_patch("status", "--store", f"sqlite:///{broken}", home=tmp_path), 8, str(broken))
+    assert broken.read_bytes() == b"SQLite format 3\0" + b"\xff" * 5_000
+
+
+def test_a_missing_store_is_named(tmp_path: Path):
+    says(art_patch("status", home=tmp_path), 8, "there is no store", "art_patch.patch()")
+    says(art_patch("rollback", home=tmp_path), 8, "there is no store")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["status", "--store", "mysql://x"], "sqlite:////"),
+        (["status", "--project", "../up"], "ART_PATCH_PROJECT"),
+        (["mode", "sideways"], "off, record, route"),
+        (["retrain", "--judge", "x", "--judge-base-url", "nowhere"], "http"),
+    ],
+)
+def test_impossible_settings_are_named(arguments: list[str], word: str, tmp_path: Path):
+    says(art_patch(*arguments, home=tmp_path), 2, word)
+
+
+def test_an_empty_store_is_nothing_to_do(tmp_path: Path, serving: Serving):
+    for _ in range(2):
+        result = art_patch("retrain", "--json", home=tmp_path)
+        assert result.returncode == 0
+        assert json.loads(result.stdout)["outcome"] == "nothing to do"
+    assert "no calls are recorded" in art_patch("retrain", home=tmp_path).stdout
+
+
+def test_no_judge_is_said_and_nothing_lost(tmp_path: Path, serving: Serving):
+    record_a_call(tmp_path)
+    says(art_patch("retrain", home=tmp_path), 7, "ART_PATCH_JUDGE", "openai/")
+    assert json.loads(art_patch("status", "--json", home=tmp_path).stdout)["recorded"]["calls"] == 1
+
+
+def test_no_engine_is_said(tmp_path: Path, base: Path):
+    server = Serving(base, tmp_path)
+    server.stop()
+    record_a_call(tmp_path)
+    says(art_patch("retrain", "--judge", "openai/x", home=tmp_path), 6, "art-patch serve")
+    says(art_patch("promote", "agent@0", home=tmp_path), 6, "art-patch serve")
+
+
+def test_a_second_cycle_is_told_that_one_runs(tmp_path: Path, serving: Serving):
+    record_a_call(tmp_path)
+    with only_one(tmp_path / "default"):
+        says(art_patch("retrain", "--judge", "openai/x", home=tmp_path), 5, "another cycle")
+
+
+def test_errors_as_json(tmp_path: Path):
+    result = art_patch("status", "--json", home=tmp_path)
+    assert result.returncode == 8
+    assert json.loads(result.stdout) == {
+        "error": "StoreError",
+        "message": f"there is no store at {tmp_path}/default/store.db; run your agent with art_patch.patch() first",
+        "exit_code": 8,
+    }
+
+
+def test_serve_publishes_where_it_answers_and_takes_it_back(tmp_path: Path, serving: Serving):
+    assert serving.ready["champion"] == "agent@0"
+    status = json.loads(art_patch("status", "--json", home=tmp_path).stdout)
+    assert status["engine"] == {"base_url": serving.ready["base_url"], "healthy": True, "models": ["agent@0"]}
+    with OpenAI(base_url=serving.ready["base_url"], api_key="none") as client:
+        answer = client.chat.completions.create(
+            model="agent@0", messages=[{"role": "user", "content": "hi"}], max_completion_tokens=4
+        )
+    assert answer.model == "agent@0"
+    assert serving.stop() == (0, "")
+    assert json.loads(art_patch("status", "--json", home=tmp_path).stdout)["engine"]["base_url"] is None
+
+
+def test_ctrl_c_stops_the_server_in_order(tmp_path: Path, serving: Serving):
+    code, stderr = serving.stop(signal.SIGINT)
+    assert code == 130
+    assert "Traceback" not in stderr
+    assert json.loads(art_patch("status", "--json", home=tmp_path).stdout)["engine"]["base_url"] is None
+
+
+def test_a_killed_server_is_seen_as_unreachable(tmp_path: Path, serving: Serving):
+    serving.stop(signal.SIGKILL)
+    shown = art_patch("status", home=tmp_path)
+    assert shown.returncode == 0
+    assert "not reachable" in shown.stdout
+    record_a_call(tmp_path)
+    says(art_patch("retrain", "--judge", "openai/x", home=tmp_path), 6, "art-patch serve")
+
+
+def test_another_base_is_refused_for_the_same_project(tmp_path: Path, serving: Serving):
+    serving.stop()
+    other = make_tiny_model(tmp_path / "other", seed=5, hidden=32, vocab_size=320)
+    says(art_patch("serve", "--base", other, "--port", "0", home=tmp_path), 2, "agent@0 was trained on", "--project")
+    says(art_patch("serve", "--base", other, "--name", "bob", "--port", "0", home=tmp_path), 2, "--name agent")
+
+
+def test_status_reads_well(tmp_path: Path, serving: Serving):
+    record_a_call(tmp_path)
+    shown = art_patch("status", home=tmp_path).stdout
+    for words in ("champion      agent@0", "healthy", "1 (1 by our policies, 0 fell back", "first policy served"):
+        assert words in shown

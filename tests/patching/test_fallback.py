@@ -1,0 +1,242 @@
+"""Whatever the engine does, the app gets an answer: upstream's, unchanged, in one record that says why."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import threading
+from typing import Any
+
+import openai
+import pytest
+
+from art_patch.records import Route
+from tests import httpx2_or_httpx as http
+from tests.patching.conftest import CHAMPION
+from tests.patching.samples import ASK, LOCAL, LOCAL_BODY, settled, streamed
+from tests.servers import Answer, chunks, completion, error
+
+
+def whole(**changes: Any) -> Answer:
+    return Answer(body=json.dumps(completion(LOCAL_BODY, **changes)).encode())
+
+
+def good_chunks(**changes: Any) -> list[bytes]:
+    return chunks(LOCAL_BODY, **changes)
+
+
+WHOLE = {
+    "500": (error(500), "the engine answered HTTP 500"),
+    "503": (error(503), "the engine answered HTTP 503"),
+    "404": (error(404), "the engine answered HTTP 404"),
+    "429": (error(429), "the engine answered HTTP 429"),
+    "401": (error(401), "the engine answered HTTP 401"),
+    "400": (error(400), "the engine answered HTTP 400"),
+    "redirect": (Answer(302, headers={"location": "http://127.0.0.1:1/"}), "the engine answered HTTP 302"),
+    "204": (Answer(204), "the engine's answer is invalid: HTTP 204"),
+    "html": (
+        Answer(body=b"<html>", headers={"content-type": "text/html"}),
+        "the engine's answer is invalid: it is not JSON",
+    ),
+    "empty object": (Answer(body=b"{}"), "the engine's answer is invalid: it comes from another model"),
+    "list": (Answer(body=b"[]"), "the engine's answer is invalid: it is not a JSON object"),
+    "no choices": (whole(choices=[]), "the engine's answer is invalid: choices are missing"),
+    "no message": (whole(choices=[{"index": 0}]), "the engine's answer is invalid: a choice has no message"),
+    "no finish reason": (whole(finish=None), "the engine's answer is invalid: a choice has no finish reason"),
+    "other model": (whole(model="shop@2"), "the engine's answer is invalid: it comes from another model"),
+    "error with 200": (
+        Answer(body=b'{"error": {"message": "x"}}'),
+        "the engine's answer is invalid: it holds an error",
+    ),
+    "cut": (Answer(body=b"{" * 100, cut=True), "the engine cannot be reached"),
+    "hang": (Answer(hang=True), "the engine did not answer in time"),
+}
+STREAM = {
+    "500": (error(500), "the engine answered HTTP 500"),
+    "html": (Answer(body=b"<html>\n"), "the engine's answer is invalid: the stream has no event"),
+    "no JSON": (Answer(events=[b"data: x\n\n"]), "the engine's answer is invalid: it is not JSON"),
+    "empty": (Answer(events=[]), "the engine's answer is invalid: the stream has no event"),
+    "only done": (Answer(events=[b"data: [DONE]\n\n"]), "the engine's answer is invalid: the stream has no event"),
+    "error first": (
+        Answer(events=[b'data: {"error": {}}\n\n']),
+        "the engine's answer is invalid: it comes from another model",
+    ),
+    "no choices": (
+        Answer(events=[b'data: {"model": "shop@3", "choices": []}\n\n']),
+        "the engine's answer is invalid: the first event has no choices",
+    ),
+    "all at once, unfinished": (
+        Answer(events=[b"".join(good_chunks(finish=None))]),
+        "the engine's answer is invalid: the stream ended without a finish reason",
+    ),
+    "compressed": (
+        Answer(events=[gzip.compress(b"".join(good_chunks()))], headers={"content-encoding": "gzip"}),
+        "the engine's answer is invalid: a compressed stream",
+    ),
+    "cut at once": (Answer(events=[], cut=True), "the engine cannot be reached"),
+    "hang": (Answer(hang=True), "the engine did not answer in time"),
+}
+CASES = [(False, *case) for case in WHOLE.values()] + [(True, *case) for case in STREAM.values()]
+NAMES = [f"whole-{name}" for name in WHOLE] + [f"stream-{name}" for name in STREAM]
+
+
+@pytest.mark.parametrize(("stream", "answer", "reason"), CASES, ids=NAMES)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_upstream_answers(bench, client, make_async, asynchronous, stream, answer, reason):
+    async def run() -> Any:
+        async with make_async() as client:
+            result = await client.chat.completions.create(**ASK, stream=stream)
+            return [chunk async for chunk in result] if stream else result
+
+    bench.patch(timeout_s=0.3)
+    bench.local.will(answer)
+    if asynchronous:
+        result = asyncio.run(run())
+    else:
+        result = client.chat.completions.create(**ASK, stream=stream)
+        result = list(result) if stream else result
+    text = "".join(c.choices[0].delta.content or "" for c in result) if stream else result.choices[0].message.content
+    assert text == "Hello there!"
+    call = bench.sink.call
+    assert (call.status, call.policy, call.fallback) == ("ok", None, reason)
+    assert call.untrainable == "answered by upstream"
+    (seen,) = bench.upstream.seen
+    assert seen.body == ASK | {"stream": stream}
+    assert len(bench.local.seen) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_dead_engine(bench, client, stream):
+    bench.route = Route(champion=CHAMPION, base_url="http://127.0.0.1:9/v1")
+    bench.patch()
+    result = client.chat.completions.create(**ASK, stream=stream)
+    if stream:
+        list(result)
+    assert bench.sink.call.fallback == "the engine cannot be reached"
+
+
+def test_breaker_opens_and_calls_go_straight_upstream(bench, client):
+    runtime = bench.patch()
+    bench.local.always = error(500)
+    for _ in range(7):
+        client.chat.completions.create(**ASK)
+    assert len(bench.local.seen) == 5
+    assert bench.sink.calls[-1].fallback == "the engine failed repeatedly and is left alone for a moment"
+    assert "The engine failed repeatedly; calls go upstream until it recovers." in runtime.sentences()
+
+
+def test_refusals_do_not_open_the_breaker(bench, client):
+    bench.patch()
+    bench.local.always = error(400)
+    for _ in range(7):
+        client.chat.completions.create(**ASK)
+    assert len(bench.local.seen) == 7
+
+
+def test_a_champion_just_replaced_is_looked_up(bench, client):
+    bench.patch(poll_interval_s=2.0)
+    bench.route = Route(champion="shop@4", base_url=bench.local.url)
+    bench.local.will(error(404))
+    result = client.chat.completions.create(**ASK)
+    assert result.system_fingerprint == "shop@4"
+    call = bench.sink.call
+    assert (call.policy, call.fallback, call.untrainable) == ("shop@4", None, None)
+    assert bench.upstream.seen == []
+
+
+def test_both_fail(bench, client):
+    bench.patch()
+    bench.local.will(error(500))
+    bench.upstream.will(error(429, "slow down, sk-abcdefgh12345678"))
+    with pytest.raises(openai.RateLimitError):
+        client.chat.completions.create(**ASK)
+    call = bench.sink.call
+    assert (call.status, call.policy, call.fallback) == ("error", None, "the engine answered HTTP 500")
+    assert call.messages == tuple(ASK["messages"])
+    assert call.params == {}
+    assert "RateLimitError" in call.error
+    assert "sk-abc" not in call.error
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(events=good_chunks()[:3], cut=True, gate=threading.Event()),
+        Answer(events=good_chunks()[:3], gate=threading.Event()),
+        Answer(events=good_chunks(finish=None), gate=threading.Event()),
+        Answer(events=[*good_chunks()[:2], b"data: {oops\n\n"], gate=threading.Event()),
+    ],
+    ids=["cut", "no finish reason", "done without finish reason", "garbage"],
+)
+def test_a_stream_that_breaks_half_way_is_an_sdk_error(bench, client, make_async, answer, asynchronous):
+    async def run(got: list[Any]) -> None:
+        async with make_async() as client:
+            async for chunk in await client.chat.completions.create(**ASK, stream=True):
+                got.append(chunk)
+                answer.gate.set()
+
+    bench.patch()
+    answer.gate.clear()
+    bench.local.will(answer)
+    got: list[Any] = []
+    with pytest.raises(openai.APIConnectionError):
+        if asynchronous:
+            asyncio.run(run(got))
+        else:
+            for chunk in client.chat.completions.create(**ASK, stream=True):
+                got.append(chunk)
+                answer.gate.set()
+    assert got
+    call = bench.sink.call
+    assert (call.status, call.policy, call.untrainable) == ("error", CHAMPION, "the call failed")
+    assert bench.upstream.seen == []
+
+
+def test_a_stream_cut_anywhere_is_put_together(bench, client):
+    bench.patch()
+    body = b"".join(chunks(LOCAL_BODY | {"stream_options": {"include_usage": True}})).replace(b"\n", b"\r\n")
+    bench.local.will(Answer(events=[bytes([byte]) for byte in body]))
+    chunks_seen = list(client.chat.completions.create(**ASK, stream=True))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks_seen if c.choices) == "Hello there!"
+    assert settled(bench.sink.call) == streamed(LOCAL)
+
+
+def test_upstream_errors_are_the_same_object(bench, make_async):
+    raised: list[Exception] = []
+
+    class Broken(http.BaseTransport):
+        def handle_request(self, request: Any) -> Any:
+            raised.append(http.ConnectError("no way to sk-abcdefgh12345678"))
+            raise raised[-1]
+
+    bench.patch(mode="record")
+    with openai.OpenAI(
+        api_key="k", base_url="http://x/v1", max_retries=0, http_client=http.Client(transport=Broken())
+    ) as client:
+        with pytest.raises(openai.APIConnectionError) as caught:
+            client.chat.completions.create(**ASK)
+    assert caught.value.__cause__ is raised[0]
+    call = bench.sink.call
+    assert (call.status, call.error) == ("error", "APIConnectionError: Connection error.")
+    assert call.messages == tuple(ASK["messages"])
+
+
+def test_retries_of_the_sdk_are_one_call(bench):
+    bench.patch(mode="record")
+    bench.upstream.will(error(500))
+    with openai.OpenAI(api_key="k", base_url=bench.upstream.url, max_retries=1) as client:
+        client.chat.completions.create(**ASK)
+    assert len(bench.upstream.seen) == 2
+    assert bench.sink.call.status == "ok"
+
+
+def test_the_poll_sees_a_rollback(bench, client):
+    runtime = bench.patch(poll_interval_s=0.02)
+    client.chat.completions.create(**ASK)
+    bench.route = Route(mode="record", champion=CHAMPION, base_url=bench.local.url)
+    while runtime.target.mode != "record":
+        threading.Event().wait(0.01)
+    client.chat.completions.create(**ASK)
+    assert [call.policy for call in bench.sink.calls] == [CHAMPION, None]

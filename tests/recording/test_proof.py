@@ -1,0 +1,58 @@
+"""Each reason against training holds for one change to a call that can be trained on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from art_patch.recording.proof import REASONS, why_untrainable
+from art_patch.records import Call, Choice
+
+CHOICE = Choice(0, {"role": "assistant", "content": "x"}, "stop", (5, 6), (-0.5, -0.1))
+GOOD = Call(
+    "c", "t", 0.0, "m", (), choices=(CHOICE,), policy="p@1", prompt_token_ids=(1,), prompt_tokens=1, completion_tokens=2
+)
+
+
+def with_choice(**changes):
+    return replace(GOOD, choices=(CHOICE, replace(CHOICE, **changes)), completion_tokens=0)
+
+
+BAD = {
+    "answered by upstream": replace(GOOD, policy=None),
+    "the call failed": replace(GOOD, status="error"),
+    "the call was cancelled": replace(GOOD, status="cancelled"),
+    "the stream was not read to its end": replace(GOOD, status="abandoned"),
+    "no answer": replace(GOOD, choices=()),
+    "prompt token ids are missing": replace(GOOD, prompt_token_ids=None),
+    "token ids are missing": with_choice(token_ids=None),
+    "log-probabilities are missing": with_choice(logprobs=None),
+    "token ids and log-probabilities differ in number": with_choice(logprobs=(-0.5,)),
+    "token ids and usage differ in number": replace(GOOD, completion_tokens=3),
+    "a log-probability is not finite": with_choice(logprobs=(-0.5, float("-inf"))),
+    "how the answer ended is not known": with_choice(finish_reason=None),
+    "greedy sampling has no exploration": replace(GOOD, params={"temperature": 0}),
+    "top_p cuts the distribution": replace(GOOD, params={"top_p": 0.9}),
+    "top_k cuts the distribution": replace(GOOD, params={"top_k": 20}),
+    "min_p cuts the distribution": replace(GOOD, params={"min_p": 0.1}),
+    "logit_bias shifts the distribution": replace(GOOD, params={"logit_bias": {"5": 1}}),
+    "presence_penalty shifts the distribution": replace(GOOD, params={"presence_penalty": 0.1}),
+    "frequency_penalty shifts the distribution": replace(GOOD, params={"frequency_penalty": 0.1}),
+    "repetition_penalty shifts the distribution": replace(GOOD, params={"repetition_penalty": 1.1}),
+}
+
+
+@pytest.mark.parametrize(("reason", "call"), BAD.items(), ids=BAD)
+def test_reason(reason, call):
+    assert why_untrainable(call) == reason
+
+
+def test_every_reason_is_tried_here():
+    assert list(BAD) == [reason for reason, _ in REASONS]
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.7, "top_p": 1, "top_k": -1, "presence_penalty": 0.0}])
+def test_trainable(params):
+    assert why_untrainable(replace(GOOD, params=params)) is None
+    assert why_untrainable(replace(GOOD, completion_tokens=0)) is None

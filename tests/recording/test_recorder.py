@@ -1,0 +1,256 @@
+"""The queue and its thread: bounded, exact, patient with the store, at peace with fork and exit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from art_patch.errors import StoreError
+from art_patch.recording import Exchange, Recorder, faults
+from art_patch.recording.delivery import Delivery
+from art_patch.recording.ids import new_id
+from art_patch.records import Call, Record, Score
+from art_patch.settings import Settings
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.refuse: set[str] = set()
+        self.down = False
+        self.gate: threading.Event | None = None
+        self.entered = threading.Event()
+
+    def write(self, records: Sequence[Record]) -> None:
+        self.entered.set()
+        if self.gate is not None:
+            self.gate.wait(30)
+        if self.down or self.refuse & {record.id for record in records}:
+            raise StoreError("no")
+        self.records += records
+
+
+@pytest.fixture
+def sink() -> Sink:
+    return Sink()
+
+
+@pytest.fixture
+def recorder(sink: Sink) -> Iterator[Recorder]:
+    faults.clear()
+    recorder = Recorder(Settings(flush_interval_s=0.005, queue_mib=1), open_sink=lambda: sink)
+    yield recorder
+    sink.down, sink.refuse = False, set()
+    if sink.gate is not None:
+        sink.gate.set()
+    assert recorder.stop(10)
+
+
+def score(key: str) -> Score:
+    return Score(key, "t", "s", 1.0, "user", 0.0)
+
+
+def exchange(recorder: Recorder, size: int = 0) -> Exchange:
+    made = Exchange(recorder, "m")
+    made.request = b" " * size + b'{"messages": []}'
+    return made
+
+
+def test_finish_counts_once(recorder, sink):
+    made = exchange(recorder)
+    threads = [threading.Thread(target=made.finish, args=("complete",)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert recorder.flush(5)
+    assert [type(record).__name__ for record in sink.records] == ["TrajectoryInfo", "Call"]
+    assert recorder.counts.recorded == 1
+
+
+def test_overflow_is_counted_exactly(recorder, sink):
+    sink.gate = threading.Event()
+    exchange(recorder).finish("complete")
+    sink.entered.wait(10)
+    for _ in range(20):
+        exchange(recorder, 100_000).finish("complete")
+    sink.gate.set()
+    assert recorder.flush(10)
+    kept = recorder.counts.recorded
+    assert kept == 1 + (1 << 20) // (100_000 + 1024 + 16)
+    assert recorder.dropped == 21 - kept
+    assert recorder._bytes == 0
+    exchange(recorder, 900_000).finish("complete")
+    assert recorder.flush(10)
+    assert recorder.counts.recorded == kept + 1
+
+
+def test_many_threads_lose_nothing(recorder, sink):
+    def work() -> None:
+        for _ in range(100):
+            exchange(recorder).finish("complete")
+
+    threads = [threading.Thread(target=work) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert recorder.flush(30)
+    calls = [record for record in sink.records if isinstance(record, Call)]
+    assert len(calls) + recorder.dropped == 1600
+    assert len({call.id for call in calls}) == len(calls)
+
+
+def test_the_store_comes_back(recorder, sink):
+    sink.down = True
+    recorder.put_record(score("a"))
+    assert not recorder.flush(0.05)
+    assert recorder.trouble == "StoreError"
+    recorder.put_record(score("b"))
+    sink.down = False
+    assert recorder.flush(10)
+    assert [record.id for record in sink.records] == ["a", "b"]
+    assert recorder.trouble is None
+    assert faults.counts["store.write"] >= 1
+
+
+def test_poison_does_not_hold_up_the_others():
+    sink = Sink()
+    sink.refuse = {"bad"}
+    delivery = Delivery(lambda: sink)
+    delivery.add([(score(key), 1) for key in ("a", "b", "bad", "c", "d")])
+    poison: list[Any] = []
+    for round_ in range(6):
+        poison += delivery.attempt(float(round_))[1]
+    assert sorted(record.id for record in sink.records) == ["a", "b", "c", "d"]
+    assert [record.id for record, _ in poison] == ["bad"]
+    assert not delivery.pending
+
+
+def test_back_off_grows_to_thirty_seconds():
+    sink = Sink()
+    sink.down = True
+    delivery = Delivery(lambda: sink)
+    delivery.add([(score("a"), 1)])
+    waits = []
+    for _ in range(10):
+        delivery.attempt(100.0)
+        waits.append(delivery.retry_at - 100.0)
+    assert waits[:3] == [0.5, 1.0, 2.0]
+    assert waits[-1] == 30.0
+    assert delivery.pending
+
+
+def test_it_starts_again_after_a_stop(recorder, sink):
+    recorder.put_record(score("a"))
+    assert recorder.stop(5)
+    assert recorder._thread is None
+    recorder.put_record(score("b"))
+    assert recorder.flush(5)
+    assert len(sink.records) == 2
+
+
+def test_finalisers_may_put_while_putting(recorder, sink):
+    """The garbage collector may end a stream at any allocation, also inside `put`."""
+    import gc
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.me = self
+            self.exchange = exchange(recorder)
+
+        def __del__(self) -> None:
+            self.exchange.finish("closed")
+
+    threshold = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for _ in range(200):
+            Cycle()
+            exchange(recorder).finish("complete")
+    finally:
+        gc.set_threshold(*threshold)
+    gc.collect()
+    assert recorder.flush(10)
+    assert recorder.counts.recorded == 400
+
+
+def test_on_tick_runs(sink):
+    ticked = threading.Event()
+    recorder = Recorder(Settings(poll_interval_s=0.01), open_sink=lambda: sink, on_tick=ticked.set)
+    recorder.ensure_running()
+    assert ticked.wait(10)
+    assert recorder.stop(5)
+
+
+def test_ids_are_uuid7_in_order():
+    ids = [new_id(1_700_000_000 + i / 1000) for i in range(100)]
+    assert ids == sorted(ids)
+    assert len({*ids}) == 100
+    assert {(key[12], key[16] in "89ab", len(key)) for key in ids} == {("7", True, 32)}
+
+
+FORK = """
+import os, sys, threading
+from art_patch.recording import Exchange, Recorder
+from art_patch.records import Call
+from art_patch.settings import Settings
+
+class Sink:
+    def write(self, records):
+        for record in records:
+            if isinstance(record, Call):
+                os.write(1, f"{record.requested_model} {os.getpid() == parent}\\n".encode())
+
+parent = os.getpid()
+recorder = Recorder(Settings(flush_interval_s=0.2), open_sink=Sink)
+Exchange(recorder, "before").finish("complete")
+open_one = Exchange(recorder, "open")
+recorder._lock.acquire()
+child = os.fork()
+if child == 0:
+    open_one.finish("closed")
+    Exchange(recorder, "child").finish("complete")
+    sys.exit(0)
+recorder._lock.release()
+assert os.waitpid(child, 0)[1] == 0
+open_one.finish("complete")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_fork():
+    done = subprocess.run([sys.executable, "-c", FORK], check=True, timeout=60, capture_output=True, text=True)
+    assert sorted(done.stdout.split("\n")) == ["", "before True", "child False", "open True"]
+
+
+HUNG = """
+import time, threading
+from art_patch.recording import Exchange, Recorder
+from art_patch.settings import Settings
+
+class Hung:
+    def write(self, records):
+        threading.Event().wait()
+
+recorder = Recorder(Settings(flush_interval_s=0.01), open_sink=Hung)
+Exchange(recorder, "m").finish("complete")
+"""
+
+
+def test_a_hung_store_does_not_hold_up_the_exit():
+    # The timeout is the point: without a deadline this would never end. What it takes is not asserted.
+    done = subprocess.run([sys.executable, "-W", "error", "-c", HUNG], check=True, timeout=30, capture_output=True)
+    assert done.stderr == b""
+
+
+def test_the_exit_writes_what_is_queued():
+    code = FORK.partition("recorder._lock.acquire")[0].replace('open_one = Exchange(recorder, "open")', "")
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=30, capture_output=True, text=True)
+    assert done.stdout == "before True\n"

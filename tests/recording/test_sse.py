@@ -1,0 +1,57 @@
+"""The SSE parser: how the network or the line ends cut a stream cannot matter."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from art_patch.recording.sse import assemble, events
+
+CHUNK = st.dictionaries(
+    st.sampled_from(["choices", "usage", "model", "error", "x"]),
+    st.recursive(
+        st.none() | st.integers() | st.text(max_size=5) | st.sampled_from(["content", "tool_calls"]),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["index", "delta", "content", "tool_calls", "token_ids", "logprobs"]), inner
+            )
+        ),
+        max_leaves=12,
+    ),
+    max_size=4,
+)
+
+
+@given(
+    st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]))),
+    st.sampled_from(["\n", "\r\n", "\r"]),
+)
+def test_what_goes_in_comes_out(datas, end):
+    wire = "".join(f": ping{end}event: x{end}data: {data}{end}{end}" for data in datas)
+    assert list(events(wire.encode())) == datas
+
+
+@given(st.lists(st.sampled_from(["a", "", "b c"]), min_size=1, max_size=4))
+def test_lines_of_one_event_join(lines):
+    wire = "".join(f"data: {line}\n" for line in lines) + "\n"
+    assert list(events(wire.encode())) == ["\n".join(lines)]
+
+
+def test_a_cut_event_is_dropped():
+    assert list(events(b"data: a\n\ndata: b\n")) == ["a"]
+    assert list(events(b"data: a\n\ndata: [DONE]\n")) == ["a", "[DONE]"]
+    assert list(events(b"\xef\xbb\xbfdata:a\n\n")) == ["a"]
+
+
+@given(st.binary())
+def test_any_bytes_are_survived(wire):
+    assemble(events(wire))
+
+
+@given(st.lists(CHUNK))
+def test_any_json_is_survived(parts):
+    answer = assemble(json.dumps(part) for part in parts)
+    assert isinstance(answer.body["choices"], list)
