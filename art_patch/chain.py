@@ -24,13 +24,13 @@ _EMPTY: tuple[Any, ...] = (None, "", [], ())
 
 
 def canonical(message: JSON) -> bytes:
-    """Return the message's canonical JSON, UTF-8; lone surrogates are kept as `\\udXXX` escapes."""
+    r"""Return the message's canonical JSON, UTF-8; lone surrogates are kept as `\udXXX` escapes."""
     kept = {key: value for key, value in message.items() if value not in _EMPTY}
     return json.dumps(kept, sort_keys=True, separators=(",", ":"), default=repr).encode("ascii")
 
 
 def verbatim(value: Any) -> bytes:
-    """Return JSON as it came, keys in their order; lone surrogates are kept as `\\udXXX` escapes."""
+    r"""Return JSON as it came, keys in their order; lone surrogates are kept as `\udXXX` escapes."""
     return json.dumps(value, separators=(",", ":"), default=repr).encode("ascii")
 
 

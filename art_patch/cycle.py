@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from filelock import FileLock, Timeout
-from uuid_utils import uuid7
 
 from art_patch.errors import Busy, EngineError
 from art_patch.gate import GateConfig, Turn, Verdict, contest, decide, held_out_turns
 from art_patch.grouping import form_groups
+from art_patch.ids import new_id
 from art_patch.promotion.promote import Engine, ensure_loaded, promote
 from art_patch.records import JSON, Choice, Group, Policy, Trajectory
 from art_patch.rewards.combine import rewards_G
@@ -148,7 +148,7 @@ def retrain(
 
 
 @contextmanager
-def only_one(directory: Path) -> Iterator[None]:
+def only_one(directory: Path) -> Generator[None]:
     """Hold the project's cycle lock; the kernel frees it if we are killed.
 
     Raises:
@@ -370,8 +370,3 @@ def _next_step(store: Store, champion: Policy, adapters: Path) -> int:
     taken = [p.step for p in store.ledger.policies() if p.model == champion.model]
     taken += [int(d.name.rpartition("@")[2]) for d in adapters.glob(f"{champion.model}@*") if d.is_dir()]
     return max(taken) + 1
-
-
-def new_id() -> str:
-    """Return a uuid7 as hex."""
-    return uuid7().hex

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from art_patch.cycle import CycleConfig, new_id, only_one, retrain
+from art_patch.cycle import CycleConfig, only_one, retrain
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
 from art_patch.errors import Busy, EngineError, JudgeError, StoreError, TransitionError
 from art_patch.gate import GateConfig
+from art_patch.ids import new_id
 from art_patch.promotion.promote import ensure_loaded, promote, rollback
 from art_patch.records import Call, Choice, Score, TrajectoryInfo
 from art_patch.rewards.judge import Judge
@@ -28,23 +29,8 @@ from tests.tiny import make_tiny_model
 # litellm keeps its HTTP clients for ever and closes none
 pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
 
-QUESTIONS = [
-    f"how many {word}?"
-    for word in [
-        "plum",
-        "pear",
-        "apple",
-        "bread",
-        "lemon",
-        "onion",
-        "grape",
-        "honey",
-        "soap",
-        "mug",
-        "kettle",
-        "candle",
-    ]
-]
+WORDS = ("plum", "pear", "apple", "bread", "lemon", "onion", "grape", "honey", "soap", "mug", "kettle", "candle")
+QUESTIONS = [f"how many {word}?" for word in WORDS]
 CONFIG = CycleConfig(
     settle_s=0.0,
     min_group_size=2,

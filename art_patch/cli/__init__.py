@@ -7,7 +7,6 @@ code; 0 is success, "nothing to do" included; 130 is Ctrl-C.
 
 from __future__ import annotations
 
-
 import sys
 
 INTERRUPTED = 130

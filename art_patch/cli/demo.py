@@ -60,8 +60,8 @@ class _Teller:
         self._shown.clear()
         bar = "\u2588" * round(row["sampled"] * 40)
         self._shown.print(
-            f"cycle {row['cycle']}  [b]{row['policy']:<9}[/] sampled {row['sampled']:>4.0%}  greedy {row['greedy']:>4.0%}  "
-            f"[green]{bar}[/]"
+            f"cycle {row['cycle']}  [b]{row['policy']:<9}[/] sampled {row['sampled']:>4.0%}  "
+            f"greedy {row['greedy']:>4.0%}  [green]{bar}[/]"
         )
 
 
@@ -79,15 +79,15 @@ def _summary(console: Any, figures: Mapping[str, Any], home: object) -> None:
     for line in _curve(figures["curve"]):
         console.print(line)
     console.print(
-        f"\n{figures['calls']} calls, {figures['failed_calls']} failed or fell back; {figures['promotions']} promotions in "
-        f"{figures['cycles']} cycles; {figures['wall_s']:.0f} s; the agent's memory grew by {figures['app_rss_added_mib']:.0f} MiB"
+        f"\n{figures['calls']} calls, {figures['failed_calls']} failed or fell back; "
+        f"{figures['promotions']} promotions in {figures['cycles']} cycles; {figures['wall_s']:.0f} s; "
+        f"the agent's memory grew by {figures['app_rss_added_mib']:.0f} MiB"
     )
     where = f" --home {home}" if home else ""
+    project = f"demo-{figures['seed']}{'-control' if figures['control'] else ''}"
     console.print(f"database  {figures['store']}")
     console.print("next      [b]art-patch demo" + where + "[/]             go on learning")
-    console.print(
-        f"          [b]art-patch status --project demo-{figures['seed']}{'-control' if figures['control'] else ''}{where}[/]"
-    )
+    console.print(f"          [b]art-patch status --project {project}{where}[/]")
     console.print("          put [b]import art_patch as art; art.patch()[/] into an agent of yours")
 
 

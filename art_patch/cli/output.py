@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,7 +74,7 @@ class Bars:
 
 
 @contextmanager
-def bars(*, quiet: bool) -> Iterator[Bars]:
+def bars(*, quiet: bool) -> Generator[Bars]:
     """Show progress on stderr while the block runs; a terminal gets bars, a log file lines, `quiet` nothing."""
     if quiet:
         yield Bars(None)

@@ -72,7 +72,8 @@ def serve(
         me = who_am_i(who, "serve")
         if champion is not None and champion.base_sha256 != engine.base.sha256:
             raise ConfigError(
-                f"{champion.name} was trained on {champion.base}, which is not {base}; serve that base, or use another --project"
+                f"{champion.name} was trained on {champion.base}, which is not {base}; "
+                "serve that base, or use another --project"
             )
         opened.ledger.add_base(f"{name}@0", str(engine.base.directory.absolute()), engine.base.sha256, who=me)
         for policy in wanted(opened.ledger):

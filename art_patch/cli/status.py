@@ -56,7 +56,7 @@ def mode(
         raise ConfigError(f"mode {value!r} is not one of off, record, route, auto")
     settings = load_settings(project=project, home=home, store=store)
     opened = open_store(settings.store_url)
-    opened.ledger.set_mode(None if value == "auto" else value, who=who_am_i(who, "mode"))  # pyright: ignore[reportArgumentType]
+    opened.ledger.set_mode(None if value == "auto" else value, who=who_am_i(who, "mode"))  # pyright: ignore[reportArgumentType] - checked above
     opened.close()
     if as_json:
         answer({"project": settings.project, "mode": value})

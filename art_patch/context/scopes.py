@@ -19,7 +19,8 @@ from opentelemetry.context.context import Context
 from art_patch.context.ambient import Ambient, Entered, OpenTrajectory, ambient, enter, grouped, identify, leave
 from art_patch.context.carrying import carry
 from art_patch.errors import ConfigError
-from art_patch.recording import emit, new_id
+from art_patch.ids import new_id
+from art_patch.recording import emit
 from art_patch.recording.scrubbing import scrub
 from art_patch.records import JSON, SpanInfo, TrajectoryInfo
 

@@ -11,7 +11,8 @@ import time
 
 from art_patch.context.ambient import identify
 from art_patch.errors import ConfigError
-from art_patch.recording import emit, new_id
+from art_patch.ids import new_id
+from art_patch.recording import emit
 from art_patch.records import Score, TrajectoryInfo
 
 

@@ -16,9 +16,10 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import art_patch
 from art_patch.errors import ArtPatchError, EngineError
@@ -70,10 +71,8 @@ class Process:
         """End it: end of input, then SIGTERM, then SIGKILL."""
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
-                try:
+                with suppress(BrokenPipeError):  # it died before it read its last line
                     pipe.close()
-                except BrokenPipeError:  # it died before it read its last line
-                    pass
         if self.process.poll() is None:
             self.process.terminate()
         try:
@@ -91,7 +90,7 @@ class Process:
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         """Return itself."""
         return self
 

@@ -5,10 +5,11 @@ In: a seed. Out: `Task`s, tool results, and verdicts on transcripts (lists of Op
 - A task asks for the price of `count` pieces of one item. Each task has its own price list, so the price must be
   looked up (turn 1) and multiplied (turn 2); nothing in the question gives it away.
 - The 768 triples (count, item, price of that item) fall into two parts by a hash that no seed moves. `evaluation`
-  triples are asked by nobody but the report; `traffic` is all that is recorded and learned from, the warm-up included. A task's *other* prices are always such that asking for them would be traffic, so
-  that an agent that looks up the wrong item does not meet a held-out triple either.
-- All products of a count and a price occur in traffic: the held-out parts measure whether *behaviour* carries over,
-  not whether arithmetic does.
+  triples are asked by nobody but the report; `traffic` is all that is recorded and learned from, the warm-up included.
+  A task's *other* prices are always such that asking for them would be traffic, so that an agent that looks up the
+  wrong item does not meet an `evaluation` triple either.
+- All products of a count and a price occur in traffic: `evaluation` measures whether *behaviour* carries over, not
+  whether arithmetic does.
 - Bad tool calls are answered, not raised: agents make them.
 """
 
@@ -17,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -42,9 +42,6 @@ LOOKUP_TOOL: dict[str, Any] = {
 """In the key order in which servers dump it again."""
 
 TOOLS: list[dict[str, Any]] = [LOOKUP_TOOL]
-
-_QUESTION = re.compile(r"price of (\d+) ([a-z]+)\?")
-_RIGHT_CALL_ONLY = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,33 +146,25 @@ def is_success(task: Task, messages: Sequence[Mapping[str, Any]]) -> bool:
     an answer without a lookup) is a failure.
     """
     asked = [message for message in messages if message.get("role") != "system"]
-    if len(asked) != 4 or asked[0].get("content") != task.question or asked[2].get("role") != "tool":
+    if [message.get("role") for message in asked] != ["user", "assistant", "tool", "assistant"]:
         return False
-    return grade(asked) == 1.0 and asked[2].get("content") == str(task.prices[task.item])
+    request, call, result, final = asked
+    return (
+        request.get("content") == task.question
+        and _is_lookup(call, task.item)
+        and result.get("content") == str(task.prices[task.item])
+        and final.get("content") == task.answer
+        and not final.get("tool_calls")
+    )
 
 
-def grade(messages: Sequence[Mapping[str, Any]]) -> float:
-    """How good a transcript is, judged from the transcript alone, as a judge would who has no price list.
-
-    Returns:
-        1.0 if the item asked for was looked up in one call and the answer is count times the result; 0.3 if the lookup
-        was right but the answer is not; 0.0 otherwise.
-    """
-    asked = [message for message in messages if message.get("role") != "system"]
-    if len(asked) < 3 or [message.get("role") for message in asked[:3]] != ["user", "assistant", "tool"]:
-        return 0.0
-    wanted = _QUESTION.fullmatch(str(asked[0].get("content")))
-    calls: Sequence[Mapping[str, Any]] = asked[1].get("tool_calls") or ()
-    if wanted is None or len(calls) != 1 or asked[1].get("content"):
-        return 0.0
+def _is_lookup(message: Mapping[str, Any], item: str) -> bool:
+    """Whether a message is one call that looks up `item`, and nothing beside it."""
+    calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
+    if len(calls) != 1 or message.get("content"):
+        return False
     function: Mapping[str, Any] = calls[0].get("function") or {}
-    if _looked_up(function.get("name"), function.get("arguments")) != wanted[2]:
-        return 0.0
-    result, final = asked[2].get("content"), asked[3] if len(asked) == 4 else {}
-    if not isinstance(result, str) or not result.isdecimal() or final.get("tool_calls"):
-        return _RIGHT_CALL_ONLY
-    right = final.get("role") == "assistant" and final.get("content") == str(int(wanted[1]) * int(result))
-    return 1.0 if right else _RIGHT_CALL_ONLY
+    return _looked_up(function.get("name"), function.get("arguments")) == item
 
 
 def _looked_up(name: Any, arguments: Any) -> str | None:

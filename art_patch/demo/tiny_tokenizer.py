@@ -124,17 +124,21 @@ def _sample_text() -> str:
 
 
 def asked(count: int, item: str) -> dict[str, Any]:
+    """The message that asks for the price of `count` pieces of `item`."""
     return {"role": "user", "content": question(count, item)}
 
 
 def called(item: str) -> dict[str, Any]:
+    """The model's message that looks `item` up."""
     function = {"name": "lookup", "arguments": json.dumps({"item": item})}
     return {"role": "assistant", "content": None, "tool_calls": [{"id": "0", "type": "function", "function": function}]}
 
 
 def result(price: int) -> dict[str, Any]:
+    """The shop's message that gives the price of one piece."""
     return {"role": "tool", "tool_call_id": "0", "content": str(price)}
 
 
 def said(text: str) -> dict[str, Any]:
+    """The model's message that says `text` and calls nothing."""
     return {"role": "assistant", "content": text}

@@ -72,7 +72,8 @@ def decide(scores: Iterable[tuple[str, float, float]], config: GateConfig, *, se
     figures["lower_bound"] = bound = _lower_bound(differences, config.level, seed)
     wins = bound > config.margin
     reason = (
-        f"scores {figures['candidate']:.3f} against {figures['champion']:.3f} on {len(differences)} held-out scenarios; "
+        f"scores {figures['candidate']:.3f} against {figures['champion']:.3f} "
+        f"on {len(differences)} held-out scenarios; "
         f"the difference is above {bound:+.3f} with {config.level:.0%} confidence, "
         f"{'above' if wins else 'not above'} the margin {config.margin:g}"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from art_patch.grouping.scenario import is_held_out, scenario_of
 from art_patch.records import Group, Trajectory
@@ -73,4 +74,4 @@ def _split(siblings: list[Trajectory], max_size: int) -> list[list[Trajectory]]:
     parts = -(-len(siblings) // max_size)
     size, extra = divmod(len(siblings), parts)
     cuts = [i * size + min(i, extra) for i in range(parts + 1)]
-    return [siblings[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [siblings[a:b] for a, b in pairwise(cuts)]

@@ -13,8 +13,7 @@ from __future__ import annotations
 from art_patch.recording.delivery import Sink
 from art_patch.recording.exchange import Exchange
 from art_patch.recording.faults import faults, is_fault
-from art_patch.recording.ids import new_id
 from art_patch.recording.outlet import emit, set_recorder
 from art_patch.recording.recorder import Recorder
 
-__all__ = ["Exchange", "Recorder", "Sink", "emit", "faults", "is_fault", "new_id", "set_recorder"]
+__all__ = ["Exchange", "Recorder", "Sink", "emit", "faults", "is_fault", "set_recorder"]

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from art_patch.ids import new_id
 from art_patch.recording.exchange import Exchange
-from art_patch.recording.ids import new_id
 from art_patch.recording.proof import why_untrainable
 from art_patch.recording.scrubbing import scrub
 from art_patch.recording.sse import StreamedAnswer, assemble, events

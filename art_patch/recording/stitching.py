@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from art_patch.chain import ROOT, chain
-from art_patch.recording.ids import new_id
+from art_patch.ids import new_id
 from art_patch.records import JSON, Call, TrajectoryInfo
 
 MAX_NODES = 20_000

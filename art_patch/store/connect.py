@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
@@ -58,13 +58,13 @@ class Database:
         os.close(self._lock)
 
     @contextmanager
-    def read(self) -> Iterator[Connection]:
+    def read(self) -> Generator[Connection]:
         """A short read transaction."""
         with self.errors(), self._calls.begin() as connection:
             yield connection
 
     @contextmanager
-    def write(self, *, durable: bool = False) -> Iterator[Connection]:
+    def write(self, *, durable: bool = False) -> Generator[Connection]:
         """A write transaction; commits at the end, rolls back on any error."""
         engine = self._ledger if durable else self._calls
         with self.errors(), self._locked(), engine.connect().execution_options(art_patch_write=True) as connection:
@@ -72,7 +72,7 @@ class Database:
                 yield connection
 
     @contextmanager
-    def errors(self) -> Iterator[None]:
+    def errors(self) -> Generator[None]:
         """Turn the driver's errors into `StoreError` with the file's name."""
         try:
             yield
@@ -80,7 +80,7 @@ class Database:
             raise StoreError(f"store {self.path}: {error.orig}; {_advice(error.orig)}") from error
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> Generator[None]:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
             yield
@@ -110,13 +110,13 @@ def _engine(url: str, synchronous: str) -> Engine:
     engine = create_engine(url, connect_args={"timeout": 10.0, "check_same_thread": False})
 
     @event.listens_for(engine, "connect")
-    def on_connect(connection: sqlite3.Connection, _record: object) -> None:  # pyright: ignore[reportUnusedFunction]
+    def on_connect(connection: sqlite3.Connection, _record: object) -> None:  # pyright: ignore[reportUnusedFunction] - an event handler
         connection.isolation_level = None  # we say BEGIN ourselves, below
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute(f"PRAGMA synchronous={synchronous}")
 
     @event.listens_for(engine, "begin")
-    def on_begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]
+    def on_begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction] - an event handler
         # A deferred BEGIN that reads and then writes fails at once under contention; IMMEDIATE waits its turn.
         write = connection.get_execution_options().get("art_patch_write", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, Select, func, select
 
 from art_patch.chain import ROOT
 from art_patch.records import JSON, Call, Choice, Group, Score, Trajectory, TrajectoryInfo
@@ -27,14 +27,12 @@ class Reader:
         self._database = database
 
     def trajectories(self, ids: Sequence[str]) -> tuple[Trajectory, ...]:
-        """Return these trajectories in the order asked, whole: calls, choices, messages, scores. Unknown ids are left out."""
+        """Return these trajectories whole (calls, messages, scores), in the order asked; unknown ids are left out."""
         with self._database.read() as connection:
             infos = {
                 row["id"]: _info(row)
                 for some in _some(ids)
-                for row in connection.execute(
-                    select(tables.trajectories).where(tables.trajectories.c.id.in_(some))
-                ).mappings()
+                for row in _rows(connection, select(tables.trajectories).where(tables.trajectories.c.id.in_(some)))
             }
             calls = _calls(connection, ids)
             scores = _scores(connection, ids)
@@ -50,7 +48,7 @@ class Reader:
         return self.trajectories(ids)
 
     def ungrouped(self, *, settled_before: float, limit: int = 10_000) -> tuple[Trajectory, ...]:
-        """Return trajectories that no group holds yet and whose last call ended before `settled_before`, oldest first."""
+        """Return trajectories that no group holds yet and whose last call ended by `settled_before`, oldest first."""
         table = tables.trajectories
         query = (
             select(table.c.id)
@@ -69,7 +67,7 @@ class Reader:
         if held_out is not None:
             query = query.where(table.c.held_out == held_out)
         with self._database.read() as connection:
-            rows = list(connection.execute(query).mappings())[::-1]
+            rows = list(_rows(connection, query))[::-1]
             members: dict[str, list[str]] = defaultdict(list)
             for some in _some([row["id"] for row in rows]):
                 found = select(tables.trajectories.c.group_id, tables.trajectories.c.id).where(
@@ -128,9 +126,15 @@ def _some(values: Sequence[_T]) -> Iterator[Sequence[_T]]:
         yield values[start : start + _IN]
 
 
+def _rows(connection: Connection, query: Select[Any]) -> Iterable[Mapping[str, Any]]:
+    # A `RowMapping` takes columns as keys too, so for the type checker it is no `Mapping[str, Any]`.
+    return cast("Iterable[Mapping[str, Any]]", connection.execute(query).mappings())
+
+
 def _info(row: Mapping[str, Any]) -> TrajectoryInfo:
-    values = {name: row[name] for name in TrajectoryInfo.__slots__}
-    return TrajectoryInfo(**(values | {"tags": tuple(row["tags"])}))
+    values: dict[str, Any] = {name: row[name] for name in TrajectoryInfo.__slots__}
+    values["tags"] = tuple(row["tags"])
+    return TrajectoryInfo(**values)
 
 
 def _scores(connection: Connection, trajectory_ids: Sequence[str]) -> dict[str, list[Score]]:
@@ -138,7 +142,7 @@ def _scores(connection: Connection, trajectory_ids: Sequence[str]) -> dict[str, 
     table = tables.scores
     for some in _some(trajectory_ids):
         query = select(table).where(table.c.trajectory_id.in_(some)).order_by(table.c.at, table.c.id)
-        for row in connection.execute(query).mappings():
+        for row in _rows(connection, query):
             found[row["trajectory_id"]].append(Score(**row))
     return found
 
@@ -147,11 +151,11 @@ def _calls(connection: Connection, trajectory_ids: Sequence[str]) -> dict[str, l
     rows: list[Mapping[str, Any]] = []
     for some in _some(trajectory_ids):
         query = select(tables.calls).where(tables.calls.c.trajectory_id.in_(some))
-        rows += connection.execute(query.order_by(tables.calls.c.started_at, tables.calls.c.id)).mappings()
+        rows += _rows(connection, query.order_by(tables.calls.c.started_at, tables.calls.c.id))
     choice_rows: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for some in _some([row["id"] for row in rows]):
         query = select(tables.choices).where(tables.choices.c.call_id.in_(some)).order_by(tables.choices.c.index)
-        for choice in connection.execute(query).mappings():
+        for choice in _rows(connection, query):
             choice_rows[choice["call_id"]].append(choice)
     messages = _Messages(
         connection,

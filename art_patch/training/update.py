@@ -13,6 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +246,7 @@ def _gap(model: Any, rows: Sequence[TrainRow], config: TrainConfig, device: torc
 def _cut(rows: Sequence[TrainRow], parts: int) -> list[Sequence[TrainRow]]:
     parts = min(parts, len(rows))
     edges = [round(i * len(rows) / parts) for i in range(parts + 1)]
-    return [rows[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [rows[a:b] for a, b in pairwise(edges)]
 
 
 def _publish(model: Any, target: Path, *, base_sha256: str, config: TrainConfig, base: str) -> None:

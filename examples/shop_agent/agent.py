@@ -39,9 +39,10 @@ def run(task):
     messages = [{"role": "user", "content": task["question"]}]
     options = {"temperature": task["temperature"]} if "temperature" in task else {}
     for _ in range(3):
-        answer = client.chat.completions.create(
+        completion = client.chat.completions.create(
             model=MODEL, messages=messages, tools=[LOOKUP], max_completion_tokens=64, **options
-        ).choices[0].message
+        )
+        answer = completion.choices[0].message
         messages.append(answer.model_dump(exclude_none=True))
         if not answer.tool_calls:
             break

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from art_patch.cycle import new_id, only_one
+from art_patch.cycle import only_one
+from art_patch.ids import new_id
 from art_patch.records import Call, Choice, TrajectoryInfo
 from art_patch.store import open_store
 from tests.tiny import make_tiny_model
@@ -56,7 +57,11 @@ class Serving:
     def __init__(self, base: Path, home: Path, *options: str) -> None:
         command = [sys.executable, "-m", "art_patch", "serve", "--base", str(base), "--port", "0", "--json", *options]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT | {"ART_PATCH_HOME": str(home)}
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT | {"ART_PATCH_HOME": str(home)},
         )
         assert self.process.stdout is not None
         self.ready: dict[str, Any] = json.loads(self.process.stdout.readline())
@@ -95,7 +100,10 @@ def test_help_and_version(tmp_path: Path):
 def test_an_unknown_model_is_named(tmp_path: Path):
     says(art_patch("serve", "--base", "/no/such/model", home=tmp_path), 9, "/no/such/model", "Hugging Face id")
     says(
-        art_patch("serve", "--base", "nobody/nothing", home=tmp_path, HF_HUB_OFFLINE="1"), 9, "nobody/nothing", "could not"
+        art_patch("serve", "--base", "nobody/nothing", home=tmp_path, HF_HUB_OFFLINE="1"),
+        9,
+        "nobody/nothing",
+        "could not",
     )
 
 

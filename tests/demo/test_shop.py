@@ -17,7 +17,6 @@ from art_patch.demo.shop import (
     PRICES,
     Part,
     Task,
-    grade,
     is_success,
     make_task,
     make_tasks,
@@ -78,7 +77,7 @@ def test_every_triple_comes_up_once_before_one_comes_up_again():
     tasks = make_tasks("evaluation", 310, seed=3)
     asked = [(task.count, task.item, task.prices[task.item]) for task in tasks]
     assert set(asked[:155]) == set(asked[155:]) == set(triples("evaluation"))
-    assert len({task.id for task in tasks}) == 148
+    assert len({task.id for task in tasks}) == 310
 
 
 def test_id_tells_the_task():
@@ -103,35 +102,33 @@ def test_tool_schema_is_json_in_the_servers_key_order():
 
 
 def test_right_transcript_is_a_success():
-    assert is_success(TASK, transcript()) and grade(transcript()) == 1.0
+    assert is_success(TASK, transcript())
     assert is_success(TASK, [{"role": "system", "content": "be brief"}, *transcript()])
     assert is_success(TASK, transcript(arguments='{"item":"plum"}'))
 
 
 @pytest.mark.parametrize(
-    ("messages", "expected"),
+    "messages",
     [
-        pytest.param(transcript(final="7"), 0.3, id="added instead"),
-        pytest.param(transcript(final="12 "), 0.3, id="a space too many"),
-        pytest.param(transcript(final="012"), 0.3, id="a digit too many"),
-        pytest.param(transcript()[:3], 0.3, id="stopped after the call"),
-        pytest.param([*transcript()[:3], transcript()[1]], 0.3, id="called again"),
-        pytest.param([*transcript(), {"role": "user", "content": "sure?"}], 0.3, id="went on"),
-        pytest.param(transcript(result="bad call"), 0.3, id="no number came back"),
-        pytest.param(transcript(arguments='{"item": "soap"}'), 0.0, id="other item"),
-        pytest.param(transcript(arguments='{"item": "plum", "n": 1}'), 0.0, id="extra argument"),
-        pytest.param(transcript(arguments="{"), 0.0, id="not JSON"),
-        pytest.param([transcript()[0], transcript()[3]], 0.0, id="guessed right without looking"),
-        pytest.param(transcript()[1:], 0.0, id="no question"),
-        pytest.param([], 0.0, id="empty"),
+        pytest.param(transcript(final="7"), id="added instead"),
+        pytest.param(transcript(final="12 "), id="a space too many"),
+        pytest.param(transcript(final="012"), id="a digit too many"),
+        pytest.param(transcript()[:3], id="stopped after the call"),
+        pytest.param([*transcript()[:3], transcript()[1]], id="called again"),
+        pytest.param([*transcript(), {"role": "user", "content": "sure?"}], id="went on"),
+        pytest.param(transcript(result="bad call"), id="no number came back"),
+        pytest.param(transcript(arguments='{"item": "soap"}'), id="other item"),
+        pytest.param(transcript(arguments='{"item": "plum", "n": 1}'), id="extra argument"),
+        pytest.param(transcript(arguments="{"), id="not JSON"),
+        pytest.param([transcript()[0], transcript()[3]], id="guessed right without looking"),
+        pytest.param(transcript()[1:], id="no question"),
+        pytest.param([], id="empty"),
     ],
 )
-def test_anything_else_is_not(messages: list[dict[str, Any]], expected: float):
+def test_anything_else_is_not(messages: list[dict[str, Any]]):
     assert not is_success(TASK, messages)
-    assert grade(messages) == expected
 
 
 def test_success_needs_the_tasks_own_price():
-    assert grade(transcript(result="5", final="15")) == 1.0  # consistent, but of another price list
-    assert not is_success(TASK, transcript(result="5", final="15"))
+    assert not is_success(TASK, transcript(result="5", final="15"))  # consistent, but of another price list
     assert not is_success(Task(id="t", count=2, item="plum", prices=TASK.prices), transcript())

@@ -13,7 +13,8 @@ import pytest
 
 from art_patch.demo import tiny_model
 from art_patch.demo.shop import COUNTS, ITEMS, TOOLS, question
-from art_patch.demo.tiny_model import END_OF_TURN, WarmUp, build_model, make_tokenizer
+from art_patch.demo.tiny_model import WarmUp, build_model
+from art_patch.demo.tiny_tokenizer import END_OF_TURN, make_tokenizer
 from art_patch.errors import ConfigError
 
 SHORT = WarmUp(steps=3, batch=4)

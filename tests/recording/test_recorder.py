@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from art_patch.errors import StoreError
+from art_patch.ids import new_id
 from art_patch.recording import Exchange, Recorder, faults
 from art_patch.recording.delivery import Delivery
-from art_patch.recording.ids import new_id
 from art_patch.records import Call, Record, Score
 from art_patch.settings import Settings
 

@@ -1,0 +1,47 @@
+"""What the README says is true."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from art_patch import errors
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_python_blocks_run(block: str, tmp_path: Path):
+    environment = {"ART_PATCH_HOME": str(tmp_path), "PATH": "", "PYTHONWARNINGS": "error"}
+    script = block + "\nart.unpatch()\n"
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment, timeout=60)
+
+
+def test_there_are_blocks():
+    assert len(BLOCKS) >= 2
+
+
+def test_every_command_is_there():
+    from art_patch.cli.app import app
+
+    names = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    line = next(line for line in README.splitlines() if line.startswith("`serve`"))
+    assert set(re.findall(r"`(\w+)`", line)) == names
+
+
+def test_every_exit_code_is_explained():
+    table = README[README.index("| exit code |") :]
+    codes = {int(code) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in row.split(",")}
+    raised = {getattr(errors, name).exit_code for name in errors.__all__} - {1}
+    assert codes == raised | {0, 130}
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)]+)\)", README):
+        assert target.startswith("http") or (ROOT / target).exists(), target
