@@ -18,6 +18,11 @@ def main() -> None:
         from art_patch.cli.app import run
 
         run()
-    except KeyboardInterrupt:  # here, because it may come while the first module is imported
-        sys.stderr.write("art-patch: interrupted; what was recorded and published is kept, run it again to go on\n")
-        sys.exit(INTERRUPTED)
+    except KeyboardInterrupt:  # it may come while the first module is imported
+        sys.exit(interrupted())
+
+
+def interrupted() -> int:
+    """Say that Ctrl-C was understood, and return its exit code."""
+    sys.stderr.write("art-patch: interrupted; what was recorded and published is kept, run it again to go on\n")
+    return INTERRUPTED

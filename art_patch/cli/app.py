@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
+from functools import wraps
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, ParamSpec
 
 import typer
 
+from art_patch.cli import interrupted
 from art_patch.cli.demo import demo
 from art_patch.cli.policies import promote, rollback
 from art_patch.cli.retrain import retrain
 from art_patch.cli.serve import serve
 from art_patch.cli.status import mode, status
 from art_patch.errors import ArtPatchError
+
+P = ParamSpec("P")
 
 app = typer.Typer(
     name="art-patch",
@@ -24,8 +29,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for command in (serve, retrain, status, mode, promote, rollback, demo):
-    app.command()(command)
+
+
+def interruptible(command: Callable[P, None]) -> Callable[P, None]:
+    """Return the command such that Ctrl-C ends it with our words; Typer would end it without any."""
+
+    @wraps(command)
+    def run_command(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except KeyboardInterrupt:
+            raise typer.Exit(interrupted()) from None
+
+    return run_command
+
+
+for each in (serve, retrain, status, mode, promote, rollback, demo):
+    app.command()(interruptible(each))
 
 
 @app.callback(invoke_without_command=True)

@@ -43,6 +43,9 @@ def demo(
         _summary(stdout(), figures, home is not None and str(settings.directory.parent))
 
 
+_BLOCKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+
+
 class _Teller:
     def __init__(self, shown: Any, *, quiet: bool, judge: str | None, directory: str) -> None:
         self._shown, self._quiet = shown, quiet
@@ -58,7 +61,7 @@ class _Teller:
 
     def measured(self, row: Mapping[str, Any]) -> None:
         self._shown.clear()
-        bar = "\u2588" * round(row["sampled"] * 40)
+        bar = "\u2588" * round(row["sampled"] * 30)
         self._shown.print(
             f"cycle {row['cycle']}  [b]{row['policy']:<9}[/] sampled {row['sampled']:>4.0%}  "
             f"greedy {row['greedy']:>4.0%}  [green]{bar}[/]"
@@ -84,21 +87,22 @@ def _summary(console: Any, figures: Mapping[str, Any], home: object) -> None:
         f"the agent's memory grew by {figures['app_rss_added_mib']:.0f} MiB"
     )
     where = f" --home {home}" if home else ""
+    again = f"art-patch demo --seed {figures['seed']}{' --control' if figures['control'] else ''}{where}"
     project = f"demo-{figures['seed']}{'-control' if figures['control'] else ''}"
     console.print(f"database  {figures['store']}")
-    console.print("next      [b]art-patch demo" + where + "[/]             go on learning")
-    console.print(f"          [b]art-patch status --project {project}{where}[/]")
+    console.print(f"next      [b]{again}[/]   goes on learning")
+    console.print(f"          [b]art-patch status --project {project}{where}[/]   who serves, and why")
     console.print("          put [b]import art_patch as art; art.patch()[/] into an agent of yours")
 
 
-def _curve(values: list[float], height: int = 8) -> list[str]:
-    """A reward curve of a few lines: one column a cycle."""
+def _curve(values: list[float], height: int = 6) -> list[str]:
+    """The reward curve as one column of blocks a cycle; an eighth of a line is the smallest step."""
     lines: list[str] = []
-    for level in range(height, -1, -1):
-        share = level / height
-        cells = "".join(
-            f"   {'●' if round(value * height) == level else '·' if level == 0 else ' '} " for value in values
-        )
-        lines.append(f"[dim]{share:>5.0%} │[/]{cells}")
-    lines.append("[dim]cycle  " + "".join(f"{number:>4} " for number in range(len(values))) + "[/]")
+    for line in range(height - 1, -1, -1):
+        filled = (min(8, max(0, round(value * height * 8) - line * 8)) for value in values)
+        share = f"{(line + 1) / height:>5.0%}" if (line + 1) % (height // 2) == 0 else "     "
+        lines.append(f"[dim]{share} │[/]  [green]" + "  ".join(_BLOCKS[eighths] * 4 for eighths in filled) + "[/]")
+    lines.append("[dim]   0% └" + "──────" * len(values) + "─[/]")
+    lines.append("        " + "".join(f"{value:>4.0%}  " for value in values))
+    lines.append("[dim] cycle  " + "".join(f"{number:>3}   " for number in range(len(values))) + "[/]")
     return lines
