@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from types import FrameType
-from typing import Annotated, ParamSpec
+from typing import Annotated, Any
 
 import typer
 
@@ -19,8 +19,6 @@ from art_patch.cli.serve import serve
 from art_patch.cli.status import mode, status
 from art_patch.errors import ArtPatchError
 
-P = ParamSpec("P")
-
 app = typer.Typer(
     name="art-patch",
     help="Agents that learn from their own traffic.",
@@ -31,11 +29,11 @@ app = typer.Typer(
 )
 
 
-def interruptible(command: Callable[P, None]) -> Callable[P, None]:
+def interruptible(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command such that Ctrl-C ends it with our words; Typer would end it without any."""
 
     @wraps(command)
-    def run_command(*args: P.args, **kwargs: P.kwargs) -> None:
+    def run_command(*args: Any, **kwargs: Any) -> None:
         try:
             command(*args, **kwargs)
         except KeyboardInterrupt:

@@ -75,7 +75,7 @@ class Bars:
 
 @contextmanager
 def bars(*, quiet: bool) -> Generator[Bars]:
-    """Show progress on stderr while the block runs: bars on a terminal, lines in a log file, there nothing if `quiet`."""
+    """Show progress on stderr while the block runs: a terminal gets bars; a log file lines, or nothing if `quiet`."""
     console = stderr()
     if quiet and not console.is_terminal:
         yield Bars(None)

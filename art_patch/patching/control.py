@@ -11,6 +11,8 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -156,11 +158,24 @@ def _wrap(runtime: Runtime) -> None:
         wrapt.register_post_import_hook(_put_on, MODULE)
     if not _process.armed:
         _process.armed = True
-        try:
-            wrapt.discover_post_import_hooks(INTEGRATIONS)
-        except Exception as error:
-            faults.trouble("integrations", error)
-            runtime.degraded["integrations"] = f"An integration cannot be loaded ({type(error).__name__})."
+        for entry in entry_points(group=INTEGRATIONS):
+            wrapt.register_post_import_hook(partial(_arm, entry), entry.name)
+
+
+def _arm(entry: EntryPoint, module: Any) -> None:
+    """Hand a framework that was just imported to its integration.
+
+    Not by `wrapt.discover_post_import_hooks`, which loads every integration at once, whether its framework is used or
+    not, and lets a broken one spoil the app's import.
+    """
+    try:
+        entry.load()(module)
+    except Exception as error:
+        faults.trouble("integrations", error)
+        if _process.runtime is not None:
+            _process.runtime.degraded[f"integration {entry.name}"] = (
+                f"The integration for {entry.name} cannot be used ({type(error).__name__})."
+            )
 
 
 def _put_on(module: Any) -> None:

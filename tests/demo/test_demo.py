@@ -68,6 +68,17 @@ def test_it_learns_and_a_second_run_goes_on(home: Path):
     assert int(second["policy"].split("@")[1]) >= int(first["policy"].split("@")[1])
     assert processes_of(home) == []
 
+    # With the engine gone one can still go back; the next start serves the older policy.
+    place = ["--project", "demo-1", "--home", str(home), "--json"]
+    shown = subprocess.run(
+        [sys.executable, "-m", "art_patch", "rollback", *place],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        check=True,
+    )
+    assert int(json.loads(shown.stdout)["champion"].split("@")[1]) < int(second["policy"].split("@")[1])
+
 
 def test_with_the_rewards_shuffled_nothing_is_learned(home: Path):
     figures = run(home, "--cycles", "2", "--control")
