@@ -28,7 +28,7 @@ from art_patch.rewards.combine import rewards_G
 from art_patch.rewards.judge import JudgeReport
 from art_patch.store import Store
 from art_patch.training import TrainConfig
-from art_patch.training.advantages import advantages_G
+from art_patch.training.advantages import Sample, advantages_G
 
 Outcome = Literal["promoted", "rejected", "nothing to do"]
 
@@ -211,6 +211,49 @@ def _score(store: Store, judge: Judge, figures: dict[str, Any], progress: Progre
             figures["score"][name] = getattr(report, name)
 
 
+def _why_wait(store: Store, groups: Sequence[Group], config: CycleConfig, figures: dict[str, Any]) -> str | None:
+    """Why nothing is trained yet; the groups wait for more traffic."""
+    if len(groups) < config.min_groups:
+        left: dict[str, int] = figures["group"]["left"]
+        why = "; ".join(f"{count} trajectories: {reason}" for reason, count in left.items())
+        return f"{len(groups)} scored groups, {config.min_groups} are needed" + (f" ({why})" if why else "")
+    held_out = {group.scenario_key for group in store.read.groups(state="formed", held_out=True)}
+    if len(held_out) < config.gate.min_scenarios:
+        needed = config.gate.min_scenarios
+        return f"{len(held_out)} held-out scenarios, {needed} are needed to test a candidate; the groups wait for more"
+    return None
+
+
+def _samples(
+    store: Store, groups: Sequence[Group], champion: Policy, config: CycleConfig, figures: dict[str, Any]
+) -> tuple[list[Sample], list[str]]:
+    """Return what can be learned from, and the groups it is in; what teaches nothing is put aside for good."""
+    samples: list[Sample] = []
+    live: list[str] = []
+    dead: list[str] = []
+    rewards: list[float] = []
+    for group in groups:
+        rewards_of_group = rewards_G(group)
+        rewards += [reward for reward in rewards_of_group if reward is not None]
+        advantages = advantages_G(rewards_of_group)
+        if advantages is None:
+            dead.append(group.id)
+            continue
+        live.append(group.id)
+        samples += [
+            Sample(trajectory, advantage)
+            for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
+            if _is_fresh(trajectory, champion, config.train.max_staleness)
+        ]
+    figures["train"] = {"groups": len(groups), "dead_groups": len(dead), "mean_reward": sum(rewards) / len(rewards)}
+    store.ledger.set_groups(dead, "dead", reason="all siblings were scored alike")
+    if not any(sample.advantage for sample in samples):
+        reason = f"not sampled within {config.train.max_staleness} steps of the champion"
+        store.ledger.set_groups(live, "stale", reason=reason)
+        return [], []
+    return samples, live
+
+
 def _train(
     store: Store,
     champion: Policy,
@@ -222,41 +265,13 @@ def _train(
     who: str,
 ) -> tuple[Policy | None, str]:
     groups = store.read.groups(state="scored", held_out=False)
-    if len(groups) < config.min_groups:
-        left: dict[str, int] = figures["group"]["left"]
-        why = "; ".join(f"{count} trajectories: {reason}" for reason, count in left.items())
-        return None, f"{len(groups)} scored groups, {config.min_groups} are needed" + (f" ({why})" if why else "")
-
-    held_out = {group.scenario_key for group in store.read.groups(state="formed", held_out=True)}
-    if len(held_out) < config.gate.min_scenarios:
-        return None, (
-            f"{len(held_out)} held-out scenarios, {config.gate.min_scenarios} are needed to test a candidate; "
-            "the groups wait for more traffic"
-        )
-
-    from art_patch.training.update import Sample, stale_directories, update  # imports torch
-
-    samples: list[Sample] = []
-    dead: list[str] = []
-    for group in groups:
-        advantages = advantages_G(rewards_G(group))
-        if advantages is None:
-            dead.append(group.id)
-            continue
-        samples += [
-            Sample(trajectory, advantage)
-            for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
-            if _is_fresh(trajectory, champion, config.train.max_staleness)
-        ]
-    rewards = [r for group in groups for r in rewards_G(group) if r is not None]
-    figures["train"] = {"groups": len(groups), "dead_groups": len(dead), "mean_reward": sum(rewards) / len(rewards)}
-    store.ledger.set_groups(dead, "dead", reason="all siblings were scored alike")
-    live = [group.id for group in groups if group.id not in set(dead)]
-    if not any(sample.advantage for sample in samples):
-        store.ledger.set_groups(
-            live, "stale", reason=f"not sampled within {config.train.max_staleness} steps of the champion"
-        )
+    if (reason := _why_wait(store, groups, config, figures)) is not None:
+        return None, reason
+    samples, live = _samples(store, groups, champion, config, figures)
+    if not samples:
         return None, "no group teaches anything: every group was scored alike or is too old"
+
+    from art_patch.training.update import stale_directories, update  # imports torch
 
     for directory in stale_directories(adapters):
         shutil.rmtree(directory)

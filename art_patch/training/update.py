@@ -22,18 +22,11 @@ import torch  # with transformers it takes seconds: import this module only to t
 from art_patch.errors import TrainingError
 from art_patch.records import Trajectory
 from art_patch.serving.adapters import publish_adapter
+from art_patch.training.advantages import Sample
 from art_patch.training.config import TrainConfig
 from art_patch.training.logprobs import TrainRow, micro_batches, score_rows
 from art_patch.training.loss import LossInput, grpo_loss
 from art_patch.training.rows import rows_of, total_sampled
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A trajectory with its advantage within its group."""
-
-    trajectory: Trajectory
-    advantage: float
 
 
 @dataclass(frozen=True, slots=True)

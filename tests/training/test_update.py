@@ -16,9 +16,10 @@ from art_patch.records import Choice, Trajectory
 from art_patch.serving.adapters import validate_adapter
 from art_patch.serving.base_model import base_fingerprint, read_base_model
 from art_patch.training import TrainConfig
+from art_patch.training.advantages import Sample
 from art_patch.training.logprobs import TrainRow, micro_batches, score_rows
 from art_patch.training.rows import Row, rows_of
-from art_patch.training.update import Sample, load_policy, update
+from art_patch.training.update import load_policy, update
 from tests.factory import make_call, make_trajectory
 from tests.tiny import make_tiny_model
 
