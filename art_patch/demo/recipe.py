@@ -30,5 +30,5 @@ CYCLE = CycleConfig(
     holdout_share=0.25,
     min_groups=8,
     train=TrainConfig(learning_rate=1e-3, epochs=3, minibatches=16, warmup_steps=5, lora_rank=8, lora_alpha=16),
-    gate=GateConfig(min_scenarios=8, max_scenarios=64, turns_per_scenario=6, samples=8),
+    gate=GateConfig(min_scenarios=8, max_scenarios=64, turns_per_scenario=6, samples=24),
 )
