@@ -22,10 +22,11 @@ from art_patch.errors import Busy, EngineError
 from art_patch.gate import GateConfig, Turn, Verdict, contest, decide, held_out_turns
 from art_patch.grouping import form_groups
 from art_patch.ids import new_id
-from art_patch.promotion.promote import Engine, ensure_loaded, promote
+from art_patch.promotion.promote import ensure_loaded, promote
 from art_patch.records import JSON, Choice, Group, Policy, Trajectory
 from art_patch.rewards.combine import rewards_G
 from art_patch.rewards.judge import JudgeReport
+from art_patch.serving.contract import Engine
 from art_patch.store import Store
 from art_patch.training import TrainConfig
 from art_patch.training.advantages import Sample, advantages_G

@@ -32,8 +32,8 @@ ALLOWED: dict[str, set[str]] = {
     "serving": {"errors", "records"},
     "training": {"errors", "records", "serving", "transcripts"},
     "gate": {"records"},
-    "promotion": {"errors", "promotion.states", "records"},
-    "cycle": {"errors", "gate", "grouping", "promotion", "ids", "records", "rewards", "store", "training"},
+    "promotion": {"errors", "promotion.states", "records", "serving"},
+    "cycle": {"errors", "gate", "grouping", "promotion", "ids", "records", "rewards", "serving", "store", "training"},
     "demo": {"cycle", "errors", "gate", "records", "rewards", "serving", "settings", "store", "training"},
     "cli": {"cycle", "demo", "errors", "promotion", "rewards", "serving", "settings", "store", "training"},
 }

@@ -155,7 +155,6 @@ class _World:
         source, log = agent_source(), directory / "agent.log"
         ours = {"OPENAI_BASE_URL": NO_UPSTREAM, "ART_PATCH_HOME": home, "ART_PATCH_PROJECT": project}
         self.agent = stack.enter_context(Agent(source, directory / "agent.py", ours, log))
-        self._stack = stack
 
     def _unpatched(self) -> Agent:
         """The same agent without our lines, asking the champion itself."""

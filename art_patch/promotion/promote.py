@@ -9,33 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from art_patch.errors import EngineError, StoreError
 from art_patch.records import JSON, Policy, PolicyState
+from art_patch.serving.contract import Engine
 
 KEEP = 2
 """Retired policies that stay loaded for rollback."""
-
-
-class Engine(Protocol):
-    """What promotion asks of an engine (`serving.client.EngineClient`)."""
-
-    def models(self) -> Sequence[str]:
-        """Names that are served."""
-        ...
-
-    def load(self, name: str) -> None:
-        """Load a published policy."""
-        ...
-
-    def unload(self, name: str) -> None:
-        """Stop serving a policy; requests in flight finish."""
-        ...
-
-    def chat(self, **body: Any) -> dict[str, Any]:
-        """One chat completion, as JSON."""
-        ...
 
 
 class Ledger(Protocol):

@@ -1,4 +1,4 @@
-"""The gate every LoRA passes before any engine hears of it.
+"""The check every LoRA passes before any engine hears of it.
 
 `validate_adapter` reads a published directory once (`art_patch.serving.adapter_files` says what lies in it) and returns
 the very bytes it checked, so nothing can be swapped between check and load. Whatever is unsafe, unknown or does not fit
