@@ -17,8 +17,9 @@ from typing import Any, Literal
 JSON = Mapping[str, Any]
 
 CallStatus = Literal["ok", "error", "cancelled", "abandoned"]
-Origin = Literal["explicit", "otel", "stitched", "single"]
-Mode = Literal["off", "record", "route"]
+Origin = Literal["explicit", "otel", "stitched", "single", "shadow"]
+Mode = Literal["off", "record", "shadow", "canary", "route"]
+Api = Literal["chat", "completions", "responses"]
 PolicyState = Literal["candidate", "champion", "retired", "rejected"]
 
 UPSTREAM = None
@@ -68,6 +69,8 @@ class Call:
         error: class name and message of what failed, secrets removed.
         fallback: why the champion did not answer although the call was meant for it; `None` if nothing fell back.
         untrainable: why the call cannot be trained on; `None` if it can.
+        api: which of the SDK's surfaces was called; messages and choices are in the words of chat whatever it was.
+        shadow_of: id of the call that this one repeats at the champion without the app seeing it.
     """
 
     id: str
@@ -89,6 +92,8 @@ class Call:
     error: str | None = None
     fallback: str | None = None
     untrainable: str | None = None
+    api: Api = "chat"
+    shadow_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,8 @@ class TrajectoryInfo:
     Attributes:
         id: uuid7 hex, the caller's own id, or the trace id of an OpenTelemetry trace.
         started_at: start of the first call or of the `trajectory()` block.
-        origin: how its identity was found: `explicit`, `otel`, `stitched` (a call extends an earlier one), `single`.
+        origin: how its identity was found: `explicit`, `otel`, `stitched` (a call extends an earlier one), `single`;
+            `shadow` holds one call that the app never saw.
         ended_at: end of the `trajectory()` block; `None` for the other origins, which end by falling silent.
         name: given by the user.
         scenario_key: given by the user: trajectories with one key are the same task.
@@ -242,16 +248,20 @@ class Route:
     """Where calls go, read from the store while the app runs.
 
     Attributes:
-        mode: `off`, `record` or `route`; `None` if the store does not overrule the app's own setting.
+        mode: one of `Mode`; `None` if the store does not overrule the app's own setting.
+        canary_percent: share of sessions in mode `canary`; `None` if the store does not overrule the app's own.
         champion: policy that serves.
         base_url: OpenAI-compatible address of the engine, ending in `/v1`.
         key_file: file that holds the engine's API key; `None` on loopback without a key.
+        engine_since: when the engine announced itself; another time is another engine, even at the same address.
     """
 
     mode: Mode | None = None
     champion: str | None = None
     base_url: str | None = None
     key_file: str | None = None
+    canary_percent: float | None = None
+    engine_since: float | None = None
 
     @property
     def serves(self) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -14,6 +16,9 @@ from art_patch.errors import ConfigError
 from art_patch.records import Mode
 
 PREFIX = "ART_PATCH_"
+
+Match = str | re.Pattern[str] | Callable[[Mapping[str, Any]], bool] | None
+Redact = Literal["secrets"] | Callable[[str], str] | None
 
 
 class Settings(BaseSettings):
@@ -31,17 +36,52 @@ class Settings(BaseSettings):
     """Database URL; `sqlite:///<home>/<project>/store.db` unless set."""
 
     mode: Mode = "route"
-    """`route`: to the champion if one serves, else upstream. `record`: always upstream. `off`: do nothing.
-    A mode set in the store (`art-patch mode`) overrules this while the app runs."""
+    """`route`: to the champion if one serves, else upstream. `canary`: the same for a share of the sessions.
+    `shadow`: upstream answers, and the champion is asked in the background. `record`: always upstream. `off`: do
+    nothing. A mode set in the store (`art-patch mode`) overrules this while the app runs."""
+
+    match: Match = None
+    """Which calls are ours, by the model that the app asks for: a glob (`gpt-*`), `re:` and a regular expression, a
+    compiled one, or a function of the request's body. All others pass as if `patch()` had never been called."""
+
+    sample_rate: float = Field(default=1.0, ge=0, le=1)
+    """Share of trajectories that is recorded, chosen by a hash of their id, so that one is kept whole or not at all."""
+
+    canary_percent: float = Field(default=5.0, ge=0, le=100)
+    """Share of sessions that the champion answers in mode `canary`, chosen by a hash of the session, else of the
+    trajectory, else of the conversation's beginning, so that none changes sides midway."""
+
+    shadow_rate: float = Field(default=1.0, ge=0, le=1)
+    """Share of calls that the champion is asked too in mode `shadow`."""
+
+    shadow_per_minute: int = Field(default=60, ge=0)
+    """Budget of mode `shadow`: beyond it calls are not repeated, and counted as skipped."""
 
     base_url: str | None = None
     """Address of the engine; taken from the store (where `art-patch serve` writes it) unless set."""
 
     timeout_s: float = Field(default=30.0, gt=0)
-    """How long the champion may keep a caller waiting before the call goes upstream."""
+    """How long the champion may take for an answer that is not streamed, and between two chunks of one that is."""
+
+    first_token_timeout_s: float = Field(default=2.0, gt=0)
+    """How long the champion may take for the first chunk of a stream before the call goes upstream."""
 
     connect_timeout_s: float = Field(default=0.25, gt=0)
     """How long connecting to the engine may take before the call goes upstream."""
+
+    stateless_responses: bool = False
+    """Whether Responses calls that leave `store` unset may be routed. The provider keeps such answers, and an app may
+    refer to one by its id later; only the app's authors know that it never does. `store=False` needs no such word."""
+
+    redact: Redact = None
+    """What is taken out of texts before they are written: `None`, `secrets` (what looks like a key, token or
+    password), or a function from text to text. A call whose texts changed is kept without token ids."""
+
+    otel: Literal["auto", "off"] = "auto"
+    """`auto`: `gen_ai.*` spans are emitted if the app has set an OpenTelemetry tracer provider."""
+
+    carry_threads: bool = True
+    """Whether threads and thread pools take the surrounding trajectory along."""
 
     queue_mib: int = Field(default=64, ge=1)
     """Bytes of recorded calls that may wait to be written; beyond it calls are dropped and counted."""
@@ -63,6 +103,25 @@ class Settings(BaseSettings):
 
     rubric: str | None = None
     """File or text that replaces RULER's default rubric."""
+
+    @field_validator("match", mode="before")
+    @classmethod
+    def _is_pattern(cls, value: Any) -> Any:
+        if not (value is None or isinstance(value, str | re.Pattern) or callable(value)):
+            raise ValueError(f"{value!r} cannot choose calls; give a glob, re:EXPRESSION, a compiled one or a function")
+        if isinstance(value, str) and value.startswith("re:"):
+            try:
+                re.compile(value[3:])
+            except re.error as error:
+                raise ValueError(f"{value!r} is not a regular expression ({error}); mend it, or write a glob") from None
+        return value
+
+    @field_validator("redact", mode="before")
+    @classmethod
+    def _is_redaction(cls, value: Any) -> Any:
+        if not (value is None or value == "secrets" or callable(value)):
+            raise ValueError(f"{value!r} cannot redact; give 'secrets' or a function from text to text")
+        return value
 
     @field_validator("base_url", "judge_base_url")
     @classmethod
@@ -110,7 +169,8 @@ def load_settings(**given: Any) -> Settings:
         return Settings(**{key: value for key, value in given.items() if value is not None})
     except ValidationError as error:
         lines = [
-            f"{'.'.join(map(str, e['loc']))}: {e['msg']} (or {PREFIX}{str(e['loc'][0]).upper()})"
+            f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')} "
+            f"(or {PREFIX}{str(e['loc'][0]).upper()})"
             for e in error.errors()
         ]
         raise ConfigError("; ".join(lines)) from None

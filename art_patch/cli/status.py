@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
@@ -39,7 +39,10 @@ def status(
 
 
 def mode(
-    value: Annotated[str, typer.Argument(help="off, record, route, or auto: each app's own setting.")],
+    value: Annotated[str, typer.Argument(help="off, record, shadow, canary, route, or auto: each app's own setting.")],
+    percent: Annotated[
+        float | None, typer.Option("--percent", min=0, max=100, help="Share of sessions in mode canary.")
+    ] = None,
     project: ProjectOption = None,
     home: HomeOption = None,
     store: StoreOption = None,
@@ -49,14 +52,19 @@ def mode(
     """Switch every running app of the project, without a redeploy."""
     from art_patch.cli.output import answer, stdout
     from art_patch.errors import ConfigError
+    from art_patch.records import Mode
     from art_patch.settings import load_settings
     from art_patch.store import open_store
 
-    if value not in ("off", "record", "route", "auto"):
-        raise ConfigError(f"mode {value!r} is not one of off, record, route, auto")
+    modes = get_args(Mode)
+    if value not in (*modes, "auto"):
+        raise ConfigError(f"mode {value!r} is not one of {', '.join(modes)}, auto")
+    if percent is not None and value != "canary":
+        raise ConfigError("--percent goes with mode canary only")
     settings = load_settings(project=project, home=home, store=store)
     opened = open_store(settings.store_url)
-    opened.ledger.set_mode(None if value == "auto" else value, who=who_am_i(who, "mode"))  # pyright: ignore[reportArgumentType] - checked above
+    chosen = None if value == "auto" else cast(Mode, value)
+    opened.ledger.set_mode(chosen, canary_percent=percent, who=who_am_i(who, "mode"))
     opened.close()
     if as_json:
         answer({"project": settings.project, "mode": value})

@@ -15,7 +15,7 @@ from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import wrapt
 
@@ -23,7 +23,7 @@ from art_patch.patching.runtime import Runtime
 from art_patch.patching.wrapping import MODULE, Wrapping
 from art_patch.recording import faults, set_recorder
 from art_patch.records import Mode
-from art_patch.settings import Settings, load_settings
+from art_patch.settings import Match, Redact, Settings, load_settings
 
 STOP_DEADLINE_S = 2.0
 INTEGRATIONS = "art_patch.integrations"
@@ -43,6 +43,9 @@ class Status:
         dropped: records that did not fit the queue.
         served_by_policy: recorded calls that a policy answered.
         fallbacks: recorded calls that were meant for the champion and answered by upstream.
+        shadowed: calls that the champion was asked too in mode `shadow`.
+        shadow_skipped: calls that it was not asked because the budget was spent or too many were waiting.
+        bypasses: doors through which calls went past the patch, with how often, as far as we can see.
         errors: our own faults and the store's troubles, counted by place.
         degraded: what does not work right now, in plain sentences.
     """
@@ -55,6 +58,9 @@ class Status:
     dropped: int = 0
     served_by_policy: int = 0
     fallbacks: int = 0
+    shadowed: int = 0
+    shadow_skipped: int = 0
+    bypasses: Mapping[str, int] = field(default_factory=dict[str, int])
     errors: Mapping[str, int] = field(default_factory=dict[str, int])
     degraded: tuple[str, ...] = ()
 
@@ -99,26 +105,46 @@ def patch(
     home: str | os.PathLike[str] | None = None,
     store: str | None = None,
     mode: Mode | None = None,
+    match: Match = None,
+    sample_rate: float | None = None,
+    canary_percent: float | None = None,
+    shadow_rate: float | None = None,
+    shadow_per_minute: int | None = None,
     base_url: str | None = None,
     timeout_s: float | None = None,
+    first_token_timeout_s: float | None = None,
     connect_timeout_s: float | None = None,
+    stateless_responses: bool | None = None,
+    redact: Redact = None,
+    otel: Literal["auto", "off"] | None = None,
+    carry_threads: bool | None = None,
     queue_mib: int | None = None,
     flush_interval_s: float | None = None,
     poll_interval_s: float | None = None,
 ) -> Handle:
-    """Route the OpenAI SDK's chat completions to the champion, fall back to upstream, record both.
+    """Route the OpenAI SDK's calls to the champion, fall back to upstream, record both.
 
     Before or after `import openai`, once or many times; another call updates the settings that it gives. What is not
-    given comes from `ART_PATCH_*` variables, then from the defaults of `Settings`.
+    given comes from `ART_PATCH_*` variables, then from the defaults of `Settings`, which says more on each.
 
     Args:
         project: keeps agents apart; each has its own store and policies.
         home: directory of all projects.
         store: database URL.
-        mode: `route`, `record` or `off`; the store may overrule it while the app runs.
+        mode: `off`, `record`, `shadow`, `canary` or `route`; the store may overrule it while the app runs.
+        match: which calls are ours: a glob of the model's name, `re:EXPRESSION`, or a function of the request's body.
+        sample_rate: share of trajectories that is recorded.
+        canary_percent: share of sessions that the champion answers in mode `canary`.
+        shadow_rate: share of calls that the champion is asked too in mode `shadow`.
+        shadow_per_minute: budget of mode `shadow`.
         base_url: address of the engine; the store knows it unless given.
-        timeout_s: how long the champion may keep a caller waiting.
+        timeout_s: how long the champion may keep a caller waiting for a whole answer, or for the next chunk.
+        first_token_timeout_s: how long the champion may take for the first chunk of a stream.
         connect_timeout_s: how long connecting to the engine may take.
+        stateless_responses: Responses calls that leave `store` unset may be routed too.
+        redact: what is taken out of texts before they are written: `secrets`, or a function from text to text.
+        otel: `off` emits no spans.
+        carry_threads: threads take the surrounding trajectory along.
         queue_mib: how much may wait to be written.
         flush_interval_s: how long the writer collects.
         poll_interval_s: how often the store is asked for changes.

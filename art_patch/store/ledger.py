@@ -17,7 +17,7 @@ from art_patch.promotion.states import check_move
 from art_patch.records import JSON, Group, Mode, Policy, PolicyState, Route
 from art_patch.store import tables
 from art_patch.store.connect import Database
-from art_patch.store.route import MODE_KEY, ROUTE_KEY, read_route
+from art_patch.store.route import CANARY_KEY, MODE_KEY, ROUTE_KEY, read_route
 
 GENESIS = "0" * 64
 """`previous` of the first audit entry."""
@@ -140,21 +140,31 @@ class Ledger:
         """Return where calls go now."""
         return read_route(f"sqlite:///{self._database.path}")
 
-    def set_engine(self, base_url: str | None, *, key_file: str | None = None, who: str) -> None:
+    def set_engine(
+        self, base_url: str | None, *, key_file: str | None = None, who: str, now: float | None = None
+    ) -> None:
         """Tell the apps where the engine answers; `None`: nowhere, calls go upstream."""
         with self._database.write(durable=True) as connection:
-            route = _route(connection) | {"base_url": base_url, "key_file": key_file}
+            at = time.time() if now is None else now
+            route = _route(connection) | {"base_url": base_url, "key_file": key_file, "engine_since": at}
             _set_control(connection, ROUTE_KEY, json.dumps(route))
-            _audit(connection, who, "engine", {"base_url": base_url}, time.time())
+            _audit(connection, who, "engine", {"base_url": base_url}, at)
 
-    def set_mode(self, mode: Mode | None, *, who: str) -> None:
-        """Overrule the apps' own mode, or stop doing so with `None`; they notice within their poll interval."""
+    def set_mode(self, mode: Mode | None, *, canary_percent: float | None = None, who: str) -> None:
+        """Overrule the apps' own mode, or stop doing so with `None`; they notice within their poll interval.
+
+        Args:
+            mode: what every app of the store does from now on.
+            canary_percent: share of sessions in mode `canary`; each app's own setting unless given.
+            who: for the audit log.
+        """
         with self._database.write(durable=True) as connection:
-            if mode is None:
-                connection.execute(delete(tables.control).where(tables.control.c.key == MODE_KEY))
-            else:
-                _set_control(connection, MODE_KEY, mode)
-            _audit(connection, who, "mode", {"mode": mode}, time.time())
+            for key, value in ((MODE_KEY, mode), (CANARY_KEY, canary_percent)):
+                if value is None:
+                    connection.execute(delete(tables.control).where(tables.control.c.key == key))
+                else:
+                    _set_control(connection, key, str(value))
+            _audit(connection, who, "mode", {"mode": mode, "canary_percent": canary_percent}, time.time())
 
 
 def _policy(connection: Connection, name: str) -> Policy | None:

@@ -52,7 +52,7 @@ class Reader:
         table = tables.trajectories
         query = (
             select(table.c.id)
-            .where(table.c.group_id.is_(None), table.c.last_call_at <= settled_before)
+            .where(table.c.group_id.is_(None), table.c.last_call_at <= settled_before, table.c.origin != "shadow")
             .order_by(table.c.last_call_at)
             .limit(limit)
         )

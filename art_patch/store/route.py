@@ -14,6 +14,9 @@ from art_patch.store.urls import sqlite_path
 
 ROUTE_KEY = "route"
 MODE_KEY = "mode"
+CANARY_KEY = "canary_percent"
+
+_QUERY = "SELECT key, value FROM control WHERE key IN (?, ?, ?)"
 
 
 def read_route(url: str) -> Route:
@@ -27,7 +30,7 @@ def read_route(url: str) -> Route:
         return Route()
     connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=0.2)
     try:
-        rows = dict(connection.execute("SELECT key, value FROM control WHERE key IN (?, ?)", (ROUTE_KEY, MODE_KEY)))
+        rows = dict(connection.execute(_QUERY, (ROUTE_KEY, MODE_KEY, CANARY_KEY)))
     except sqlite3.OperationalError as error:
         if "no such table" in str(error):  # another process is creating the store right now
             return Route()
@@ -40,4 +43,6 @@ def read_route(url: str) -> Route:
         champion=route.get("champion"),
         base_url=route.get("base_url"),
         key_file=route.get("key_file"),
+        canary_percent=float(rows[CANARY_KEY]) if CANARY_KEY in rows else None,
+        engine_since=route.get("engine_since"),
     )

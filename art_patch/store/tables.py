@@ -20,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 
-HEAD = "0001"
+HEAD = "0002"
 """Newest migration. A store at another revision is migrated, or refused if the revision is unknown."""
 
 metadata = MetaData()
@@ -94,6 +94,8 @@ calls = Table(
     Column("error", Text),
     Column("fallback", Text),
     Column("untrainable", Text),
+    Column("api", String(16), nullable=False, server_default="chat"),
+    Column("shadow_of", String(32)),
     Index("calls_trajectory", "trajectory_id", "started_at"),
     Index("calls_started", "started_at"),
 )

@@ -102,7 +102,8 @@ class _Batch:
                 }
             )
         plain = ("id", "trajectory_id", "span_id", "started_at", "duration_ms", "ttft_ms", "requested_model", "policy",
-                 "prompt_tokens", "completion_tokens", "status", "error", "fallback", "untrainable")  # fmt: skip
+                 "prompt_tokens", "completion_tokens", "status", "error", "fallback", "untrainable", "api",
+                 "shadow_of")  # fmt: skip
         self.calls.append(
             {name: getattr(call, name) for name in plain}
             | {
