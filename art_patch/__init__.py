@@ -36,12 +36,14 @@ __all__ = [
     "score",
     "span",
     "status",
+    "suppress",
     "trajectory",
     "unpatch",
+    "wrap",
 ]
 
 if TYPE_CHECKING:
-    from art_patch.context import bind, current_trajectory, group, reward, score, span, trajectory
+    from art_patch.context import bind, current_trajectory, group, reward, score, span, suppress, trajectory
     from art_patch.errors import (
         ArtPatchError,
         Busy,
@@ -52,10 +54,11 @@ if TYPE_CHECKING:
         StoreError,
         TrainingError,
     )
-    from art_patch.patching import flush, patch, status, unpatch
+    from art_patch.patching import flush, patch, status, unpatch, wrap
 else:
-    _HOME = dict.fromkeys(("bind", "current_trajectory", "group", "reward", "score", "span", "trajectory"), "context")
-    _HOME |= dict.fromkeys(("flush", "patch", "status", "unpatch"), "patching")
+    _CONTEXT = ("bind", "current_trajectory", "group", "reward", "score", "span", "suppress", "trajectory")
+    _HOME = dict.fromkeys(_CONTEXT, "context")
+    _HOME |= dict.fromkeys(("flush", "patch", "status", "unpatch", "wrap"), "patching")
 
     def __getattr__(name):
         if name not in __all__:

@@ -14,7 +14,8 @@
     ├── StoreError                8   the store cannot be opened, read or written
     │   └── StoreTooNew          12   the store was written by a newer release
     ├── TrainingError            13   the update could not be made; no policy was published
-    └── TransitionError          14   a policy may not move to that state
+    ├── TransitionError          14   a policy may not move to that state
+    └── CommandNotFound         127   the program to run is not there
 
 The number is the exit code of the command line. 0 is success, "nothing to do" included, and 130 is Ctrl-C.
 None of these is ever raised inside a patched call: there our own faults are swallowed and counted.
@@ -102,10 +103,17 @@ class TransitionError(ArtPatchError):
     exit_code = 14
 
 
+class CommandNotFound(ArtPatchError):
+    """The program that `art-patch run` was given is not there, or may not be run."""
+
+    exit_code = 127
+
+
 __all__ = [
     "AdapterRejected",
     "ArtPatchError",
     "Busy",
+    "CommandNotFound",
     "ConfigError",
     "EngineError",
     "GateRejected",

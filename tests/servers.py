@@ -29,7 +29,7 @@ class Seen:
     body: Any
 
     def __str__(self) -> str:
-        return json.dumps([self.path, self.headers, self.body])
+        return json.dumps([self.path, self.headers, self.body], default=repr)
 
 
 @dataclass
@@ -125,6 +125,112 @@ def chunks(body: Any, *, finish: str | None = "stop", done: bool = True) -> list
     return [*out, b"data: [DONE]\n\n"] if done else out
 
 
+# The other surfaces, as OpenAI answers them.
+
+RESPONSE_CALL = {
+    "id": "fc_1",
+    "type": "function_call",
+    "status": "completed",
+    "call_id": "call_1",
+    "name": "look",
+    "arguments": '{"at": "sky"}',
+}
+
+
+def response_items(body: Any) -> list[dict[str, Any]]:
+    """The output items for a Responses request: a message, or a function call if there are tools."""
+    if body.get("tools"):
+        return [RESPONSE_CALL]
+    part = {"type": "output_text", "text": "".join(TEXT), "annotations": [], "logprobs": []}
+    return [{"id": "msg_1", "type": "message", "status": "completed", "role": "assistant", "content": [part]}]
+
+
+def response(body: Any, **changes: Any) -> dict[str, Any]:
+    """The response for a Responses request."""
+    whole = {
+        "id": "resp_1",
+        "object": "response",
+        "created_at": 1,
+        "status": "completed",
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.get("instructions"),
+        "model": body.get("model") or "gpt-template",
+        "output": response_items(body),
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": body.get("tools") or [],
+        "text": body.get("text") or {"format": {"type": "text"}},
+        "usage": {
+            "input_tokens": len(PROMPT_IDS),
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": len(TEXT),
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": len(PROMPT_IDS) + len(TEXT),
+        },
+    }
+    return whole | changes
+
+
+def response_events(body: Any, **changes: Any) -> list[bytes]:
+    """The events of a streamed response."""
+    whole, events = response(body, **changes), list[dict[str, Any]]()
+
+    def add(kind: str, **fields: Any) -> None:
+        events.append({"type": f"response.{kind}", "sequence_number": len(events), **fields})
+
+    begun = whole | {"status": "in_progress", "output": [], "usage": None}
+    add("created", response=begun)
+    add("in_progress", response=begun)
+    for index, item in enumerate(whole["output"]):
+        place = {"output_index": index, "item_id": item["id"]}
+        if item["type"] == "function_call":
+            add("output_item.added", output_index=index, item=item | {"status": "in_progress", "arguments": ""})
+            for start in range(0, len(item["arguments"]), 5):
+                add("function_call_arguments.delta", **place, delta=item["arguments"][start : start + 5])
+            add("function_call_arguments.done", **place, arguments=item["arguments"], name=item["name"])
+        elif item["type"] == "message":
+            add("output_item.added", output_index=index, item=item | {"status": "in_progress", "content": []})
+            for number, part in enumerate(item["content"]):
+                place["content_index"] = number
+                add("content_part.added", **place, part=part | {"text": ""})
+                for word in TEXT:
+                    add("output_text.delta", **place, delta=word, logprobs=[])
+                add("output_text.done", **place, text=part["text"], logprobs=[])
+                add("content_part.done", **place, part=part)
+        else:
+            add("output_item.added", output_index=index, item=item)
+        add("output_item.done", output_index=index, item=item)
+    add(whole["status"], response=whole)
+    return [f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events]
+
+
+def text_completion(body: Any, **changes: Any) -> dict[str, Any]:
+    """The legacy completion for a request body."""
+    prompt = body.get("prompt")
+    n = (body.get("n") or 1) * (len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1)
+    choices = [
+        {"index": index, "text": "".join(TEXT), "logprobs": None, "finish_reason": "stop"} for index in range(n)
+    ]
+    count = len(TEXT) * n
+    usage = {"prompt_tokens": len(PROMPT_IDS), "completion_tokens": count, "total_tokens": count + len(PROMPT_IDS)}
+    whole = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": body["model"]}
+    return whole | {"choices": choices, "usage": usage} | changes
+
+
+def text_chunks(body: Any) -> list[bytes]:
+    """The events of a streamed legacy completion."""
+    whole, out = text_completion(body), list[bytes]()
+    usage = whole.pop("usage")
+    for choice in whole["choices"]:
+        for word in TEXT:
+            part = choice | {"text": word, "finish_reason": "stop" if word == TEXT[-1] else None}
+            out.append(b"data: " + json.dumps(whole | {"choices": [part]}).encode() + b"\n\n")
+    if (body.get("stream_options") or {}).get("include_usage"):
+        out.append(b"data: " + json.dumps(whole | {"choices": [], "usage": usage}).encode() + b"\n\n")
+    return [*out, b"data: [DONE]\n\n"]
+
+
 def error(status: int, message: str = "no") -> Answer:
     """An error as OpenAI writes it."""
     return Answer(status, json.dumps({"error": {"message": message, "type": "t", "code": None}}).encode())
@@ -147,12 +253,20 @@ class StubServer:
         """Give these answers to the next requests."""
         self.script.extend(answers)
 
-    def answer(self, body: Any) -> Answer:
+    def answer(self, body: Any, path: str = "") -> Answer:
         """The answer to a request."""
         if self.script:
             return self.script.popleft()
         if self.always is not None:
             return self.always
+        place = path.partition("?")[0]
+        if place.endswith("/responses"):
+            streamed = body.get("stream")
+            return Answer(events=response_events(body)) if streamed else Answer(body=json.dumps(response(body)).encode())
+        if place.endswith("/completions") and "prompt" in body:
+            streamed = body.get("stream")
+            whole = json.dumps(text_completion(body)).encode()
+            return Answer(events=text_chunks(body)) if streamed else Answer(body=whole)
         if body.get("stream"):
             return Answer(events=chunks(body))
         if "messages" not in body:
@@ -194,10 +308,10 @@ def _handler(stub: StubServer) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             raw = self.rfile.read(int(self.headers.get("content-length", 0)))
-            body = json.loads(raw)
+            body = json.loads(raw) if "json" in self.headers.get("content-type", "json") else raw
             headers = {key.lower(): value for key, value in self.headers.items()}
             stub.seen.append(Seen(self.path, headers, body))
-            self._reply(stub.answer(body), body)
+            self._reply(stub.answer(body, self.path), body)
 
         def _reply(self, answer: Answer, body: Any) -> None:
             if answer.hang:

@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "promotion": {"errors", "promotion.states", "records", "serving"},
     "cycle": {"errors", "gate", "grouping", "promotion", "ids", "records", "rewards", "serving", "store", "training"},
     "demo": {"cycle", "errors", "gate", "records", "rewards", "serving", "settings", "store", "training"},
-    "cli": {"cycle", "demo", "errors", "promotion", "rewards", "serving", "settings", "store", "training"},
+    "cli": {"cycle", "demo", "errors", "promotion", "records", "rewards", "serving", "settings", "store", "training"},
 }
 
 

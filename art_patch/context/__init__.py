@@ -1,8 +1,8 @@
 """Context: which trajectory, span and group a call belongs to, and what the app says about it.
 
-In: `trajectory()`, `span()`, `group()` around the app's code. Out: an `Identity` for each call that starts, and
-trajectories, spans and scores for the store. Ambient state lives on `opentelemetry.context`; it is read when a call
-starts and never again.
+In: `trajectory()`, `span()`, `group()`, `suppress()` around the app's code. Out: an `Identity` for each call that
+starts, and trajectories, spans and scores for the store. Ambient state lives on `opentelemetry.context`; it is read
+when a call starts and never again.
 
 Identity, first that holds: an explicit `trajectory()` (or an outermost `span()`); the active OpenTelemetry trace; a
 conversation that extends an earlier one (found by `recording`); the single call.
@@ -11,7 +11,7 @@ conversation that extends an earlier one (found by `recording`); the single call
 from __future__ import annotations
 
 from art_patch.context.ambient import Identity, identify
-from art_patch.context.scopes import bind, group, span, trajectory
+from art_patch.context.scopes import bind, group, span, suppress, trajectory
 from art_patch.context.scoring import current_trajectory, reward, score
 
 __all__ = [
@@ -23,5 +23,6 @@ __all__ = [
     "reward",
     "score",
     "span",
+    "suppress",
     "trajectory",
 ]

@@ -1,13 +1,19 @@
 """What the ambient context says: which trajectory, span and group surround the code that runs now.
 
 It lives in the current OpenTelemetry context, so it follows whatever carries that context: tasks, `asyncio.to_thread`,
-instrumented executors, `bind()`. One immutable object under one key, because every recorded call reads it.
+instrumented executors, `bind()`; `threads` carries it into threads. One object under one key, because every recorded
+call reads it.
+
+A block that has ended still holds for what goes on in its own thread, such as a task that was started inside. In other
+threads it does not: a connection pool's thread that happened to be started inside would belong to it for ever. There,
+what was around the block is in force again.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from opentelemetry import context as otel
 from opentelemetry import trace
@@ -31,13 +37,27 @@ class OpenTrajectory:
     used: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Ambient:
-    """The surroundings of a piece of code."""
+    """The surroundings of a piece of code: everything that the blocks around it say. Changed by `replace` only.
+
+    Attributes:
+        open: innermost trajectory.
+        span_id: innermost span.
+        group_key: innermost group's.
+        suppressed: whether there is a `suppress()`.
+        outer: the surroundings of the innermost block, as long as they have not ended themselves.
+        thread: which thread has entered the innermost block; 0 if none has, and it cannot end.
+        ended: whether the innermost block was left.
+    """
 
     open: OpenTrajectory | None = None
     span_id: str | None = None
     group_key: str | None = None
+    suppressed: bool = False
+    outer: Ambient | None = field(default=None, init=False, repr=False)
+    thread: int = field(default=0, init=False, repr=False)
+    ended: bool = field(default=False, init=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +68,39 @@ class Identity:
         trajectory: explicit, or of the active OpenTelemetry trace; `None` leaves the call to stitching.
         span_id: innermost span.
         group_key: key of the surrounding `group()`.
+        suppressed: the call is inside `suppress()`: neither recorded nor routed.
     """
 
     trajectory: TrajectoryInfo | None = None
     span_id: str | None = None
     group_key: str | None = None
+    suppressed: bool = False
 
 
 _NOTHING = Ambient()
 _NOBODY = Identity()
+_SUPPRESSED = Identity(suppressed=True)
 
 
 def ambient() -> Ambient:
     """Return the surroundings of the running code."""
-    found = otel.get_value(_KEY)
-    return found if isinstance(found, Ambient) else _NOTHING
+    return _in_force(ambient_of(otel.get_current()))
 
 
-def identify(*, using: bool = True) -> Identity:
-    """Return the identity of a call that starts now; `using` marks its trajectory as used."""
+def identify(*, using: bool = True, call: bool = False) -> Identity:
+    """Return the identity of what happens now.
+
+    Args:
+        using: something is recorded under it.
+        call: a call of the SDK asks, to which `suppress()` applies.
+    """
     current = otel.get_current()
     here = current.get(_KEY)
     if isinstance(here, Ambient):
+        if here.ended:
+            here = _in_force(here)
+        if here.suppressed and call:
+            return _SUPPRESSED
         if here.open is not None:
             here.open.used = here.open.used or using
             return Identity(here.open.info, here.span_id, here.group_key)
@@ -95,9 +126,11 @@ class Entered:
 def enter(now: Ambient) -> Entered:
     """Make `now` the surroundings."""
     before = otel.get_current()
+    was = ambient_of(before)
+    now.outer, now.thread = _open_ones(was), threading.get_ident()
     inside = otel.set_value(_KEY, now, before)
     otel.attach(inside)
-    return Entered(before, inside, ambient_of(before), now)
+    return Entered(before, inside, was, now)
 
 
 def leave(entered: Entered) -> None:
@@ -107,6 +140,7 @@ def leave(entered: Entered) -> None:
     it, and OpenTelemetry logs an error where a generator is finalised in another task. If somebody attached a context
     on top of ours and forgot it, theirs stays, without us in it. If ours is not in force here, nothing is touched.
     """
+    entered.now.ended = True
     current = otel.get_current()
     if current is entered.inside:
         otel.attach(entered.before)
@@ -118,6 +152,54 @@ def ambient_of(context: Context) -> Ambient:
     """Return the surroundings that `context` holds."""
     found = context.get(_KEY)
     return found if isinstance(found, Ambient) else _NOTHING
+
+
+def to_carry() -> Ambient | None:
+    """Return what a thread that is started now takes along; `None` if that is nothing."""
+    here = otel.get_current().get(_KEY)
+    if not isinstance(here, Ambient):
+        return None
+    here = _in_force(here)
+    return None if here is _NOTHING else here
+
+
+def put_on(here: Ambient | None) -> Context:
+    """Make `here`, or nothing, the surroundings; return the context to attach again afterwards."""
+    before = otel.get_current()
+    otel.attach(otel.set_value(_KEY, here, before))
+    return before
+
+
+def lasting() -> Context:
+    """Return the current context, in which the blocks that are open now never end."""
+    current = otel.get_current()
+    here = ambient_of(current)
+    return current if here is _NOTHING else otel.set_value(_KEY, replace(_in_force(here)), current)
+
+
+def _in_force(here: Ambient) -> Ambient:
+    """Return what of `here` holds in this thread."""
+    if not here.ended or here.thread == threading.get_ident():
+        return here
+    return _open_ones(here) or _NOTHING
+
+
+def _open_ones(here: Ambient) -> Ambient | None:
+    """Return the innermost surroundings that have not ended, and forget those around it that have.
+
+    Forgetting keeps the chain as long as the blocks are deep, where each task starts the next one from inside its own.
+    """
+    first = node = _skipped(here)
+    while node is not None:
+        node.outer = _skipped(node.outer)
+        node = node.outer
+    return first
+
+
+def _skipped(here: Ambient | None) -> Ambient | None:
+    while here is not None and here.ended:
+        here = here.outer
+    return here
 
 
 def grouped(here: Ambient, key: str) -> Ambient:

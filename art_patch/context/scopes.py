@@ -1,4 +1,4 @@
-"""`trajectory()`, `span()`, `group()`, `bind()`: each scope is a context manager and a decorator.
+"""`trajectory()`, `span()`, `group()`, `suppress()`, `bind()`: each scope is a context manager and a decorator.
 
 As a decorator every call of the function gets its own trajectory (or span), generators and coroutines included. A
 `with` inside a generator body cannot be undone between two `yield`s, as with any ambient context; decorate it instead.
@@ -16,7 +16,17 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar
 from opentelemetry import context as otel
 from opentelemetry.context.context import Context
 
-from art_patch.context.ambient import Ambient, Entered, OpenTrajectory, ambient, enter, grouped, identify, leave
+from art_patch.context.ambient import (
+    Ambient,
+    Entered,
+    OpenTrajectory,
+    ambient,
+    enter,
+    grouped,
+    identify,
+    lasting,
+    leave,
+)
 from art_patch.context.carrying import carry
 from art_patch.errors import ConfigError
 from art_patch.ids import new_id
@@ -78,7 +88,7 @@ class _Trajectory(Scope[TrajectoryInfo]):
         info = TrajectoryInfo(self._id or new_id(), time.time(), "explicit", group_key=here.group_key, **self._given)
         opened = OpenTrajectory(info)
         self._open_ones.append(opened)
-        return Ambient(opened, None, here.group_key), info
+        return replace(here, open=opened, span_id=None), info
 
     def _closed(self, opened: TrajectoryInfo, error: BaseException | None) -> None:
         if self._open_ones.pop().used:
@@ -186,6 +196,19 @@ def group(key: str) -> Scope[None]:
     return _Group(key)
 
 
+class _Suppression(Scope[None]):
+    def _fresh(self) -> Self:
+        return type(self)()
+
+    def _open(self) -> tuple[Ambient, None]:
+        return replace(ambient(), suppressed=True), None
+
+
+def suppress() -> Scope[None]:
+    """Calls inside are left alone: neither recorded nor routed. For evaluations, judges and health checks."""
+    return _Suppression()
+
+
 class _Captured:
     """A context from elsewhere, in force while open."""
 
@@ -205,11 +228,12 @@ class _Captured:
 def bind(function: Callable[P, R]) -> Callable[P, R]:
     """Return `function` such that it runs in the context of this moment, in whatever thread or task it is called.
 
-    Threads do not inherit ambient context::
+    `patch()` makes threads and thread pools inherit the surroundings, until the `with` block around ends. What is bound
+    keeps them: for a streamed answer's generator, or work that goes on when the block is over::
 
-        pool.submit(art.bind(answer), question)
+        return StreamingResponse(art.bind(answer)(question))
     """
-    inside = otel.get_current()
+    inside = lasting()
     return carry(function, lambda: _Captured(inside))
 
 

@@ -14,7 +14,7 @@ class Breaker:
     """State of one engine. Not locked; the caller serialises calls while it is not closed."""
 
     def __init__(
-        self, *, failures: int = 5, window_s: float = 10.0, cooldown_s: float = 5.0, probe_lease_s: float = 60.0
+        self, *, failures: int = 5, window_s: float = 10.0, cooldown_s: float = 30.0, probe_lease_s: float = 60.0
     ) -> None:
         """Start closed."""
         self._limit = failures

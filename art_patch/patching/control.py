@@ -1,4 +1,4 @@
-"""`patch()`, `unpatch()`, `status()`, `flush()`: the process has one patch, and these switch it.
+"""`patch()`, `wrap()`, `unpatch()`, `status()`, `flush()`: the process has one patch, and these switch it.
 
 Mistakes in arguments raise `ConfigError`. What is down in production (no store, no engine, an SDK we do not know) only
 shows in `status().degraded`.
@@ -6,24 +6,31 @@ shows in `status().degraded`.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar, cast
 
 import wrapt
 
+from art_patch.context.threads import carry_threads_off, carry_threads_on
+from art_patch.errors import ConfigError
+from art_patch.patching.bypass import bypasses_seen, detector
 from art_patch.patching.runtime import Runtime
 from art_patch.patching.wrapping import MODULE, Wrapping
 from art_patch.recording import faults, set_recorder
 from art_patch.records import Mode
 from art_patch.settings import Match, Redact, Settings, load_settings
+
+T = TypeVar("T")
 
 STOP_DEADLINE_S = 2.0
 INTEGRATIONS = "art_patch.integrations"
@@ -45,6 +52,7 @@ class Status:
         fallbacks: recorded calls that were meant for the champion and answered by upstream.
         shadowed: calls that the champion was asked too in mode `shadow`.
         shadow_skipped: calls that it was not asked because the budget was spent or too many were waiting.
+        shadow_failed: calls that it was asked and did not answer.
         bypasses: doors through which calls went past the patch, with how often, as far as we can see.
         errors: our own faults and the store's troubles, counted by place.
         degraded: what does not work right now, in plain sentences.
@@ -60,6 +68,7 @@ class Status:
     fallbacks: int = 0
     shadowed: int = 0
     shadow_skipped: int = 0
+    shadow_failed: int = 0
     bypasses: Mapping[str, int] = field(default_factory=dict[str, int])
     errors: Mapping[str, int] = field(default_factory=dict[str, int])
     degraded: tuple[str, ...] = ()
@@ -91,9 +100,15 @@ class _Process:
         self.given: dict[str, Any] = {}
         self.runtime: Runtime | None = None
         self.active: Runtime | None = None
-        self.wrapping = Wrapping(lambda: self.active)
+        self.everything = False
+        self.pools: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.wrapping = Wrapping(self.runtime_of)
         self.hooked = False
         self.armed = False
+
+    def runtime_of(self, client: Any) -> Runtime | None:
+        """Return what handles the calls of `client`; `None` if they are none of ours."""
+        return self.active if self.everything or client._client in self.pools else None
 
 
 _process = _Process()
@@ -152,17 +167,48 @@ def patch(
     Raises:
         ConfigError: if an argument or a variable says something impossible.
     """
-    given = {key: value for key, value in locals().items() if value is not None}
+    _apply(dict(locals()), everything=True)
+    return Handle()
+
+
+def wrap(client: T, **settings: Any) -> T:
+    """Patch one client only, and the copies made of it; all others stay as they are. Returns the client.
+
+    A copy (`with_options`) is known by the connection pool that it shares, so another client to which the app gave the
+    same `http_client` is patched along. After `patch()` this changes nothing, because every client is ours already.
+    `unpatch()` undoes it.
+
+    Args:
+        client: an `OpenAI` or `AsyncOpenAI` client, or one of a subclass.
+        settings: as in `patch()`; the process has one set of them.
+
+    Raises:
+        ConfigError: as `patch()` does, and if `client` is no client of the OpenAI SDK.
+    """
+    from openai._base_client import BaseClient
+
+    if not isinstance(client, BaseClient):
+        raise ConfigError(f"wrap() takes a client of the OpenAI SDK, not {type(client).__name__}")
+    unknown = settings.keys() - inspect.signature(patch).parameters.keys()
+    if unknown:
+        raise ConfigError(f"wrap() knows no {', '.join(sorted(unknown))}; it takes what patch() takes")
+    with _process.lock:
+        _process.pools.add(cast(Any, client)._client)
+        _apply(settings, everything=_process.everything)
+    return cast(T, client)
+
+
+def _apply(given: dict[str, Any], *, everything: bool) -> None:
+    given = {key: value for key, value in given.items() if value is not None}
     if "home" in given:
         given["home"] = Path(os.fspath(given["home"]))
     with _process.lock:
         settings = load_settings(**{**_process.given, **given})
         _process.given.update(given)
-        start(settings)
-    return Handle()
+        start(settings, everything=everything)
 
 
-def start(settings: Settings, **doubles: Any) -> Runtime:
+def start(settings: Settings, *, everything: bool = True, **doubles: Any) -> Runtime:
     """Put the patch in force with `settings`; `doubles` are handed to `Runtime` (tests)."""
     with _process.lock:
         runtime = _process.runtime
@@ -171,8 +217,11 @@ def start(settings: Settings, **doubles: Any) -> Runtime:
                 runtime.recorder.stop(STOP_DEADLINE_S)
             runtime = _process.runtime = Runtime(settings, **doubles)
         _process.active = runtime
+        _process.everything = everything
         set_recorder(runtime.recorder)
         _wrap(runtime)
+        (carry_threads_on if settings.carry_threads else carry_threads_off)()
+        detector.put_on(lambda: _process.active if _process.everything else None)
         return runtime
 
 
@@ -220,8 +269,12 @@ def unpatch() -> None:
     with _process.lock:
         runtime, _process.active = _process.active, None
         _process.given.clear()
+        _process.everything = False
+        _process.pools.clear()
         set_recorder(None)
         _process.wrapping.take_off()
+        carry_threads_off()
+        detector.take_off()
         if runtime is not None:
             runtime.recorder.stop(STOP_DEADLINE_S)
 
@@ -241,6 +294,10 @@ def status() -> Status:
         dropped=recorder.dropped,
         served_by_policy=recorder.counts.served_by_policy,
         fallbacks=recorder.counts.fallbacks,
+        shadowed=runtime.shadow.asked,
+        shadow_skipped=runtime.shadow.skipped,
+        shadow_failed=runtime.shadow.failed,
+        bypasses=bypasses_seen(),
         errors=faults.counts,
         degraded=runtime.sentences(),
     )

@@ -4,6 +4,9 @@ The SDK takes HTML, `{}` or a stream that stops half-way as success, so nothing 
 a whole answer needs choices, each with a message and a finish reason, from the policy that was asked; a stream's first
 event must be a chunk of that policy. What was added for training (token ids, log-probabilities the app did not ask
 for) is taken out, and `model` is the name the app used. `system_fingerprint` names the policy.
+
+For a surface that is not chat both classes are derived (`responses_answer`, `responses_stream`): what is checked stays
+the same, what is handed out differs.
 """
 
 from __future__ import annotations
@@ -19,6 +22,10 @@ DONE = b"[DONE]"
 
 class InvalidAnswer(Exception):
     """The engine's answer must not reach the app; the message says what is wrong with it."""
+
+
+class TooSlow(InvalidAnswer):
+    """The stream did not begin in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,16 @@ class Disguise:
         Raises:
             InvalidAnswer: if it is none.
         """
+        answer = self.checked(body)
+        self.strip(answer)
+        return dump(answer)
+
+    def checked(self, body: bytes) -> dict[str, Any]:
+        """Return the answer as the engine gave it.
+
+        Raises:
+            InvalidAnswer: if it is none.
+        """
         answer = _parse(body)
         self._check_policy(answer)
         choices: Any = answer.get("choices")
@@ -55,8 +72,11 @@ class Disguise:
                 raise InvalidAnswer("a choice has no message")
             if cast(dict[str, Any], choice).get("finish_reason") is None:
                 raise InvalidAnswer("a choice has no finish reason")
-        self.strip(answer)
-        return _dump(answer)
+        return answer
+
+    def stream(self) -> StreamDisguise:
+        """Return what does the same for a stream."""
+        return StreamDisguise(self)
 
     def check_chunk(self, chunk: dict[str, Any]) -> None:
         """Check the first chunk of a stream.
@@ -125,23 +145,46 @@ class StreamDisguise:
 
     def _line(self, line: bytes) -> bytes:
         if not line.startswith(b"data:"):
-            return line
+            return self._between(line)
         payload = line[5:].strip()
         if payload.startswith(DONE):
             self._check_finished()
             self.done = True
-            return line
+            return self._last(line)
         chunk = _parse(payload)
         if not self.started:
             self._disguise.check_chunk(chunk)
             self.started = True
         elif chunk.get("error"):
-            return line  # the SDK turns it into its own error
-        self._disguise.strip(chunk)
-        for choice in chunk.get("choices") or ():
+            return self._error(line)
+        choices: Any = chunk.get("choices") or ()
+        if not isinstance(choices, list | tuple):
+            raise InvalidAnswer("choices are missing")
+        for choice in cast(list[Any], choices):
+            if not isinstance(choice, dict):
+                raise InvalidAnswer("a choice is none")
+            choice = cast(dict[str, Any], choice)
             if choice.get("finish_reason") is not None:
                 self._finished.add(choice.get("index", 0))
-        return b"data: " + _dump(chunk) + line[len(line.rstrip(b"\r\n")) :]
+        return self._chunk(chunk, line)
+
+    # What is handed out.
+
+    def _between(self, line: bytes) -> bytes:
+        """A line that holds no data."""
+        return line
+
+    def _chunk(self, chunk: dict[str, Any], line: bytes) -> bytes:
+        self._disguise.strip(chunk)
+        return b"data: " + dump(chunk) + line[len(line.rstrip(b"\r\n")) :]
+
+    def _error(self, line: bytes) -> bytes:
+        """An error in the place of a chunk; the SDK turns it into its own."""
+        return line
+
+    def _last(self, line: bytes) -> bytes:
+        """The end that the engine announced."""
+        return line
 
     def _check_finished(self) -> None:
         if not self.started:
@@ -164,7 +207,8 @@ def _parse(data: bytes) -> dict[str, Any]:
     return cast(dict[str, Any], value)
 
 
-def _dump(value: dict[str, Any]) -> bytes:
+def dump(value: dict[str, Any]) -> bytes:
+    """Return JSON."""
     try:
         return to_json(value)
     except ValueError:

@@ -1,8 +1,6 @@
-"""Which requests are recorded, and which of those may go to the champion. Pure; reads the SDK's request options.
+"""Which chat completions may go to the champion: not what a local engine cannot answer, or what the provider keeps.
 
-Recorded: chat completions, by path, so that `create`, `parse`, `stream`, raw responses and plain `client.post` are all
-the same. Everything else passes through untouched. Not routed: what a local engine cannot answer, or what the provider
-keeps for later.
+Pure; reads the SDK's request options. What holds for any surface is here too.
 """
 
 from __future__ import annotations
@@ -10,30 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-CHAT_PATH = "chat/completions"
 RAW_HEADER = "x-stainless-raw-response"
 
 _FOREIGN_FIELDS = ("web_search_options", "audio", "functions", "function_call")
 """Fields that a local engine does not know or silently ignores."""
 
 
-def is_chat(options: Any) -> bool:
-    """Whether the request is a chat completion with a JSON body."""
-    url = options.url
-    if url != "/chat/completions" and url.partition("?")[0].strip("/") != CHAT_PATH:
-        return False
-    body = options.json_data
-    return options.method.lower() == "post" and isinstance(body, dict) and isinstance(body.get("model"), str)
-
-
 def why_not_routed(options: Any, stream: bool) -> str | None:
     """Return why the champion cannot answer this chat completion; `None` if it can."""
-    body = cast(dict[str, Any], options.json_data)
-    extra: Any = getattr(options, "extra_json", None)
-    if isinstance(extra, Mapping) and extra:
-        body = {**body, **cast(Mapping[str, Any], extra)}
-    if bool(body.get("stream")) is not stream:
-        return "the body and the SDK disagree about streaming"
+    body = merged_body(options)
+    reason = why_not_carried(options, body, stream)
+    if reason is not None:
+        return reason
     if not isinstance(body.get("messages"), list):
         return "no messages"
     if body.get("store"):
@@ -46,6 +32,20 @@ def why_not_routed(options: Any, stream: bool) -> str | None:
     for tool in body.get("tools") or ():
         if not isinstance(tool, Mapping) or cast(Mapping[str, Any], tool).get("type") != "function":
             return "a tool that the provider hosts"
+    return None
+
+
+def merged_body(options: Any) -> dict[str, Any]:
+    """Return the request's body with what `extra_body` adds to it."""
+    body = cast(dict[str, Any], options.json_data)
+    extra: Any = getattr(options, "extra_json", None)
+    return {**body, **cast(Mapping[str, Any], extra)} if isinstance(extra, Mapping) and extra else body
+
+
+def why_not_carried(options: Any, body: Mapping[str, Any], stream: bool) -> str | None:
+    """Return what about the way in which the app asks keeps the call upstream, whatever it asks for."""
+    if bool(body.get("stream")) is not stream:
+        return "the body and the SDK disagree about streaming"
     if getattr(options, "files", None) or getattr(options, "content", None):
         return "files"
     if not stream and header(options, RAW_HEADER) == "stream":

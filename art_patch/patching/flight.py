@@ -11,14 +11,17 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from art_patch.context import identify
-from art_patch.patching.disguise import Disguise, InvalidAnswer, StreamDisguise
-from art_patch.patching.eligible import is_chat, why_not_routed
-from art_patch.patching.local_request import localise
+from opentelemetry import context as otel
+
+from art_patch.context import Identity, identify
+from art_patch.patching.disguise import Disguise, InvalidAnswer, StreamDisguise, TooSlow
+from art_patch.patching.local_request import patience_s
 from art_patch.patching.runtime import Runtime
+from art_patch.patching.sticky import sticky_key
+from art_patch.patching.surfaces import Surface, surface_of
 from art_patch.patching.target import Target
 from art_patch.patching.tee import Reel, install
-from art_patch.recording import Exchange, faults, is_fault
+from art_patch.recording import Exchange, faults, in_share, is_fault
 
 PENDING: ContextVar[Flight | None] = ContextVar("art_patch_flight", default=None)
 """The call that is inside `request` right now, for `_process_response`, which the SDK calls further down."""
@@ -59,11 +62,22 @@ class Flight:
         "options",
         "runtime",
         "stream",
+        "surface",
     )
 
-    def __init__(self, runtime: Runtime, client: Any, options: Any, stream: bool, is_async: bool) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        surface: Surface,
+        client: Any,
+        options: Any,
+        stream: bool,
+        is_async: bool,
+        identity: Identity,
+    ) -> None:
         """Take down who is calling, in which context."""
         self.runtime = runtime
+        self.surface = surface
         self.client = client
         self.options = options
         self.stream = stream
@@ -71,15 +85,31 @@ class Flight:
         self.leg: Leg | None = None
         self._claimed = False
         self._legs = 0
-        identity = identify()
+        model = options.json_data.get("model")
         self.exchange = Exchange(
             runtime.recorder,
-            options.json_data["model"],
+            model if isinstance(model, str) else "",
             identity.trajectory,
             identity.span_id,
             identity.group_key,
         )
-        self._routed = runtime.target.serves and why_not_routed(options, stream) is None
+        self.exchange.api = surface.api
+        if runtime.settings.otel == "auto":
+            self.exchange.otel_context = otel.get_current()
+        self.exchange.server = client.base_url
+        target = runtime.target
+        self._routed = target.serves and surface.why_not_routed(options, stream, runtime.settings) is None
+        if self._routed and target.mode != "route":
+            self._choose(target, identity)
+
+    def _choose(self, target: Target, identity: Identity) -> None:
+        """Decide for a call of a mode in which only a share is the champion's."""
+        key = sticky_key(identity, self.options.json_data)
+        if target.mode == "shadow":
+            self._routed = False
+            self.exchange.shadow = in_share(key, self.runtime.settings.shadow_rate, "shadow")
+        else:
+            self._routed = in_share(key, target.canary_percent / 100, "canary")
 
     # The legs.
 
@@ -96,15 +126,16 @@ class Flight:
         return self.leg
 
     def _make_leg(self, target: Target) -> Leg | None:
-        twin = self.runtime.twins.get(self.client, target, self.is_async) if target.serves else None
+        twin = self.runtime.twins.get(self.client, target, self.is_async) if target.routes else None
         if twin is None:  # nobody serves any more, or the app talks to the engine itself, for example to judge with it
             return None
         if not self.runtime.allows():
             self.exchange.fallback = "the engine failed repeatedly and is left alone for a moment"
             return None
         self._legs += 1
-        leg = Leg(target, twin, localise(self.options, target, self.client))
+        leg = Leg(target, twin, self.surface.localise(self.options, target, self.client))
         self.exchange.policy = target.champion
+        self.exchange.server = target.base_url
         return leg
 
     def leg_failed(self, error: Exception) -> None:
@@ -114,6 +145,7 @@ class Flight:
         try:
             leg, self.leg = self.leg, None
             self.exchange.forget_answer()
+            self.exchange.server = self.client.base_url
             self.exchange.fallback = _reason(error)
             status: Any = getattr(error, "status_code", None)
             # A champion may have been replaced this second: ask the store who serves now.
@@ -150,7 +182,8 @@ class Flight:
                 self.runtime.engine_released()
             exchange = self.exchange
             if not exchange.request:
-                exchange.request = _request_body(error, self.options)
+                # What the champion was asked is in the words of chat, and is read so.
+                exchange.request = _request_body(error, self.options if self.leg is None else self.leg.options)
             if not isinstance(error, Exception):
                 exchange.finish("cancelled")
             elif exchange.answer and not exchange.streamed:
@@ -191,25 +224,16 @@ class Flight:
         if response.status_code != 200:
             raise InvalidAnswer(f"HTTP {response.status_code}")
         self.exchange.request = response.request.content
-        body = leg.options.json_data
-        given = self.options.json_data
-        extra: Any = getattr(self.options, "extra_json", None) or {}
-        asked_logprobs = bool(given.get("logprobs") or extra.get("logprobs"))
-        self.exchange.keeps_logprobs = asked_logprobs
-        return Disguise(
-            policy=body["model"],
-            requested_model=given["model"],
-            n=body.get("n") or 1,
-            keeps_logprobs=asked_logprobs,
-            keeps_token_ids=bool(extra.get("return_token_ids") or given.get("return_token_ids")),
-        )
+        disguise = self.surface.disguise(self.options, leg.options)
+        self.exchange.keeps_logprobs = disguise.keeps_logprobs
+        return disguise
 
     def disguise_whole(self, disguise: Disguise, response: Any) -> None:
         """Check and rewrite an answer that is in memory."""
         raw = response.content
         self.exchange.saw(raw)
         if self.stream:
-            events = StreamDisguise(disguise)
+            events = disguise.stream()
             out = events.feed(raw) + events.end()
         else:
             out = disguise.whole(raw)
@@ -225,7 +249,14 @@ class Flight:
         """Begin to check a stream; the caller feeds it until it has started."""
         if response.headers.get("content-encoding", "identity") != "identity":
             raise InvalidAnswer("a compressed stream")
-        return StreamDisguise(disguise)
+        return disguise.stream()
+
+    def first_token_timeout_s(self, leg: Leg, response: Any) -> float:
+        """Return how long the stream may take to begin; from then on the longer limit between two chunks holds."""
+        timeout = response.request.extensions.get("timeout")
+        if isinstance(timeout, dict):  # the HTTP library looks at it when the body begins
+            timeout["read"] = patience_s(self.options, self.client, leg.target.timeout_s)
+        return patience_s(self.options, self.client, leg.target.first_token_timeout_s)
 
     def roll(self, response: Any, events: StreamDisguise, opened: Any, before: bytes) -> None:
         """Hand out a stream whose first event was good."""
@@ -239,9 +270,15 @@ def begin(runtime: Runtime | None, client: Any, options: Any, stream: bool, is_a
         return None
     try:
         runtime.recorder.ensure_running()
-        if runtime.target.mode == "off" or not is_chat(options):
+        surface = surface_of(options)
+        if surface is None or runtime.target.mode == "off":
             return None
-        return Flight(runtime, client, options, stream, is_async)
+        if runtime.matches is not None and not runtime.matches(options.json_data):
+            return None
+        identity = identify(call=True)
+        if identity.suppressed:
+            return None
+        return Flight(runtime, surface, client, options, stream, is_async, identity)
     except Exception as error:
         faults.fault("patching.begin", error)
         return None
@@ -250,6 +287,8 @@ def begin(runtime: Runtime | None, client: Any, options: Any, stream: bool, is_a
 def _reason(error: Exception) -> str:
     names = {kind.__name__ for kind in type(error).__mro__}
     status = getattr(error, "status_code", None)
+    if isinstance(error, TooSlow):
+        return "the engine did not answer in time"
     if isinstance(error, InvalidAnswer):
         return f"the engine's answer is invalid: {error}"
     if isinstance(status, int):

@@ -8,14 +8,16 @@ Nothing of the user's client but its pool is taken over: no key, no header, no q
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import threading
 import weakref
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from art_patch.patching.target import Target
-from art_patch.recording.reading import ENGINE_PARAMS, PARAMS
+from art_patch.recording.chat import ENGINE_PARAMS, PARAMS
 
 if TYPE_CHECKING:
     from openai import Timeout
@@ -42,14 +44,20 @@ def localise(options: Any, target: Target, client: Any) -> Any:
     body["model"] = target.champion
     body["logprobs"] = True
     body["return_token_ids"] = True
+    return redirected(options, target, client, body)
+
+
+def redirected(options: Any, target: Target, client: Any, body: dict[str, Any], **more: Any) -> Any:
+    """Return a shallow copy of the request options that brings `body` to the champion; `more` are other changes."""
     changes: dict[str, Any] = {
         "json_data": body,
         "extra_json": None,
         "params": {},
         "headers": _kept_headers(options.headers),
         "max_retries": 0,
-        "timeout": _timeout(options, target, client),
+        "timeout": _timeout(options, target, client, bool(body.get("stream"))),
         "follow_redirects": False,  # a prompt goes to the address we were told, and nowhere else
+        **more,
     }
     local = copy.copy(options)
     # pydantic's own setter costs more than everything else here; unknown names belong to a newer or older SDK.
@@ -65,12 +73,19 @@ def _kept_headers(headers: Any) -> Any:
     return {key: value for key, value in given.items() if key.lower().startswith(_KEPT_HEADERS)}
 
 
-def _timeout(options: Any, target: Target, client: Any) -> Timeout:
-    from openai import NotGiven, Timeout
+def patience_s(options: Any, client: Any, limit_s: float) -> float:
+    """Return how long to wait for the next bytes: `limit_s`, or what the app set for its provider if that is less."""
+    from openai import NotGiven
 
     own = client.timeout if isinstance(options.timeout, NotGiven) else options.timeout
-    patience = getattr(own, "read", own)
-    read = min(target.timeout_s, patience) if isinstance(patience, int | float) else target.timeout_s
+    read = getattr(own, "read", own)
+    return min(limit_s, read) if isinstance(read, int | float) else limit_s
+
+
+def _timeout(options: Any, target: Target, client: Any, stream: bool) -> Timeout:
+    from openai import Timeout
+
+    read = patience_s(options, client, target.first_token_timeout_s if stream else target.timeout_s)
     return _make_timeout(Timeout, read, min(target.connect_timeout_s, read))
 
 
@@ -79,19 +94,29 @@ def _make_timeout(kind: Any, read: float, connect: float) -> Any:
     return kind(read, connect=connect)
 
 
+Address = tuple[str | None, str]
+"""Base URL and key of an engine."""
+
+
 class _Twin(NamedTuple):
-    address: tuple[str | None, str]
+    address: Address
     pool: Any
     base_url: Any
     client: Any
 
 
 class Twins:
-    """One twin for each user client and engine address; gone with the client."""
+    """One twin for each user client and engine address; gone with the client.
+
+    Apps make a copy of their client for a single call (`with_options`), so a new twin is only a shallow copy of a
+    pattern, and connections of our own are shared.
+    """
 
     def __init__(self) -> None:
         """Start with none."""
         self._twins: weakref.WeakKeyDictionary[Any, _Twin] = weakref.WeakKeyDictionary()
+        self._patterns: dict[bool, tuple[Address, Any]] = {}
+        self._pools: weakref.WeakKeyDictionary[Any, tuple[Address, Any]] = weakref.WeakKeyDictionary()
 
     def get(self, client: Any, target: Target, is_async: bool) -> Any:
         """Return the twin of `client` for the target's engine; `None` if the client talks to that engine itself."""
@@ -100,20 +125,56 @@ class Twins:
         known = self._twins.get(client)
         if known is None or known.address != address or known.pool is not pool or known.base_url is not base_url:
             itself = str(base_url).rstrip("/") == (target.base_url or "").rstrip("/")
-            known = _Twin(address, pool, base_url, None if itself else _make_twin(pool, target, is_async))
+            known = _Twin(address, pool, base_url, None if itself else self._twin(pool, address, is_async))
             self._twins[client] = known
         return known.client
 
+    def _twin(self, pool: Any, address: Address, is_async: bool) -> Any:
+        known = self._patterns.get(is_async)
+        if known is None or known[0] != address:
+            known = self._patterns[is_async] = (address, _make_twin(pool, address, is_async))
+            known[1]._client = None  # a pattern keeps nobody's connections alive
+        twin = copy.copy(known[1])
+        twin._client = self._own_pool(address, is_async) if _is_for_provider_only(pool) else pool
+        return twin
 
-def _make_twin(pool: Any, target: Target, is_async: bool) -> Any:
-    import openai
+    def _own_pool(self, address: Address, is_async: bool) -> Any:
+        # The connections of an asynchronous client belong to the event loop that made them.
+        owner = _event_loop() if is_async else self.__class__
+        known = self._pools.get(owner)
+        if known is None or known[0] != address:
+            known = self._pools[owner] = (address, _make_pool(address, is_async))
+        return known[1]
+
+
+def engine_client(target: Target) -> Any:
+    """Return a synchronous client of the engine with a connection pool of its own."""
+    address = (target.base_url, target.api_key)
+    return _make_twin(_make_pool(address, False), address, False)
+
+
+def _event_loop() -> Any:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:  # another event loop than asyncio's; one thread runs one of them
+        return threading.current_thread()
+
+
+def _make_pool(address: Address, is_async: bool) -> Any:
     from openai._base_client import AsyncHttpxClientWrapper, SyncHttpxClientWrapper
+    from openai._constants import DEFAULT_CONNECTION_LIMITS
 
-    if _is_for_provider_only(pool):
-        wrapper: Any = AsyncHttpxClientWrapper if is_async else SyncHttpxClientWrapper
-        pool = wrapper(base_url=target.base_url, trust_env=False)
+    wrapper: Any = AsyncHttpxClientWrapper if is_async else SyncHttpxClientWrapper
+    # Loading certificates costs 20 ms, in the app's first call.
+    tls = str(address[0]).startswith("https")
+    return wrapper(base_url=address[0], trust_env=False, limits=DEFAULT_CONNECTION_LIMITS, verify=tls)
+
+
+def _make_twin(pool: Any, address: Address, is_async: bool) -> Any:
+    import openai
+
     kind: Any = openai.AsyncOpenAI if is_async else openai.OpenAI
-    twin = kind(api_key=target.api_key, base_url=target.base_url, http_client=pool, max_retries=0)
+    twin = kind(api_key=address[1], base_url=address[0], http_client=pool, max_retries=0)
     # The SDK fills these from OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and the like.
     for name in _FROM_ENVIRONMENT:
         if hasattr(twin, name):

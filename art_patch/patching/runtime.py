@@ -14,9 +14,11 @@ from collections.abc import Callable
 
 from art_patch.patching.breaker import Breaker
 from art_patch.patching.local_request import Twins
+from art_patch.patching.matching import compile_match
+from art_patch.patching.shadow import Shadow
 from art_patch.patching.target import Target, resolve
 from art_patch.recording import Recorder, Sink, faults
-from art_patch.records import Route
+from art_patch.records import Call, Route, TrajectoryInfo
 from art_patch.settings import Settings
 
 REFRESH_EVERY_S = 1.0
@@ -42,7 +44,9 @@ class Runtime:
     ) -> None:
         """Read the route once; start nothing."""
         self.settings = settings
-        self.recorder = Recorder(settings, open_sink=open_sink, on_tick=self.poll)
+        self.shadow = Shadow(self)
+        self.recorder = Recorder(settings, open_sink=open_sink, on_tick=self.poll, on_shadow=self._on_shadow)
+        self.matches = compile_match(settings.match)
         self.twins = Twins()
         self.degraded: dict[str, str] = {}
         self._read_route = read_route
@@ -69,7 +73,7 @@ class Runtime:
             return
         self.degraded.pop("route", None)
         if target != self.target:
-            if target.base_url != self.target.base_url:
+            if (target.base_url, target.engine_since) != (self.target.base_url, self.target.engine_since):
                 self.start_breaker()  # another engine has not failed yet
             self.target = target
 
@@ -80,6 +84,9 @@ class Runtime:
             self._refreshed_at = now
             self.poll()
         return self.target
+
+    def _on_shadow(self, call: Call, info: TrajectoryInfo) -> None:
+        self.shadow.offer(call, info)
 
     def allows(self) -> bool:
         """Whether the breaker lets a call go to the engine."""
@@ -125,6 +132,7 @@ def _after_fork() -> None:
         runtime.start_breaker()
         # Sockets of the parent's pools are the SDK's affair; our own pools are made anew.
         runtime.twins = Twins()
+        runtime.shadow = Shadow(runtime)
 
 
 if hasattr(os, "register_at_fork"):

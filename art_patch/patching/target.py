@@ -8,6 +8,8 @@ from pathlib import Path
 from art_patch.records import Mode, Route
 from art_patch.settings import Settings
 
+_ASKING = frozenset({"route", "canary", "shadow"})
+
 NO_KEY = "none"
 """Sent where the engine asks for no key, because the SDK cannot send nothing."""
 
@@ -22,7 +24,10 @@ class Target:
         base_url: address of its engine.
         api_key: the engine's key.
         timeout_s: how long the engine may keep a caller waiting.
+        first_token_timeout_s: how long it may take to begin a stream.
         connect_timeout_s: how long connecting to it may take.
+        canary_percent: share of sessions that it answers in mode `canary`.
+        engine_since: when it announced itself; another time is another engine.
     """
 
     mode: Mode
@@ -30,12 +35,20 @@ class Target:
     base_url: str | None
     api_key: str = field(default=NO_KEY, repr=False)
     timeout_s: float = 30.0
+    first_token_timeout_s: float = 2.0
     connect_timeout_s: float = 0.25
+    canary_percent: float = 0.0
+    engine_since: float | None = None
 
     @property
     def serves(self) -> bool:
-        """Whether calls are meant for a champion."""
-        return self.mode == "route" and self.champion is not None and self.base_url is not None
+        """Whether a champion is there to be asked, openly or as a shadow."""
+        return self.mode in _ASKING and self.champion is not None and self.base_url is not None
+
+    @property
+    def routes(self) -> bool:
+        """Whether the champion's answers reach the app."""
+        return self.mode != "shadow" and self.serves
 
 
 def resolve(settings: Settings, route: Route) -> Target:
@@ -51,5 +64,8 @@ def resolve(settings: Settings, route: Route) -> Target:
         base_url=settings.base_url or route.base_url,
         api_key=key or NO_KEY,
         timeout_s=settings.timeout_s,
+        first_token_timeout_s=settings.first_token_timeout_s,
         connect_timeout_s=settings.connect_timeout_s,
+        canary_percent=settings.canary_percent if route.canary_percent is None else route.canary_percent,
+        engine_since=route.engine_since,
     )

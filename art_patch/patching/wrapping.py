@@ -7,16 +7,19 @@ the SDK parses it) for the bytes. Objects made before the patch are covered, obj
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import Token
 from dataclasses import dataclass
 from typing import Any
 
 import wrapt
 
-from art_patch.patching.disguise import InvalidAnswer
+from art_patch.patching.disguise import InvalidAnswer, TooSlow
 from art_patch.patching.flight import PENDING, Flight, Leg, begin
 from art_patch.patching.runtime import Runtime
+from art_patch.patching.watch import watch
 from art_patch.recording import faults
 
 MODULE = "openai._base_client"
@@ -33,10 +36,10 @@ class _Site:
 
 
 class Wrapping:
-    """The four wrappers. They ask `runtime()` on each call and pass through when it says `None`."""
+    """The four wrappers. They ask `runtime(client)` on each call and pass through when it says `None`."""
 
-    def __init__(self, runtime: Callable[[], Runtime | None]) -> None:
-        """Wrap nothing yet."""
+    def __init__(self, runtime: Callable[[Any], Runtime | None]) -> None:
+        """Wrap nothing yet; `runtime(client)` says whether, and by what, a client's calls are handled."""
         self._runtime = runtime
         self._sites: list[_Site] = []
 
@@ -81,7 +84,7 @@ class Wrapping:
             options, around = _options(args, kwargs), PENDING.get()
             if around is not None and around.covers(options):
                 return wrapped(*args, **kwargs)  # an older wrapper of ours below somebody else's
-            flight = begin(self._runtime(), client, options, kwargs.get("stream", False), False)
+            flight = begin(self._runtime(client), client, options, kwargs.get("stream", False), False)
             if flight is None and around is None:
                 return wrapped(*args, **kwargs)
             token = PENDING.set(flight)
@@ -116,7 +119,7 @@ class Wrapping:
             options, around = _options(args, kwargs), PENDING.get()
             if around is not None and around.covers(options):
                 return await wrapped(*args, **kwargs)
-            flight = begin(self._runtime(), client, options, kwargs.get("stream", False), True)
+            flight = begin(self._runtime(client), client, options, kwargs.get("stream", False), True)
             if flight is None and around is None:
                 return await wrapped(*args, **kwargs)
             token = PENDING.set(flight)
@@ -162,13 +165,14 @@ def _sync_response(_: Any) -> Callable[..., Any]:
             else:
                 events, before = flight.peek(disguise, response), b""
                 opened = iter(response.stream)
-                while not events.started:
-                    chunk = next(opened, None)
-                    if chunk is None:
-                        events.end()
-                        break
-                    flight.exchange.saw(chunk)
-                    before += events.feed(chunk)
+                with watch.wait_for(response, flight.first_token_timeout_s(leg, response)):
+                    while not events.started:
+                        chunk = next(opened, None)
+                        if chunk is None:
+                            events.end()
+                            break
+                        flight.exchange.saw(chunk)
+                        before += events.feed(chunk)
                 flight.roll(response, events, opened, before)
         except BaseException as error:
             response.close()
@@ -199,13 +203,17 @@ def _async_response(_: Any) -> Callable[..., Any]:
             else:
                 events, before = flight.peek(disguise, response), b""
                 opened = response.stream.__aiter__()
-                while not events.started:
-                    chunk = await anext(opened, None)
-                    if chunk is None:
-                        events.end()
-                        break
-                    flight.exchange.saw(chunk)
-                    before += events.feed(chunk)
+                try:
+                    async with _deadline(flight.first_token_timeout_s(leg, response)):
+                        while not events.started:
+                            chunk = await anext(opened, None)
+                            if chunk is None:
+                                events.end()
+                                break
+                            flight.exchange.saw(chunk)
+                            before += events.feed(chunk)
+                except TimeoutError as error:
+                    raise TooSlow("the stream did not begin in time") from error
                 flight.roll(response, events, opened, before)
         except BaseException as error:
             await response.aclose()
@@ -214,6 +222,22 @@ def _async_response(_: Any) -> Callable[..., Any]:
         return await flight.client._process_response(**{**kwargs, "options": flight.options})
 
     return process
+
+
+def _deadline(seconds: float) -> AbstractAsyncContextManager[object]:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # another event loop than asyncio's, which knows no such thing as a timeout of its own
+        return _fail_after(seconds)
+    return asyncio.timeout(seconds)
+
+
+@asynccontextmanager
+async def _fail_after(seconds: float) -> AsyncGenerator[None]:
+    from anyio import fail_after  # the SDK brings it
+
+    with fail_after(seconds):
+        yield
 
 
 def _options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -15,5 +15,6 @@ from art_patch.recording.exchange import Exchange
 from art_patch.recording.faults import faults, is_fault
 from art_patch.recording.outlet import emit, set_recorder
 from art_patch.recording.recorder import Recorder
+from art_patch.recording.share import in_share
 
-__all__ = ["Exchange", "Recorder", "Sink", "emit", "faults", "is_fault", "set_recorder"]
+__all__ = ["Exchange", "Recorder", "Sink", "emit", "faults", "in_share", "is_fault", "set_recorder"]

@@ -1,38 +1,78 @@
 """What waits in the queue -> records for the store, each trajectory announced before its first call.
 
-State: which trajectories were announced, and where unnamed conversations ended. Owned by the writer thread.
+Here the share of trajectories that is recorded is chosen, by their id, and texts are redacted. State: which
+trajectories were announced, and where unnamed conversations ended. Owned by the writer thread.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 
 from art_patch.recording.exchange import Exchange
+from art_patch.recording.faults import faults
 from art_patch.recording.reading import read_call
+from art_patch.recording.redaction import Redactor
+from art_patch.recording.share import in_share
 from art_patch.recording.stitching import Stitcher
-from art_patch.records import Record, TrajectoryInfo
+from art_patch.records import Call, Record, TrajectoryInfo
+from art_patch.settings import Redact
 
 MAX_ANNOUNCED = 20_000
+
+OnShadow = Callable[[Call, TrajectoryInfo], None]
+
+
+class Unstorable(Exception):
+    """The user's redaction failed; nothing of the item may be stored."""
 
 
 class Converter:
     """Turns queue items into records."""
 
-    def __init__(self) -> None:
-        """Start with nothing announced."""
+    def __init__(self, *, sample_rate: float = 1.0, redact: Redact = None, on_shadow: OnShadow | None = None) -> None:
+        """Start with nothing announced.
+
+        Args:
+            sample_rate: share of trajectories to keep.
+            redact: see `Settings.redact`.
+            on_shadow: given each answered call that the champion is to be asked too, before it is redacted.
+        """
+        self._sample_rate = sample_rate
+        self._redact = Redactor(redact) if redact is not None else None
+        self._on_shadow = on_shadow
         self._announced: OrderedDict[str, str] = OrderedDict()
         self._stitcher = Stitcher()
 
     def convert(self, item: Exchange | Record) -> list[Record]:
-        """Return the records of one item; empty if the store knows it already."""
-        if isinstance(item, TrajectoryInfo):
-            return self._announce(item)
-        if not isinstance(item, Exchange):
-            return [item]
-        call = read_call(item)
-        info = item.trajectory or self._stitcher.place(call, item.group_key)
-        return [*self._announce(info), replace(call, trajectory_id=info.id)]
+        """Return the records of one item; empty if the store knows it already or must not know it.
+
+        Raises:
+            Unstorable: if it could not be redacted.
+        """
+        if isinstance(item, Exchange):
+            records = self._read(item)
+        else:
+            records = self._announce(item) if isinstance(item, TrajectoryInfo) else [item]
+        records = [record for record in records if in_share(_owner(record), self._sample_rate, "sample")]
+        if self._redact is None:
+            return records
+        try:
+            return [self._redact(record) for record in records]
+        except Exception as error:  # the user's function
+            for record in records:
+                self._announced.pop(_owner(record), None)
+            faults.trouble("redact", error)
+            raise Unstorable from error
+
+    def _read(self, exchange: Exchange) -> list[Record]:
+        call = read_call(exchange)
+        info = exchange.trajectory or self._stitcher.place(call, exchange.group_key)
+        call = replace(call, trajectory_id=info.id, shadow_of=exchange.shadow_of)
+        if exchange.shadow and call.status == "ok" and self._on_shadow is not None:
+            self._on_shadow(call, info)
+        return [*self._announce(info), call]
 
     def _announce(self, info: TrajectoryInfo) -> list[Record]:
         known = self._announced.get(info.id)
@@ -45,3 +85,7 @@ class Converter:
         while len(self._announced) > MAX_ANNOUNCED:
             self._announced.popitem(last=False)
         return [info]
+
+
+def _owner(record: Record) -> str:
+    return record.id if isinstance(record, TrajectoryInfo) else record.trajectory_id

@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from art_patch.records import UPSTREAM, TrajectoryInfo
+from art_patch.records import UPSTREAM, Api, TrajectoryInfo
 
 if TYPE_CHECKING:
+    from opentelemetry.context.context import Context
+
     from art_patch.recording.recorder import Recorder
 
 Ended = Literal["complete", "closed", "failed", "cancelled"]
@@ -31,6 +33,7 @@ class Exchange:
         "_recorder",
         "_started",
         "answer",
+        "api",
         "decode",
         "ended",
         "error",
@@ -39,9 +42,13 @@ class Exchange:
         "generation",
         "group_key",
         "keeps_logprobs",
+        "otel_context",
         "policy",
         "request",
         "requested_model",
+        "server",
+        "shadow",
+        "shadow_of",
         "span_id",
         "started_at",
         "streamed",
@@ -70,6 +77,7 @@ class Exchange:
         self._first = 0.0
         self.generation = recorder.generation
         self.requested_model = requested_model
+        self.api: Api = "chat"
         self.trajectory = trajectory
         self.span_id = span_id
         self.group_key = group_key
@@ -81,6 +89,10 @@ class Exchange:
         self.policy: str | None = UPSTREAM
         self.fallback: str | None = None
         self.error: str | None = None
+        self.shadow = False  # the champion is to be asked too, once this is recorded
+        self.shadow_of: str | None = None
+        self.otel_context: Context | None = None  # where the call started, if spans are wanted
+        self.server: object = None  # whose text is the address that was asked
         self.ended: Ended = "complete"
         self.finished = 0.0
         self.started_at = time.time()

@@ -2,40 +2,47 @@
 
 `put()` is all that a caller ever pays: a size check and one append. It never waits and may be called from anywhere,
 the garbage collector included. The thread starts with the first call, collects for `flush_interval_s`, parses, and
-writes in batches; every `poll_interval_s` it also runs `on_tick`. Beyond `queue_mib` whole calls are dropped and
-counted. A forked child starts with an empty queue, new locks, its own thread and its own store.
+writes in batches; every `poll_interval_s` it also runs `on_tick`. A forked child starts with an empty queue, new
+locks, its own thread and its own store.
+
+Beyond `queue_mib` the newest calls are dropped, whole, and counted: every call is recorded, dropped or still waiting.
+The newest and not the oldest, because dropping the one in hand costs the caller nothing, while making room would mean
+freeing other calls' bytes in its time; because the oldest are what the writer has in hand; and because trajectories
+that began before the trouble stay whole.
 
 Why `SimpleQueue` and a re-entrant lock: a stream may be finalised by the garbage collector in the middle of another
-`put()` of the same thread, where a plain lock (and so `Queue`, `Event.set`) would wait for itself for ever.
+`put()` of the same thread, where a plain lock (and so `Queue`, `Event.set`) would wait for itself for ever. Why all
+of them are native: see `native`.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
 
-from art_patch.recording.converting import Converter
+from art_patch.recording.converting import Converter, OnShadow, Unstorable
 from art_patch.recording.delivery import Delivery, Sink, Sized
 from art_patch.recording.exchange import FIXED_SIZE, Exchange
 from art_patch.recording.faults import faults
+from art_patch.recording.native import Empty, Flag, NativeThread, RLock, SimpleQueue
+from art_patch.recording.telemetry import Telemetry
 from art_patch.records import UPSTREAM, Call, Record
 from art_patch.settings import Settings
+from art_patch.store.late_import import late_import
 
-EXIT_DEADLINE_S = 2.0
-"""How long the interpreter's exit may wait for all recorders together."""
+EXIT_DEADLINE_S = 1.5
+"""How long the interpreter's exit may wait for all recorders together; the rest of two seconds is the interpreter's."""
 
 
 @dataclass(eq=False, slots=True)
 class _Flush:
     """Put on the queue by `flush()`; set once everything before it is written."""
 
-    written: threading.Event = field(default_factory=threading.Event)
+    written: Flag = field(default_factory=Flag)
     given_up: bool = False
 
 
@@ -60,6 +67,7 @@ class Recorder:
         *,
         open_sink: Callable[[], Sink] | None = None,
         on_tick: Callable[[], None] | None = None,
+        on_shadow: OnShadow | None = None,
     ) -> None:
         """Start with an empty queue and no thread.
 
@@ -67,31 +75,38 @@ class Recorder:
             settings: `store_url`, `queue_mib`, `flush_interval_s`, `poll_interval_s` are used.
             open_sink: opens where records go; the store unless given. Called in the thread, at the first flush.
             on_tick: called by the thread every `poll_interval_s`.
+            on_shadow: called by the thread with each call that the champion is to be asked too.
         """
         self.settings = settings
         self.generation = 0
         self._open_sink = open_sink or self._open_store
         self._on_tick = on_tick
+        self._on_shadow = on_shadow
         self._begin()
         _alive.add(self)
 
     def _begin(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._queue: SimpleQueue[_Item] = SimpleQueue()
-        self._nudge = threading.Event()
+        self._nudge = Flag()
         self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._thread: NativeThread | None = None
         self._bytes = 0
         self._dropped = 0
+        self._dropped_calls = 0
         self._flushes: list[_Flush] = []
-        self._converter = Converter()
+        self._converter = Converter(
+            sample_rate=self.settings.sample_rate, redact=self.settings.redact, on_shadow=self._on_shadow
+        )
+        self._telemetry = Telemetry() if self.settings.otel == "auto" else None
         self._delivery = Delivery(self._open_sink)
         self.counts = Counts()
 
     def _open_store(self) -> Sink:
-        from art_patch.store import open_store  # SQLAlchemy: not before the first flush, not in the app's threads
+        with late_import():
+            from art_patch.store import open_store  # SQLAlchemy: not before the first flush, not in the app's threads
 
-        return open_store(self.settings.store_url)
+        return open_store(self.settings.store_url, trouble=faults.trouble)
 
     # What the app's threads call.
 
@@ -102,6 +117,7 @@ class Recorder:
         with self._lock:
             if self._bytes + size > self.settings.queue_mib << 20:
                 self._dropped += 1
+                self._dropped_calls += isinstance(item, Exchange)
                 return False
             self._bytes += size
         self._queue.put((item, size))
@@ -121,7 +137,10 @@ class Recorder:
             if self._thread is not None:
                 return
             self._stopping = False
-            thread = threading.Thread(target=self._run, name="art_patch-recorder", daemon=True)
+            # The last registered runs first: before the app's tracer provider, which is there by now, is shut down.
+            atexit.unregister(_at_exit)
+            atexit.register(_at_exit)
+            thread = NativeThread(self._run, "art_patch-recorder")
             try:
                 thread.start()
             except RuntimeError as error:  # too many threads, or the interpreter is going down
@@ -146,7 +165,7 @@ class Recorder:
         deadline = time.monotonic() + timeout_s
         done = self.flush(timeout_s)
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None:
             self._stopping = True
             self._queue.put((_Flush(), 0))
             self._nudge.set()
@@ -157,6 +176,11 @@ class Recorder:
     def dropped(self) -> int:
         """Calls and other records that did not fit the queue or that the store will never take."""
         return self._dropped
+
+    @property
+    def dropped_calls(self) -> int:
+        """The calls among them."""
+        return self._dropped_calls
 
     @property
     def trouble(self) -> str | None:
@@ -175,6 +199,8 @@ class Recorder:
     def _run(self) -> None:
         try:
             self._loop()
+            if self._telemetry is not None:
+                self._telemetry.close()
         except Exception as error:
             faults.fault("recording.loop", error)
         finally:
@@ -224,13 +250,18 @@ class Recorder:
             return
         try:
             records = self._converter.convert(content)
+        except Unstorable:
+            self._release(size, [content])
+            return
         except Exception as error:
-            self._release(size, dropped=1)
+            self._release(size, [content])
             faults.fault("recording.convert", error)
             return
         if not records:
             self._release(size)
             return
+        if self._telemetry is not None:
+            self._telemetry.saw(content, records)
         sized += [(record, 0) for record in records[:-1]]
         sized.append((records[-1], size))
 
@@ -241,7 +272,7 @@ class Recorder:
                 self.counts.recorded += 1
                 self.counts.served_by_policy += record.policy is not UPSTREAM
                 self.counts.fallbacks += record.fallback is not None
-        self._release(sum(size for _, size in (*written, *poison)), dropped=len(poison))
+        self._release(sum(size for _, size in (*written, *poison)), [record for record, _ in poison])
         if not self._delivery.pending:
             for marker in self._flushes:
                 marker.written.set()
@@ -249,10 +280,11 @@ class Recorder:
         else:
             self._flushes = [marker for marker in self._flushes if not marker.given_up]
 
-    def _release(self, size: int, dropped: int = 0) -> None:
+    def _release(self, size: int, dropped: Sequence[Exchange | Record] = ()) -> None:
         with self._lock:
             self._bytes -= size
-            self._dropped += dropped
+            self._dropped += len(dropped)
+            self._dropped_calls += sum(isinstance(item, Exchange | Call) for item in dropped)
 
     def _tick(self) -> None:
         if self._on_tick is None:

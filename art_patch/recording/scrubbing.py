@@ -1,6 +1,7 @@
-"""Error texts without what looks like a key, a token or a password.
+"""Texts without what looks like a key, a token or a password.
 
-Only error texts need this: headers and clients are never recorded, and request fields go through an allow-list.
+Error texts always go through here. Headers and clients are never recorded and request fields go through an allow-list;
+what users and models write is left as it is unless `redact="secrets"` is set.
 """
 
 from __future__ import annotations
@@ -26,8 +27,14 @@ _SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 
 
-def scrub(text: str) -> str:
-    """Return `text` with secrets replaced by `***`, cut to 2,000 characters."""
+def hide(text: str) -> str:
+    """Return `text` with secrets replaced by `***`."""
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
+    return text
+
+
+def scrub(text: str) -> str:
+    """Return an error's text with secrets replaced by `***`, cut to 2,000 characters."""
+    text = hide(text)
     return text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + "..."

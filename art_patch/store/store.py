@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from art_patch.store.connect import Database
+from art_patch.store.connect import Database, Trouble
 from art_patch.store.ledger import Ledger
 from art_patch.store.read import Reader
 from art_patch.store.verify import verify
@@ -29,15 +29,17 @@ class Store:
         self._database.close()
 
 
-def open_store(url: str, *, create: bool = True) -> Store:
+def open_store(url: str, *, create: bool = True, trouble: Trouble | None = None) -> Store:
     """Open (and migrate) the store at `url`.
 
     Args:
         url: `sqlite:////absolute/path/store.db`.
         create: make it if it does not exist.
+        trouble: the app's recorder: told when the file was deleted or replaced while open, or was corrupt and set
+            aside. Without it a corrupt file stays where it is.
 
     Raises:
         StoreError: if it cannot be opened, is not a store, or is missing and `create` is false.
         StoreTooNew: if a newer release wrote it.
     """
-    return Store(Database(url, create=create))
+    return Store(Database(url, create=create, trouble=trouble))

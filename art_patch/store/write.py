@@ -1,4 +1,8 @@
-"""Writing what the recorder saw: one transaction a batch, messages kept once."""
+"""Writing what the recorder saw: one transaction a batch, messages kept once.
+
+The writer remembers what it wrote, so as not to write it again. When the file was deleted or replaced, that is what
+the new one lacks: messages are written again as calls need them, and trajectories that were announced in the old one.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,15 @@ from sqlalchemy import Connection, bindparam, case, func, or_, update
 from sqlalchemy.dialects.sqlite import insert
 
 from art_patch.chain import ROOT, chain, verbatim
+from art_patch.errors import StoreError
 from art_patch.records import Call, Record, Score, SpanInfo, TrajectoryInfo
 from art_patch.store import tables
 from art_patch.store.codec import pack_ids, pack_logprobs, squeeze
 from art_patch.store.connect import Database
 
 _SEEN_NODES = 50_000  # about 5 MiB; a miss only costs one INSERT OR IGNORE
+_SEEN_TRAJECTORIES = 10_000
+_TRIES = 3  # the write that meets a corrupt page, once more over a new connection, and into a new file
 
 Row = dict[str, Any]
 
@@ -27,7 +34,10 @@ class Writer:
     def __init__(self, database: Database) -> None:
         """Write through `database`."""
         self._database = database
+        self._generation = database.generation
         self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._announced: OrderedDict[str, TrajectoryInfo] = OrderedDict()
+        self._lost: dict[str, TrajectoryInfo] = {}
 
     def write(self, records: Sequence[Record]) -> None:
         """Write the batch in one transaction; all of it or nothing.
@@ -37,16 +47,52 @@ class Writer:
         Raises:
             StoreError: if the database refuses; nothing of the batch was written.
         """
+        for tried in range(1, _TRIES + 1):
+            try:
+                return self._write(records)
+            except StoreError:
+                file_is_another = self._database.stale or self._generation != self._database.generation
+                if tried == _TRIES or not file_is_another:
+                    raise
+
+    def _write(self, records: Sequence[Record]) -> None:
+        self._database.renew()
+        if self._generation != self._database.generation:
+            self._generation = self._database.generation
+            self._seen.clear()
+            self._lost, self._announced = {**self._lost, **self._announced}, OrderedDict()
         batch = _Batch(self._seen)
         for record in records:
             batch.add(record)
+        again = self._missing(records) if self._generation else ()
+        for info in again:
+            batch.add(info)
         with self._database.write(durable=bool(batch.scores)) as connection:
+            if self._generation != self._database.generation:
+                raise StoreError("the store was replaced just now; try again")
             batch.insert(connection)
         # Only a committed node may be skipped next time.
-        for node in batch.new_nodes:
-            self._seen[node] = None
+        self._seen.update(dict.fromkeys(batch.new_nodes))
         while len(self._seen) > _SEEN_NODES:
             self._seen.popitem(last=False)
+        for record in (*records, *again):
+            if isinstance(record, TrajectoryInfo):
+                self._announced[record.id] = record
+        while len(self._announced) > _SEEN_TRAJECTORIES:
+            self._announced.popitem(last=False)
+
+    def _missing(self, records: Sequence[Record]) -> Sequence[TrajectoryInfo]:
+        """Trajectories that the calls belong to and that only the file before this one knows."""
+        here = {record.id for record in records if isinstance(record, TrajectoryInfo)}
+        found: dict[str, TrajectoryInfo] = {}
+        for record in records:
+            if not isinstance(record, Call):
+                continue
+            key = record.trajectory_id
+            if not (key in here or key in found or key in self._announced):
+                nothing_known = TrajectoryInfo(key, record.started_at)
+                found[key] = self._lost.get(key, nothing_known)
+        return tuple(found.values())
 
 
 class _Batch:

@@ -58,15 +58,15 @@ class Bench:
 
 
 @pytest.fixture(scope="package")
-def running() -> Iterator[tuple[StubServer, StubServer]]:
-    import openai.types.chat  # noqa: F401
-
-    # Collecting garbage is part of many tests here; the SDK's hundred thousand objects need not be looked at each time.
-    gc.collect()
-    gc.freeze()
-    with serving() as upstream, serving() as local:
-        yield upstream, local
-    gc.unfreeze()
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StubServer, StubServer]]:
+    with pytest.MonkeyPatch.context() as environment:
+        # Each client of the SDK reads all certificates of the machine, which costs more than most tests, and no test
+        # here speaks TLS. An empty directory is read in no time.
+        environment.delenv("SSL_CERT_FILE", raising=False)
+        environment.setenv("SSL_CERT_DIR", str(tmp_path_factory.mktemp("no-certificates")))
+        with serving() as upstream, serving() as local:
+            yield upstream, local
+        gc.unfreeze()
 
 
 @pytest.fixture
@@ -79,6 +79,9 @@ def servers(running: tuple[StubServer, StubServer]) -> Iterator[tuple[StubServer
 @pytest.fixture
 def bench(servers: tuple[StubServer, StubServer]) -> Iterator[Bench]:
     faults.clear()
+    # Collecting garbage is part of many tests here; what lived before the test need not be looked at each time.
+    gc.collect()
+    gc.freeze()
     bench = Bench(*servers)
     yield bench
     gc.collect()

@@ -20,20 +20,22 @@ CANARY = "sk-canary-4f3c9a7e21"
 
 HOOKS = [
     "flight.identify",
-    "flight.is_chat",
-    "flight.why_not_routed",
-    "flight.localise",
+    "flight.surface_of",
+    "surfaces.Chat.why_not_routed",
+    "surfaces.Chat.localise",
+    "surfaces.Chat.disguise",
     "flight.install",
     "flight._reason",
     "flight.Exchange",
     "flight.Exchange.saw",
     "flight.Exchange.finish",
     "flight.Exchange.forget_answer",
-    "flight.Disguise",
-    "flight.Disguise.whole",
-    "flight.StreamDisguise",
-    "flight.StreamDisguise.feed",
-    "flight.StreamDisguise.end",
+    "surfaces.Disguise",
+    "disguise.Disguise.whole",
+    "disguise.Disguise.stream",
+    "disguise.StreamDisguise",
+    "disguise.StreamDisguise.feed",
+    "disguise.StreamDisguise.end",
     "local_request.Twins.get",
     "runtime.Runtime.allows",
     "runtime.Runtime.engine_answered",
@@ -78,9 +80,9 @@ def test_a_bug_in_any_hook_does_not_reach_the_app(bench, client, monkeypatch, ho
 def test_a_bug_is_raised_under_pytest(bench, client, monkeypatch):
     bench.expects_faults = True
     bench.patch()
-    for hook in ("identify", "localise"):
+    for hook in ("flight.identify", "surfaces.localise"):
         with monkeypatch.context() as patched:
-            patched.setattr(f"art_patch.patching.flight.{hook}", boom)
+            patched.setattr(f"art_patch.patching.{hook}", boom)
             with pytest.raises(Bug):
                 client.chat.completions.create(**ASK)
 

@@ -1,0 +1,82 @@
+"""`art-patch run -- COMMAND`: a program and its children, patched without a line in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from art_patch.cli.options import (
+    BaseUrlOption,
+    HomeOption,
+    JsonOption,
+    MatchOption,
+    ModeOption,
+    ProjectOption,
+    RedactOption,
+    SampleRateOption,
+    StoreOption,
+)
+
+
+def run(
+    command: Annotated[
+        list[str] | None, typer.Argument(help="What to run, after `--`.", show_default=False, metavar="-- COMMAND...")
+    ] = None,
+    project: ProjectOption = None,
+    home: HomeOption = None,
+    store: StoreOption = None,
+    mode: ModeOption = None,
+    match: MatchOption = None,
+    sample_rate: SampleRateOption = None,
+    redact: RedactOption = None,
+    base_url: BaseUrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a program as if it began with `art_patch.patch()`; the Python processes that it starts, too.
+
+    art-patch run --project support-bot -- python app.py --its-own-option
+
+    The program takes this process's place: signals, exit code, input and output are its own. Not reached: Python
+    started with -S, -E or -I, and Python that has no art_patch installed.
+    """
+    from art_patch.errors import ConfigError
+    from art_patch.settings import load_settings
+    from art_patch.store.urls import sqlite_path
+
+    if not command:
+        raise ConfigError("there is nothing to run; write it after `--`: art-patch run -- python app.py")
+    given = {
+        "project": project,
+        "home": None if home is None else Path(home).absolute(),  # the program may change its directory
+        "store": store,
+        "mode": mode,
+        "match": match,
+        "sample_rate": sample_rate,
+        "redact": redact,
+        "base_url": base_url,
+    }
+    settings = load_settings(**given)
+    if settings.store is not None:
+        given["store"] = f"sqlite:///{sqlite_path(settings.store)}"
+    _become(command, {name: str(value) for name, value in given.items() if value is not None})
+
+
+def _become(command: list[str], settings: dict[str, str]) -> NoReturn:
+    import os
+    import signal
+    import sys
+
+    from art_patch.autostart import environment
+    from art_patch.errors import CommandNotFound
+
+    sys.stdout.flush()
+    # Python ignores these two, and the program would inherit that.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    try:
+        os.execvpe(command[0], command, environment(settings, os.environ))
+    except OSError as error:
+        reason = "is not there" if isinstance(error, FileNotFoundError) else (error.strerror or str(error)).lower()
+        raise CommandNotFound(f"cannot run {command[0]!r}: it {reason}; check the name and your PATH") from None

@@ -1,0 +1,117 @@
+"""A socket to listen on and a uvicorn server that ends in order, for every process of ours that answers HTTP.
+
+In: an address, an ASGI application. Out: requests answered until SIGTERM, SIGINT or an event; then running requests
+are finished and `run` returns, where uvicorn by itself would raise the signal again and skip the caller's clean-up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import signal
+import socket
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+
+import uvicorn
+
+from art_patch.errors import ConfigError, PortInUse
+
+
+def listen(host: str, port: int, *, key: str | None, what: str) -> socket.socket:
+    """Bind the server's socket, before anything slow is done.
+
+    Args:
+        host: an address of this machine.
+        port: 0 takes a free one.
+        key: what callers must show; required beyond loopback.
+        what: what would be open to the network without one, for the error.
+
+    Raises:
+        ConfigError: an address beyond loopback without a key, or not an address of this machine.
+        PortInUse: another process listens there.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigError(f"{host} is not an address ({error}); use 127.0.0.1") from error
+    if not key and not is_loopback(str(address[0])):
+        raise ConfigError(f"listening on {host} would open {what} to the network; name a key file, or use 127.0.0.1")
+    # The protocol is named because asyncio sets TCP_NODELAY only then; without it each answer waits 40 ms for an ACK.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(
+                f"another process listens on {host}:{port}; stop it, or choose another port (0 takes a free one)"
+            ) from error
+        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); choose another address") from error
+    return sock
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an IP address can only be reached from this machine."""
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def url_of(host: str, sock: socket.socket) -> str:
+    """Return `http://HOST:PORT` of a bound socket."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{sock.getsockname()[1]}"
+
+
+class Server(uvicorn.Server):
+    """uvicorn that reports when it is up, returns on SIGTERM and can be stopped from another thread."""
+
+    def __init__(
+        self, config: uvicorn.Config, on_ready: Callable[[], None] | None, stop: threading.Event | None = None
+    ) -> None:
+        """Prepare.
+
+        Args:
+            config: the application and how it is served.
+            on_ready: called once requests are answered.
+            stop: ends the server when set; for callers that run it in a thread, where signals do not arrive.
+        """
+        super().__init__(config)
+        self.interrupted = False
+        self._on_ready = on_ready
+        self._stop = stop
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and say so."""
+        await super().startup(sockets)
+        if self.started and self._on_ready is not None:
+            self._on_ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look at `stop`."""
+        if self._stop is not None and self._stop.is_set():
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Take the signals; uvicorn would raise them again after draining, and so end the process."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {sig: signal.signal(sig, self._on_signal) for sig in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+
+    def _on_signal(self, sig: int, frame: Any) -> None:
+        self.interrupted |= sig == signal.SIGINT
+        self.handle_exit(sig, frame)

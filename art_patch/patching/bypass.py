@@ -1,0 +1,191 @@
+"""Calls that go past the patch, as far as they can be seen: counted, and told once for each door with its cure.
+
+Some libraries bring their own HTTP or websocket client beside the OpenAI SDK, so no patch of the SDK can see what goes
+through it. Their functions are wrapped when their modules are imported, never before; the wrappers count and pass
+through. A name that a release does not have is skipped: then its calls are not seen, and nothing else happens. Not
+counted: with mode `off`, inside `suppress()`, and what a library sends through the SDK after all.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import wrapt
+
+from art_patch.context import identify
+from art_patch.patching.runtime import Runtime
+from art_patch.recording import faults
+
+logger = logging.getLogger("art_patch")
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """A way past the patch.
+
+    Attributes:
+        name: as `status().bypasses` and the warning name it.
+        module: whose import brings it.
+        places: `Class.function` in it; one call goes through one of them, once.
+        cure: what the app's author can do, in one sentence.
+    """
+
+    name: str
+    module: str
+    places: tuple[str, ...]
+    cure: str
+
+
+def _websocket(name: str, module: str, prefix: str, cure: str) -> Door:
+    managers = (f"{prefix}ConnectionManager", f"Async{prefix}ConnectionManager")
+    # `enter` is the same function under a second name, so both names are wrapped.
+    names = (("__enter__", "enter"), ("__aenter__", "enter"))
+    places = (f"{owner}.{place}" for owner, pair in zip(managers, names, strict=True) for place in pair)
+    return Door(name, module, tuple(places), cure)
+
+
+_REALTIME = "What is to be learned from has to go through client.chat.completions or client.responses.create()."
+
+DOORS = (
+    Door(
+        "litellm",
+        "litellm.llms.custom_httpx.llm_http_handler",
+        ("BaseLLMHTTPHandler.completion",),
+        "Name the model openai/MODEL and give api_base=..., so that litellm uses the OpenAI SDK.",
+    ),
+    Door(
+        "litellm.responses",
+        "litellm.llms.custom_httpx.llm_http_handler",
+        ("BaseLLMHTTPHandler.response_api_handler",),
+        'Call litellm.completion(model="openai/MODEL") instead, so that litellm uses the OpenAI SDK.',
+    ),
+    Door(
+        "dspy",
+        "dspy.clients.engines.lm15_engine",
+        ("LM15Engine.complete", "LM15Engine.stream", "AsyncLM15Engine.complete", "AsyncLM15Engine.stream"),
+        'Use dspy.LM("openai/MODEL", engine="litellm"), which uses the OpenAI SDK.',
+    ),
+    Door(
+        "openai-agents websocket",
+        "agents.models.openai_responses",
+        ("OpenAIResponsesWSModel._fetch_response",),
+        'Call agents.set_default_openai_responses_transport("http").',
+    ),
+    _websocket(
+        "openai responses websocket",
+        "openai.resources.responses.responses",
+        "Responses",
+        "Use client.responses.create() instead of client.responses.connect().",
+    ),
+    _websocket("openai realtime", "openai.resources.realtime.realtime", "Realtime", _REALTIME),
+    _websocket("openai beta realtime", "openai.resources.beta.realtime.realtime", "Realtime", _REALTIME),
+)
+"""All that we know of."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    owner: type
+    name: str
+    original: Any
+    wrapper: Any
+
+
+class Detector:
+    """The wrappers, and what they have seen."""
+
+    def __init__(self) -> None:
+        """Wrap nothing, watch nothing."""
+        self._runtime: Callable[[], Runtime | None] | None = None
+        self._hooked = False
+        self._sites: list[_Site] = []
+        self._lock = threading.RLock()
+        self._seen: Counter[str] = Counter()
+
+    @property
+    def seen(self) -> Mapping[str, int]:
+        """How often each door was used."""
+        with self._lock:
+            return dict(self._seen)
+
+    def clear(self) -> None:
+        """Forget what was seen, so that the next one is told again; used by tests."""
+        with self._lock:
+            self._seen.clear()
+
+    def put_on(self, runtime: Callable[[], Runtime | None]) -> None:
+        """Watch the doors of what is imported, and of what will be; `runtime` tells whose calls they would be."""
+        with self._lock:
+            self._runtime = runtime
+            for door in DOORS:
+                if not self._hooked:
+                    wrapt.register_post_import_hook(partial(self._imported, door), door.module)
+                elif door.module in sys.modules:
+                    self._imported(door, sys.modules[door.module])
+            self._hooked = True
+
+    def take_off(self) -> None:
+        """Restore the original functions, wherever nobody has wrapped over ours."""
+        with self._lock:
+            self._runtime = None
+            for site in tuple(self._sites):
+                if site.owner.__dict__.get(site.name) is site.wrapper:
+                    setattr(site.owner, site.name, site.original)
+                    self._sites.remove(site)
+
+    def _imported(self, door: Door, module: Any) -> None:
+        with self._lock:
+            if self._runtime is None:
+                return
+            for place in door.places:
+                try:
+                    self._wrap(door, module, *place.split("."))
+                except Exception as error:
+                    faults.trouble("patching.bypass", error)
+
+    def _wrap(self, door: Door, module: Any, owner_name: str, name: str) -> None:
+        owner = getattr(module, owner_name, None)
+        if not isinstance(owner, type) or name not in owner.__dict__:
+            return
+        if any(site.owner is owner and site.name == name for site in self._sites):
+            return
+        original = owner.__dict__[name]
+
+        def passing(wrapped: Callable[..., Any], _: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            self._count(door)
+            return wrapped(*args, **kwargs)
+
+        wrapper: Any = wrapt.FunctionWrapper(original, passing)
+        setattr(owner, name, wrapper)
+        self._sites.append(_Site(owner, name, original, wrapper))
+
+    def _count(self, door: Door) -> None:
+        try:
+            runtime = None if self._runtime is None else self._runtime()
+            if runtime is None or runtime.target.mode == "off" or identify(using=False, call=True).suppressed:
+                return
+            with self._lock:
+                self._seen[door.name] += 1
+                first = self._seen[door.name] == 1
+            if first:
+                logger.warning(
+                    "art_patch: a call went past the patch (%s): neither recorded nor routed. %s", door.name, door.cure
+                )
+        except Exception as error:
+            faults.fault("patching.bypass", error)
+
+
+detector = Detector()
+"""The process's own."""
+
+
+def bypasses_seen() -> Mapping[str, int]:
+    """Return how often each door past the patch was used."""
+    return detector.seen

@@ -1,0 +1,207 @@
+"""The champion's chat chunks as the event stream of the Responses API.
+
+Each chunk is checked as for chat and becomes the events it stands for; nothing waits but the very last event, which
+tells the usage and so comes when the engine's stream ends. Items are closed when the engine says how the answer ended:
+an item is never reopened, and engines may write several tool calls at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from art_patch.patching.disguise import InvalidAnswer, StreamDisguise, dump
+from art_patch.patching.responses_answer import (
+    ResponsesDisguise,
+    call_item,
+    finish,
+    message_item,
+    new_item_id,
+    refusal_part,
+    statuses,
+    text_part,
+    why_incomplete,
+)
+from art_patch.recording import faults
+from art_patch.records import JSON
+
+
+class _Message:
+    """The message that is being written: one part after the other, each a text or a refusal."""
+
+    def __init__(self) -> None:
+        self.id = new_item_id("msg")
+        self.kinds: list[str] = []
+        self.texts: list[str] = []
+
+    def parts(self) -> list[JSON]:
+        return [_part(kind, text) for kind, text in zip(self.kinds, self.texts, strict=True)]
+
+
+class _Call:
+    """A function call that is being written."""
+
+    def __init__(self, call_id: str, name: str) -> None:
+        self.id = new_item_id("fc")
+        self.call_id = call_id
+        self.name = name
+        self.arguments = ""
+
+    def item(self, status: str) -> JSON:
+        return call_item(self.id, self.call_id, self.name, self.arguments, status)
+
+
+def _part(kind: str, text: str) -> JSON:
+    return text_part(text) if kind == "output_text" else refusal_part(text)
+
+
+class ResponsesStream(StreamDisguise):
+    """Chunks in, events out; see the module."""
+
+    def __init__(self, disguise: ResponsesDisguise) -> None:
+        """Expect the first chunk."""
+        super().__init__(disguise)
+        self._request = disguise
+        self._response: dict[str, Any] = {}
+        self._number = 0
+        self._items: list[_Message | _Call] = []
+        self._message: _Message | None = None
+        self._calls: dict[int, _Call] = {}
+        self._closed = False
+        self._why: str | None = None
+        self._usage: Any = None
+        self._over = False
+
+    def end(self) -> bytes:
+        """Return what is left at the end of the stream.
+
+        Raises:
+            InvalidAnswer: if the stream was cut before the answer was finished.
+        """
+        return super().end() + self._terminal()
+
+    def _line(self, line: bytes) -> bytes:
+        try:
+            return super()._line(line)
+        except InvalidAnswer:
+            raise
+        except Exception as error:
+            # Chat would hand out the engine's own bytes; here they would be of another API.
+            faults.fault("patching.responses", error)
+            raise InvalidAnswer("it cannot be translated") from error
+
+    # What chunks turn into.
+
+    def _between(self, line: bytes) -> bytes:
+        return b""
+
+    def _last(self, line: bytes) -> bytes:
+        return self._terminal()
+
+    def _error(self, line: bytes) -> bytes:
+        return line.rstrip() + b"\n\n"
+
+    def _chunk(self, chunk: dict[str, Any], line: bytes) -> bytes:
+        return b"".join(self._events(chunk))
+
+    def _events(self, chunk: dict[str, Any]) -> Iterable[bytes]:
+        if not self._response:
+            self._response = self._request.begun(chunk)
+            yield self._event("created", response=self._response)
+            yield self._event("in_progress", response=self._response)
+        self._usage = chunk.get("usage") or self._usage
+        for choice in _objects(chunk.get("choices")):
+            if choice.get("index", 0) != 0:
+                continue
+            delta = choice.get("delta")
+            if isinstance(delta, dict):
+                yield from self._delta(cast(dict[str, Any], delta))
+            if choice.get("finish_reason") is not None and not self._closed:
+                self._closed, self._why = True, why_incomplete(choice["finish_reason"])
+                yield from self._close()
+
+    def _delta(self, delta: dict[str, Any]) -> Iterable[bytes]:
+        if self._closed:
+            return
+        for kind, text in (("output_text", delta.get("content")), ("refusal", delta.get("refusal"))):
+            if isinstance(text, str) and text:
+                yield from self._write(kind, text)
+        for position, call in enumerate(_objects(delta.get("tool_calls"))):
+            yield from self._call(position, call)
+
+    def _write(self, kind: str, text: str) -> Iterable[bytes]:
+        message = self._message
+        if message is None:
+            message = self._message = _Message()
+            yield from self._add(message, message_item(message.id, [], "in_progress"))
+        place = {"item_id": message.id, "output_index": self._items.index(message)}
+        if not message.kinds or message.kinds[-1] != kind:
+            message.kinds.append(kind)
+            message.texts.append("")
+            index = len(message.kinds) - 1
+            yield self._event("content_part.added", **place, content_index=index, part=_part(kind, ""))
+        message.texts[-1] += text
+        place["content_index"] = len(message.kinds) - 1
+        more: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
+        if text:
+            yield self._event(f"{kind}.delta", **place, delta=text, **more)
+
+    def _call(self, position: int, given: dict[str, Any]) -> Iterable[bytes]:
+        index = given.get("index")
+        index = index if isinstance(index, int) else position
+        named: dict[str, Any] = given["function"] if isinstance(given.get("function"), dict) else {}
+        call = self._calls.get(index)
+        if call is None:
+            call_id, name = given.get("id"), named.get("name")
+            if not isinstance(call_id, str) or not isinstance(name, str):
+                raise InvalidAnswer("a tool call begins without id or name")
+            call = self._calls[index] = _Call(call_id, name)
+            yield from self._add(call, call.item("in_progress"))
+        piece = named.get("arguments")
+        if isinstance(piece, str) and piece:
+            call.arguments += piece
+            place = {"item_id": call.id, "output_index": self._items.index(call)}
+            yield self._event("function_call_arguments.delta", **place, delta=piece)
+
+    def _add(self, item: _Message | _Call, shown: JSON) -> Iterable[bytes]:
+        self._items.append(item)
+        yield self._event("output_item.added", output_index=len(self._items) - 1, item=shown)
+
+    def _close(self) -> Iterable[bytes]:
+        if not self._items:
+            yield from self._write("output_text", "")  # an answer without a word is a message all the same
+        done: list[JSON] = []
+        for index, (item, status) in enumerate(zip(self._items, statuses(len(self._items), self._why), strict=True)):
+            place = {"item_id": item.id, "output_index": index}
+            if isinstance(item, _Call):
+                shown = item.item(status)
+                words = {"name": item.name, "arguments": item.arguments}
+                yield self._event("function_call_arguments.done", **place, **words)
+            else:
+                shown = message_item(item.id, item.parts(), status)
+                for number, kind in enumerate(item.kinds):
+                    place["content_index"] = number
+                    text = {"text" if kind == "output_text" else "refusal": item.texts[number]}
+                    more: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
+                    yield self._event(f"{kind}.done", **place, **text, **more)
+                    yield self._event("content_part.done", **place, part=_part(kind, item.texts[number]))
+            done.append(shown)
+            yield self._event("output_item.done", output_index=index, item=shown)
+        self._response["output"] = done
+
+    def _terminal(self) -> bytes:
+        if self._over:
+            return b""
+        self._over = True
+        finish(self._response, self._response["output"], self._why, self._usage)
+        return self._event(self._response["status"], response=self._response)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        event = {"type": f"response.{kind}", "sequence_number": self._number, **fields}
+        self._number += 1
+        return b"event: response." + kind.encode() + b"\ndata: " + dump(event) + b"\n\n"
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    items = cast(list[Any], value) if isinstance(value, list) else []
+    return [cast(dict[str, Any], item) for item in items if isinstance(item, dict)]

@@ -1,0 +1,143 @@
+"""Mode `shadow`: upstream answers the app, and the champion is asked the same in the background, for comparison.
+
+In: calls that upstream answered, as the writer thread has read them. Out: one more `Call` each, with `shadow_of`, in a
+trajectory of origin `shadow` of its own, so that nothing mistakes it for what the app has seen. Never on the caller's
+clock: one thread asks, one call at a time, and ends when nothing comes. Beyond `shadow_per_minute`, or when too many
+wait, calls are skipped and counted. The circuit breaker is the one of the routed calls.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from art_patch.context import suppress
+from art_patch.ids import new_id
+from art_patch.patching.disguise import Disguise, InvalidAnswer
+from art_patch.patching.local_request import engine_client
+from art_patch.patching.target import Target
+from art_patch.recording import Exchange, faults
+from art_patch.records import Call, TrajectoryInfo
+
+if TYPE_CHECKING:
+    from art_patch.patching.runtime import Runtime
+
+MAX_WAITING = 32
+IDLE_S = 5.0
+
+_OURS = frozenset({"logprobs", "top_logprobs"})
+"""Parameters of the app's call that the shadow sets for itself."""
+
+
+class Shadow:
+    """Asks the champion what upstream was asked. `offer` is for the writer thread."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Start with nothing to ask and no thread."""
+        self._runtime = runtime
+        self._jobs: SimpleQueue[tuple[Call, TrajectoryInfo]] = SimpleQueue()
+        self._asked_at: deque[float] = deque()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._client: tuple[tuple[Any, ...], Any] | None = None
+        self.asked = 0
+        self.skipped = 0
+        self.failed = 0
+
+    def offer(self, call: Call, info: TrajectoryInfo) -> None:
+        """Ask the champion the same, if the budget allows."""
+        now = time.monotonic()
+        while self._asked_at and now - self._asked_at[0] >= 60:
+            self._asked_at.popleft()
+        if len(self._asked_at) >= self._runtime.settings.shadow_per_minute or self._jobs.qsize() >= MAX_WAITING:
+            self.skipped += 1
+            return
+        self._asked_at.append(now)
+        self._jobs.put((call, info))
+        with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="art_patch-shadow", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # too many threads, or the interpreter is going down
+                    faults.trouble("patching.shadow", error)
+                    return
+                self._thread = thread
+
+    def _run(self) -> None:
+        while True:
+            try:
+                call, info = self._jobs.get(timeout=IDLE_S)
+            except Empty:
+                with self._lock:
+                    if not self._jobs.empty():
+                        continue
+                    self._thread = self._client = None
+                    return
+            try:
+                self._ask(call, info, self._runtime.target)
+            except Exception as error:
+                faults.fault("patching.shadow", error)
+
+    def _ask(self, call: Call, info: TrajectoryInfo, target: Target) -> None:
+        if target.mode != "shadow" or not target.serves or not self._runtime.allows():
+            self.skipped += 1
+            return
+        body = _body(call, target)
+        its = TrajectoryInfo(
+            new_id(),
+            time.time(),
+            "shadow",
+            name=info.name,
+            scenario_key=info.scenario_key,
+            session_id=info.session_id,
+            user_id=info.user_id,
+        )
+        exchange = Exchange(self._runtime.recorder, call.requested_model, its)
+        exchange.policy, exchange.shadow_of = target.champion, call.id
+        exchange.request = json.dumps(body).encode()
+        from openai import OpenAIError
+
+        try:
+            with suppress():
+                answer = self._post(body, target)
+            exchange.saw(answer)
+            _check(answer, body)
+        except (OpenAIError, InvalidAnswer) as error:
+            self.failed += 1
+            self._runtime.engine_failed()
+            exchange.finish("failed", f"{type(error).__name__}: {error}")
+        else:
+            self.asked += 1
+            self._runtime.engine_answered()
+            exchange.finish("complete")
+
+    def _post(self, body: dict[str, Any], target: Target) -> bytes:
+        import openai
+
+        address = (target.base_url, target.api_key)
+        if self._client is None or self._client[0] != address:
+            self._client = (address, engine_client(target))
+        timeout = openai.Timeout(target.timeout_s, connect=target.connect_timeout_s)
+        raw: Any = self._client[1].post(
+            "/chat/completions",
+            body=body,
+            cast_to=object,
+            options={"timeout": timeout, "headers": {"X-Stainless-Raw-Response": "true"}},
+        )
+        return raw.content
+
+
+def _body(call: Call, target: Target) -> dict[str, Any]:
+    body: dict[str, Any] = {key: value for key, value in call.params.items() if key not in _OURS}
+    body |= {"model": target.champion, "messages": list(call.messages), "logprobs": True, "return_token_ids": True}
+    return body | {"tools": list(call.tools)} if call.tools else body
+
+
+def _check(answer: bytes, body: dict[str, Any]) -> None:
+    n = body.get("n") or 1
+    Disguise(policy=body["model"], requested_model="", n=n, keeps_logprobs=True, keeps_token_ids=True).whole(answer)

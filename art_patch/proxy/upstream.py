@@ -1,0 +1,156 @@
+"""The way upstream: one client of the OpenAI SDK, which sends each caller's request as the caller wrote it.
+
+The SDK decides about routing (it is patched) and about errors; the HTTP request is ours, made from the caller's own
+bytes and headers, so that nothing of the SDK's or of this process's environment (keys, organisation, retries, user
+agent, cookies) gets in. The champion's leg is made by `patching` from the parsed body and never sees this request.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from importlib import import_module
+from typing import Any, cast
+
+import openai
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+from art_patch.proxy.headers import Pairs, first, for_upstream
+
+CONNECT_TIMEOUT_S = 30.0
+
+_ADDED_BY_THE_LIBRARY = (b"accept", b"accept-encoding", b"user-agent")
+
+
+class Unreachable(Exception):
+    """There is no answer from upstream; `status` is what a gateway says in such a case."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One request as the caller sent it.
+
+    Attributes:
+        method: in capitals.
+        url: where it goes upstream.
+        headers: as they came.
+        content: the body; an asynchronous iterator of bytes where it was not read yet.
+        decoded: the answer is handed out decoded, so it must come in an encoding that the library surely knows.
+    """
+
+    method: str
+    url: str
+    headers: Pairs
+    content: Any
+    decoded: bool = False
+
+
+_SENT: ContextVar[Sent | None] = ContextVar("art_patch_proxy_sent", default=None)
+
+
+class _Client(AsyncOpenAI):
+    """The SDK's client, but what it sends is what the caller sent."""
+
+    def _build_request(self, options: Any, **_: Any) -> Any:
+        sent = _SENT.get()
+        assert sent is not None, "a request that no caller sent"
+        return _as_sent(self._client, sent)
+
+
+class Upstream:
+    """The provider behind the proxy. Belongs to one event loop, as its connection pool does."""
+
+    def __init__(self, base_url: str) -> None:
+        """Connect lazily; `base_url` is what an SDK would be given, such as `https://api.openai.com/v1`."""
+        self.base_url = base_url.rstrip("/")
+        # The caller's patience is the limit: when it goes away, the call is cancelled.
+        timeout = openai.Timeout(None, connect=CONNECT_TIMEOUT_S)
+        # A cookie would be one caller's, and go out with the next caller's call.
+        cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+        self._pool: Any = DefaultAsyncHttpxClient(timeout=timeout, follow_redirects=False, cookies=cookies)
+        self._client = _Client(base_url=self.base_url, api_key="none", http_client=self._pool, max_retries=0)
+        self._library = _library(self._pool)
+
+    def url(self, path: str, query: str) -> str:
+        """Return the address upstream of a path below `/v1`."""
+        return f"{self.base_url}{path}" + (f"?{query}" if query else "")
+
+    async def call(self, surface: str, sent: Sent, body: dict[str, Any], *, stream: bool) -> Any:
+        """Send a call through the patched SDK.
+
+        Args:
+            surface: `/chat/completions`, `/completions` or `/responses`.
+            sent: what goes to upstream.
+            body: the same, parsed, for whoever routes and for the champion.
+            stream: the answer is to be read piece by piece.
+
+        Returns:
+            The HTTP response, whatever its status: open if `stream` is true and it is no error, else read.
+
+        Raises:
+            Unreachable: upstream did not answer.
+        """
+        token = _SENT.set(sent)
+        try:
+            return await self._client.post(
+                surface,
+                cast_to=self._library.Response,
+                body=body,
+                stream=stream,
+                stream_cls=cast(Any, openai.AsyncStream[object]),
+            )
+        except openai.APIStatusError as error:
+            return error.response
+        except openai.APIConnectionError as error:
+            raise self._unreachable(error.__cause__ or error) from error
+        finally:
+            _SENT.reset(token)
+
+    async def pass_through(self, sent: Sent) -> Any:
+        """Send a request that is none of ours; return the open response.
+
+        Raises:
+            Unreachable: upstream did not answer.
+        """
+        try:
+            return await self._pool.send(_as_sent(self._pool, sent), stream=True)
+        except self._library.HTTPError as error:
+            raise self._unreachable(error) from error
+        except self._library.InvalidURL as error:
+            raise Unreachable(400, f"that is no address upstream ({error})") from error
+
+    def _unreachable(self, error: BaseException) -> Unreachable:
+        kind = type(error).__name__
+        if "Timeout" in kind:
+            return Unreachable(504, f"upstream did not answer in time ({kind})")
+        return Unreachable(502, f"upstream cannot be reached, or broke off ({kind})")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+
+def _as_sent(pool: Any, sent: Sent) -> Any:
+    headers = sent.headers
+    if sent.decoded:
+        accepts_gzip = b"gzip" in (first(headers, b"accept-encoding") or b"").lower()
+        headers = for_upstream(headers, without=frozenset({b"accept-encoding", b"content-length"}))
+        headers.append((b"accept-encoding", b"gzip" if accepts_gzip else b"identity"))
+    else:
+        headers = for_upstream(headers)
+    request = pool.build_request(sent.method, sent.url, headers=headers, content=sent.content)
+    for name in _ADDED_BY_THE_LIBRARY:
+        if first(headers, name) is None:
+            del request.headers[name.decode()]
+    return request
+
+
+def _library(pool: Any) -> Any:
+    """The HTTP library; which one it is depends on the version of the SDK."""
+    (kind,) = [base for base in type(pool).__mro__ if base.__name__ == "AsyncClient"]
+    return import_module(kind.__module__.partition(".")[0])

@@ -1,0 +1,181 @@
+"""The Responses API: its request and answer in the words of chat.
+
+A call that refers to something the provider keeps (`previous_response_id`, `conversation`, `prompt`) is read as it is:
+what the provider knows besides is not in the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from art_patch.recording.loose_json import as_count, as_object, as_text, objects, parse_object
+from art_patch.recording.responses_items import answer_message, messages
+from art_patch.recording.sse import DONE, events
+from art_patch.recording.surfaces import Answered, Asked, is_whole
+from art_patch.records import JSON, Choice
+
+SAME_PARAMS = ("parallel_tool_calls", "temperature", "top_logprobs", "top_p")
+"""Request fields that are the same in chat."""
+
+_PUBLIC_TOOL_FIELDS = ("type", "name", "description", "server_label")
+"""What is kept of a tool that the provider hosts; its other fields may hold a key."""
+
+_REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
+
+
+# The request.
+
+
+def asked(request: dict[str, Any]) -> Asked:
+    """Read a request."""
+    prompt, instructions = request.get("input"), request.get("instructions")
+    found: list[JSON] = []
+    if isinstance(instructions, str) and instructions:
+        found.append({"role": "system", "content": instructions})
+    if isinstance(prompt, str):
+        found.append({"role": "user", "content": prompt})
+    else:
+        found += messages(objects(prompt))
+    return Asked(messages=tuple(found), tools=tuple(map(_tool, objects(request.get("tools")))), params=_params(request))
+
+
+def _tool(tool: dict[str, Any]) -> JSON:
+    if tool.get("type") != "function":
+        return {key: tool[key] for key in _PUBLIC_TOOL_FIELDS if key in tool}
+    named = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {key: tool[key] for key in named if tool.get(key) is not None}}
+
+
+def _params(request: dict[str, Any]) -> dict[str, Any]:
+    text, reasoning = as_object(request.get("text")), as_object(request.get("reasoning"))
+    params = {key: request.get(key) for key in SAME_PARAMS} | {
+        "max_completion_tokens": request.get("max_output_tokens"),
+        "reasoning_effort": reasoning.get("effort"),
+        "response_format": _response_format(as_object(text.get("format"))),
+        "tool_choice": _tool_choice(request.get("tool_choice")),
+        "verbosity": text.get("verbosity"),
+    }
+    return {key: value for key, value in params.items() if value is not None}
+
+
+def _response_format(given: dict[str, Any]) -> JSON | None:
+    if given.get("type") == "json_schema":
+        named = ("name", "description", "schema", "strict")
+        return {"type": "json_schema", "json_schema": {key: given[key] for key in named if given.get(key) is not None}}
+    return {"type": given["type"]} if given.get("type") == "json_object" else None
+
+
+def _tool_choice(given: Any) -> Any:
+    if isinstance(given, str):
+        return given
+    choice = as_object(given)
+    if choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return {"type": choice["type"]} if "type" in choice else None
+
+
+# The answer.
+
+
+def answered(raw: bytes) -> Answered:
+    """Read an answer."""
+    if is_whole(raw):
+        response, done, error = parse_object(raw), True, None
+    else:
+        response, done, error = _assemble(events(raw))
+    if response.get("status") == "failed":
+        error = response.get("error") or error or "it failed"
+    usage, model = as_object(response.get("usage")), response.get("model")
+    return Answered(
+        choices=_choices(response),
+        done=done,
+        error=error,
+        model=model if isinstance(model, str) else None,
+        prompt_tokens=as_count(usage.get("input_tokens")),
+        completion_tokens=as_count(usage.get("output_tokens")),
+    )
+
+
+def _choices(response: dict[str, Any]) -> tuple[Choice, ...]:
+    items = objects(response.get("output"))
+    if not items:
+        return ()
+    message = answer_message(items)
+    return (Choice(0, message, _finish_reason(response, message)),)
+
+
+def _finish_reason(response: dict[str, Any], message: dict[str, Any]) -> str | None:
+    status = response.get("status")
+    if status == "completed":
+        return "tool_calls" if message.get("tool_calls") else "stop"
+    if status == "incomplete":
+        reason = as_text(as_object(response.get("incomplete_details")).get("reason"))
+        return _REASONS.get(reason, reason or None)
+    return None
+
+
+def _assemble(stream: Iterable[str]) -> tuple[dict[str, Any], bool, Any]:
+    """Add up the events of a stream: the response as far as it came, whether it is complete, and an error."""
+    response: dict[str, Any] = {}
+    items: dict[int, dict[str, Any]] = {}
+    done, error = False, None
+    for data in stream:
+        if data.startswith(DONE):
+            done = True
+            break
+        event = parse_object(data)
+        kind = as_text(event.get("type"))
+        if kind == "error" or event.get("error"):
+            error = event.get("error") or event
+        elif isinstance(event.get("response"), dict):
+            response = event["response"]
+            done = done or kind in ("response.completed", "response.incomplete", "response.failed")
+        else:
+            _add_to_items(items, kind, event)
+    # Some servers leave the output out of the last event.
+    if not objects(response.get("output")):
+        response = {**response, "output": [items[index] for index in sorted(items)]}
+    return response, done, error
+
+
+_PIECES = {
+    "response.output_text.delta": ("content", "output_text", "text"),
+    "response.refusal.delta": ("content", "refusal", "refusal"),
+    "response.reasoning_text.delta": ("content", "reasoning_text", "text"),
+    "response.reasoning_summary_text.delta": ("summary", "summary_text", "text"),
+}
+"""Events that bring a piece of a part: the list that holds the part, the part's type, the field that grows."""
+
+_ARGUMENTS = {
+    "response.function_call_arguments.delta": "arguments",
+    "response.custom_tool_call_input.delta": "input",
+}
+"""Events that bring a piece of an item: the field that grows."""
+
+
+def _add_to_items(items: dict[int, dict[str, Any]], kind: str, event: dict[str, Any]) -> None:
+    index = event.get("output_index")
+    if not isinstance(index, int):
+        return
+    if kind in ("response.output_item.added", "response.output_item.done"):
+        items[index] = as_object(event.get("item"))
+    elif kind in _ARGUMENTS:
+        item, name = items.setdefault(index, {}), _ARGUMENTS[kind]
+        item[name] = as_text(item.get(name)) + as_text(event.get("delta"))
+    elif kind in _PIECES:
+        where, part_type, name = _PIECES[kind]
+        item = items.setdefault(index, {"type": "message", "role": "assistant"})
+        if not isinstance(item.get(where), list):
+            item[where] = []
+        position = event.get("content_index", event.get("summary_index"))
+        part = _part_at(item[where], position if isinstance(position, int) else 0, part_type)
+        part[name] = as_text(part.get(name)) + as_text(event.get("delta"))
+
+
+def _part_at(parts: list[Any], position: int, part_type: str) -> dict[str, Any]:
+    # Parts come one after the other; a position far beyond is a server's mistake and not worth a list of that length.
+    if not 0 <= position < len(parts) or not isinstance(parts[position], dict):
+        parts.append({"type": part_type})
+        position = -1
+    return parts[position]

@@ -1,0 +1,205 @@
+"""One upstream, one store, one patched SDK; and the figures, in a table at the end of the run.
+
+A duration is printed, never asserted: this machine may be busy. What must not hang has a timeout of ten times its
+budget instead.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+import art_patch as art
+from art_patch.recording import faults
+from art_patch.store import open_store
+from tests.servers import StubServer, serving
+
+ROOT = Path(__file__).parents[2]
+FULL = bool(os.environ.get("ART_PATCH_FULL"))
+"""Run the numbers of a release instead of those of a commit."""
+
+_figures: list[tuple[str, str, str]] = []
+
+PRELUDE = """
+import os, sys, time
+import art_patch as art
+import openai
+
+def call(text="hi", **more):
+    return client.chat.completions.create(model="gpt-x", messages=[{"role": "user", "content": text}], **more)
+
+art.patch()
+client = openai.OpenAI(api_key="k", base_url=os.environ["UPSTREAM"], max_retries=0)
+"""
+"""How the apps of these tests begin."""
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if not _figures:
+        return
+    terminalreporter.section("fault figures")
+    widths = [max(len(row[column]) for row in _figures) for column in range(3)]
+    for name, value, target in _figures:
+        terminalreporter.write_line(f"{name:<{widths[0]}}  {value:>{widths[1]}}  {target}".rstrip())
+
+
+@pytest.fixture
+def figure() -> Callable[[str, object, str], None]:
+    """Put a figure into the table at the end of the run: its name, what was measured, what was wanted."""
+
+    def collect(name: str, value: object, target: str = "") -> None:
+        _figures.append((name, f"{value:.4g}" if isinstance(value, float) else str(value), target))
+
+    return collect
+
+
+@pytest.fixture(scope="package")
+def running() -> Iterator[tuple[StubServer, StubServer]]:
+    with serving() as upstream, serving() as local:
+        yield upstream, local
+
+
+@pytest.fixture
+def upstream(running: tuple[StubServer, StubServer]) -> Iterator[StubServer]:
+    yield running[0]
+    running[0].reset()
+
+
+@pytest.fixture
+def local(running: tuple[StubServer, StubServer]) -> Iterator[StubServer]:
+    yield running[1]
+    running[1].reset()
+
+
+@dataclass
+class Store:
+    """A store by its file, seen from outside."""
+
+    path: Path
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self.path}"
+
+    def count(self, table: str = "calls") -> int:
+        if not self.path.exists():
+            return 0
+        connection = sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True, timeout=30)
+        try:
+            return connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            if "no such table" in str(error):
+                return 0
+            raise
+        finally:
+            connection.close()
+
+    def texts(self) -> list[str]:
+        """The last user message of each call, sorted."""
+        with self.opened() as store:
+            calls = [call for found in store.read.recent(limit=100_000) for call in found.calls]
+            return sorted(str(call.messages[-1]["content"]) for call in calls)
+
+    def problems(self) -> list[str]:
+        with self.opened() as store:
+            return store.verify()
+
+    def opened(self) -> Any:
+        from contextlib import closing
+
+        return closing(open_store(self.url, create=False))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "deep" / "store.db")
+
+
+@dataclass
+class App:
+    """A patched SDK in this process, and clients of upstream."""
+
+    upstream: StubServer
+    store: Store
+    client: Any
+    given: dict[str, Any] = field(default_factory=dict)
+
+    def patch(self, **changes: Any) -> None:
+        art.patch(**({"store": self.store.url, "mode": "record", "flush_interval_s": 0.01} | changes))
+
+    def call(self, text: str = "hi", **more: Any) -> Any:
+        return self.client.chat.completions.create(model="gpt-x", messages=[{"role": "user", "content": text}], **more)
+
+
+@pytest.fixture
+def app(upstream: StubServer, store: Store) -> Iterator[App]:
+    faults.clear()
+    with openai.OpenAI(api_key="k", base_url=upstream.url, max_retries=0) as client:
+        yield App(upstream, store, client)
+    art.unpatch()
+
+
+@dataclass
+class Ran:
+    """How a process ended."""
+
+    code: int
+    out: str
+    err: str
+    took_s: float
+
+
+@dataclass
+class Programs:
+    """Runs apps as processes of their own."""
+
+    upstream: StubServer
+    store: Store
+
+    def environment(self, **more: str) -> dict[str, str]:
+        return os.environ | {
+            "ART_PATCH_STORE": self.store.url,
+            "ART_PATCH_MODE": "record",
+            "UPSTREAM": self.upstream.url,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+        } | more  # fmt: skip
+
+    def start(self, code: str, *arguments: str, prelude: str = PRELUDE, **more: Any) -> subprocess.Popen[str]:
+        env = self.environment(**more.pop("env", {}))
+        command = [*more.pop("before", ()), sys.executable, "-c", prelude + code, *arguments]
+        return subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)
+
+    def run(self, code: str, *arguments: str, timeout: float = 60, **more: Any) -> Ran:
+        begun = time.perf_counter()
+        process = self.start(code, *arguments, **more)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            pytest.fail(f"still running after {timeout} s\n{out}\n{err}")
+        return Ran(process.returncode, out, err, time.perf_counter() - begun)
+
+
+@pytest.fixture
+def programs(upstream: StubServer, store: Store) -> Programs:
+    return Programs(upstream, store)
+
+
+def eventually(true: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Wait until `true()`; fail where it takes ten times longer than it may."""
+    end = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)

@@ -1,0 +1,109 @@
+"""The champion's own deadlines: a stream that does not begin goes upstream, one that pauses midway is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import openai
+import pytest
+
+from art_patch.patching import status
+from tests.patching.conftest import CHAMPION
+from tests.patching.samples import ASK, LOCAL_BODY
+from tests.servers import Answer, chunks
+
+EVENTS = chunks(LOCAL_BODY | {"stream": True})
+
+
+def read(bench: Any, client: Any) -> str:
+    return "".join(c.choices[0].delta.content or "" for c in client.chat.completions.create(**ASK, stream=True))
+
+
+def read_async(make_async: Any) -> str:
+    async def run() -> str:
+        async with make_async() as client:
+            stream = await client.chat.completions.create(**ASK, stream=True)
+            return "".join([c.choices[0].delta.content or "" async for c in stream])
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(params=["sync", "async"])
+def ask(request, bench, client, make_async):
+    return (lambda: read(bench, client)) if request.param == "sync" else (lambda: read_async(make_async))
+
+
+HANGS: dict[str, list[bytes] | None] = {
+    "no headers": None,
+    "headers and no event": [b": wait\n\n", *EVENTS],
+    "half an event": [EVENTS[0][:20], EVENTS[0][20:], *EVENTS[1:]],
+}
+
+
+@pytest.mark.parametrize("hang", HANGS)
+def test_a_stream_that_does_not_begin_goes_upstream(bench, ask, hang):
+    events, gate = HANGS[hang], threading.Event()
+    bench.local.will(Answer(hang=True) if events is None else Answer(events=events, gate=gate))
+    bench.patch(first_token_timeout_s=0.2, timeout_s=30)
+    assert ask() == "Hello there!"
+    gate.set()
+    call = bench.sink.call
+    assert (call.policy, call.fallback) == (None, "the engine did not answer in time")
+    assert len(bench.upstream.seen) == 1
+
+
+def test_a_stream_that_pauses_after_it_began_is_the_champions(bench, ask):
+    gate = threading.Event()
+    bench.local.will(Answer(events=EVENTS, gate=gate))
+    bench.patch(first_token_timeout_s=0.2, timeout_s=30)
+    threading.Timer(0.7, gate.set).start()
+    assert ask() == "Hello there!"
+    call = bench.sink.call
+    assert (call.policy, call.fallback, call.status) == (CHAMPION, None, "ok")
+
+
+def test_a_pause_that_is_too_long_is_the_sdks_own_timeout(bench, client):
+    gate = threading.Event()
+    bench.local.will(Answer(events=EVENTS, gate=gate))
+    bench.patch(first_token_timeout_s=5, timeout_s=0.2)
+    with pytest.raises(openai.APITimeoutError):
+        read(bench, client)
+    gate.set()
+    assert bench.sink.call.status == "error"
+
+
+def test_the_apps_own_patience_counts_if_it_is_less(bench, client):
+    bench.local.will(Answer(hang=True))
+    bench.patch(first_token_timeout_s=60)
+    assert read(bench, client.with_options(timeout=0.2)) == "Hello there!"
+    assert bench.sink.call.fallback == "the engine did not answer in time"
+
+
+def test_many_streams_at_once_are_watched_by_one_thread(bench, client):
+    bench.local.always = Answer(hang=True)
+    bench.patch(first_token_timeout_s=0.3)
+    texts: list[str] = []
+    threads = [threading.Thread(target=lambda: texts.append(read(bench, client))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert texts == ["Hello there!"] * 8
+    assert sum(t.name == "art_patch-watch" for t in threading.enumerate()) <= 1
+    assert len(bench.sink.calls) == 8
+    assert status().degraded == ("The engine failed repeatedly; calls go upstream until it recovers.",)
+
+
+def test_the_watch_forgets_what_has_begun(bench, client):
+    from art_patch.patching.watch import watch
+
+    bench.patch(first_token_timeout_s=0.2)
+    for _ in range(5):
+        assert read(bench, client) == "Hello there!"
+    deadline = time.monotonic() + 10
+    while watch._waits and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not watch._waits
