@@ -171,7 +171,22 @@ class Score:
     judge: str | None = None
 
 
-Record = Call | TrajectoryInfo | SpanInfo | Score
+@dataclass(frozen=True, slots=True)
+class AppReport:
+    """What an app's process says of its own patch, from time to time, for `art-patch status`.
+
+    Attributes:
+        id: host, process id and start of the process.
+        at: when.
+        facts: what `art_patch.status()` says in the process.
+    """
+
+    id: str
+    at: float
+    facts: JSON
+
+
+Record = Call | TrajectoryInfo | SpanInfo | Score | AppReport
 """What the recorder hands to the store."""
 
 

@@ -209,9 +209,7 @@ def text_completion(body: Any, **changes: Any) -> dict[str, Any]:
     """The legacy completion for a request body."""
     prompt = body.get("prompt")
     n = (body.get("n") or 1) * (len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1)
-    choices = [
-        {"index": index, "text": "".join(TEXT), "logprobs": None, "finish_reason": "stop"} for index in range(n)
-    ]
+    choices = [{"index": index, "text": "".join(TEXT), "logprobs": None, "finish_reason": "stop"} for index in range(n)]
     count = len(TEXT) * n
     usage = {"prompt_tokens": len(PROMPT_IDS), "completion_tokens": count, "total_tokens": count + len(PROMPT_IDS)}
     whole = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": body["model"]}
@@ -262,7 +260,9 @@ class StubServer:
         place = path.partition("?")[0]
         if place.endswith("/responses"):
             streamed = body.get("stream")
-            return Answer(events=response_events(body)) if streamed else Answer(body=json.dumps(response(body)).encode())
+            return (
+                Answer(events=response_events(body)) if streamed else Answer(body=json.dumps(response(body)).encode())
+            )
         if place.endswith("/completions") and "prompt" in body:
             streamed = body.get("stream")
             whole = json.dumps(text_completion(body)).encode()

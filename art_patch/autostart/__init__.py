@@ -25,5 +25,6 @@ def environment(settings: Mapping[str, str], base: Mapping[str, str]) -> dict[st
         base: the environment as it is.
     """
     given = {f"ART_PATCH_{name.upper()}": value for name, value in settings.items()}
-    others = [part for part in base.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(SHIM)]
+    before = base.get("PYTHONPATH")
+    others = [part for part in before.split(os.pathsep) if part != str(SHIM)] if before else []
     return {**base, **given, "PYTHONPATH": os.pathsep.join([str(SHIM), *others])}

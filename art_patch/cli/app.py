@@ -13,8 +13,11 @@ import typer
 
 from art_patch.cli import interrupted
 from art_patch.cli.demo import demo
+from art_patch.cli.doctor import doctor
 from art_patch.cli.policies import promote, rollback
+from art_patch.cli.proxy import proxy
 from art_patch.cli.retrain import retrain
+from art_patch.cli.run import run as run_program
 from art_patch.cli.serve import serve
 from art_patch.cli.status import mode, status
 from art_patch.errors import ArtPatchError
@@ -42,7 +45,8 @@ def interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return run_command
 
 
-for each in (serve, retrain, status, mode, promote, rollback, demo):
+app.command(context_settings={"allow_interspersed_args": False})(interruptible(run_program))
+for each in (proxy, serve, retrain, status, doctor, mode, promote, rollback, demo):
     app.command()(interruptible(each))
 
 
@@ -67,4 +71,5 @@ def run() -> None:
     try:
         app(standalone_mode=True)
     except ArtPatchError as error:
-        sys.exit(fail(error, as_json="--json" in sys.argv))
+        ours = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv  # the rest is a program's own
+        sys.exit(fail(error, as_json="--json" in ours))

@@ -40,8 +40,9 @@ def proxy(
 ) -> None:
     """Route and record what arrives at an address, for other languages and other HTTP clients.
 
-    Point a client's base URL at it and leave its key as it is: callers' keys go to the provider, and nowhere else.
-    What a caller knows of its run it may say in headers: x-art-trajectory-id, x-art-scenario, x-art-session-id,
+    Point a client's base URL at it, with the provider's own key, which goes nowhere else.
+
+    Headers that say more: x-art-trajectory-id, x-art-scenario, x-art-session-id,
     x-art-user-id, x-art-group, traceparent.
     """
     from art_patch.errors import ConfigError

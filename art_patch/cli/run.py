@@ -22,7 +22,7 @@ from art_patch.cli.options import (
 
 def run(
     command: Annotated[
-        list[str] | None, typer.Argument(help="What to run, after `--`.", show_default=False, metavar="-- COMMAND...")
+        list[str] | None, typer.Argument(help="What to run, after `--`.", show_default=False, metavar="COMMAND")
     ] = None,
     project: ProjectOption = None,
     home: HomeOption = None,
@@ -34,12 +34,12 @@ def run(
     base_url: BaseUrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a program as if it began with `art_patch.patch()`; the Python processes that it starts, too.
+    """Run a program, and what it starts, as if it began with `art_patch.patch()`.
 
     art-patch run --project support-bot -- python app.py --its-own-option
 
-    The program takes this process's place: signals, exit code, input and output are its own. Not reached: Python
-    started with -S, -E or -I, and Python that has no art_patch installed.
+    It takes this process's place: signals, exit code, input and output are its own.
+    Not reached: Python started with -S, -E or -I, or without art_patch installed.
     """
     from art_patch.errors import ConfigError
     from art_patch.settings import load_settings
@@ -78,5 +78,5 @@ def _become(command: list[str], settings: dict[str, str]) -> NoReturn:
     try:
         os.execvpe(command[0], command, environment(settings, os.environ))
     except OSError as error:
-        reason = "is not there" if isinstance(error, FileNotFoundError) else (error.strerror or str(error)).lower()
-        raise CommandNotFound(f"cannot run {command[0]!r}: it {reason}; check the name and your PATH") from None
+        reason = "there is no such program" if isinstance(error, FileNotFoundError) else error.strerror
+        raise CommandNotFound(f"cannot run {command[0]!r} ({reason}); check the name and your PATH") from None

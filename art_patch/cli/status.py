@@ -10,6 +10,10 @@ import typer
 from art_patch.cli.options import HomeOption, JsonOption, ProjectOption, StoreOption, WhoOption, who_am_i
 
 
+APPS_SEEN_S = 3_600.0
+"""How far back the reports of app processes are shown."""
+
+
 def status(
     project: ProjectOption = None, home: HomeOption = None, store: StoreOption = None, as_json: JsonOption = False
 ) -> None:
@@ -33,6 +37,10 @@ def status(
             for p in opened.ledger.policies()
         ],
         "history": opened.ledger.history(limit=10),
+        "apps": [
+            {"id": report.id, "at": report.at, **report.facts}
+            for report in opened.read.apps(since=time.time() - APPS_SEEN_S)
+        ],
     }
     opened.close()
     answer(facts) if as_json else _print(facts)
@@ -117,6 +125,7 @@ def _print(facts: dict[str, Any]) -> None:
     for reason, count in recorded["untrainable"].items():
         table.add_row("", f"[dim]{count} not trainable: {reason}[/]")
     console.print(table)
+    _print_apps(facts["apps"], now)
     if facts["history"]:
         moves = Table(box=None, padding=(0, 2), header_style="dim")
         for column in ("when", "policy", "became", "by", "why"):
@@ -125,3 +134,31 @@ def _print(facts: dict[str, Any]) -> None:
             moves.add_row(f"{ago(now - move['at'])} ago", move["policy"], move["to_state"], move["who"], move["reason"])
         console.print()
         console.print(moves)
+
+
+def _print_apps(apps: list[dict[str, Any]], now: float) -> None:
+    from rich.table import Table
+
+    from art_patch.cli.output import ago, stdout
+
+    if not apps:
+        return
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table.add_column("app process")
+    table.add_column("last seen")
+    for column in ("mode", "recorded", "dropped", "fell back", "shadowed"):
+        table.add_column(column, justify="right")
+    table.add_column("sees", overflow="fold")
+    notes: list[str] = []
+    for app in apps:
+        numbers = (app["mode"], *(str(app[key]) for key in ("recorded", "dropped", "fallbacks", "shadowed")))
+        table.add_row(app["id"], f"{ago(now - app['at'])} ago", *numbers, ", ".join(app["doors"]) or "nothing yet")
+        notes += [
+            f"{app['id']}: {count} calls went past the patch by {door}" for door, count in app["bypasses"].items()
+        ]
+        notes += [f"{app['id']}: {sentence}" for sentence in app["degraded"]]
+    console = stdout()
+    console.print()
+    console.print(table)
+    for note in notes:
+        console.print(f"[yellow]{note}[/]")

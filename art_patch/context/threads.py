@@ -63,7 +63,9 @@ class _Carrier:
         with self._lock:
             self.on = False
             for site in tuple(self._sites):
-                if site.owner.__dict__.get(site.name) is site.wrapper:
+                found = site.owner.__dict__.get(site.name)
+                # Others that wrap over us and take theirs off put back what they got by asking the class: ours, bound.
+                if found is site.wrapper or getattr(found, "_self_parent", None) is site.wrapper:
                     setattr(site.owner, site.name, site.original)
                     self._sites.remove(site)
 
@@ -72,8 +74,10 @@ class _Carrier:
         if self.on and isinstance(pool, type):
             self._wrap(pool, "submit", _submit)
 
-    def _wrap(self, owner: type, name: str, make: Callable[..., Any]) -> None:
+    def _wrap(self, kind: type, name: str, make: Callable[..., Any]) -> None:
         with self._lock:
+            # gevent puts a subclass in the place of `Thread`, before or after us.
+            owner = next((base for base in kind.__mro__ if name in base.__dict__), kind)
             if any(site.owner is owner for site in self._sites):
                 return
             try:

@@ -50,6 +50,10 @@ class Breaker:
         if probing or (len(self._failed_at) == self._limit and now - self._failed_at[0] <= self._window_s):
             self._retry_at = now + self._cooldown_s
 
+    def trip(self, now: float) -> None:
+        """It is known without a call that calls would fail."""
+        self._retry_at = now + self._cooldown_s
+
     def released(self, now: float) -> None:
         """A call that was let through ended without saying anything about the engine."""
         if self._retry_at is not None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import inspect
 import os
+import socket
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,14 +29,19 @@ from art_patch.patching.bypass import bypasses_seen, detector
 from art_patch.patching.runtime import Runtime
 from art_patch.patching.wrapping import MODULE, Wrapping
 from art_patch.recording import faults, set_recorder
-from art_patch.records import Mode
+from art_patch.records import JSON, AppReport, Mode
 from art_patch.settings import Match, Redact, Settings, load_settings
 
 T = TypeVar("T")
 
 STOP_DEADLINE_S = 2.0
+REPORT_EVERY_S = 10.0
+REPORT_AT_LEAST_EVERY_S = 60.0
 INTEGRATIONS = "art_patch.integrations"
 """Entry-point group of the modules that teach other frameworks to carry our context."""
+
+
+_HOST = socket.gethostname()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,7 @@ class Status:
         shadowed: calls that the champion was asked too in mode `shadow`.
         shadow_skipped: calls that it was not asked because the budget was spent or too many were waiting.
         shadow_failed: calls that it was asked and did not answer.
+        doors: through which calls reach us: the SDK, and the integrations that were armed.
         bypasses: doors through which calls went past the patch, with how often, as far as we can see.
         errors: our own faults and the store's troubles, counted by place.
         degraded: what does not work right now, in plain sentences.
@@ -69,6 +77,7 @@ class Status:
     shadowed: int = 0
     shadow_skipped: int = 0
     shadow_failed: int = 0
+    doors: tuple[str, ...] = ()
     bypasses: Mapping[str, int] = field(default_factory=dict[str, int])
     errors: Mapping[str, int] = field(default_factory=dict[str, int])
     degraded: tuple[str, ...] = ()
@@ -92,6 +101,22 @@ class Handle:
         unpatch()
 
 
+class _Reporter:
+    """Writes `status()` into the store when it has changed, so that `art-patch status` sees every process."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, JSON] = (float("-inf"), {})
+
+    def report(self, runtime: Runtime) -> None:
+        """Called by the recorder's thread."""
+        now, facts = time.monotonic(), _facts(runtime)
+        age_s = now - self._last[0]
+        if age_s < REPORT_EVERY_S or (facts == self._last[1] and age_s < REPORT_AT_LEAST_EVERY_S):
+            return
+        self._last = (now, facts)
+        runtime.recorder.put_record(AppReport(f"{_HOST}:{os.getpid()}", time.time(), facts))
+
+
 class _Process:
     """The state of this process. The runtime outlives `unpatch()`, because open streams still end in it."""
 
@@ -105,6 +130,8 @@ class _Process:
         self.wrapping = Wrapping(self.runtime_of)
         self.hooked = False
         self.armed = False
+        self.doors: dict[str, str] = {}
+        self.reporter = _Reporter()
 
     def runtime_of(self, client: Any) -> Runtime | None:
         """Return what handles the calls of `client`; `None` if they are none of ours."""
@@ -215,7 +242,7 @@ def start(settings: Settings, *, everything: bool = True, **doubles: Any) -> Run
         if runtime is None or runtime.settings != settings or doubles:
             if runtime is not None:
                 runtime.recorder.stop(STOP_DEADLINE_S)
-            runtime = _process.runtime = Runtime(settings, **doubles)
+            runtime = _process.runtime = Runtime(settings, on_tick=_process.reporter.report, **doubles)
         _process.active = runtime
         _process.everything = everything
         set_recorder(runtime.recorder)
@@ -245,6 +272,7 @@ def _arm(entry: EntryPoint, module: Any) -> None:
     """
     try:
         entry.load()(module)
+        _process.doors[entry.name] = f"integration {entry.name}"
     except Exception as error:
         faults.trouble("integrations", error)
         if _process.runtime is not None:
@@ -259,6 +287,7 @@ def _put_on(module: Any) -> None:
         return
     try:
         _process.wrapping.put_on(module)
+        _process.doors["sdk"] = f"openai {getattr(sys.modules.get('openai._version'), '__version__', '(unknown)')}"
     except Exception as error:
         faults.trouble("patching.wrap", error)
         runtime.degraded["sdk"] = "This version of the OpenAI SDK is not known; calls are not recorded nor routed."
@@ -284,23 +313,27 @@ def status() -> Status:
     runtime = _process.runtime
     if runtime is None:
         return Status(errors=faults.counts)
-    recorder, target = runtime.recorder, runtime.target
-    return Status(
-        patched=_process.active is not None,
-        mode=target.mode,
-        champion=target.champion,
-        base_url=target.base_url,
-        recorded=recorder.counts.recorded,
-        dropped=recorder.dropped,
-        served_by_policy=recorder.counts.served_by_policy,
-        fallbacks=recorder.counts.fallbacks,
-        shadowed=runtime.shadow.asked,
-        shadow_skipped=runtime.shadow.skipped,
-        shadow_failed=runtime.shadow.failed,
-        bypasses=bypasses_seen(),
-        errors=faults.counts,
-        degraded=runtime.sentences(),
-    )
+    return Status(patched=_process.active is not None, **_facts(runtime))
+
+
+def _facts(runtime: Runtime) -> dict[str, Any]:
+    recorder, target, shadow = runtime.recorder, runtime.target, runtime.shadow
+    return {
+        "mode": target.mode,
+        "champion": target.champion,
+        "base_url": target.base_url,
+        "recorded": recorder.counts.recorded,
+        "dropped": recorder.dropped,
+        "served_by_policy": recorder.counts.served_by_policy,
+        "fallbacks": recorder.counts.fallbacks,
+        "shadowed": shadow.asked,
+        "shadow_skipped": shadow.skipped,
+        "shadow_failed": shadow.failed,
+        "doors": tuple(_process.doors.values()),
+        "bypasses": bypasses_seen(),
+        "errors": faults.counts,
+        "degraded": runtime.sentences(),
+    }
 
 
 def flush(timeout_s: float = 5.0) -> bool:

@@ -134,6 +134,7 @@ class Flight:
             return None
         self._legs += 1
         leg = Leg(target, twin, self.surface.localise(self.options, target, self.client))
+        self.runtime.began(self)
         self.exchange.policy = target.champion
         self.exchange.server = target.base_url
         return leg
@@ -144,6 +145,7 @@ class Flight:
             raise error
         try:
             leg, self.leg = self.leg, None
+            self.runtime.ended(self)
             self.exchange.forget_answer()
             self.exchange.server = self.client.base_url
             self.exchange.fallback = _reason(error)
@@ -169,6 +171,7 @@ class Flight:
         try:
             if self.exchange.policy is not None:
                 self.exchange.fallback = None
+                self.runtime.ended(self)
                 self.runtime.engine_answered()
             if not self.exchange.streamed:
                 self.exchange.finish("complete")
@@ -179,6 +182,7 @@ class Flight:
         """The call ends with an exception, which the caller will get as it is."""
         try:
             if self.leg is not None:
+                self.runtime.ended(self)
                 self.runtime.engine_released()
             exchange = self.exchange
             if not exchange.request:

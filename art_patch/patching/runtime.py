@@ -15,6 +15,7 @@ from collections.abc import Callable
 from art_patch.patching.breaker import Breaker
 from art_patch.patching.local_request import Twins
 from art_patch.patching.matching import compile_match
+from art_patch.patching.pulse import is_alive
 from art_patch.patching.shadow import Shadow
 from art_patch.patching.target import Target, resolve
 from art_patch.recording import Recorder, Sink, faults
@@ -22,6 +23,7 @@ from art_patch.records import Call, Route, TrajectoryInfo
 from art_patch.settings import Settings
 
 REFRESH_EVERY_S = 1.0
+PULSE_EVERY_S = 2.0
 
 ReadRoute = Callable[[str], Route]
 
@@ -41,14 +43,16 @@ class Runtime:
         *,
         open_sink: Callable[[], Sink] | None = None,
         read_route: ReadRoute = _read_route,
+        on_tick: Callable[[Runtime], None] | None = None,
     ) -> None:
-        """Read the route once; start nothing."""
+        """Read the route once; start nothing. `on_tick` is called by the recorder's thread now and then."""
         self.settings = settings
         self.shadow = Shadow(self)
-        self.recorder = Recorder(settings, open_sink=open_sink, on_tick=self.poll, on_shadow=self._on_shadow)
+        self.recorder = Recorder(settings, open_sink=open_sink, on_tick=self._tick, on_shadow=self._on_shadow)
         self.matches = compile_match(settings.match)
         self.twins = Twins()
         self.degraded: dict[str, str] = {}
+        self._on_tick = on_tick
         self._read_route = read_route
         self._route = Route()
         self._refreshed_at = float("-inf")
@@ -57,10 +61,21 @@ class Runtime:
         self.poll()
         _alive.add(self)
 
+    def began(self, call: object) -> None:
+        """A call waits for the engine."""
+        self._waiting[id(call)] = time.monotonic()
+
+    def ended(self, call: object) -> None:
+        """It waits no more."""
+        self._waiting.pop(id(call), None)
+
     def start_breaker(self) -> None:
         """Begin with a closed breaker and a free lock; also in a forked child."""
         self._lock = threading.RLock()
         self.breaker = Breaker()
+        self._waiting: dict[int, float] = {}
+        self._felt_at = float("-inf")
+        self._was_dead = False
 
     def poll(self) -> None:
         """Take over what the store says; keep the last known target if it cannot be read."""
@@ -76,6 +91,27 @@ class Runtime:
             if (target.base_url, target.engine_since) != (self.target.base_url, self.target.engine_since):
                 self.start_breaker()  # another engine has not failed yet
             self.target = target
+
+    def _tick(self) -> None:
+        self.poll()
+        self._feel_pulse(time.monotonic())
+        if self._on_tick is not None:
+            self._on_tick(self)
+
+    def _feel_pulse(self, now: float) -> None:
+        """Open the breaker if callers wait for an engine that is not there; see `pulse`."""
+        since = min(list(self._waiting.values()), default=now)
+        in_doubt = not self.breaker.closed or now - since > self.settings.first_token_timeout_s
+        if not in_doubt or self.target.base_url is None or now - self._felt_at < PULSE_EVERY_S:
+            return
+        self._felt_at = now
+        alive = is_alive(self.target.base_url)
+        with self._lock:
+            if not alive:
+                self.breaker.trip(time.monotonic())
+            elif self._was_dead:
+                self.breaker.released(time.monotonic())
+        self._was_dead = not alive
 
     def refreshed(self) -> Target:
         """Return the target after a look at the store, at most one look a second."""

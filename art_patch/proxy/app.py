@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import json
 import logging
 from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -66,7 +67,8 @@ def build_app(base_url: str, *, key: str | None = None, local_only: bool = True)
 
 async def _health(_: Request) -> Response:
     now = status()
-    return JSONResponse({"status": "ok", "mode": now.mode, "champion": now.champion, "degraded": list(now.degraded)})
+    facts = {"status": "ok", "mode": now.mode, "champion": now.champion, "engine": now.base_url}
+    return JSONResponse(facts | {"recorded": now.recorded, "degraded": list(now.degraded)})
 
 
 class _Door:
@@ -158,7 +160,10 @@ def _parse(content: bytes) -> dict[str, Any] | None:
     try:
         value: Any = from_json(content)
     except ValueError:
-        return None
+        try:
+            value = json.loads(content)  # slower, and knows lone surrogates
+        except (ValueError, RecursionError):
+            return None
     return cast(dict[str, Any], value) if isinstance(value, dict) else None
 
 

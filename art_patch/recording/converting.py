@@ -16,7 +16,7 @@ from art_patch.recording.reading import read_call
 from art_patch.recording.redaction import Redactor
 from art_patch.recording.share import in_share
 from art_patch.recording.stitching import Stitcher
-from art_patch.records import Call, Record, TrajectoryInfo
+from art_patch.records import AppReport, Call, Record, TrajectoryInfo
 from art_patch.settings import Redact
 
 MAX_ANNOUNCED = 20_000
@@ -51,6 +51,8 @@ class Converter:
         Raises:
             Unstorable: if it could not be redacted.
         """
+        if isinstance(item, AppReport):
+            return [item]
         if isinstance(item, Exchange):
             records = self._read(item)
         else:
@@ -88,4 +90,4 @@ class Converter:
 
 
 def _owner(record: Record) -> str:
-    return record.id if isinstance(record, TrajectoryInfo) else record.trajectory_id
+    return record.id if isinstance(record, TrajectoryInfo | AppReport) else record.trajectory_id

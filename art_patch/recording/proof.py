@@ -12,6 +12,9 @@ from typing import Any
 
 from art_patch.records import UPSTREAM, Call
 
+KEPT_BY_PROVIDER = frozenset({"conversation", "previous_response_id", "prompt"})
+"""Parameters of a Responses call that refer to what the provider puts into the prompt."""
+
 KNOWN_ENDS = frozenset({"stop", "length", "tool_calls", "function_call"})
 
 
@@ -34,6 +37,9 @@ def _any_param(name: str, neutral: tuple[Any, ...]) -> Callable[[Call], bool]:
 
 
 REASONS: tuple[tuple[str, Callable[[Call], bool]], ...] = (
+    # First, because these hold whoever answered: not even the answer is worth imitating without the whole prompt.
+    ("a completion is not a chat", lambda call: call.api == "completions"),
+    ("the provider holds a part of the prompt", lambda call: any(name in call.params for name in KEPT_BY_PROVIDER)),
     ("answered by upstream", lambda call: call.policy is UPSTREAM),
     ("the call failed", lambda call: call.status == "error"),
     ("the call was cancelled", lambda call: call.status == "cancelled"),

@@ -19,10 +19,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from art_patch.recording.converting import Converter, OnShadow, Unstorable
 from art_patch.recording.delivery import Delivery, Sink, Sized
@@ -33,6 +36,8 @@ from art_patch.recording.telemetry import Telemetry
 from art_patch.records import UPSTREAM, Call, Record
 from art_patch.settings import Settings
 from art_patch.store.late_import import late_import
+
+_POOLS = ("multiprocessing", "billiard")  # billiard is Celery's copy of the other
 
 EXIT_DEADLINE_S = 1.5
 """How long the interpreter's exit may wait for all recorders together; the rest of two seconds is the interpreter's."""
@@ -84,6 +89,7 @@ class Recorder:
         self._on_shadow = on_shadow
         self._begin()
         _alive.add(self)
+        _write_when_pools_end(self)
 
     def _begin(self) -> None:
         self._lock = RLock()
@@ -103,8 +109,8 @@ class Recorder:
         self.counts = Counts()
 
     def _open_store(self) -> Sink:
-        with late_import():
-            from art_patch.store import open_store  # SQLAlchemy: not before the first flush, not in the app's threads
+        _import_store()
+        from art_patch.store import open_store
 
         return open_store(self.settings.store_url, trouble=faults.trouble)
 
@@ -171,6 +177,11 @@ class Recorder:
             self._nudge.set()
             thread.join(max(0.0, deadline - time.monotonic()))
         return done
+
+    @property
+    def opens_store(self) -> bool:
+        """Whether what waits is the first that goes to the store."""
+        return self._bytes > 0 and self._delivery.sink is None and self._open_sink == self._open_store
 
     @property
     def dropped(self) -> int:
@@ -303,11 +314,34 @@ def _after_fork() -> None:
     faults.clear()
     for recorder in list(_alive):
         recorder.restart_in_child()
+        _write_when_pools_end(recorder)
+
+
+def _write_when_pools_end(recorder: Recorder) -> None:
+    """See that a child of a process pool writes what it has when it ends: it ends by `os._exit`, without `atexit`."""
+    for name in _POOLS:
+        pool: Any = sys.modules.get(f"{name}.util")
+        process: Any = sys.modules.get(f"{name}.process")
+        if pool is None or not hasattr(pool, "register_after_fork"):
+            continue
+        finalise = partial(pool.Finalize, None, _at_exit, exitpriority=0)
+        # A pool forgets its parent's finalisers in the child, and asks for new ones then.
+        pool.register_after_fork(recorder, lambda _, finalise=finalise: finalise())
+        if getattr(process, "_parent_process", None) is not None:
+            finalise()
+
+
+def _import_store() -> None:
+    with late_import():
+        import art_patch.store.store  # noqa: F401 - SQLAlchemy: not before the first flush, not in the app's threads
 
 
 def _at_exit() -> None:
+    recorders = list(_alive)
+    if any(recorder.opens_store for recorder in recorders):
+        _import_store()  # a short-lived app may end before its first flush; an import takes its time, but does not hang
     deadline = time.monotonic() + EXIT_DEADLINE_S
-    for recorder in list(_alive):
+    for recorder in recorders:
         recorder.stop(max(0.0, deadline - time.monotonic()))
 
 

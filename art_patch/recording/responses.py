@@ -1,7 +1,7 @@
 """The Responses API: its request and answer in the words of chat.
 
-A call that refers to something the provider keeps (`previous_response_id`, `conversation`, `prompt`) is read as it is:
-what the provider knows besides is not in the record.
+A call that refers to something the provider keeps (`previous_response_id`, `conversation`, `prompt`) is read as it is,
+and the reference is kept among the parameters: what the provider knows besides is not in the record.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ def _tool(tool: dict[str, Any]) -> JSON:
 def _params(request: dict[str, Any]) -> dict[str, Any]:
     text, reasoning = as_object(request.get("text")), as_object(request.get("reasoning"))
     params = {key: request.get(key) for key in SAME_PARAMS} | {
+        "conversation": _reference(request.get("conversation")),
+        "previous_response_id": _reference(request.get("previous_response_id")),
+        "prompt": _reference(request.get("prompt")),
         "max_completion_tokens": request.get("max_output_tokens"),
         "reasoning_effort": reasoning.get("effort"),
         "response_format": _response_format(as_object(text.get("format"))),
@@ -57,6 +60,11 @@ def _params(request: dict[str, Any]) -> dict[str, Any]:
         "verbosity": text.get("verbosity"),
     }
     return {key: value for key, value in params.items() if value is not None}
+
+
+def _reference(given: Any) -> str | None:
+    """The id alone: a template's variables may hold anything."""
+    return as_text(as_object(given).get("id") or given) or None
 
 
 def _response_format(given: dict[str, Any]) -> JSON | None:

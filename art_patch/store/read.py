@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from sqlalchemy import Connection, Select, func, select
 
 from art_patch.chain import ROOT
-from art_patch.records import JSON, Call, Choice, Group, Score, Trajectory, TrajectoryInfo
+from art_patch.records import JSON, AppReport, Call, Choice, Group, Score, Trajectory, TrajectoryInfo
 from art_patch.store import tables
 from art_patch.store.codec import expand, unpack_ids, unpack_logprobs
 from art_patch.store.connect import Database
@@ -86,6 +86,13 @@ class Reader:
             )
             for row in rows
         )
+
+    def apps(self, *, since: float) -> tuple[AppReport, ...]:
+        """Return the last report of each app process that reported after `since`, newest first."""
+        table = tables.apps
+        with self._database.read() as connection:
+            rows = _rows(connection, select(table).where(table.c.at >= since).order_by(table.c.at.desc()))
+            return tuple(AppReport(**row) for row in rows)
 
     def counts(self) -> dict[str, Any]:
         """Return what the store holds, for `art-patch status`."""

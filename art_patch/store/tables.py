@@ -187,6 +187,14 @@ audit = Table(
     Column("hash", String(64), nullable=False),
 )
 
+apps = Table(
+    "apps",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("at", Float, nullable=False),
+    Column("facts", JSON, nullable=False),
+)
+
 control = Table(
     "control",
     metadata,

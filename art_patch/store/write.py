@@ -11,12 +11,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, case, func, or_, update
+from sqlalchemy import Connection, bindparam, case, delete, func, or_, update
 from sqlalchemy.dialects.sqlite import insert
 
 from art_patch.chain import ROOT, chain, verbatim
 from art_patch.errors import StoreError
-from art_patch.records import Call, Record, Score, SpanInfo, TrajectoryInfo
+from art_patch.records import AppReport, Call, Record, Score, SpanInfo, TrajectoryInfo
 from art_patch.store import tables
 from art_patch.store.codec import pack_ids, pack_logprobs, squeeze
 from art_patch.store.connect import Database
@@ -24,6 +24,9 @@ from art_patch.store.connect import Database
 _SEEN_NODES = 50_000  # about 5 MiB; a miss only costs one INSERT OR IGNORE
 _SEEN_TRAJECTORIES = 10_000
 _TRIES = 3  # the write that meets a corrupt page, once more over a new connection, and into a new file
+
+_APP_KEPT_S = 7 * 86_400.0
+"""How long the last report of a process that is silent is kept."""
 
 Row = dict[str, Any]
 
@@ -105,6 +108,7 @@ class _Batch:
         self.calls: list[Row] = []
         self.choices: list[Row] = []
         self.scores: list[Row] = []
+        self.apps: list[Row] = []
         self.last_call_at: dict[str, float] = {}
 
     def add(self, record: Record) -> None:
@@ -118,6 +122,8 @@ class _Batch:
                 self.spans.append({name: getattr(record, name) for name in SpanInfo.__slots__})
             case Score():
                 self.scores.append({name: getattr(record, name) for name in Score.__slots__})
+            case AppReport():
+                self.apps.append({"id": record.id, "at": record.at, "facts": dict(record.facts)})
 
     def _nodes(self, messages: Sequence[Any], parent: bytes) -> bytes:
         for node, above, message in chain(messages, parent):
@@ -179,6 +185,10 @@ class _Batch:
             connection.execute(_UPSERT_SPAN, self.spans)
         if self.scores:
             connection.execute(_UPSERT_SCORE, self.scores)
+        if self.apps:
+            connection.execute(_UPSERT_APP, self.apps)
+            silent = max(row["at"] for row in self.apps) - _APP_KEPT_S
+            connection.execute(delete(tables.apps).where(tables.apps.c.at < silent))
 
 
 def _upsert_trajectory() -> Any:
@@ -199,6 +209,7 @@ def _upsert_all(table: Any, *names: str) -> Any:
 
 
 _UPSERT_TRAJECTORY = _upsert_trajectory()
+_UPSERT_APP = _upsert_all(tables.apps, "at", "facts")
 _UPSERT_SPAN = _upsert_all(tables.spans, "ended_at")
 _UPSERT_SCORE = _upsert_all(tables.scores, "name", "value", "source", "at", "comment", "group_id", "rubric", "judge")
 _TOUCH = (

@@ -328,10 +328,10 @@ def missed(figures: Figures) -> list[str]:
 def show(figures: Figures) -> None:
     """Print the figures as tables."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     console = Console()
-    table = Table("figure", "", "measured", "target", "", title="art_patch")
+    table = Table(Column("figure", no_wrap=True), "", "measured", "target", "", title="art_patch")
     for target in TARGETS:
         if target.figure in figures:
             value = figures[target.figure]

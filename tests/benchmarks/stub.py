@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import resource
 import sys
 from typing import Any
 
@@ -22,6 +23,7 @@ ANSWER_TOKENS = 60
 STREAM_CHUNKS = 200
 HELD_CHUNKS = 50
 HELD_SLICE = 5
+MOST_CONNECTIONS = 10_000
 
 ASK: dict[str, Any] = {
     "model": MODEL,
@@ -139,6 +141,16 @@ def _send_slices(transports: list[asyncio.Transport], at: int) -> None:
         asyncio.get_running_loop().call_soon(_send_slices, transports, at + 1)
 
 
+def allow_connections(n: int) -> None:
+    """Let this process have `n` connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = n + 200
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise SystemExit(f"{n} connections need {wanted} open files, and the limit is {hard}: raise it (ulimit -Hn)")
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 async def serve() -> None:
     """Serve until standard input is closed."""
     loop = asyncio.get_running_loop()
@@ -149,4 +161,5 @@ async def serve() -> None:
 
 
 if __name__ == "__main__":
+    allow_connections(MOST_CONNECTIONS)
     asyncio.run(serve())

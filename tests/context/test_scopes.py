@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -12,57 +12,10 @@ import pytest
 from opentelemetry import context as otel
 from opentelemetry import trace
 
-from art_patch.context import bind, current_trajectory, group, identify, reward, score, span, trajectory
+from art_patch.context import bind, group, identify, reward, score, span, trajectory
 from art_patch.errors import ConfigError
-from art_patch.recording import Exchange, Recorder, set_recorder
-from art_patch.records import Call, Record, Score, SpanInfo, TrajectoryInfo
-from art_patch.settings import Settings
-
-
-class Recording:
-    """A recorder that keeps everything, and calls that take their identity as the patch does."""
-
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-        self._recorder = Recorder(Settings(flush_interval_s=0.005), open_sink=lambda: self)
-        set_recorder(self._recorder)
-
-    def write(self, records: Sequence[Record]) -> None:
-        self.records += records
-
-    def call(self) -> str | None:
-        """Make a call; return the id of its trajectory if the context names one."""
-        who = identify()
-        Exchange(self._recorder, "m", who.trajectory, who.span_id, who.group_key).finish("complete")
-        return None if who.trajectory is None else who.trajectory.id
-
-    def of(self, kind: type[Any]) -> list[Any]:
-        assert self._recorder.flush(10)
-        return [record for record in self.records if isinstance(record, kind)]
-
-    def close(self) -> None:
-        set_recorder(None)
-        assert self._recorder.stop(10)
-
-
-@pytest.fixture
-def seen() -> Iterator[Recording]:
-    recording = Recording()
-    yield recording
-    recording.close()
-
-
-@pytest.fixture(autouse=True)
-def nothing_leaks() -> Iterator[None]:
-    before = otel.get_current()
-    yield
-    assert otel.get_current() is before
-    assert current_trajectory() is None
-
-
-def here() -> str | None:
-    found = current_trajectory()
-    return None if found is None else found.id
+from art_patch.records import Call, Score, SpanInfo, TrajectoryInfo
+from tests.context.conftest import here
 
 
 def test_trajectory_is_written_whole(seen):

@@ -17,7 +17,10 @@ from tests.servers import TEXT, error
 
 ASK: dict[str, Any] = {"model": "gpt-x", "prompt": "hi"}
 CALL: Call = replace(
-    UPSTREAM, api="completions", choices=(Choice(0, {"role": "assistant", "content": "".join(TEXT)}, "stop"),)
+    UPSTREAM,
+    api="completions",
+    choices=(Choice(0, {"role": "assistant", "content": "".join(TEXT)}, "stop"),),
+    untrainable="a completion is not a chat",
 )
 STREAMED = replace(CALL, prompt_tokens=0, completion_tokens=0)
 MODES = pytest.mark.parametrize("mode", ["record", "route"])

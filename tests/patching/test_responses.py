@@ -1,4 +1,4 @@
-"""The Responses API: recorded always, routed as a chat completion where nothing is lost, a genuine response either way."""
+"""The Responses API: always recorded, routed as a chat completion where nothing is lost, a genuine `Response`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.patching.conftest import CHAMPION
 from tests.patching.samples import LOCAL as CHAT_LOCAL
 from tests.patching.samples import LOCAL_BODY, MESSAGES, SAID, TOOLS, UPSTREAM, settled, streamed
 from tests.recording.test_responses_reading import OBJECT
-from tests.servers import RESPONSE_CALL, TEXT, TOOL_CALL, Answer, chunks, completion, error, response, response_events
+from tests.servers import RESPONSE_CALL, TOOL_CALL, Answer, chunks, completion, error, response, response_events
 
 ASK: dict[str, Any] = {"model": "gpt-x", "input": "hi", "store": False}
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": None}
@@ -184,9 +184,7 @@ def test_a_conversation_with_tools_is_one_trajectory(bench, client, mode):
     calls = bench.sink.calls
     assert len({call.trajectory_id for call in calls}) == 1
     assert [call.policy for call in calls] == [CHAMPION if mode == "route" else None] * 3
-    assert [
-        {key: value for key, value in message.items() if value is not None} for message in calls[2].messages
-    ] == [
+    assert [{key: value for key, value in message.items() if value is not None} for message in calls[2].messages] == [
         {"role": "user", "content": "what colour?"},
         {"role": "assistant", "tool_calls": [TOOL_CALL]},
         {"role": "tool", "tool_call_id": "call_1", "content": "blue"},
@@ -348,6 +346,7 @@ def test_off(bench, client):
 # What is not routed.
 
 USER = {"role": "user", "content": "hi"}
+RESULT = {"type": "function_call_output", "call_id": "call_1", "output": "blue"}
 SCHEMA = {"type": "json_schema", "name": "s", "schema": {}}
 
 
@@ -409,7 +408,9 @@ NOT_ROUTED: dict[str, tuple[dict[str, Any], str]] = {
         "the result of a call that only the provider knows",
     ),
     "result with an image": (
-        items(RESPONSE_CALL, {"type": "function_call_output", "call_id": "call_1", "output": [{"type": "input_image"}]}),
+        items(
+            RESPONSE_CALL, {"type": "function_call_output", "call_id": "call_1", "output": [{"type": "input_image"}]}
+        ),
         "a part that chat does not know: input_image",
     ),
     "programmatic call": (items(RESPONSE_CALL | {"caller": {"type": "program"}}), "an input item's caller is the"),
@@ -631,6 +632,7 @@ def test_a_stream_that_breaks_half_way_is_an_sdk_error(bench, client, make_async
                 got.append(event)
                 gate.set()
     assert isinstance(caught.value, openai.APIConnectionError) or "out of memory" in str(caught.value)
+    del caught  # openai 1 leaves the response open, so what the traceback holds keeps the record waiting
     assert got[0].type == "response.created"
     assert "response.completed" not in [event.type for event in got]
     call = bench.sink.call
@@ -822,7 +824,3 @@ def test_any_answer_is_translated_or_refused(body, events):
         assert stream.end() == b""
     except InvalidAnswer:
         pass
-
-
-def test_the_stub_speaks_like_the_provider():
-    assert "".join(TEXT) == response(ASK)["output"][0]["content"][0]["text"]

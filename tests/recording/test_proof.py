@@ -20,6 +20,8 @@ def with_choice(**changes):
 
 
 BAD = {
+    "a completion is not a chat": replace(GOOD, policy=None, api="completions"),
+    "the provider holds a part of the prompt": replace(GOOD, policy=None, params={"previous_response_id": "resp_1"}),
     "answered by upstream": replace(GOOD, policy=None),
     "the call failed": replace(GOOD, status="error"),
     "the call was cancelled": replace(GOOD, status="cancelled"),

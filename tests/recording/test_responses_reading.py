@@ -184,7 +184,6 @@ def test_params_and_tools():
             ],
             "user": "u",
             "metadata": {"a": "b"},
-            "previous_response_id": "resp_0",
         }
     )
     assert asked.params == {
@@ -203,6 +202,21 @@ def test_params_and_tools():
         {"type": "web_search"},
     )
     assert set(asked.params) <= chat.PARAMS
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"previous_response_id": "resp_1"}, {"previous_response_id": "resp_1"}),
+        ({"conversation": "conv_1"}, {"conversation": "conv_1"}),
+        ({"conversation": {"id": "conv_1"}}, {"conversation": "conv_1"}),
+        ({"prompt": {"id": "pmpt_1", "variables": {"key": "secret"}}}, {"prompt": "pmpt_1"}),
+    ],
+)
+def test_what_the_provider_keeps_is_named(given, kept):
+    call = whole(ASK | given)
+    assert call.params == kept
+    assert call.untrainable == "the provider holds a part of the prompt"
 
 
 # The answer.
@@ -268,10 +282,8 @@ def test_everything_else_in_an_answer_stays_readable():
 )
 @pytest.mark.parametrize("streamed", [False, True])
 def test_how_it_ended(changes, finish, status, error, streamed):
-    if streamed:
-        call = read(ASK, b"".join(response_events(ASK, **changes)), streamed=True)
-    else:
-        call = whole(ASK, **changes)
+    wire = b"".join(response_events(ASK, **changes)) if streamed else json.dumps(response(ASK, **changes)).encode()
+    call = read(ASK, wire, streamed=streamed)
     (choice,) = call.choices
     assert (choice.finish_reason, call.status, call.error) == (finish, status, error)
 
@@ -391,7 +403,7 @@ def test_completions(streamed):
     said = {"role": "assistant", "content": SAID}
     assert call.choices == tuple(Choice(index, said, "stop") for index in range(4))
     assert call.params == {"n": 2, "suffix": "z"}
-    assert (call.api, call.status, call.untrainable) == ("completions", "ok", "answered by upstream")
+    assert (call.api, call.status, call.untrainable) == ("completions", "ok", "a completion is not a chat")
     if streamed:
         part = b"".join(text_chunks(request)[:8])
         assert read(request, part, api="completions", ended="closed", streamed=True).status == "abandoned"

@@ -14,12 +14,21 @@ _SEEN = "_art_patch_sitecustomize"
 
 
 class _Starter:
-    """Finds no module; it is asked for each one, which tells it when ours come."""
+    """Finds no module; it is asked for each one, which tells it when one of ours comes.
+
+    It stays in `sys.meta_path` afterwards: Python is walking through that list at this very moment.
+    """
+
+    def __init__(self):
+        self._once = [_start]
 
     def find_spec(self, name, path=None, target=None):
-        if name in _OURS and self in sys.meta_path:
-            sys.meta_path.remove(self)
-            _start()
+        if name in _OURS and self._once:
+            try:
+                start = self._once.pop()
+            except IndexError:  # another thread was first
+                return None
+            start()
         return None
 
 

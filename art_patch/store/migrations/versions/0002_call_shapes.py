@@ -1,4 +1,4 @@
-"""Calls of every surface, and calls that the app never saw. Additive: an older writer goes on, its calls are chat."""
+"""Calls of every surface, calls that the app never saw, and what apps report. Additive: an older writer goes on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Add two columns to `calls`."""
+    """Add two columns to `calls`, and the table `apps`."""
     op.add_column("calls", sa.Column("api", sa.String(length=16), nullable=False, server_default="chat"))
     op.add_column("calls", sa.Column("shadow_of", sa.String(length=32), nullable=True))
+    op.create_table(
+        "apps",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("at", sa.Float(), nullable=False),
+        sa.Column("facts", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+    )

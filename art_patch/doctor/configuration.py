@@ -1,0 +1,51 @@
+"""Checks of the settings: what is set, by whom, and which variables are no settings of ours."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from art_patch.doctor.finding import Finding
+from art_patch.settings import PREFIX, Settings
+
+_SECRET = frozenset({"judge_api_key"})
+
+
+def sources(settings: Settings, arguments: Collection[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return each setting as `{"value", "source"}`; the source is `argument`, `environment` or `default`."""
+    variables = {name.upper() for name in environment}
+    found: dict[str, Any] = {}
+    for name in Settings.model_fields:
+        value = getattr(settings, name)
+        if name in _SECRET and value is not None:
+            value = "set, not shown"
+        source = "default"
+        if name in arguments:
+            source = "argument"
+        elif f"{PREFIX}{name}".upper() in variables:
+            source = "environment"
+        shown = value if value is None or isinstance(value, bool | int | float) else str(value)
+        found[name] = {"value": shown, "source": source}
+    return found
+
+
+def chosen(found: Mapping[str, Any]) -> Finding:
+    """Which settings are not left at their defaults."""
+    parts = [
+        f"{name}={one['value']} ({one['source']})" for name, one in sorted(found.items()) if one["source"] != "default"
+    ]
+    return Finding("settings", "ok", ", ".join(parts) or "all defaults")
+
+
+def strangers(environment: Mapping[str, str]) -> list[Finding]:
+    """`ART_PATCH_*` variables that nobody reads: most often a typing error that changes nothing, silently."""
+    known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields}
+    found: list[Finding] = []
+    for name in sorted(environment):
+        if not name.upper().startswith(PREFIX) or name.upper() in known:
+            continue
+        near = difflib.get_close_matches(name.upper(), known, n=1)
+        cure = f"did you mean {near[0]}?" if near else "take it out, or see art_patch/settings.py for what there is"
+        found.append(Finding("settings", "warn", f"{name} is set and is no setting of this release", cure))
+    return found

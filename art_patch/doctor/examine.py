@@ -1,0 +1,86 @@
+"""The whole examination, in the order of the report."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+from art_patch.doctor import configuration, packages, serving, storage
+from art_patch.doctor.finding import Finding
+from art_patch.patching.wrapping import MODULE
+from art_patch.records import Route
+from art_patch.settings import Settings
+from art_patch.store.route import read_route
+from art_patch.store.urls import sqlite_path
+
+
+def examine(
+    settings: Settings, arguments: Collection[str], environment: Mapping[str, str] = os.environ
+) -> tuple[list[Finding], dict[str, Any]]:
+    """Return all findings, and each setting with its source.
+
+    Args:
+        settings: what the app would run with.
+        arguments: names of the settings that were given as arguments.
+        environment: the variables.
+    """
+    found = configuration.sources(settings, arguments, environment)
+    path = sqlite_path(settings.store_url)
+    route, trouble = _route(settings.store_url)
+    checks: list[Callable[[], Finding | list[Finding] | None]] = [
+        packages.python,
+        lambda: packages.sdk(packages.installed_version, lambda: import_module(MODULE)),
+        lambda: packages.patchers(packages.installed_version),
+        lambda: packages.doors(packages.installed_version),
+        lambda: configuration.chosen(found),
+        lambda: configuration.strangers(environment),
+        lambda: storage.place(path),
+        lambda: storage.filesystem(path, storage.read_mounts()),
+        lambda: storage.database(path, _head()),
+        storage.library,
+        lambda: storage.disk(path),
+        lambda: trouble,
+        lambda: serving.mode(settings.mode, found["mode"]["source"], route),
+        lambda: serving.champion(route),
+        lambda: serving.engine(route, settings.base_url, _connect),
+        lambda: serving.clock(time.time(), _last_call_at(path)),
+    ]
+    findings: list[Finding] = []
+    for check in checks:
+        result = check()
+        findings += result if isinstance(result, list) else [result] if result is not None else []
+    return findings, found
+
+
+def _route(url: str) -> tuple[Route, Finding | None]:
+    try:
+        return read_route(url), None
+    except (sqlite3.Error, OSError, ValueError) as error:
+        return Route(), Finding("route", "bad", f"the store's route cannot be read ({error})", "see `database` above")
+
+
+def _head() -> str:
+    from art_patch.store.tables import HEAD
+
+    return HEAD
+
+
+def _connect(base_url: str, key_file: str | None) -> serving.Engine:
+    from art_patch.serving.client import EngineClient
+    from art_patch.serving.keys import read_key
+
+    return EngineClient(base_url, read_key(key_file), timeout_s=5.0)
+
+
+def _last_call_at(path: Path) -> float | None:
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=2.0)) as connection:
+            return cast("float | None", connection.execute("SELECT MAX(started_at) FROM calls").fetchone()[0])
+    except sqlite3.Error:  # no store, or one that `database` has something to say about
+        return None

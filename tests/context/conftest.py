@@ -1,0 +1,89 @@
+"""Calls without an SDK, which take their identity as the patch does; and the patch itself, for real streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from opentelemetry import context as otel
+
+from art_patch.context import current_trajectory, identify
+from art_patch.patching import control, flush, unpatch
+from art_patch.recording import Exchange, Recorder, faults, set_recorder
+from art_patch.records import Record, Route
+from art_patch.settings import Settings
+from tests.servers import StubServer, serving
+
+
+class Recording:
+    """A recorder that keeps everything, and calls that take their identity as the patch does."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self._recorder = Recorder(Settings(flush_interval_s=0.005), open_sink=lambda: self)
+        set_recorder(self._recorder)
+
+    def write(self, records: Sequence[Record]) -> None:
+        self.records += records
+
+    def call(self) -> str | None:
+        """Make a call; return the id of its trajectory if the context names one."""
+        who = identify()
+        Exchange(self._recorder, "m", who.trajectory, who.span_id, who.group_key).finish("complete")
+        return None if who.trajectory is None else who.trajectory.id
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        assert self._recorder.flush(10)
+        return [record for record in self.records if isinstance(record, kind)]
+
+    def close(self) -> None:
+        set_recorder(None)
+        assert self._recorder.stop(10)
+
+
+@pytest.fixture
+def seen() -> Iterator[Recording]:
+    recording = Recording()
+    yield recording
+    recording.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    before = otel.get_current()
+    yield
+    assert otel.get_current() is before
+    assert current_trajectory() is None
+
+
+def here() -> str | None:
+    """The trajectory that surrounds the caller."""
+    found = current_trajectory()
+    return None if found is None else found.id
+
+
+class Patched:
+    """The patch over an upstream that answers, and what it records."""
+
+    def __init__(self, upstream: StubServer) -> None:
+        self.upstream = upstream
+        self.records: list[Record] = []
+        self.client = {"api_key": "sk-x", "base_url": upstream.url, "max_retries": 0}
+        control.start(Settings(flush_interval_s=0.005), open_sink=lambda: self, read_route=lambda url: Route())
+
+    def write(self, records: Sequence[Record]) -> None:
+        self.records += records
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        assert flush(10)
+        return [record for record in self.records if isinstance(record, kind)]
+
+
+@pytest.fixture
+def patched() -> Iterator[Patched]:
+    faults.clear()
+    with serving() as upstream:
+        yield Patched(upstream)
+        unpatch()
+    assert faults.counts == {}

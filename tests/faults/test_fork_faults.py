@@ -1,0 +1,372 @@
+"""f1, f2, f3, f6, s06: forks, servers that fork, threads, gevent. A child has its own queue, locks, thread and store.
+
+Nothing of the parent is written twice; every call of every child is in the store while the servers still run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import art_patch as art
+from tests.faults.conftest import App, Programs, Store, eventually
+
+MULTIPROCESSING = """
+import multiprocessing
+
+def work(place):
+    for number in range(20):
+        call(f"child {place} {number}")
+
+if __name__ == "__main__":
+    call("parent, before")
+    context = multiprocessing.get_context(sys.argv[1])
+    children = [context.Process(target=work, args=(place,)) for place in range(2)]
+    for child in children:
+        child.start()
+    call("parent, meanwhile")
+    for child in children:
+        child.join(60)
+    assert [child.exitcode for child in children] == [0, 0]
+    print(art.flush(30), dict(art.status().errors))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_f01_multiprocessing(programs: Programs, store: Store, tmp_path: Path, figure, method):
+    """Also what a child of multiprocessing has not written when its work is done: it ends by `os._exit`."""
+    from tests.faults.conftest import PRELUDE
+
+    script = tmp_path / "app.py"
+    script.write_text(PRELUDE + MULTIPROCESSING)
+    done = subprocess.run(
+        [sys.executable, str(script), method],
+        env=programs.environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (0, "True {}\n"), done.stderr
+    expected = ["parent, before", "parent, meanwhile"]
+    expected += [f"child {place} {number}" for place in range(2) for number in range(20)]
+    assert store.texts() == sorted(expected)
+    assert store.problems() == []
+    figure(f"f01 multiprocessing {method}: rows / calls", f"{store.count()} / {len(expected)}", "all, once")
+
+
+FORKS = """
+import threading, queue
+
+stop = threading.Event()
+
+def load(me):
+    number = 0
+    while not stop.is_set():
+        call(f"parent {me} {number}")
+        number += 1
+        counts[me] = number
+
+counts = [0, 0]
+threads = [threading.Thread(target=load, args=(me,)) for me in range(2)]
+for thread in threads:
+    thread.start()
+stuck = 0
+for round_ in range(100):  # the first of them while the writer's thread imports SQLAlchemy
+    child = os.fork()
+    if child == 0:
+        call(f"child {round_}")
+        os._exit(0 if art.flush(60) else 9)
+    end = time.monotonic() + 60
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            stuck += status != 0
+            break
+        if time.monotonic() > end:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            stuck += 1
+            break
+        time.sleep(0.002)
+stop.set()
+for thread in threads:
+    thread.join()
+print(stuck, sum(counts), art.flush(60), dict(art.status().errors))
+"""
+
+
+@pytest.mark.slow
+def test_f02_s06_a_hundred_forks_under_load(programs: Programs, store: Store, figure):
+    ran = programs.run(FORKS, timeout=280)
+    assert ran.code == 0, ran.err
+    stuck, parents, flushed, errors = ran.out.strip().split(" ", 3)
+    assert (stuck, flushed, errors) == ("0", "True", "{}"), ran.err
+    texts = store.texts()
+    assert len(texts) == len(set(texts)) == int(parents) + 100
+    assert {f"child {number}" for number in range(100)} <= set(texts)
+    assert store.problems() == []
+    figure("f02 forks under load: deadlocks of 100", stuck, "0")
+
+
+def test_f02_a_child_does_not_hold_its_dead_parents_lock(programs: Programs, store: Store):
+    """The parent is killed while it holds the store's lock; its child, which inherited the lock file, goes on."""
+    code = """
+from art_patch.patching import control
+
+call("parent")
+assert art.flush(30)
+sink = control._process.runtime.recorder._delivery.sink
+go, gone = os.pipe()
+with sink._database._files.locked():
+    child = os.fork()
+    if child == 0:
+        os.close(gone)
+        os.read(go, 1)  # ends when the parent is dead
+        call("child")
+        print("child", art.flush(60), flush=True)
+        os._exit(0)
+    os.kill(os.getpid(), 9)
+"""
+    ran = programs.run(code, timeout=100)
+    assert (ran.code, ran.out, ran.err) == (-signal.SIGKILL, "child True\n", "")
+    assert store.texts() == ["child", "parent"]
+
+
+@pytest.mark.slow
+def test_f03_threads(app: App, store: Store, figure):
+    threads_and_calls = (64, 200) if os.environ.get("ART_PATCH_FULL") else (64, 20)
+    app.patch()
+
+    def work(me: int) -> None:
+        for number in range(threads_and_calls[1]):
+            app.call(f"{me} {number}")
+
+    threads = [threading.Thread(target=work, args=(me,)) for me in range(threads_and_calls[0])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert art.flush(60)
+    wanted = {f"{me} {number}" for me in range(threads_and_calls[0]) for number in range(threads_and_calls[1])}
+    texts = store.texts()
+    assert len(texts) == len(wanted) and set(texts) == wanted
+    figure("f03 {} threads x {} calls: rows".format(*threads_and_calls), len(texts), str(len(wanted)))
+
+
+GEVENT = {
+    "gevent patches before us": ("from gevent import monkey; monkey.patch_all()\n", ""),
+    "gevent patches after us": ("", "from gevent import monkey; monkey.patch_all()\n"),
+    "gevent patches after the first call": ("", "call('first')\nfrom gevent import monkey; monkey.patch_all()\n"),
+}
+GREENLETS = """
+import gevent
+
+ticks = []
+
+def tick():
+    while True:
+        ticks.append(time.perf_counter())
+        gevent.sleep(0.01)
+
+ticker = gevent.spawn(tick)
+gevent.joinall([gevent.spawn(call, str(number)) for number in range(50)], raise_error=True)
+assert art.flush(60)
+# While another process holds the database, the event loop goes on.
+import sqlite3
+holder = sqlite3.connect(sys.argv[1], isolation_level=None)
+holder.execute("BEGIN IMMEDIATE")
+call("locked")
+del ticks[:]
+gevent.sleep(1.5)
+longest = max(b - a for a, b in zip(ticks, ticks[1:]))
+holder.execute("ROLLBACK")
+assert art.flush(60)
+print(len(ticks), longest)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", GEVENT)
+# gevent tells whoever imports ssl first that this is too late; that is between the app and gevent.
+def test_f06_gevent(programs: Programs, store: Store, figure, order):
+    pytest.importorskip("gevent")
+    from tests.faults.conftest import PRELUDE
+
+    first, then = GEVENT[order]
+    ran = programs.run(then + GREENLETS, str(store.path), prelude=first + PRELUDE, timeout=100)
+    assert ran.code == 0, ran.err
+    assert "Traceback" not in ran.err and "hub" not in ran.err.lower(), ran.err
+    ticks, longest = ran.out.split()
+    rows = 51 + ("after the first call" in order)
+    assert store.count() == rows
+    assert int(ticks) >= 10  # 150 on an idle machine; none at all if the writer stopped the event loop
+    figure(f"f06 {order}: rows / calls", f"{store.count()} / {rows}", "all, once")
+    figure(f"f06 {order}: longest pause while locked, s", round(float(longest), 3))
+
+
+WSGI = """
+import os
+import art_patch
+art_patch.patch()
+import openai
+
+client = openai.OpenAI(api_key="k", base_url=os.environ["UPSTREAM"], max_retries=0)
+
+def application(environ, start_response):
+    text = environ["QUERY_STRING"]
+    client.chat.completions.create(model="gpt-x", messages=[{"role": "user", "content": text}])
+    start_response("200 OK", [("content-type", "text/plain")])
+    return [str(os.getpid()).encode()]
+"""
+ASGI = """
+import os
+import art_patch
+art_patch.patch()
+import openai
+from fastapi import FastAPI, Request
+
+client = openai.AsyncOpenAI(api_key="k", base_url=os.environ["UPSTREAM"], max_retries=0)
+application = FastAPI()
+
+@application.get("/")
+async def answer(request: Request) -> str:
+    await client.chat.completions.create(model="gpt-x", messages=[{"role": "user", "content": request.url.query}])
+    return str(os.getpid())
+"""
+WORKERS = {
+    "sync": (WSGI, "sync"),
+    "gthread": (WSGI, "gthread"),
+    "gevent": (WSGI, "gevent"),
+    "uvicorn": (ASGI, "uvicorn_worker.UvicornWorker"),
+}
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@contextmanager
+def gunicorn(programs: Programs, directory: Path, code: str, worker: str) -> Iterator[str]:
+    (directory / "served.py").write_text(code)
+    port, log = free_port(), directory / "log"
+    command = [sys.executable, "-m", "gunicorn", "--preload", "-w", "2", "-k", worker, "--threads", "4"]
+    command += ["-b", f"127.0.0.1:{port}", "--error-logfile", str(log), "--log-level", "info", "--no-control-socket"]
+    command += ["served:application"]
+    with (directory / "said").open("w") as said:
+        server = subprocess.Popen(command, cwd=directory, env=programs.environment(), stdout=said, stderr=said)
+        try:
+            eventually(lambda: log.exists() and log.read_text().count("Booting worker") == 2)
+            yield f"http://127.0.0.1:{port}/"
+        finally:
+            begun = time.perf_counter()
+            server.terminate()
+            server.wait(60)
+            gunicorn_stop.append(time.perf_counter() - begun)
+    assert "Traceback" not in (directory / "said").read_text() + log.read_text()
+
+
+gunicorn_stop: list[float] = []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", WORKERS)
+def test_f01_s06_gunicorn_preload(programs: Programs, store: Store, tmp_path: Path, figure, kind):
+    """400 calls are 400 rows before the servers stop."""
+    pytest.importorskip("gunicorn")
+    code, worker = WORKERS[kind]
+    with gunicorn(programs, tmp_path, code, worker) as url:
+        workers: set[str] = set()
+
+        def ask(me: int) -> None:
+            with httpx.Client(timeout=60) as client:
+                for number in range(50):
+                    workers.add(client.get(f"{url}?{me}-{number}").raise_for_status().text)
+
+        threads = [threading.Thread(target=ask, args=(me,)) for me in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        eventually(lambda: store.count() >= 400)
+        rows = store.count()
+    texts = store.texts()
+    assert rows == len(texts) == len(set(texts)) == 400
+    assert len(workers) == 2
+    assert store.problems() == []
+    figure(f"s06 gunicorn --preload {kind}: rows before stop, duplicates", f"{rows}, 0", "400, 0")
+    figure(f"s06 gunicorn --preload {kind}: stop took, s", round(gunicorn_stop[-1], 2))
+
+
+CELERY = """
+import os
+import art_patch
+art_patch.patch()
+import openai
+from celery import Celery
+
+client = openai.OpenAI(api_key="k", base_url=os.environ["UPSTREAM"], max_retries=0)
+app = Celery("tasks", broker="filesystem://")
+app.conf.broker_transport_options = {name: os.environ["QUEUE"] for name in
+                                     ("data_folder_in", "data_folder_out", "control_folder")}
+app.conf.worker_hijack_root_logger = False
+
+@app.task
+def ask(text):
+    client.chat.completions.create(model="gpt-x", messages=[{"role": "user", "content": text}])
+"""
+
+
+@pytest.mark.slow
+def test_f01_celery_prefork(programs: Programs, store: Store, tmp_path: Path, figure):
+    pytest.importorskip("celery")
+    (tmp_path / "tasks.py").write_text(CELERY)
+    (tmp_path / "queue").mkdir()
+    env = programs.environment(QUEUE=str(tmp_path / "queue"))
+    send = "import tasks\nfor number in range(40): tasks.ask.delay(str(number))"
+    subprocess.run([sys.executable, "-c", send], cwd=tmp_path, env=env, check=True, timeout=60)
+    command = [sys.executable, "-m", "celery", "-A", "tasks", "worker", "-P", "prefork", "-c", "2"]
+    command += ["--without-gossip", "--without-mingle", "--max-tasks-per-child", "10"]
+    with (tmp_path / "said").open("w") as said:
+        worker = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=said, stderr=said)
+        try:
+            eventually(lambda: store.count() >= 40, 90)
+            rows = store.count()
+        finally:
+            worker.terminate()
+            worker.wait(60)
+    texts = store.texts()
+    assert rows == len(texts) == len(set(texts)) == 40
+    assert "art_patch" not in re.sub(r"site-packages/art_patch|PYTHONPATH", "", (tmp_path / "said").read_text())
+    figure("f01 celery prefork, 10 tasks a child: rows / calls", f"{rows} / 40", "all, once")
+
+
+def test_f01_settings_of_the_child_are_the_parents(app: App, store: Store):
+    app.patch()
+    app.call("parent")
+    child = os.fork()
+    if child == 0:
+        code: Any = 1
+        try:
+            app.call("child")
+            code = 0 if art.flush(30) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert art.flush(30)
+    assert store.texts() == ["child", "parent"]
