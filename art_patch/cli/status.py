@@ -9,7 +9,6 @@ import typer
 
 from art_patch.cli.options import HomeOption, JsonOption, ProjectOption, StoreOption, WhoOption, who_am_i
 
-
 APPS_SEEN_S = 3_600.0
 """How far back the reports of app processes are shown."""
 
@@ -120,6 +119,8 @@ def _print(facts: dict[str, Any]) -> None:
         ("trajectories", f"{recorded['trajectories']} in {recorded['scenarios']} grouped scenarios"),
         ("groups", groups),
     ]
+    if recorded["calls_shadow"]:
+        rows.append(("shadow", f"{recorded['calls_shadow']} calls asked in the background, beside the above"))
     for name, value in rows:
         table.add_row(name, str(value))
     for reason, count in recorded["untrainable"].items():

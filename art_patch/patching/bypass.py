@@ -20,6 +20,7 @@ from typing import Any
 import wrapt
 
 from art_patch.context import identify
+from art_patch.patching.doors import DOORS
 from art_patch.patching.runtime import Runtime
 from art_patch.recording import faults
 
@@ -27,67 +28,57 @@ logger = logging.getLogger("art_patch")
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """A way past the patch.
+class Watched:
+    """A door that can be seen being used.
 
     Attributes:
         name: as `status().bypasses` and the warning name it.
+        package: its entry in the table of doors, which knows the cure.
         module: whose import brings it.
         places: `Class.function` in it; one call goes through one of them, once.
-        cure: what the app's author can do, in one sentence.
     """
 
     name: str
+    package: str
     module: str
     places: tuple[str, ...]
-    cure: str
 
 
-def _websocket(name: str, module: str, prefix: str, cure: str) -> Door:
+def _websocket(name: str, module: str, prefix: str) -> Watched:
     managers = (f"{prefix}ConnectionManager", f"Async{prefix}ConnectionManager")
     # `enter` is the same function under a second name, so both names are wrapped.
     names = (("__enter__", "enter"), ("__aenter__", "enter"))
     places = (f"{owner}.{place}" for owner, pair in zip(managers, names, strict=True) for place in pair)
-    return Door(name, module, tuple(places), cure)
+    return Watched(name, "websockets", module, tuple(places))
 
 
-_REALTIME = "What is to be learned from has to go through client.chat.completions or client.responses.create()."
+_LITELLM = "litellm.llms.custom_httpx.llm_http_handler"
 
-DOORS = (
-    Door(
-        "litellm",
-        "litellm.llms.custom_httpx.llm_http_handler",
-        ("BaseLLMHTTPHandler.completion",),
-        "Name the model openai/MODEL and give api_base=..., so that litellm uses the OpenAI SDK.",
-    ),
-    Door(
-        "litellm.responses",
-        "litellm.llms.custom_httpx.llm_http_handler",
-        ("BaseLLMHTTPHandler.response_api_handler",),
-        'Call litellm.completion(model="openai/MODEL") instead, so that litellm uses the OpenAI SDK.',
-    ),
-    Door(
+WATCHED = (
+    Watched("litellm", "litellm", _LITELLM, ("BaseLLMHTTPHandler.completion",)),
+    Watched("litellm.responses", "litellm", _LITELLM, ("BaseLLMHTTPHandler.response_api_handler",)),
+    Watched(
+        "dspy",
         "dspy",
         "dspy.clients.engines.lm15_engine",
         ("LM15Engine.complete", "LM15Engine.stream", "AsyncLM15Engine.complete", "AsyncLM15Engine.stream"),
-        'Use dspy.LM("openai/MODEL", engine="litellm"), which uses the OpenAI SDK.',
     ),
-    Door(
+    Watched(
         "openai-agents websocket",
+        "openai-agents",
         "agents.models.openai_responses",
         ("OpenAIResponsesWSModel._fetch_response",),
-        'Call agents.set_default_openai_responses_transport("http").',
     ),
-    _websocket(
-        "openai responses websocket",
-        "openai.resources.responses.responses",
-        "Responses",
-        "Use client.responses.create() instead of client.responses.connect().",
-    ),
-    _websocket("openai realtime", "openai.resources.realtime.realtime", "Realtime", _REALTIME),
-    _websocket("openai beta realtime", "openai.resources.beta.realtime.realtime", "Realtime", _REALTIME),
+    _websocket("openai responses websocket", "openai.resources.responses.responses", "Responses"),
+    _websocket("openai realtime", "openai.resources.realtime.realtime", "Realtime"),
+    _websocket("openai beta realtime", "openai.resources.beta.realtime.realtime", "Realtime"),
 )
-"""All that we know of."""
+"""All that we can see."""
+
+
+def cure_of(door: Watched) -> str:
+    """Return the one line that brings the calls back."""
+    return next(known.cure for known in DOORS if known.package == door.package)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +115,7 @@ class Detector:
         """Watch the doors of what is imported, and of what will be; `runtime` tells whose calls they would be."""
         with self._lock:
             self._runtime = runtime
-            for door in DOORS:
+            for door in WATCHED:
                 if not self._hooked:
                     wrapt.register_post_import_hook(partial(self._imported, door), door.module)
                 elif door.module in sys.modules:
@@ -140,7 +131,7 @@ class Detector:
                     setattr(site.owner, site.name, site.original)
                     self._sites.remove(site)
 
-    def _imported(self, door: Door, module: Any) -> None:
+    def _imported(self, door: Watched, module: Any) -> None:
         with self._lock:
             if self._runtime is None:
                 return
@@ -150,7 +141,7 @@ class Detector:
                 except Exception as error:
                     faults.trouble("patching.bypass", error)
 
-    def _wrap(self, door: Door, module: Any, owner_name: str, name: str) -> None:
+    def _wrap(self, door: Watched, module: Any, owner_name: str, name: str) -> None:
         owner = getattr(module, owner_name, None)
         if not isinstance(owner, type) or name not in owner.__dict__:
             return
@@ -166,7 +157,7 @@ class Detector:
         setattr(owner, name, wrapper)
         self._sites.append(_Site(owner, name, original, wrapper))
 
-    def _count(self, door: Door) -> None:
+    def _count(self, door: Watched) -> None:
         try:
             runtime = None if self._runtime is None else self._runtime()
             if runtime is None or runtime.target.mode == "off" or identify(using=False, call=True).suppressed:
@@ -176,7 +167,9 @@ class Detector:
                 first = self._seen[door.name] == 1
             if first:
                 logger.warning(
-                    "art_patch: a call went past the patch (%s): neither recorded nor routed. %s", door.name, door.cure
+                    "art_patch: a call went past the patch (%s), neither recorded nor routed: %s",
+                    door.name,
+                    cure_of(door),
                 )
         except Exception as error:
             faults.fault("patching.bypass", error)

@@ -135,7 +135,8 @@ class Twins:
             known = self._patterns[is_async] = (address, _make_twin(pool, address, is_async))
             known[1]._client = None  # a pattern keeps nobody's connections alive
         twin = copy.copy(known[1])
-        twin._client = self._own_pool(address, is_async) if _is_for_provider_only(pool) else pool
+        chosen = self._own_pool(address, is_async) if _is_for_provider_only(pool) else pool
+        twin._client = chosen if _redirects_per_request() else _Staying(chosen)
         return twin
 
     def _own_pool(self, address: Address, is_async: bool) -> Any:
@@ -185,6 +186,26 @@ def _make_twin(pool: Any, address: Address, is_async: bool) -> Any:
     return twin
 
 
+class _Staying:
+    """An HTTP client that follows no redirect, for an SDK too old to ask for that per request (1.66 is)."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def send(self, request: Any, **options: Any) -> Any:
+        return self._pool.send(request, **{**options, "follow_redirects": False})
+
+
+@lru_cache(maxsize=1)
+def _redirects_per_request() -> bool:
+    from openai._models import FinalRequestOptions
+
+    return "follow_redirects" in FinalRequestOptions.__annotations__
+
+
 def _is_for_provider_only(pool: Any) -> bool:
     """Whether the HTTP client adds something to each request, or sends it through a proxy."""
     transport = getattr(pool, "_transport", None)
@@ -194,6 +215,11 @@ def _is_for_provider_only(pool: Any) -> bool:
         or getattr(pool, "_auth", None) is not None
         or bool(getattr(pool, "params", None))
         or any(name.lower() not in _HARMLESS_HEADERS for name in pool.headers)
-        or bool(pool.event_hooks.get("request"))
+        # openai 3 gives Azure's clients a hook that takes the key out of redirects; it does nothing to our requests.
+        or any(not _is_of_the_sdk(hook) for hook in pool.event_hooks.get("request", ()))
         or any(not cookie.domain for cookie in pool.cookies.jar)
     )
+
+
+def _is_of_the_sdk(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("openai.")

@@ -29,30 +29,36 @@ from art_patch.records import JSON
 class _Message:
     """The message that is being written: one part after the other, each a text or a refusal."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: int) -> None:
         self.id = new_item_id("msg")
+        self.place: dict[str, Any] = {"item_id": self.id, "output_index": index}
         self.kinds: list[str] = []
-        self.texts: list[str] = []
+        self.pieces: list[list[str]] = []
 
-    def parts(self) -> list[JSON]:
-        return [_part(kind, text) for kind, text in zip(self.kinds, self.texts, strict=True)]
+    def texts(self) -> list[tuple[str, str]]:
+        return [(kind, "".join(pieces)) for kind, pieces in zip(self.kinds, self.pieces, strict=True)]
 
 
 class _Call:
     """A function call that is being written."""
 
-    def __init__(self, call_id: str, name: str) -> None:
+    def __init__(self, index: int, call_id: str, name: str) -> None:
         self.id = new_item_id("fc")
+        self.place: dict[str, Any] = {"item_id": self.id, "output_index": index}
         self.call_id = call_id
         self.name = name
-        self.arguments = ""
+        self.pieces: list[str] = []
 
     def item(self, status: str) -> JSON:
-        return call_item(self.id, self.call_id, self.name, self.arguments, status)
+        return call_item(self.id, self.call_id, self.name, "".join(self.pieces), status)
 
 
 def _part(kind: str, text: str) -> JSON:
     return text_part(text) if kind == "output_text" else refusal_part(text)
+
+
+def _logprobs(kind: str) -> dict[str, Any]:
+    return {"logprobs": []} if kind == "output_text" else {}
 
 
 class ResponsesStream(StreamDisguise):
@@ -132,19 +138,17 @@ class ResponsesStream(StreamDisguise):
     def _write(self, kind: str, text: str) -> Iterable[bytes]:
         message = self._message
         if message is None:
-            message = self._message = _Message()
+            message = self._message = _Message(len(self._items))
             yield from self._add(message, message_item(message.id, [], "in_progress"))
-        place = {"item_id": message.id, "output_index": self._items.index(message)}
+        place = message.place
         if not message.kinds or message.kinds[-1] != kind:
             message.kinds.append(kind)
-            message.texts.append("")
-            index = len(message.kinds) - 1
-            yield self._event("content_part.added", **place, content_index=index, part=_part(kind, ""))
-        message.texts[-1] += text
-        place["content_index"] = len(message.kinds) - 1
-        more: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
+            message.pieces.append([])
+            place["content_index"] = len(message.kinds) - 1
+            yield self._event("content_part.added", **place, part=_part(kind, ""))
         if text:
-            yield self._event(f"{kind}.delta", **place, delta=text, **more)
+            message.pieces[-1].append(text)
+            yield self._event(f"{kind}.delta", **place, delta=text, **_logprobs(kind))
 
     def _call(self, position: int, given: dict[str, Any]) -> Iterable[bytes]:
         index = given.get("index")
@@ -155,13 +159,12 @@ class ResponsesStream(StreamDisguise):
             call_id, name = given.get("id"), named.get("name")
             if not isinstance(call_id, str) or not isinstance(name, str):
                 raise InvalidAnswer("a tool call begins without id or name")
-            call = self._calls[index] = _Call(call_id, name)
+            call = self._calls[index] = _Call(len(self._items), call_id, name)
             yield from self._add(call, call.item("in_progress"))
         piece = named.get("arguments")
         if isinstance(piece, str) and piece:
-            call.arguments += piece
-            place = {"item_id": call.id, "output_index": self._items.index(call)}
-            yield self._event("function_call_arguments.delta", **place, delta=piece)
+            call.pieces.append(piece)
+            yield self._event("function_call_arguments.delta", **call.place, delta=piece)
 
     def _add(self, item: _Message | _Call, shown: JSON) -> Iterable[bytes]:
         self._items.append(item)
@@ -172,19 +175,18 @@ class ResponsesStream(StreamDisguise):
             yield from self._write("output_text", "")  # an answer without a word is a message all the same
         done: list[JSON] = []
         for index, (item, status) in enumerate(zip(self._items, statuses(len(self._items), self._why), strict=True)):
-            place = {"item_id": item.id, "output_index": index}
             if isinstance(item, _Call):
                 shown = item.item(status)
-                words = {"name": item.name, "arguments": item.arguments}
-                yield self._event("function_call_arguments.done", **place, **words)
+                words = {"name": shown["name"], "arguments": shown["arguments"]}
+                yield self._event("function_call_arguments.done", **item.place, **words)
             else:
-                shown = message_item(item.id, item.parts(), status)
-                for number, kind in enumerate(item.kinds):
-                    place["content_index"] = number
-                    text = {"text" if kind == "output_text" else "refusal": item.texts[number]}
-                    more: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
-                    yield self._event(f"{kind}.done", **place, **text, **more)
-                    yield self._event("content_part.done", **place, part=_part(kind, item.texts[number]))
+                texts = item.texts()
+                shown = message_item(item.id, [_part(*text) for text in texts], status)
+                for number, (kind, text) in enumerate(texts):
+                    place = {**item.place, "content_index": number}
+                    whole = {"text" if kind == "output_text" else "refusal": text}
+                    yield self._event(f"{kind}.done", **place, **whole, **_logprobs(kind))
+                    yield self._event("content_part.done", **place, part=_part(kind, text))
             done.append(shown)
             yield self._event("output_item.done", output_index=index, item=shown)
         self._response["output"] = done
@@ -192,6 +194,8 @@ class ResponsesStream(StreamDisguise):
     def _terminal(self) -> bytes:
         if self._over:
             return b""
+        if not self._closed:
+            raise InvalidAnswer("the stream ended without a finish reason")
         self._over = True
         finish(self._response, self._response["output"], self._why, self._usage)
         return self._event(self._response["status"], response=self._response)

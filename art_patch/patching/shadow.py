@@ -98,7 +98,7 @@ class Shadow:
             user_id=info.user_id,
         )
         exchange = Exchange(self._runtime.recorder, call.requested_model, its)
-        exchange.policy, exchange.shadow_of = target.champion, call.id
+        exchange.api, exchange.policy, exchange.shadow_of = call.api, target.champion, call.id
         exchange.request = json.dumps(body).encode()
         from openai import OpenAIError
 

@@ -8,7 +8,7 @@ upstream. What translates is imported by the first call that needs it.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from art_patch.patching.disguise import Disguise
 from art_patch.patching.eligible import why_not_routed
@@ -116,4 +116,5 @@ def surface_of(options: Any) -> Surface | None:
     body = options.json_data
     if options.method.lower() != "post" or not isinstance(body, dict):
         return None
-    return surface if not surface.needs_model or isinstance(body.get("model"), str) else None
+    model = cast(dict[str, Any], body).get("model")
+    return surface if isinstance(model, str) or (model is None and not surface.needs_model) else None

@@ -16,6 +16,8 @@ from art_patch.ids import new_id
 from art_patch.recording import chat, completions, responses
 from art_patch.recording.exchange import Exchange
 from art_patch.recording.loose_json import as_object, parse_object
+from art_patch.recording.media import UNTRAINABLE as MEDIA
+from art_patch.recording.media import without_media
 from art_patch.recording.proof import why_untrainable
 from art_patch.recording.scrubbing import scrub
 from art_patch.recording.surfaces import Answered, Asked
@@ -31,11 +33,12 @@ _READERS: dict[Api, tuple[Callable[[dict[str, Any]], Asked], Callable[[bytes], A
 def read_call(exchange: Exchange) -> Call:
     """Return the call, without its trajectory (`trajectory_id` is empty)."""
     read_request, read_answer = _READERS["chat" if exchange.policy is not UPSTREAM else exchange.api]
-    asked = read_request(parse_object(exchange.request))
+    request = without_media(exchange.request)
+    asked = read_request(parse_object(request))
     params = asked.params
     if not exchange.keeps_logprobs and exchange.policy is not UPSTREAM:
         params = {key: value for key, value in params.items() if key != "logprobs"}  # ours, not the app's
-    answer = read_answer(_raw_answer(exchange))
+    answer = read_answer(without_media(_raw_answer(exchange)))
     error = exchange.error
     if error is None and answer.error is not None:
         error = f"the server ended the answer: {_short(answer.error)}"
@@ -61,7 +64,7 @@ def read_call(exchange: Exchange) -> Call:
         fallback=None if exchange.fallback is None else scrub(exchange.fallback),
         api=exchange.api,
     )
-    return replace(call, untrainable=why_untrainable(call))
+    return replace(call, untrainable=why_untrainable(call) or (MEDIA if request is not exchange.request else None))
 
 
 def _raw_answer(exchange: Exchange) -> bytes:

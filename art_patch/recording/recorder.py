@@ -53,7 +53,7 @@ class _Flush:
 
 @dataclass(slots=True)
 class Counts:
-    """What the writer thread has seen. `recorded` counts calls that the store has taken."""
+    """What the writer thread has seen. `recorded` counts calls of the app that the store has taken."""
 
     recorded: int = 0
     served_by_policy: int = 0
@@ -279,7 +279,7 @@ class Recorder:
     def _deliver(self) -> None:
         written, poison = self._delivery.attempt(time.monotonic())
         for record, _ in written:
-            if isinstance(record, Call):
+            if isinstance(record, Call) and record.shadow_of is None:
                 self.counts.recorded += 1
                 self.counts.served_by_policy += record.policy is not UPSTREAM
                 self.counts.fallbacks += record.fallback is not None

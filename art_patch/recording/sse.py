@@ -7,11 +7,12 @@ An event that the stream was cut in is dropped.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
+
+from art_patch.recording.loose_json import parse_object
 
 DONE = "[DONE]"
 
@@ -59,13 +60,7 @@ def assemble(chunks: Iterable[str]) -> StreamedAnswer:
         if data.startswith(DONE):
             answer.done = True
             break
-        try:
-            chunk = json.loads(data)
-        except ValueError:
-            continue
-        if not isinstance(chunk, dict):
-            continue
-        chunk = cast(dict[str, Any], chunk)
+        chunk = parse_object(data)
         if chunk.get("error"):
             answer.error = chunk["error"]
         for key in ("model", "usage", "prompt_token_ids"):

@@ -106,20 +106,25 @@ class Reader:
                     func.count().filter(calls.c.status != "ok"),
                     func.count().filter(calls.c.untrainable.is_(None)),
                     func.max(calls.c.started_at),
-                ).select_from(calls)
+                )
+                .select_from(calls)
+                .where(calls.c.shadow_of.is_(None))
             ).one()
+            shadows = connection.scalar(select(func.count(calls.c.shadow_of)))
             reasons = connection.execute(
                 select(calls.c.untrainable, func.count())
-                .where(calls.c.untrainable.is_not(None))
+                .where(calls.c.untrainable.is_not(None), calls.c.shadow_of.is_(None))
                 .group_by(calls.c.untrainable)
                 .order_by(func.count().desc())
             ).all()
             states = connection.execute(select(groups.c.state, func.count()).group_by(groups.c.state)).all()
-            trajectories = connection.scalar(select(func.count()).select_from(tables.trajectories))
+            seen = tables.trajectories.c.origin != "shadow"
+            trajectories = connection.scalar(select(func.count()).select_from(tables.trajectories).where(seen))
             scenarios = connection.scalar(select(func.count()).select_from(tables.scenarios))
             scored = connection.scalar(select(func.count()).select_from(tables.scores))
         names = ("calls", "calls_by_policy", "calls_fell_back", "calls_not_ok", "calls_trainable", "last_call_at")
         return dict(zip(names, one, strict=True)) | {
+            "calls_shadow": shadows,
             "trajectories": trajectories,
             "scenarios": scenarios,
             "scores": scored,

@@ -28,6 +28,8 @@ _TRIES = 3  # the write that meets a corrupt page, once more over a new connecti
 _APP_KEPT_S = 7 * 86_400.0
 """How long the last report of a process that is silent is kept."""
 
+_MAX_INTEGER = (1 << 63) - 1
+
 Row = dict[str, Any]
 
 
@@ -116,12 +118,12 @@ class _Batch:
             case Call():
                 self._add_call(record)
             case TrajectoryInfo():
-                row = {name: getattr(record, name) for name in TrajectoryInfo.__slots__}
+                row = {name: _plain(getattr(record, name)) for name in TrajectoryInfo.__slots__}
                 self.trajectories.append(row | {"tags": list(record.tags), "metadata": dict(record.metadata)})
             case SpanInfo():
-                self.spans.append({name: getattr(record, name) for name in SpanInfo.__slots__})
+                self.spans.append({name: _plain(getattr(record, name)) for name in SpanInfo.__slots__})
             case Score():
-                self.scores.append({name: getattr(record, name) for name in Score.__slots__})
+                self.scores.append({name: _plain(getattr(record, name)) for name in Score.__slots__})
             case AppReport():
                 self.apps.append({"id": record.id, "at": record.at, "facts": dict(record.facts)})
 
@@ -146,9 +148,9 @@ class _Batch:
             self.choices.append(
                 {
                     "call_id": call.id,
-                    "index": choice.index,
+                    "index": _plain(choice.index),
                     "answer": self._nodes([choice.message], prompt),
-                    "finish_reason": choice.finish_reason,
+                    "finish_reason": _plain(choice.finish_reason),
                     "token_ids": pack_ids(choice.token_ids),
                     "logprobs": pack_logprobs(choice.logprobs),
                 }
@@ -157,7 +159,7 @@ class _Batch:
                  "prompt_tokens", "completion_tokens", "status", "error", "fallback", "untrainable", "api",
                  "shadow_of")  # fmt: skip
         self.calls.append(
-            {name: getattr(call, name) for name in plain}
+            {name: _plain(getattr(call, name)) for name in plain}
             | {
                 "prompt": prompt,
                 "tools": self._blob(call.tools),
@@ -166,7 +168,8 @@ class _Batch:
             }
         )
         ended_at = call.started_at + call.duration_ms / 1000
-        self.last_call_at[call.trajectory_id] = max(ended_at, self.last_call_at.get(call.trajectory_id, 0.0))
+        key = _plain(call.trajectory_id)
+        self.last_call_at[key] = max(ended_at, self.last_call_at.get(key, 0.0))
 
     def insert(self, connection: Connection) -> None:
         for table, rows in (
@@ -189,6 +192,15 @@ class _Batch:
             connection.execute(_UPSERT_APP, self.apps)
             silent = max(row["at"] for row in self.apps) - _APP_KEPT_S
             connection.execute(delete(tables.apps).where(tables.apps.c.at < silent))
+
+
+def _plain(value: Any) -> Any:
+    """Return what a column of text or numbers can hold of `value`."""
+    if isinstance(value, str) and not value.isascii():
+        return value.encode("utf-8", "backslashreplace").decode()  # lone surrogates
+    if isinstance(value, int):
+        return max(-_MAX_INTEGER, min(value, _MAX_INTEGER))
+    return value
 
 
 def _upsert_trajectory() -> Any:

@@ -145,7 +145,7 @@ def test_a_missing_store_is_named(tmp_path: Path):
     [
         (["status", "--store", "mysql://x"], "sqlite:////"),
         (["status", "--project", "../up"], "ART_PATCH_PROJECT"),
-        (["mode", "sideways"], "off, record, route"),
+        (["mode", "sideways"], "off, record, shadow, canary, route, auto"),
         (["retrain", "--judge", "x", "--judge-base-url", "nowhere"], "http"),
     ],
 )

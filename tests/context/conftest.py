@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,8 +82,11 @@ class Patched:
 
 
 @pytest.fixture
-def patched() -> Iterator[Patched]:
+def patched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Patched]:
     faults.clear()
+    # A client reads all certificates of the machine, which costs more than the tests, and nothing here speaks TLS.
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
     with serving() as upstream:
         yield Patched(upstream)
         unpatch()

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
@@ -31,7 +31,7 @@ from tests.servers import TEXT, Answer, chunks
 @contextmanager
 def web_server(app: Starlette) -> Iterator[str]:
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", loop="asyncio", ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
@@ -123,7 +123,13 @@ NAMES = tuple(endpoints(None, None))
 def web(patched: Patched) -> Iterator[httpx.Client]:
     clients = openai.OpenAI(**patched.client), openai.AsyncOpenAI(**patched.client)
     routes = [Route(f"/{name}", endpoint) for name, endpoint in endpoints(*clients).items()]
-    with web_server(Starlette(routes=routes)) as url, httpx.Client(base_url=url) as browser:
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await clients[1].close()
+
+    with web_server(Starlette(routes=routes, lifespan=lifespan)) as url, httpx.Client(base_url=url) as browser:
         yield browser
     clients[0].close()
 
@@ -147,7 +153,7 @@ def test_calls_inside_a_streamed_answer(patched, web, name):
     assert sorted(call.trajectory_id for call in calls) == sorted([*ids, *ids])
     assert {call.status for call in calls} == {"ok"}
     ended = {info.id for info in patched.of(TrajectoryInfo) if info.ended_at is not None}
-    assert ended == ids
+    assert ended == (set() if "bound" in name else ids)  # the block was over before the first call
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -159,11 +165,11 @@ def test_the_browser_goes_away(patched, web, name):
     gate.set()
     web.get("/nowhere")
     deadline = time.monotonic() + 10
-    while not any(info.ended_at for info in patched.of(TrajectoryInfo)) and time.monotonic() < deadline:
+    while not patched.of(Call) and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)
     assert {info.id for info in patched.of(TrajectoryInfo)} == {own}
-    assert {call.trajectory_id for call in patched.of(Call)} <= {own}
+    assert {call.trajectory_id for call in patched.of(Call)} == {own}
 
 
 def test_requests_at_once_stay_apart(patched, web):
@@ -218,8 +224,8 @@ def test_generators_that_are_closed_late_or_elsewhere(patched):
     assert {info.trajectory_id for info in patched.of(SpanInfo)} == {call.trajectory_id for call in calls}
 
 
-# The SDK leaves its generators to the garbage collector, and trio says so; it does without us, too.
-@pytest.mark.filterwarnings("ignore:Async generator .openai:ResourceWarning")
+# The SDK and httpx leave their generators to the garbage collector, and trio says so; it does without us, too.
+@pytest.mark.filterwarnings("ignore:Async generator .(?!art_patch):ResourceWarning")
 def test_trio(patched):
     trio = pytest.importorskip("trio", reason="trio is not installed")
 

@@ -3,10 +3,14 @@
 `python -m tests.patching.peers_app PEER peer_first|patch_first` makes the same calls with the peer alone and with both,
 recorded and routed, and prints what came of them as one line of JSON:
 
-    alone, record, route: call -> type of its result, and how many spans the peer made of all of them
-    calls: mode -> how many records we made of all of them
+    alone, record, route: call -> types of its result
+    spans: the same three -> how many spans the peer made of all calls, `null` if that cannot be told
+    calls: mode -> how many records we made of all calls
+    after_unpatch: how many more we made later
     faults, logged, warned: what we complained about
-    restored: whether the SDK's functions are, after `unpatch()`, what they were before `patch()`
+    changed: the SDK's functions that are, after `unpatch()`, not what they were before `patch()`
+
+or `{"broken": WHY}` if the peer that is installed cannot even be imported.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import openai
@@ -30,10 +35,12 @@ from tests.patching.conftest import Bench
 from tests.patching.samples import ASK
 from tests.servers import serving
 
-Seen = Callable[[], int]
+Seen = Callable[[], int | None]
 
 
-class look(BaseModel):  # noqa: N801 - the name of the tool that the stub calls
+class look(BaseModel):
+    """What the tool of this name is called with; the stub's name for it."""
+
     at: str
 
 
@@ -77,7 +84,7 @@ def _types(call: Callable[[], Any]) -> list[str]:
     return sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
 
 
-# The peers. Each is put on as its users do, and returns how many spans it has made so far; -1 if that cannot be told.
+# The peers. Each is put on as its users do, and returns what tells how many spans it has made so far.
 
 
 def _spans(make: Callable[[], Any]) -> Seen:
@@ -88,7 +95,11 @@ def _spans(make: Callable[[], Any]) -> Seen:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     make().instrument(tracer_provider=provider)
-    return lambda: len(exporter.get_finished_spans())
+    return lambda: _not_ours(exporter)
+
+
+def _not_ours(exporter: Any) -> int:
+    return sum(span.instrumentation_scope.name != "art_patch" for span in exporter.get_finished_spans())
 
 
 def _instrumentor(module: str) -> Callable[[App], Seen]:
@@ -105,7 +116,7 @@ def _langfuse(app: App) -> Seen:
 
     def seen() -> int:
         traces.flush()
-        return len(exporter.get_finished_spans())
+        return _not_ours(exporter)
 
     return seen
 
@@ -113,20 +124,24 @@ def _langfuse(app: App) -> Seen:
 def _sentry(app: App) -> Seen:
     import sentry_sdk
     from sentry_sdk.integrations.openai import OpenAIIntegration
+    from sentry_sdk.transport import Transport
 
-    sent: list[Any] = []
+    counts: list[int] = []
+
+    class Nowhere(Transport):
+        def capture_envelope(self, envelope: Any) -> None:
+            # Spans of models travel beside the transaction, all others in it.
+            counts.extend(item.headers["item_count"] for item in envelope.items if item.type == "span")
+
+    def traced(call: Callable[[], Any]) -> Any:
+        with sentry_sdk.start_transaction(name="app"):
+            return call()
+
     sentry_sdk.init(
-        dsn="http://x@127.0.0.1:9/1",
-        transport=sent.append,
-        traces_sample_rate=1.0,
-        integrations=[OpenAIIntegration()],
+        dsn="http://x@127.0.0.1:9/1", transport=Nowhere, traces_sample_rate=1.0, integrations=[OpenAIIntegration()]
     )
-
-    def seen() -> int:
-        sentry_sdk.flush()
-        return len(sent)
-
-    return seen
+    app.calls = {name: partial(traced, call) for name, call in app.calls.items()}
+    return lambda: sum(counts)
 
 
 def _langsmith(app: App) -> Seen:
@@ -145,7 +160,7 @@ def _langsmith(app: App) -> Seen:
     make_async = app.make_async
     app.client = wrap_openai(app.client, tracing_extra=extra)
     app.make_async = lambda: wrap_openai(make_async(), tracing_extra=extra)
-    return lambda: -1
+    return lambda: None
 
 
 def _instructor(app: App) -> Seen:
@@ -161,7 +176,7 @@ def _instructor(app: App) -> Seen:
     app.calls["create"] = lambda: client.chat.completions.create(response_model=look, **ASK)
     app.calls["stream"] = lambda: tuple(client.chat.completions.create_partial(response_model=look, **ASK))
     app.calls["async"] = lambda: asyncio.run(asynchronously())
-    return lambda: -1
+    return lambda: None
 
 
 PEERS: dict[str, tuple[str, Callable[[App], Seen]]] = {
@@ -191,7 +206,12 @@ def _sdk() -> dict[str, Any]:
     from openai.resources.chat.completions import AsyncCompletions, Completions
 
     owners = (SyncAPIClient, AsyncAPIClient, openai.OpenAI, openai.AsyncOpenAI, Completions, AsyncCompletions)
-    return {f"{owner.__qualname__}.{name}": value for owner in owners for name, value in vars(owner).items()}
+    return {
+        f"{owner.__qualname__}.{name}": value
+        for owner in owners
+        for name, value in vars(owner).items()
+        if callable(value)
+    }
 
 
 def main(peer: str, order: str) -> dict[str, Any]:
@@ -202,14 +222,15 @@ def main(peer: str, order: str) -> dict[str, Any]:
     handler.emit = lambda record: logged.append(record.getMessage())
     logging.getLogger("art_patch").addHandler(handler)
     warnings.showwarning = lambda message, category, filename, *_: warned.append(f"{filename}: {message}")
-    told: dict[str, Any] = {"calls": {}}
+    told: dict[str, Any] = {"spans": {}, "calls": {}}
     with serving() as upstream, serving() as local:
         bench, app = Bench(upstream, local), App(upstream.url)
 
         def all_calls(name: str, seen: Seen) -> None:
             before = seen()
             told[name] = app.make_all()
-            told[name]["spans"] = seen() - before
+            after = seen()
+            told["spans"][name] = None if before is None or after is None else after - before
             if name != "alone":
                 told["calls"][name] = len(bench.sink.calls)
                 bench.sink.records.clear()
@@ -234,7 +255,7 @@ def main(peer: str, order: str) -> dict[str, Any]:
             unpatch()
             all_calls("alone", seen)
         now = _sdk()
-        told["restored"] = was.keys() == now.keys() and all(was[name] is now[name] for name in was)
+        told["changed"] = sorted(name for name in was.keys() | now.keys() if was.get(name) is not now.get(name))
         told["after_unpatch"] = len(bench.sink.calls)
     told |= {"faults": dict(faults.counts), "logged": logged}
     told["warned"] = [line for line in warned if "art_patch" in line]
@@ -242,5 +263,10 @@ def main(peer: str, order: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    result = main(*sys.argv[1:])
+    try:
+        importlib.import_module(PEERS[sys.argv[1]][0])
+    except ImportError as error:
+        result = {"broken": str(error)}
+    else:
+        result = main(*sys.argv[1:])
     sys.stdout.write("\n" + json.dumps(result) + "\n")

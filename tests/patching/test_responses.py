@@ -322,6 +322,19 @@ def test_other_ways_in(bench, client):
     assert "azure-secret" not in "".join(map(str, bench.local.seen))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_beta(bench, client, stream):
+    if not hasattr(client.beta, "responses"):
+        pytest.skip(f"openai {openai.__version__} has no beta.responses")
+    bench.patch()
+    result = client.beta.responses.create(**ASK, stream=stream)
+    if stream:
+        assert text_of(list(result)) == "Hello there!"
+    else:
+        assert result.output[0].content[0].text == "Hello there!"
+    assert settled(bench.sink.call) == (streamed(LOCAL) if stream else LOCAL)
+
+
 @pytest.mark.parametrize("path", ["/responses/compact", "/responses/input_tokens", "/responses/resp_1/cancel"])
 def test_its_neighbours_pass(bench, client, path):
     bench.patch()
@@ -736,6 +749,11 @@ def test_text_then_calls_then_text_in_a_stream():
         )
         assert deltas == spelt
     assert "hm" not in json.dumps(events)
+
+
+def test_only_the_choice_that_was_asked_for_counts():
+    with pytest.raises(InvalidAnswer, match="without a finish reason"):
+        translated(stream_of({"delta": {"content": "x"}}, {"index": 1, "delta": {}, "finish_reason": "stop"}))
 
 
 @pytest.mark.parametrize("streams", [False, True])

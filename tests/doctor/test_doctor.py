@@ -1,0 +1,285 @@
+"""Each check with what it may meet, and the command as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from openai import _base_client
+
+from art_patch.doctor import Finding, configuration, packages, serving, storage
+from art_patch.errors import EngineError
+from art_patch.patching.doors import DOORS
+from art_patch.records import Route
+from art_patch.settings import load_settings
+from art_patch.store import open_store
+from art_patch.store.tables import HEAD
+from tests.servers import serving as serving_stub
+
+ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("ART_PATCH_")}
+
+
+def has(**versions: str) -> packages.Installed:
+    """An environment with these packages; `_` stands for `-`."""
+    return {name.replace("_", "-"): version for name, version in versions.items()}.get
+
+
+# packages
+
+
+def test_the_sdk_of_this_environment_can_be_wrapped():
+    before = dict(vars(_base_client.SyncAPIClient))
+    (found,) = packages.sdk(packages.installed_version, lambda: _base_client)
+    assert found.level == "ok"
+    assert "can be wrapped" in found.text
+    assert dict(vars(_base_client.SyncAPIClient)) == before
+
+
+def test_an_sdk_that_cannot_be_wrapped_is_red():
+    stranger: Any = ModuleType("openai._base_client")
+    stranger.SyncAPIClient = stranger.AsyncAPIClient = type("SyncAPIClient", (), {"request": lambda self: None})
+    (found,) = packages.sdk(has(openai="9.0", httpx3="1.0"), lambda: stranger)
+    assert (found.level, "cannot be wrapped" in found.text) == ("bad", True)
+
+    def broken() -> Any:
+        raise ImportError("no httpx")
+
+    (found,) = packages.sdk(has(openai="9.0"), broken)
+    assert (found.level, "no httpx" in found.text) == ("bad", True)
+    (found,) = packages.sdk(has(), broken)
+    assert (found.level, found.cure) == ("bad", "pip install openai")
+
+
+def test_doors_and_patchers_are_those_that_are_installed():
+    found = packages.doors(has(litellm="1.106.2", anthropic="0.9", numpy="2"))
+    assert [(one.level, one.text.split(",")[0]) for one in found] == [
+        ("warn", "litellm 1.106.2"),
+        ("warn", "anthropic 0.9"),
+    ]
+    assert all(one.cure for one in found)
+    assert [one.level for one in packages.doors(has())] == ["ok"]
+    (other,) = packages.patchers(has(langfuse="5.0.4", sentry_sdk="2.75", numpy="2"))
+    assert "langfuse 5.0.4, sentry-sdk 2.75" in other.text
+    assert packages.patchers(has())[0].text == "none"
+
+
+def test_every_door_has_a_cure_in_one_line():
+    assert len({door.package for door in DOORS}) == len(DOORS)
+    for package, bypasses, cure in DOORS:
+        assert package
+        for words in (bypasses, cure):
+            assert words
+            assert "\n" not in words
+            assert len(words) <= 120
+
+
+# settings
+
+
+def test_settings_know_where_they_come_from(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ART_PATCH_MODE", "record")
+    monkeypatch.setenv("ART_PATCH_JUDGE_API_KEY", "sk-secret")
+    found = configuration.sources(load_settings(project="bot"), {"project"}, os.environ)
+    assert found["project"] == {"value": "bot", "source": "argument"}
+    assert found["mode"] == {"value": "record", "source": "environment"}
+    assert found["timeout_s"] == {"value": 30.0, "source": "default"}
+    assert "sk-secret" not in str(found)
+    assert "mode=record (environment), project=bot (argument)" in configuration.chosen(found).text
+
+
+def test_variables_that_nobody_reads_are_said():
+    found = configuration.strangers({"ART_PATCH_MOED": "off", "ART_PATCH_ZZZZ": "1", "ART_PATCH_MODE": "off", "X": "1"})
+    assert [(one.level, one.text.split()[0]) for one in found] == [
+        ("warn", "ART_PATCH_MOED"),
+        ("warn", "ART_PATCH_ZZZZ"),
+    ]
+    assert found[0].cure == "did you mean ART_PATCH_MODE?"
+
+
+# store
+
+
+def test_a_store_that_is_not_there_yet_is_fine(tmp_path: Path):
+    path = tmp_path / "a" / "b" / "store.db"
+    assert storage.place(path).level == "ok"
+    assert storage.database(path, HEAD) == []
+    assert not path.parent.exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_place_that_cannot_be_written_is_red(tmp_path: Path):
+    tmp_path.chmod(0o500)
+    assert storage.place(tmp_path / "store.db").level == "bad"
+    tmp_path.chmod(0o700)
+
+
+def test_a_file_in_the_way_is_red(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    found = storage.place(tmp_path / "file" / "store.db")
+    assert (found.level, "ART_PATCH_HOME" in found.cure) == ("bad", True)
+
+
+def test_a_sound_store_is_green(tmp_path: Path):
+    path = tmp_path / "store.db"
+    open_store(f"sqlite:///{path}").close()
+    assert storage.place(path).level == "ok"
+    assert [(one.name, one.level) for one in storage.database(path, HEAD)] == [("schema", "ok"), ("database", "ok")]
+    path.chmod(0o644)
+    assert storage.place(path) == Finding(
+        "store", "warn", f"{path} can be read by others, and holds your traffic", f"chmod 600 {path}"
+    )
+
+
+def test_other_schemas_are_told_apart(tmp_path: Path):
+    path = tmp_path / "store.db"
+    open_store(f"sqlite:///{path}").close()
+    schema, *_ = storage.database(path, "0000")
+    assert (schema.level, "newer release" in schema.text) == ("bad", True)
+    schema, *_ = storage.database(path, "9999")
+    assert (schema.level, "becomes 9999" in schema.text) == ("ok", True)
+    other = tmp_path / "other.db"
+    with sqlite3.connect(other) as connection:
+        connection.execute("CREATE TABLE t (x)")
+    connection.close()
+    found = {one.name: one.level for one in storage.database(other, HEAD)}
+    assert found == {"schema": "bad", "database": "warn"}
+
+
+def test_a_corrupt_store_is_red(tmp_path: Path):
+    path = tmp_path / "store.db"
+    path.write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
+    (found,) = storage.database(path, HEAD)
+    assert (found.level, "cannot be read" in found.text) == ("bad", True)
+
+
+@pytest.mark.parametrize(("kind", "level"), [("ext4", "ok"), ("nfs4", "bad"), ("fuse.sshfs", "bad"), ("overlay", "ok")])
+def test_network_filesystems_are_red(kind: str, level: str, tmp_path: Path):
+    mounts = [("/", "ext4"), (str(tmp_path.parent), kind), (str(tmp_path) + "-no", "nfs"), ("/proc", "proc")]
+    found = storage.filesystem(tmp_path / "x" / "store.db", mounts)
+    assert found is not None
+    assert found.level == level
+    assert kind in found.text
+    assert storage.filesystem(tmp_path / "store.db", []) is None
+
+
+def test_mounts_of_this_machine_can_be_read():
+    assert all(where.startswith("/") for where, _ in storage.read_mounts())
+
+
+@pytest.mark.parametrize(("free", "level"), [(10**12, "ok"), (500 * 2**20, "warn"), (10**6, "bad")])
+def test_room_on_the_disk(free: int, level: str, tmp_path: Path):
+    assert storage.disk(tmp_path / "store.db", lambda _: free).level == level
+
+
+def test_the_bug_in_old_sqlite_is_named():
+    assert storage.library((3, 51, 3)).level == "ok"
+    assert storage.library((3, 51, 2)).level == "warn"
+
+
+# serving
+
+
+class Engine:
+    def __init__(self, healthy: bool = True, *names: str) -> None:
+        self.healthy, self.names = healthy, list(names)
+
+    def health(self) -> bool:
+        return self.healthy
+
+    def models(self) -> list[str]:
+        return self.names
+
+
+URL = "http://127.0.0.1:8700/v1"
+
+
+@pytest.mark.parametrize(
+    ("route", "engine", "level", "word"),
+    [
+        (Route(), Engine(), "ok", "none is needed"),
+        (Route(champion="a@1"), Engine(), "warn", "a@1 go upstream"),
+        (Route(champion="a@1", base_url=URL), Engine(False), "bad", "does not answer"),
+        (Route(champion="a@1", base_url=URL), Engine(True, "a@0"), "bad", "not the champion a@1"),
+        (Route(champion="a@1", base_url=URL), Engine(True, "a@0", "a@1"), "ok", "serves a@1"),
+    ],
+)
+def test_engines(route: Route, engine: Engine, level: str, word: str):
+    found = serving.engine(route, None, lambda url, key: engine)
+    assert (found.level, word in found.text) == (level, True), found
+
+
+def test_an_engine_that_cannot_be_asked_is_red():
+    def connect(url: str, key_file: str | None) -> Any:
+        raise EngineError("others may read\nthe key")
+
+    found = serving.engine(Route(), URL, connect)
+    assert (found.level, found.text) == ("bad", "others may read the key")
+
+
+def test_the_mode_says_who_set_it():
+    assert "`art-patch mode`" in serving.mode("route", "default", Route(mode="canary", canary_percent=10)).text
+    assert "ART_PATCH_MODE" in serving.mode("record", "environment", Route()).text
+    assert serving.champion(Route(champion="a@1")).text == "a@1"
+
+
+@pytest.mark.parametrize(
+    ("now", "last", "level"), [(0, None, "bad"), (2e9, None, "ok"), (2e9, 2e9, "ok"), (2e9, 2.1e9, "bad")]
+)
+def test_clocks(now: float, last: float | None, level: str):
+    assert serving.clock(now, last).level == level
+
+
+# the command
+
+
+def doctor(*arguments: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "art_patch", "doctor", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=ENVIRONMENT | {"ART_PATCH_HOME": str(home), "COLUMNS": "200"} | environment,
+    )
+
+
+def test_a_fresh_machine_is_healthy(tmp_path: Path):
+    shown = doctor("--project", "bot", home=tmp_path)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    for words in ("can be wrapped", "project=bot (argument)", "nothing red", str(tmp_path / "bot" / "store.db")):
+        assert words in shown.stdout
+    assert list(tmp_path.iterdir()) == []  # it only looks
+
+
+def test_red_is_exit_code_one(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/default/store.db"
+    store = open_store(url)
+    store.ledger.add_base("a@0", "/models/x", "0" * 64, who="t")
+    with serving_stub() as engine:
+        store.ledger.set_engine(engine.url, who="t")
+        report = json.loads(doctor("--json", home=tmp_path).stdout)  # it serves no a@0
+    assert report["healthy"] is False
+    assert report["settings"]["home"] == {"value": str(tmp_path), "source": "environment"}
+    assert [one["level"] for one in report["findings"] if one["name"] == "engine"] == ["bad"]
+    shown = doctor(home=tmp_path)
+    assert shown.returncode == 1
+    assert "1 red" in shown.stdout
+    assert "does not answer" in shown.stdout
+    store.close()
+
+
+def test_mistakes_are_one_line(tmp_path: Path):
+    shown = doctor("--mode", "sideways", home=tmp_path)
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert "ART_PATCH_MODE" in shown.stderr
+
+
+def test_findings_are_frozen():
+    with pytest.raises(AttributeError):
+        Finding("x", "ok", "y").level = "bad"  # type: ignore[misc]
