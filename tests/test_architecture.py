@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "store": {"chain", "errors", "promotion.states", "records"},
     "context": {"errors", "ids", "records", "recording"},
     "recording": {"chain", "errors", "ids", "records", "settings", "store"},
-    "patching": {"context", "errors", "records", "recording", "settings", "store"},
+    "patching": {"context", "errors", "ids", "records", "recording", "settings", "store"},
     "grouping": {"records", "transcripts"},
     "rewards": {"chain", "errors", "records", "transcripts"},
     "serving": {"errors", "records"},
@@ -146,8 +146,8 @@ def test_the_public_signatures():
         if not isinstance(getattr(art_patch, name), type)
     }
     assert shown.keys() == {
-        "bind", "current_trajectory", "flush", "group", "patch", "reward", "score", "span", "status", "trajectory",
-        "unpatch",
+        "bind", "current_trajectory", "flush", "group", "patch", "reward", "score", "span", "status", "suppress",
+        "trajectory", "unpatch", "wrap",
     }  # fmt: skip
 
 

@@ -28,6 +28,7 @@ def status(
         "project": settings.project,
         "store": settings.store_url,
         "mode": route.mode or settings.mode,
+        "canary_percent": settings.canary_percent if route.canary_percent is None else route.canary_percent,
         "champion": champion.name if champion else None,
         "engine": _engine(route.base_url, route.key_file),
         "recorded": opened.read.counts(),
@@ -48,7 +49,8 @@ def status(
 def mode(
     value: Annotated[str, typer.Argument(help="off, record, shadow, canary, route, or auto: each app's own setting.")],
     percent: Annotated[
-        float | None, typer.Option("--percent", min=0, max=100, help="Share of sessions in mode canary.")
+        float | None,
+        typer.Option("--percent", min=0, max=100, help="Of the sessions, in mode canary; 5 unless apps say otherwise."),
     ] = None,
     project: ProjectOption = None,
     home: HomeOption = None,
@@ -74,10 +76,12 @@ def mode(
     opened.ledger.set_mode(chosen, canary_percent=percent, who=who_am_i(who, "mode"))
     opened.close()
     if as_json:
-        answer({"project": settings.project, "mode": value})
+        answer({"project": settings.project, "mode": value, "canary_percent": percent})
     else:
+        share = "" if percent is None else f" with {percent:g} % of the sessions"
         stdout().print(
-            f"mode of [b]{settings.project}[/]: {value}; running apps follow within {settings.poll_interval_s:g} s"
+            f"mode of [b]{settings.project}[/]: {value}{share}; "
+            f"running apps follow within {settings.poll_interval_s:g} s"
         )
 
 
@@ -111,7 +115,10 @@ def _print(facts: dict[str, Any]) -> None:
     rows = [
         ("project", facts["project"]),
         ("store", facts["store"]),
-        ("mode", facts["mode"]),
+        (
+            "mode",
+            f"canary, {facts['canary_percent']:g} % of the sessions" if facts["mode"] == "canary" else facts["mode"],
+        ),
         ("champion", f"[b]{facts['champion']}[/]" if facts["champion"] else "none: calls go upstream"),
         ("engine", f"{engine['base_url']} {health}" if engine["base_url"] else "none running; start `art-patch serve`"),
         ("calls", f"{recorded['calls']} ({served}, {recorded['calls_not_ok']} not ok{last})"),

@@ -8,6 +8,9 @@ block around the start has ended (see `ambient`), and a pool's worker inherits n
 Outside of any block the cost is one look at the context. Nothing here can keep a thread from starting: our own faults
 are counted, and the thread runs without. `run()` is handed over on the instance for as long as it takes to get there,
 so subclasses that override it, timers and daemons are covered, and nothing is left behind.
+
+The wrappers are plain functions and none of wrapt's: those cost as much again as all the rest, and OpenTelemetry, when
+it takes its own off, would put ours back in another form, so that nobody could take it off any more.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import wrapt
@@ -52,7 +56,7 @@ class _Carrier:
     def put_on(self) -> None:
         with self._lock:
             self.on = True
-            self._wrap(threading.Thread, "start", _start)
+            self._wrap(threading.Thread, "start", _starting)
             if _POOLS in sys.modules:
                 self._wrap_pools(sys.modules[_POOLS])
             elif not self._hooked:
@@ -63,18 +67,16 @@ class _Carrier:
         with self._lock:
             self.on = False
             for site in tuple(self._sites):
-                found = site.owner.__dict__.get(site.name)
-                # Others that wrap over us and take theirs off put back what they got by asking the class: ours, bound.
-                if found is site.wrapper or getattr(found, "_self_parent", None) is site.wrapper:
+                if site.owner.__dict__.get(site.name) is site.wrapper:
                     setattr(site.owner, site.name, site.original)
                     self._sites.remove(site)
 
     def _wrap_pools(self, module: Any) -> None:
         pool = getattr(module, "ThreadPoolExecutor", None)
         if self.on and isinstance(pool, type):
-            self._wrap(pool, "submit", _submit)
+            self._wrap(pool, "submit", _submitting)
 
-    def _wrap(self, kind: type, name: str, make: Callable[..., Any]) -> None:
+    def _wrap(self, kind: type, name: str, make: Callable[[Any], Any]) -> None:
         with self._lock:
             # gevent puts a subclass in the place of `Thread`, before or after us.
             owner = next((base for base in kind.__mro__ if name in base.__dict__), kind)
@@ -82,7 +84,7 @@ class _Carrier:
                 return
             try:
                 original = owner.__dict__[name]
-                wrapper: Any = wrapt.FunctionWrapper(original, make)
+                wrapper = make(original)
                 setattr(owner, name, wrapper)
             except Exception as error:
                 faults.trouble("context.threads", error)
@@ -100,22 +102,25 @@ def carry_threads_off() -> None:
     _carrier.take_off()
 
 
-def _start(
-    wrapped: Callable[[], None], thread: threading.Thread, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    here = _to_carry()
-    if here is None or thread.name.startswith(_OURS):
-        return wrapped(*args, **kwargs)
-    try:
-        take_back = _hand_over(thread, here)
-    except Exception as error:
-        faults.fault("context.threads", error)
-        return wrapped(*args, **kwargs)
-    try:
-        return wrapped(*args, **kwargs)
-    except BaseException:
-        take_back()
-        raise
+def _starting(original: Any) -> Callable[..., None]:
+    @wraps(original)
+    def start(thread: threading.Thread, *args: Any, **kwargs: Any) -> None:
+        start_it = original.__get__(thread, type(thread))
+        here = _to_carry()
+        if here is None or thread.name.startswith(_OURS):
+            return start_it(*args, **kwargs)
+        try:
+            take_back = _hand_over(thread, here)
+        except Exception as error:
+            faults.fault("context.threads", error)
+            return start_it(*args, **kwargs)
+        try:
+            return start_it(*args, **kwargs)
+        except BaseException:
+            take_back()
+            raise
+
+    return start
 
 
 def _hand_over(thread: threading.Thread, here: Ambient) -> Callable[[], None]:
@@ -137,17 +142,22 @@ def _hand_over(thread: threading.Thread, here: Ambient) -> Callable[[], None]:
     return take_back
 
 
-def _submit(wrapped: Callable[..., Any], pool: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    here = _to_carry()
-    if here is None:
-        return wrapped(*args, **kwargs)
-    before = put_on(None)  # the worker that this may start must not inherit
-    try:
-        if not args or _is_of_interpreters(pool):
-            return wrapped(*args, **kwargs)
-        return wrapped(_run, here, *args, **kwargs)
-    finally:
-        otel.attach(before)
+def _submitting(original: Any) -> Callable[..., Any]:
+    @wraps(original)
+    def submit(pool: Any, /, *args: Any, **kwargs: Any) -> Any:
+        submit_it = original.__get__(pool, type(pool))
+        here = _to_carry()
+        if here is None:
+            return submit_it(*args, **kwargs)
+        before = put_on(None)  # the worker that this may start must not inherit
+        try:
+            if not args or _is_of_interpreters(pool):
+                return submit_it(*args, **kwargs)
+            return submit_it(_run, here, *args, **kwargs)
+        finally:
+            otel.attach(before)
+
+    return submit
 
 
 def _run(here: Ambient, job: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:

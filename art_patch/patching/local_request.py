@@ -50,6 +50,7 @@ def localise(options: Any, target: Target, client: Any) -> Any:
 def redirected(options: Any, target: Target, client: Any, body: dict[str, Any], **more: Any) -> Any:
     """Return a shallow copy of the request options that brings `body` to the champion; `more` are other changes."""
     changes: dict[str, Any] = {
+        "url": options.url.partition("?")[0],
         "json_data": body,
         "extra_json": None,
         "params": {},

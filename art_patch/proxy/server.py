@@ -55,6 +55,7 @@ def run_proxy(
                 log_config=None,
                 log_level="critical",  # an answer that breaks off on purpose is an error to uvicorn
                 access_log=False,
+                proxy_headers=False,
                 lifespan="on",
                 ws="none",
                 server_header=False,

@@ -19,6 +19,7 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from art_patch.proxy.headers import Pairs, first, for_upstream
 
 CONNECT_TIMEOUT_S = 30.0
+KEPT_CONNECTIONS = 100
 
 _ADDED_BY_THE_LIBRARY = (b"accept", b"accept-encoding", b"user-agent")
 
@@ -72,9 +73,13 @@ class Upstream:
         timeout = openai.Timeout(None, connect=CONNECT_TIMEOUT_S)
         # A cookie would be one caller's, and go out with the next caller's call.
         cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
-        self._pool: Any = DefaultAsyncHttpxClient(timeout=timeout, follow_redirects=False, cookies=cookies)
+        self._library = _library(DefaultAsyncHttpxClient)
+        # How many calls run at once is the callers' affair; one that waits for a connection here would look hung.
+        limits = self._library.Limits(max_connections=None, max_keepalive_connections=KEPT_CONNECTIONS)
+        self._pool: Any = DefaultAsyncHttpxClient(
+            timeout=timeout, follow_redirects=False, cookies=cookies, limits=limits
+        )
         self._client = _Client(base_url=self.base_url, api_key="none", http_client=self._pool, max_retries=0)
-        self._library = _library(self._pool)
 
     def url(self, path: str, query: str) -> str:
         """Return the address upstream of a path below `/v1`."""
@@ -150,7 +155,7 @@ def _as_sent(pool: Any, sent: Sent) -> Any:
     return request
 
 
-def _library(pool: Any) -> Any:
+def _library(pool_class: type) -> Any:
     """The HTTP library; which one it is depends on the version of the SDK."""
-    (kind,) = [base for base in type(pool).__mro__ if base.__name__ == "AsyncClient"]
+    (kind,) = [base for base in pool_class.__mro__ if base.__name__ == "AsyncClient"]
     return import_module(kind.__module__.partition(".")[0])

@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from art_patch.recording.converting import Converter, OnShadow, Unstorable
@@ -35,7 +36,7 @@ from art_patch.recording.native import Empty, Flag, NativeThread, RLock, SimpleQ
 from art_patch.recording.telemetry import Telemetry
 from art_patch.records import UPSTREAM, Call, Record
 from art_patch.settings import Settings
-from art_patch.store.late_import import late_import
+from art_patch.store.forking import late_import
 
 _POOLS = ("multiprocessing", "billiard")  # billiard is Celery's copy of the other
 
@@ -146,13 +147,13 @@ class Recorder:
             # The last registered runs first: before the app's tracer provider, which is there by now, is shut down.
             atexit.unregister(_at_exit)
             atexit.register(_at_exit)
-            thread = NativeThread(self._run, "art_patch-recorder")
+            # Named before it runs: it takes its name off when it ends, which may be at once.
+            self._thread = thread = NativeThread(self._run, "art_patch-recorder")
             try:
                 thread.start()
             except RuntimeError as error:  # too many threads, or the interpreter is going down
+                self._thread = None
                 faults.trouble("recording.thread", error)
-                return
-            self._thread = thread
 
     def flush(self, timeout_s: float) -> bool:
         """Write everything queued so far; false if that took longer than `timeout_s`."""
@@ -324,16 +325,19 @@ def _write_when_pools_end(recorder: Recorder) -> None:
         process: Any = sys.modules.get(f"{name}.process")
         if pool is None or not hasattr(pool, "register_after_fork"):
             continue
-        finalise = partial(pool.Finalize, None, _at_exit, exitpriority=0)
         # A pool forgets its parent's finalisers in the child, and asks for new ones then.
-        pool.register_after_fork(recorder, lambda _, finalise=finalise: finalise())
+        pool.register_after_fork(recorder, partial(_finalise_with, pool))
         if getattr(process, "_parent_process", None) is not None:
-            finalise()
+            _finalise_with(pool, recorder)
+
+
+def _finalise_with(pool: Any, _: Recorder) -> None:
+    pool.Finalize(None, _at_exit, exitpriority=0)
 
 
 def _import_store() -> None:
-    with late_import():
-        import art_patch.store.store  # noqa: F401 - SQLAlchemy: not before the first flush, not in the app's threads
+    with late_import():  # SQLAlchemy: not before the first flush, not in the app's threads
+        import_module("art_patch.store.store")
 
 
 def _at_exit() -> None:

@@ -19,13 +19,14 @@ import sqlite3
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from importlib import import_module
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 
 from art_patch.errors import StoreError, StoreTooNew
 from art_patch.store.files import StoreFiles, never_close
-from art_patch.store.late_import import late_import
+from art_patch.store.forking import closes_for_forks, in_sqlite, late_import
 from art_patch.store.tables import HEAD
 from art_patch.store.urls import sqlite_path
 
@@ -80,12 +81,13 @@ class Database:
         self._files = StoreFiles(self.path)
         self._connect()
         try:
-            with self._files.locked():
+            with self._files.locked(), in_sqlite():
                 self._open()
         except BaseException:
             self.close()
             raise
         _alive.add(self)
+        closes_for_forks(self)
 
     def close(self) -> None:
         """Close every connection."""
@@ -95,7 +97,7 @@ class Database:
     @contextmanager
     def read(self) -> Generator[Connection]:
         """A short read transaction."""
-        with self.errors(), self._calls.begin() as connection:
+        with in_sqlite(), self.errors(), self._calls.begin() as connection:
             yield connection
 
     @contextmanager
@@ -106,7 +108,7 @@ class Database:
             StoreError: if the database refuses, or was replaced while it was written; nothing is in the store then,
                 or all of it, but not in the file that the path names now.
         """
-        with self._files.locked():
+        with self._files.locked(), in_sqlite():
             self.renew()
             try:
                 with self.errors():
@@ -129,7 +131,7 @@ class Database:
         """
         if self._files.same and not self.stale:
             return
-        with self._files.locked():
+        with self._files.locked(), in_sqlite():
             self.stale = True
             self._disconnect()
             if self._files.replaced:
@@ -154,6 +156,12 @@ class Database:
         self._files.begin_in_child()
         never_close((self._calls, self._ledger))
         self._connect()
+
+    def let_go(self) -> None:
+        """Close the connections for a moment, because the process forks."""
+        if not self._files.replaced:
+            self._calls.dispose()
+            self._ledger.dispose()
 
     def leave(self) -> None:
         """Before the interpreter takes the connections down: see that it does not harm another file."""
@@ -220,8 +228,8 @@ class Database:
         if revision == HEAD:
             return
         with late_import():  # alembic costs the app memory and time: only when needed
-            from alembic import command, config, script  # noqa: F401 - `upgrade` needs them
-
+            for name in ("command", "config", "script"):
+                import_module(f"alembic.{name}")
             from art_patch.store.migrations import upgrade
 
         if not upgrade(self._calls, revision):

@@ -10,6 +10,7 @@ import sqlite3
 from pathlib import Path
 
 from art_patch.records import Route
+from art_patch.store.forking import in_sqlite
 from art_patch.store.urls import sqlite_path
 
 ROUTE_KEY = "route"
@@ -28,15 +29,16 @@ def read_route(url: str) -> Route:
     path: Path = sqlite_path(url)
     if not path.exists():
         return Route()
-    connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=0.2)
-    try:
-        rows = dict(connection.execute(_QUERY, (ROUTE_KEY, MODE_KEY, CANARY_KEY)))
-    except sqlite3.OperationalError as error:
-        if "no such table" in str(error):  # another process is creating the store right now
-            return Route()
-        raise
-    finally:
-        connection.close()
+    with in_sqlite():
+        connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=0.2)
+        try:
+            rows = dict(connection.execute(_QUERY, (ROUTE_KEY, MODE_KEY, CANARY_KEY)))
+        except sqlite3.OperationalError as error:
+            if "no such table" in str(error):  # another process is creating the store right now
+                return Route()
+            raise
+        finally:
+            connection.close()
     route = json.loads(rows.get(ROUTE_KEY, "{}"))
     return Route(
         mode=rows.get(MODE_KEY),  # pyright: ignore[reportArgumentType] - written by Ledger.set_mode, which checks it

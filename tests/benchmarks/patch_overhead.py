@@ -95,7 +95,7 @@ class Scale(NamedTuple):
     starts: int
 
 
-FULL = Scale(call_rounds=80, stream_rounds=40, stretches=8, loop_rounds=4, crowd=10_000, crowd_pairs=2, starts=7)
+FULL = Scale(call_rounds=80, stream_rounds=40, stretches=8, loop_rounds=3, crowd=10_000, crowd_pairs=2, starts=7)
 QUICK = Scale(call_rounds=6, stream_rounds=4, stretches=1, loop_rounds=1, crowd=1_000, crowd_pairs=1, starts=2)
 
 CALLS_A_BLOCK = 25

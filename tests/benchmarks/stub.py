@@ -55,7 +55,7 @@ def _usage(tokens: int) -> dict[str, int]:
 def _whole(engine: bool) -> bytes:
     tokens = range(ANSWER_TOKENS)
     message = {"role": "assistant", "content": "".join(map(_word, tokens)), "refusal": None}
-    choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+    choice: dict[str, Any] = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
     body = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "choices": [choice]}
     body |= {"model": CHAMPION if engine else MODEL, "usage": _usage(ANSWER_TOKENS)}
     if engine:

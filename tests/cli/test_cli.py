@@ -20,6 +20,7 @@ from art_patch.cycle import only_one
 from art_patch.ids import new_id
 from art_patch.records import Call, Choice, TrajectoryInfo
 from art_patch.store import open_store
+from art_patch.store.route import read_route
 from tests.tiny import make_tiny_model
 
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("ART_PATCH_")}
@@ -91,7 +92,9 @@ def record_a_call(home: Path) -> None:
 def test_help_and_version(tmp_path: Path):
     shown = art_patch("--help", home=tmp_path)
     assert shown.returncode == 0
-    for command in ("serve", "retrain", "status", "mode", "promote", "rollback", "demo"):
+    for command in (
+        "run", "proxy", "serve", "retrain", "status", "doctor", "mode", "promote", "rollback", "demo",
+    ):  # fmt: skip
         assert command in shown.stdout
         assert art_patch(command, "--help", home=tmp_path).returncode == 0
     assert art_patch("--version", home=tmp_path).stdout.strip() == "0.1.0"
@@ -146,11 +149,47 @@ def test_a_missing_store_is_named(tmp_path: Path):
         (["status", "--store", "mysql://x"], "sqlite:////"),
         (["status", "--project", "../up"], "ART_PATCH_PROJECT"),
         (["mode", "sideways"], "off, record, shadow, canary, route, auto"),
+        (["mode", "route", "--percent", "10"], "canary only"),
         (["retrain", "--judge", "x", "--judge-base-url", "nowhere"], "http"),
     ],
 )
 def test_impossible_settings_are_named(arguments: list[str], word: str, tmp_path: Path):
     says(art_patch(*arguments, home=tmp_path), 2, word)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mode", "percent"),
+    [
+        (["shadow"], "shadow", None),
+        (["canary", "--percent", "12.5"], "canary", 12.5),
+        (["canary"], "canary", None),
+        (["record"], "record", None),
+        (["off"], "off", None),
+        (["auto"], None, None),
+    ],
+)
+def test_modes_reach_running_apps(arguments: list[str], mode: str | None, percent: float | None, tmp_path: Path):
+    art_patch("mode", "canary", "--percent", "50", home=tmp_path)  # what was set before is gone altogether
+    result = art_patch("mode", *arguments, "--json", home=tmp_path)
+    assert json.loads(result.stdout) == {"project": "default", "mode": arguments[0], "canary_percent": percent}
+    route = read_route(f"sqlite:///{tmp_path}/default/store.db")
+    assert (route.mode, route.canary_percent) == (mode, percent)
+
+
+def test_modes_are_shown(tmp_path: Path):
+    said = art_patch("mode", "canary", "--percent", "12.5", home=tmp_path).stdout
+    assert said == "mode of default: canary with 12.5 % of the sessions; running apps follow within 1 s\n"
+    assert "canary, 12.5 % of the sessions" in art_patch("status", home=tmp_path).stdout
+    assert json.loads(art_patch("status", "--json", home=tmp_path).stdout)["canary_percent"] == 12.5
+    assert art_patch("mode", "shadow", home=tmp_path).stdout.startswith("mode of default: shadow; running apps")
+
+
+@pytest.mark.parametrize("percent", ["-1", "101", "half"])
+def test_a_share_is_a_percentage(percent: str, tmp_path: Path):
+    result = art_patch("mode", "canary", "--percent", percent, home=tmp_path)
+    assert result.returncode == 2
+    assert "--percent" in result.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_empty_store_is_nothing_to_do(tmp_path: Path, serving: Serving):

@@ -128,7 +128,7 @@ ODD = {
     "-2**200": asks([{"type": "text", "text": "x", "number": -(2**200)}]),
     "nan": asks([{"type": "text", "text": "x", "number": float("nan")}]),
     "infinity": asks([{"type": "text", "text": "x", "number": float("inf")}]),
-    "int keys": asks([{"type": "text", "text": "x", 1: {2: 3}, None: 4, True: 5}]),
+    "int keys": asks([{"type": "text", "text": "x", 1: {2: 3}, None: 4, False: 5}]),
     "bytes": asks([{"type": "text", "text": b"raw"}]),
     "set": asks([{"type": "text", "text": {1, 2}}]),
     "object": asks([{"type": "text", "text": object()}]),

@@ -53,7 +53,9 @@ class Bench:
 
     def patch(self, **changes: Any) -> Runtime:
         """Patch the SDK; the route is read anew at each poll."""
-        settings = Settings(**{"flush_interval_s": 0.005, "timeout_s": 5.0, "poll_interval_s": 0.05} | changes)
+        # A busy machine may need longer than a quarter of a second to accept a connection.
+        given = {"flush_interval_s": 0.005, "timeout_s": 5.0, "poll_interval_s": 0.05, "connect_timeout_s": 2.0}
+        settings = Settings(**given | changes)
         return control.start(settings, open_sink=lambda: self.sink, read_route=lambda url: self.route)
 
 

@@ -59,15 +59,18 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 )
 def test_websockets(bench, caplog, websocket_server, door, resource, arguments):
     bench.patch()
+    # openai 1 speaks TLS unless it is told the whole address.
+    socket_url = websocket_server.replace("http", "ws", 1)
+    urls: dict[str, Any] = {"api_key": "k", "base_url": websocket_server, "websocket_base_url": socket_url}
 
     async def run() -> None:
-        async with openai.AsyncOpenAI(api_key="k", base_url=websocket_server) as client:
+        async with openai.AsyncOpenAI(**urls) as client:
             async with getattr(client, resource).connect(**arguments):
                 pass
             await (await getattr(client, resource).connect(**arguments).enter()).close()
 
-    with openai.OpenAI(api_key="k", base_url=websocket_server) as client:
-        if not hasattr(getattr(client, resource), "connect"):
+    with openai.OpenAI(**urls) as client:
+        if not hasattr(getattr(client, resource, None), "connect"):
             pytest.skip(f"openai {openai.__version__} has no {resource}.connect()")
         with getattr(client, resource).connect(**arguments):
             pass

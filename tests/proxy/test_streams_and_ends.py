@@ -6,6 +6,7 @@ import http.client
 import json
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -135,17 +136,16 @@ def test_a_champion_that_breaks_off_is_not_spliced(begin: Begin, routed: Proxy, 
 
 
 def test_a_provider_that_hangs_up_is_a_bad_gateway(proxy: Proxy, provider: Provider):
+    pool = ThreadPoolExecutor(1)
     for path in ("/v1/chat/completions", "/v1/models"):
         provider.will(Reply(hang=True))
-        found: list[Any] = []
-        asking = threading.Thread(target=lambda path=path: found.append(proxy.ask("POST", path, json.dumps(BODY))))
-        asking.start()
+        found: Future[tuple[int, dict[str, str], bytes]] = pool.submit(proxy.ask, "POST", path, json.dumps(BODY))
         until(lambda: provider.got)
         provider.over.set()
-        asking.join(30)
+        status, _, body = found.result(30)
         provider.reset()
-        status, _, body = found[0]
         assert status == 502
         assert "upstream" in json.loads(body)["error"]["message"]
+    pool.shutdown()
     (call,) = proxy.calls(1)
     assert call.status == "error"

@@ -4,9 +4,10 @@ It waits for the import of a library that we look after, and calls `art_patch.pa
 wrong in here is one line on stderr; the program goes on.
 """
 
+from __future__ import annotations
+
 import sys
 from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
 
 _OURS = frozenset({"openai", "litellm", "dspy"})
 _SEEN = "_art_patch_sitecustomize"
@@ -19,20 +20,19 @@ class _Starter:
     It stays in `sys.meta_path` afterwards: Python is walking through that list at this very moment.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._once = [_start]
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name in _OURS and self._once:
             try:
                 start = self._once.pop()
             except IndexError:  # another thread was first
-                return None
+                return
             start()
-        return None
 
 
-def _start():
+def _start() -> None:
     try:
         import art_patch
 
@@ -42,17 +42,19 @@ def _start():
         _say(f"{type(error).__name__}: {message}; this process ({sys.executable}) is not patched")
 
 
-def _say(message):
-    if sys.stderr is not None:
+def _say(message: str) -> None:
+    if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison] - there is none under pythonw
         sys.stderr.write(f"art-patch: {message}\n")
 
 
-def _hand_on(seen):
+def _hand_on(seen: set[str]) -> None:
     """Run the `sitecustomize` that Python would have found without us."""
     for directory in sys.path:
         spec = PathFinder.find_spec("sitecustomize", [directory])
         if spec is None or spec.loader is None or spec.origin is None or spec.origin in seen:
             continue
+        from importlib.util import module_from_spec  # not before it is needed: every Python process pays for it
+
         seen.add(spec.origin)
         module = module_from_spec(spec)
         sys.modules["sitecustomize"] = module
@@ -60,7 +62,7 @@ def _hand_on(seen):
         return
 
 
-def _begin():
+def _begin() -> None:
     seen = sys.__dict__.setdefault(_SEEN, set())
     if __file__ not in seen:
         seen.add(__file__)
