@@ -19,6 +19,7 @@ from opentelemetry import context as otel
 from opentelemetry import trace
 from opentelemetry.context.context import Context
 
+from art_patch.context.call_spans import is_call_span
 from art_patch.records import TrajectoryInfo
 
 _KEY = otel.create_key("art-patch-ambient")
@@ -60,7 +61,7 @@ class Ambient:
     ended: bool = field(default=False, init=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Identity:
     """What a call takes along when it starts.
 
@@ -69,16 +70,17 @@ class Identity:
         span_id: innermost span.
         group_key: key of the surrounding `group()`.
         suppressed: the call is inside `suppress()`: neither recorded nor routed.
+        otel_context: where it started; `None` if the span of another instrumentation tells of it already.
     """
 
     trajectory: TrajectoryInfo | None = None
     span_id: str | None = None
     group_key: str | None = None
     suppressed: bool = False
+    otel_context: Context | None = field(default=None, compare=False, repr=False)
 
 
 _NOTHING = Ambient()
-_NOBODY = Identity()
 _SUPPRESSED = Identity(suppressed=True)
 
 
@@ -96,21 +98,24 @@ def identify(*, using: bool = True, call: bool = False) -> Identity:
     """
     current = otel.get_current()
     here = current.get(_KEY)
-    if isinstance(here, Ambient):
-        if here.ended:
-            here = _in_force(here)
-        if here.suppressed and call:
-            return _SUPPRESSED
-        if here.open is not None:
-            here.open.used = here.open.used or using
-            return Identity(here.open.info, here.span_id, here.group_key)
-    else:
+    if not isinstance(here, Ambient):
         here = _NOTHING
-    active = trace.get_current_span(current).get_span_context()
-    if active.is_valid:
+    elif here.ended:
+        here = _in_force(here)
+    if here.suppressed and call:
+        return _SUPPRESSED
+    span, context = trace.get_current_span(current), current
+    active = span.get_span_context()
+    if active.is_valid and is_call_span(span):
+        # What surrounds the instrumented call is what we look for; it may be nothing.
+        active, context = getattr(span, "parent", None), None
+    if here.open is not None:
+        here.open.used = here.open.used or using
+        return Identity(here.open.info, here.span_id, here.group_key, False, context)
+    if active is not None and active.is_valid:
         info = TrajectoryInfo(f"{active.trace_id:032x}", time.time(), "otel", group_key=here.group_key)
-        return Identity(info, here.span_id or f"{active.span_id:016x}", here.group_key)
-    return _NOBODY if here is _NOTHING else Identity(None, here.span_id, here.group_key)
+        return Identity(info, here.span_id or f"{active.span_id:016x}", here.group_key, False, context)
+    return Identity(None, here.span_id, here.group_key, False, context)
 
 
 @dataclass(frozen=True, slots=True)

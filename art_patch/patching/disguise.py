@@ -52,7 +52,11 @@ class Disguise:
         Raises:
             InvalidAnswer: if it is none.
         """
-        answer = self.checked(body)
+        try:
+            unread = not self.keeps_logprobs and not self.keeps_token_ids
+            answer = self.checked(without_logprobs(body) if unread else body)
+        except InvalidAnswer:  # once more as it came, before it is said to be invalid
+            answer = self.checked(body)
         self.strip(answer)
         return dump(answer)
 
@@ -107,6 +111,23 @@ class Disguise:
             raise InvalidAnswer("it comes from another model")
 
 
+_LOGPROBS = b',"logprobs":'
+_FINISH = b',"finish_reason":'
+
+
+def without_logprobs(body: bytes) -> bytes:
+    """Cut the log-probabilities out unread: they are nine tenths of an answer, and the app gets none of them.
+
+    A raw `,"name":` is always a key, because a quote inside a string is escaped. Where there are several choices, or
+    the engine writes its fields in another order than vLLM and ours, nothing is cut.
+    """
+    start = body.find(_LOGPROBS)
+    end = body.find(_FINISH, start)
+    if start < 0 or end < 0 or body.find(_LOGPROBS, start + 1) >= 0 or body.find(_FINISH, end + 1) >= 0:
+        return body
+    return b"".join((body[:start], _LOGPROBS, b"null", body[end:]))
+
+
 class StreamDisguise:
     """The same for a stream, event by event. Feed it what the network brings, hand out what it returns."""
 
@@ -125,7 +146,11 @@ class StreamDisguise:
         Raises:
             InvalidAnswer: if the stream is not, or no longer, a valid answer.
         """
-        self.unread = data = self._rest + data
+        if self._rest:
+            data, self._rest = self._rest + data, b""
+        self.unread = data
+        if data.startswith(b"data: {") and data.endswith(b"\n\n") and data.find(b"\n") == len(data) - 2:
+            return self._line(data)  # one event, whole, as engines send them
         cut = data.rfind(b"\n") + 1
         self._rest = data[cut:]
         if not cut:

@@ -11,8 +11,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from opentelemetry import context as otel
-
 from art_patch.context import Identity, identify
 from art_patch.patching.disguise import Disguise, InvalidAnswer, StreamDisguise, TooSlow
 from art_patch.patching.local_request import patience_s
@@ -95,7 +93,7 @@ class Flight:
         )
         self.exchange.api = surface.api
         if runtime.settings.otel == "auto":
-            self.exchange.otel_context = otel.get_current()
+            self.exchange.otel_context = identity.otel_context
         self.exchange.server = client.base_url
         target = runtime.target
         self._routed = target.serves and surface.why_not_routed(options, stream, runtime.settings) is None

@@ -8,6 +8,7 @@ the SDK parses it) for the bytes. Objects made before the patch are covered, obj
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import Token
@@ -62,6 +63,8 @@ class Wrapping:
             (module.AsyncAPIClient, "request", self._async_request),
             (module.AsyncAPIClient, "_process_response", _async_response),
         )
+        for base, name, make in (places[0], places[2]):
+            places += tuple((owner, name, make) for owner in _past(base, name))
         originals = [owner.__dict__[name] for owner, name, _ in places]
         for (owner, name, make), original in zip(places, originals, strict=True):
             wrapper: Any = wrapt.FunctionWrapper(original, make(original))
@@ -222,6 +225,20 @@ def _async_response(_: Any) -> Callable[..., Any]:
         return await flight.client._process_response(**{**kwargs, "options": flight.options})
 
     return process
+
+
+def _past(base: type, name: str) -> list[type]:
+    """Classes below `base` on which another instrumentation has put a wrapper of its own around the base's function.
+
+    It holds the function as it was then, so whatever is put on the base now would never be called. A method that the
+    app's own subclass defines is no such thing: it calls the base's.
+    """
+    unwrapped = base.__dict__[name]
+    return [each for each in _below(base) if name in each.__dict__ and inspect.unwrap(each.__dict__[name]) is unwrapped]
+
+
+def _below(owner: type) -> list[type]:
+    return [each for sub in owner.__subclasses__() for each in (sub, *_below(sub))]
 
 
 def _deadline(seconds: float) -> AbstractAsyncContextManager[object]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
+from pydantic_core import from_json
+
 MAX_DEPTH = 200
 """Far below where Python's own parser and writer of JSON give up."""
 
@@ -46,9 +48,12 @@ def as_count(value: Any) -> int | None:
 def parse_object(raw: bytes | str) -> dict[str, Any]:
     """Return the object that `raw` spells, what is nested deeper than `MAX_DEPTH` cut off; empty if it spells none."""
     try:
-        found = as_object(json.loads(raw))
-    except (ValueError, RecursionError):
-        return {}
+        found = as_object(from_json(raw))  # a third of the time of the standard library's, which takes more
+    except ValueError:
+        try:
+            found = as_object(json.loads(raw))
+        except (ValueError, RecursionError):
+            return {}
     openers = raw.count(b"[") + raw.count(b"{") if isinstance(raw, bytes) else raw.count("[") + raw.count("{")
     if openers > MAX_DEPTH:
         _cut(found)

@@ -122,6 +122,7 @@ class Database:
             if not self._files.same:
                 self.stale = True
                 raise StoreError(f"store {self.path}: the file was replaced while it was written; try again")
+            self._files.remember()  # the log is another file after a fork, or after somebody else was the last to close
 
     def renew(self) -> None:
         """Open the file anew if it was deleted or replaced, or if an error may stick to the connections.

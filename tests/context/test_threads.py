@@ -178,12 +178,17 @@ def test_a_pools_worker_serves_others_too():
         assert pool.submit(otel.get_current).result() == {}
 
 
+WORKERS: list[Worker] = []
+"""To be ended whatever becomes of the test: the interpreter waits for the threads of a pool."""
+
+
 class Worker:
     """Goes on when the block in which it was started is over. Asked for what it sees, it answers from inside."""
 
     def __init__(self, start: Callable[[Callable[[], None]], Any]) -> None:
         self._asked: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._answers: SimpleQueue[Any] = SimpleQueue()
+        WORKERS.append(self)
         start(self._run)
 
     def _run(self) -> None:
@@ -211,6 +216,9 @@ def start_worker(request: pytest.FixtureRequest) -> Iterator[Callable[[Callable[
             pool.submit(bind_raw(job))
 
     yield start
+    for worker in WORKERS:
+        worker.end()
+    WORKERS.clear()
     pool.shutdown(wait=False)
 
 
