@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from art_patch.errors import ConfigError
 from art_patch.records import Mode
@@ -21,10 +20,10 @@ Match = str | re.Pattern[str] | Callable[[Mapping[str, Any]], bool] | None
 Redact = Literal["secrets"] | Callable[[str], str] | None
 
 
-class Settings(BaseSettings):
-    """Everything that can be set. Each field is read from `ART_PATCH_<FIELD>` unless given."""
+class Settings(BaseModel):
+    """Everything that can be set. `load_settings` reads each field from `ART_PATCH_<FIELD>` unless it is given."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     project: str = Field(default="default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """Keeps the traffic and policies of different agents apart: each project has its own directory."""
@@ -165,8 +164,11 @@ def load_settings(**given: Any) -> Settings:
     Raises:
         ConfigError: naming the argument, its variable and what is wrong with it.
     """
+    # By hand and not with pydantic-settings, whose import would double what `patch()` costs the app.
+    values: dict[str, Any] = {name: os.environ.get(f"{PREFIX}{name.upper()}") for name in Settings.model_fields}
+    values |= {name: value for name, value in given.items() if value is not None}
     try:
-        return Settings(**{key: value for key, value in given.items() if value is not None})
+        return Settings(**{name: value for name, value in values.items() if value is not None})
     except ValidationError as error:
         lines = [
             f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')} "

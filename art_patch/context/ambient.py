@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from opentelemetry import context as otel
 from opentelemetry import trace
@@ -118,8 +119,7 @@ def identify(*, using: bool = True, call: bool = False) -> Identity:
     return Identity(None, here.span_id, here.group_key, False, context)
 
 
-@dataclass(frozen=True, slots=True)
-class Entered:
+class Entered(NamedTuple):
     """What `enter` changed, for `leave` to take back."""
 
     before: Context

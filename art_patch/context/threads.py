@@ -18,9 +18,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import wrapt
 from opentelemetry import context as otel
@@ -36,8 +35,7 @@ _OURS = "art_patch-"
 """What the names of our own threads begin with; they serve the whole process."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Site:
+class _Site(NamedTuple):
     owner: type
     name: str
     original: Any

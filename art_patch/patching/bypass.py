@@ -13,9 +13,8 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import wrapt
 
@@ -27,8 +26,7 @@ from art_patch.recording import faults
 logger = logging.getLogger("art_patch")
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
+class Watched(NamedTuple):
     """A door that can be seen being used.
 
     Attributes:
@@ -81,8 +79,7 @@ def cure_of(door: Watched) -> str:
     return next(known.cure for known in DOORS if known.package == door.package)
 
 
-@dataclass(frozen=True, slots=True)
-class _Site:
+class _Site(NamedTuple):
     owner: type
     name: str
     original: Any

@@ -13,10 +13,10 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, cast
@@ -260,8 +260,15 @@ def _wrap(runtime: Runtime) -> None:
         wrapt.register_post_import_hook(_put_on, MODULE)
     if not _process.armed:
         _process.armed = True
-        for entry in entry_points(group=INTEGRATIONS):
+        for entry in _integrations():
             wrapt.register_post_import_hook(partial(_arm, entry), entry.name)
+
+
+def _integrations() -> Iterator[EntryPoint]:
+    # `entry_points(group=...)` parses those of every package that is installed, which takes twice as long.
+    for package in distributions():
+        if INTEGRATIONS in (package.read_text("entry_points.txt") or ""):
+            yield from package.entry_points.select(group=INTEGRATIONS)
 
 
 def _arm(entry: EntryPoint, module: Any) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from art_patch.context import Identity, identify
 from art_patch.patching.disguise import Disguise, InvalidAnswer, StreamDisguise, TooSlow
@@ -31,8 +30,7 @@ _NOT_THE_ENGINE = frozenset({400, 413, 422})
 """Refusals of this one request; other calls may still go to the engine."""
 
 
-@dataclass(slots=True)
-class Leg:
+class Leg(NamedTuple):
     """One try at the champion.
 
     Attributes:

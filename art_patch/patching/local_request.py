@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from art_patch.patching.target import Target
-from art_patch.recording.chat import ENGINE_PARAMS, PARAMS
+from art_patch.recording.params import ENGINE_PARAMS, PARAMS
 
 if TYPE_CHECKING:
     from openai import Timeout

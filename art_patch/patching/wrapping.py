@@ -12,8 +12,7 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import Token
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import wrapt
 
@@ -28,8 +27,7 @@ MODULE = "openai._base_client"
 _BELOW_US = ("httpx", "httpx2", "httpcore", "httpcore2", "anyio", "openai")
 
 
-@dataclass(frozen=True, slots=True)
-class _Site:
+class _Site(NamedTuple):
     owner: type
     name: str
     original: Any

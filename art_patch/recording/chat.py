@@ -5,28 +5,10 @@ from __future__ import annotations
 from typing import Any, cast
 
 from art_patch.recording.loose_json import as_count, as_ids, as_object, objects, parse_object
+from art_patch.recording.params import PARAMS
 from art_patch.recording.sse import assemble, events
 from art_patch.recording.surfaces import Answered, Asked, is_whole
 from art_patch.records import Choice
-
-ENGINE_PARAMS = frozenset(
-    {
-        "allowed_token_ids", "bad_words", "chat_template_kwargs", "guided_choice", "guided_grammar", "guided_json",
-        "guided_regex", "ignore_eos", "include_stop_str_in_output", "length_penalty", "min_p", "min_tokens",
-        "repetition_penalty", "skip_special_tokens", "stop_token_ids", "structured_outputs", "top_k",
-        "truncate_prompt_tokens",
-    }
-)  # fmt: skip
-"""Request fields that only engines such as vLLM know; the SDK sends them through `extra_body`."""
-
-PARAMS = ENGINE_PARAMS | frozenset(
-    {
-        "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs", "max_completion_tokens",
-        "max_tokens", "modalities", "n", "parallel_tool_calls", "presence_penalty", "reasoning_effort",
-        "response_format", "seed", "stop", "temperature", "tool_choice", "top_logprobs", "top_p", "verbosity",
-    }
-)  # fmt: skip
-"""Request fields that are recorded. What is not named here never reaches the store."""
 
 
 def asked(request: dict[str, Any]) -> Asked:

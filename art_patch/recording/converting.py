@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from art_patch.recording.exchange import Exchange
-from art_patch.recording.faults import faults
+from art_patch.recording.faults import Unstorable, faults
 from art_patch.recording.reading import read_call
 from art_patch.recording.redaction import Redactor
 from art_patch.recording.share import in_share
@@ -22,10 +22,6 @@ from art_patch.settings import Redact
 MAX_ANNOUNCED = 20_000
 
 OnShadow = Callable[[Call, TrajectoryInfo], None]
-
-
-class Unstorable(Exception):
-    """The user's redaction failed; nothing of the item may be stored."""
 
 
 class Converter:

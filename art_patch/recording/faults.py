@@ -18,6 +18,10 @@ LOG_EVERY_S = 60.0
 logger = logging.getLogger("art_patch")
 
 
+class Unstorable(Exception):
+    """The user's redaction failed, and that is counted already; nothing of the item may be stored."""
+
+
 class Faults:
     """Counts by place. One instance serves the whole process."""
 

@@ -26,17 +26,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from art_patch.recording.converting import Converter, OnShadow, Unstorable
 from art_patch.recording.delivery import Delivery, Sink, Sized
 from art_patch.recording.exchange import FIXED_SIZE, Exchange
-from art_patch.recording.faults import faults
+from art_patch.recording.faults import Unstorable, faults
 from art_patch.recording.native import Empty, Flag, NativeThread, RLock, SimpleQueue
-from art_patch.recording.telemetry import Telemetry
 from art_patch.records import UPSTREAM, Call, Record
 from art_patch.settings import Settings
 from art_patch.store.forking import late_import
+
+if TYPE_CHECKING:
+    from art_patch.recording.converting import Converter, OnShadow
+    from art_patch.recording.telemetry import Telemetry
 
 _POOLS = ("multiprocessing", "billiard")  # billiard is Celery's copy of the other
 
@@ -102,10 +104,8 @@ class Recorder:
         self._dropped = 0
         self._dropped_calls = 0
         self._flushes: list[_Flush] = []
-        self._converter = Converter(
-            sample_rate=self.settings.sample_rate, redact=self.settings.redact, on_shadow=self._on_shadow
-        )
-        self._telemetry = Telemetry() if self.settings.otel == "auto" else None
+        self._converter: Converter | None = None
+        self._telemetry: Telemetry | None = None
         self._delivery = Delivery(self._open_sink)
         self.counts = Counts()
 
@@ -154,6 +154,9 @@ class Recorder:
             except RuntimeError as error:  # too many threads, or the interpreter is going down
                 self._thread = None
                 faults.trouble("recording.thread", error)
+            except BaseException:
+                self._thread = None
+                raise
 
     def flush(self, timeout_s: float) -> bool:
         """Write everything queued so far; false if that took longer than `timeout_s`."""
@@ -210,6 +213,7 @@ class Recorder:
 
     def _run(self) -> None:
         try:
+            self._prepare()
             self._loop()
             if self._telemetry is not None:
                 self._telemetry.close()
@@ -219,6 +223,19 @@ class Recorder:
             self._thread = None
         if not self._queue.empty() and not self._delivery.pending:
             self.ensure_running()  # something came in between the last look at the queue and the line above
+
+    def _prepare(self) -> None:
+        """Import what only this thread needs; `patch()` and the app's first call are spared it."""
+        if self._converter is not None:
+            return
+        with late_import():
+            converting = import_module("art_patch.recording.converting")
+            telemetry = import_module("art_patch.recording.telemetry")
+        settings = self.settings
+        self._telemetry = telemetry.Telemetry() if settings.otel == "auto" else None
+        self._converter = converting.Converter(
+            sample_rate=settings.sample_rate, redact=settings.redact, on_shadow=self._on_shadow
+        )
 
     def _loop(self) -> None:
         tick_at = time.monotonic() + self.settings.poll_interval_s
@@ -261,13 +278,11 @@ class Recorder:
             self._flushes.append(content)
             return
         try:
-            records = self._converter.convert(content)
-        except Unstorable:
-            self._release(size, [content])
-            return
+            records = cast("Converter", self._converter).convert(content)
         except Exception as error:
             self._release(size, [content])
-            faults.fault("recording.convert", error)
+            if not isinstance(error, Unstorable):
+                faults.fault("recording.convert", error)
             return
         if not records:
             self._release(size)
@@ -329,6 +344,14 @@ def _write_when_pools_end(recorder: Recorder) -> None:
         pool.register_after_fork(recorder, partial(_finalise_with, pool))
         if getattr(process, "_parent_process", None) is not None:
             _finalise_with(pool, recorder)
+
+    celery: Any = sys.modules.get("celery.signals")
+    if celery is not None:  # its children end by `os._exit` without any finaliser, and say so by this signal only
+        celery.worker_process_shutdown.connect(_celery_child_ends, weak=False, dispatch_uid="art_patch")
+
+
+def _celery_child_ends(**_: object) -> None:
+    _at_exit()
 
 
 def _finalise_with(pool: Any, _: Recorder) -> None:

@@ -33,7 +33,7 @@ def test_the_shapes_of_the_sdk():
         {"type": "input_audio", "input_audio": {"data": LARGE, "format": "wav"}},
         {"type": "file", "file": {"file_data": f"data:application/pdf;base64,{LARGE}", "filename": "a.pdf"}},
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{SMALL}"}},
-        {"type": "text", "text": f'![a](data:image/gif;base64,{LARGE}) and words' + " and" * 30_000},
+        {"type": "text", "text": f"![a](data:image/gif;base64,{LARGE}) and words" + " and" * 30_000},
     ]
     raw = json.dumps({"model": "m", "messages": [{"role": "user", "content": parts}], "tools": [LARGE]}).encode()
     out = without_media(raw)
