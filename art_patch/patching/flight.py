@@ -312,4 +312,7 @@ def _request_body(error: BaseException, options: Any) -> bytes:
         content = None
     if isinstance(content, bytes):
         return content
-    return json.dumps(options.json_data, default=repr).encode()
+    try:
+        return json.dumps(options.json_data, default=repr).encode()
+    except (ValueError, TypeError, RecursionError):  # the SDK could not write it either
+        return b""

@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     from art_patch.recording.converting import Converter, OnShadow
     from art_patch.recording.telemetry import Telemetry
 
+COLLECT_ITEMS = 200
+"""How many calls are read before they are written."""
+
+MAX_PAUSE_S = 0.005
+
 _POOLS = ("multiprocessing", "billiard")  # billiard is Celery's copy of the other
 
 EXIT_DEADLINE_S = 1.5
@@ -106,7 +111,8 @@ class Recorder:
         self._flushes: list[_Flush] = []
         self._converter: Converter | None = None
         self._telemetry: Telemetry | None = None
-        self._delivery = Delivery(self._open_sink)
+        self._delivery = Delivery(self._open_sink, self._breathe)
+        self._hurried = False
         self.counts = Counts()
 
     def _open_store(self) -> Sink:
@@ -260,17 +266,30 @@ class Recorder:
             item = self._queue.get(timeout=timeout_s)
         except Empty:
             return
-        self._nudge.wait(self.settings.flush_interval_s)
-        self._nudge.clear()
+        self._hurried = self._nudge.wait(self.settings.flush_interval_s)
         sized: list[Sized] = []
-        while True:
+        for _ in range(COLLECT_ITEMS):
+            began = time.perf_counter()
             self._sort(item, sized)
+            self._breathe(began)
             try:
                 item = self._queue.get_nowait()
             except Empty:
                 break
+        else:
+            self._sort(item, sized)
         self._delivery.add(sized)
         self._deliver()
+
+    def _breathe(self, began: float) -> None:
+        """Leave the interpreter to the app for as long as we had it, unless somebody waits for us or we fall behind.
+
+        While this thread works, the app's threads get the interpreter every 5 ms only: a call that ends meanwhile would
+        wait that long.
+        """
+        if self._hurried or self._bytes > self.settings.queue_mib << 18:
+            return
+        self._hurried = self._nudge.wait(min(MAX_PAUSE_S, time.perf_counter() - began))
 
     def _sort(self, item: _Item, sized: list[Sized]) -> None:
         content, size = item

@@ -13,7 +13,6 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -202,35 +201,26 @@ JUMPS = {"-5 days": -5 * 86400, "+10 days": 10 * 86400}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jump", JUMPS)
-def test_f17_clock_jumps(programs: Programs, store: Store, tmp_path: Path, figure, jump):
-    """The system's clock is set in the middle of calls and of the program (libfaketime, real time otherwise)."""
-    libraries = [path for root in ("/usr/lib", "/usr/local/lib") for path in Path(root).rglob("libfaketime.so.1")]
-    if not libraries:
-        pytest.skip("libfaketime is not installed (apt install faketime)")
-    clock = tmp_path / "clock"
-    clock.write_text("+0")
+def test_f17_clock_jumps(programs: Programs, store: Store, figure, jump):
+    """The clock is set in the middle of calls and of the program.
+
+    A stand-in for the system's clock: `time.time` is replaced in the program. (Under libfaketime, which replaces the
+    real one, Python 3.11's own waits with a timeout hang.)
+    """
     code = """
-import threading
+real = time.time
 with art.trajectory() as run:
     for number in range(10):
         stream = call(str(number), stream=True)
         next(stream)
         if number == 5:
-            open(sys.argv[1], "w").write(sys.argv[2])
-            time.sleep(0.2)
+            time.time = lambda: real() + float(sys.argv[1])
         list(stream)
         art.flush(0.05)
 assert art.flush(60)
 print(time.time())
 """
-    env = {
-        "LD_PRELOAD": str(libraries[0]),
-        "FAKETIME_TIMESTAMP_FILE": str(clock),
-        "FAKETIME_NO_CACHE": "1",
-        "DONT_FAKE_MONOTONIC": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }
-    ran = programs.run(code, str(clock), f"{JUMPS[jump]:+d}", env=env, timeout=100)
+    ran = programs.run(code, str(JUMPS[jump]), timeout=100)
     assert ran.code == 0, ran.err
     assert abs(float(ran.out) - time.time() - JUMPS[jump]) < 600, "the clock did not jump"
     with store.opened() as opened:
@@ -241,7 +231,8 @@ print(time.time())
     assert all(0 < first <= whole < 100_000 for first, whole in zip(ttfts, durations, strict=True))
     assert len({call.id for call in run.calls}) == 10
     assert store.problems() == []
-    figure(f"f17 clock {jump}: durations negative or absurd", 0, "0")
+    absurd = sum(not 0 < first <= whole < 100_000 for first, whole in zip(ttfts, durations, strict=True))
+    figure(f"f17 clock {jump}: durations negative or absurd", absurd, "0")
 
 
 HOOKS = [
