@@ -20,18 +20,22 @@ from art_patch.records import JSON
 ROOT = b""
 """Parent of a conversation's first message."""
 
+# Made once: `json.dumps` makes an encoder for each call that has arguments.
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=repr).encode
+_verbatim = json.JSONEncoder(separators=(",", ":"), default=repr).encode
+
 _EMPTY: tuple[Any, ...] = (None, "", [], ())
 
 
 def canonical(message: JSON) -> bytes:
     r"""Return the message's canonical JSON, UTF-8; lone surrogates are kept as `\udXXX` escapes."""
     kept = {key: value for key, value in message.items() if value not in _EMPTY}
-    return json.dumps(kept, sort_keys=True, separators=(",", ":"), default=repr).encode("ascii")
+    return _canonical(kept).encode("ascii")
 
 
 def verbatim(value: Any) -> bytes:
     r"""Return JSON as it came, keys in their order; lone surrogates are kept as `\udXXX` escapes."""
-    return json.dumps(value, separators=(",", ":"), default=repr).encode("ascii")
+    return _verbatim(value).encode("ascii")
 
 
 def node_id(parent: bytes, message: JSON) -> bytes:

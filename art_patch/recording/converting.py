@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from art_patch.recording.exchange import Exchange
 from art_patch.recording.faults import Unstorable, faults
+from art_patch.recording.media import without_media
 from art_patch.recording.reading import read_call
 from art_patch.recording.redaction import Redactor
 from art_patch.recording.share import in_share
@@ -69,7 +70,9 @@ class Converter:
         info = exchange.trajectory or self._stitcher.place(call, exchange.group_key)
         call = replace(call, trajectory_id=info.id, shadow_of=exchange.shadow_of)
         if exchange.shadow and call.status == "ok" and self._on_shadow is not None:
-            self._on_shadow(call, info)
+            # The champion cannot be asked about a picture of which only the hash is left.
+            if without_media(exchange.request) is exchange.request:
+                self._on_shadow(call, info)
         return [*self._announce(info), call]
 
     def _announce(self, info: TrajectoryInfo) -> list[Record]:
