@@ -52,9 +52,12 @@ def serve(
     opened = open_store(settings.store_url)
     _check_model(opened.ledger, name)
 
-    from art_patch.serving.server import listen, run_server
+    from art_patch.listening import listen
+    from art_patch.serving.server import run_server
 
-    listen(host, port, api_key=key).close()  # the port is checked before seconds go into loading the model
+    listen(
+        host, port, key=key, what="the model"
+    ).close()  # the port is checked before seconds go into loading the model
     if not as_json:
         stdout().print(f"loading [b]{base}[/] ...")
     engine = _load(opened.ledger, settings.adapters, base, name, device=device, dtype=dtype, threads=threads, who=me)

@@ -69,10 +69,10 @@ class Converter:
         call = read_call(exchange)
         info = exchange.trajectory or self._stitcher.place(call, exchange.group_key)
         call = replace(call, trajectory_id=info.id, shadow_of=exchange.shadow_of)
-        if exchange.shadow and call.status == "ok" and self._on_shadow is not None:
-            # The champion cannot be asked about a picture of which only the hash is left.
-            if without_media(exchange.request) is exchange.request:
-                self._on_shadow(call, info)
+        # The champion cannot be asked about a picture of which only the hash is left.
+        whole = exchange.shadow and without_media(exchange.request) is exchange.request
+        if whole and call.status == "ok" and self._on_shadow is not None:
+            self._on_shadow(call, info)
         return [*self._announce(info), call]
 
     def _announce(self, info: TrajectoryInfo) -> list[Record]:

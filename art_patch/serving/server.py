@@ -6,17 +6,13 @@ SIGTERM stops accepting, lets running requests finish (`drain_s` at most) and re
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hmac
-import ipaddress
 import json
 import logging
-import signal
-import socket
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +25,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from art_patch.errors import AdapterRejected, ConfigError, PortInUse
+from art_patch.errors import AdapterRejected
+from art_patch.listening import Server, listen, url_of
 from art_patch.serving.chat_endpoint import ChatEndpoint
 from art_patch.serving.embedded import EmbeddedEngine, Overloaded, UnknownPolicy
 from art_patch.serving.http_errors import ApiError, error_body
@@ -118,7 +115,7 @@ def run_server(
         KeyboardInterrupt: It was stopped by SIGINT; after draining.
     """
     try:
-        with listen(host, port, api_key=api_key) as sock:
+        with listen(host, port, key=api_key, what="the model") as sock:
             config = uvicorn.Config(
                 build_app(engine, api_key=api_key),
                 log_config=None,
@@ -129,82 +126,13 @@ def run_server(
                 timeout_keep_alive=75,
                 backlog=2048,
             )
-            shown = f"[{host}]" if ":" in host else host
-            server = _Server(config, f"http://{shown}:{sock.getsockname()[1]}", on_ready, stop)
+            ready = None if on_ready is None else partial(on_ready, url_of(host, sock))
+            server = Server(config, ready, stop)
             server.run(sockets=[sock])
         if server.interrupted:
             raise KeyboardInterrupt
     finally:
         engine.close()
-
-
-def listen(host: str, port: int, *, api_key: str | None = None) -> socket.socket:
-    """Binds the server's socket before anything slow is loaded.
-
-    Raises:
-        ConfigError: An address beyond loopback without a key, or not an address of this machine.
-        PortInUse: Another process listens there.
-    """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise ConfigError(f"{host} is not an address ({error}). Use 127.0.0.1.") from error
-    if not api_key and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-        raise ConfigError(f"listening on {host} would open the model to the network. Set an API key, or use 127.0.0.1.")
-    # The protocol is named because asyncio sets TCP_NODELAY only then; without it each answer waits 40 ms for an ACK.
-    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(2048)
-    except OSError as error:
-        sock.close()
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUse(
-                f"another process listens on {host}:{port}. Stop it, or choose another port (0 takes a free one)."
-            ) from error
-        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}). Choose another address.") from error
-    return sock
-
-
-class _Server(uvicorn.Server):
-    """uvicorn that reports when it is up, returns on SIGTERM and can be stopped from another thread."""
-
-    def __init__(
-        self, config: uvicorn.Config, url: str, on_ready: Callable[[str], None] | None, stop: threading.Event | None
-    ) -> None:
-        super().__init__(config)
-        self.interrupted = False
-        self._url = url
-        self._on_ready = on_ready
-        self._stop = stop
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started and self._on_ready is not None:
-            self._on_ready(self._url)
-
-    async def on_tick(self, counter: int) -> bool:
-        if self._stop is not None and self._stop.is_set():
-            self.should_exit = True
-        return await super().on_tick(counter)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        # uvicorn raises the signal again after draining, which would kill the process before its clean-up.
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {sig: signal.signal(sig, self._on_signal) for sig in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for sig, handler in before.items():
-                signal.signal(sig, handler)
-
-    def _on_signal(self, sig: int, frame: Any) -> None:
-        self.interrupted |= sig == signal.SIGINT
-        self.handle_exit(sig, frame)
 
 
 class _KeyGuard:

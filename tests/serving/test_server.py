@@ -19,11 +19,11 @@ import torch
 from openai import OpenAI
 
 from art_patch.errors import AdapterRejected, ConfigError, EngineError, ModelNotFound, PortInUse
+from art_patch.listening import listen
 from art_patch.serving import cohort as cohort_module
 from art_patch.serving.base_model import base_fingerprint
 from art_patch.serving.client import EngineClient
 from art_patch.serving.embedded import EmbeddedEngine, EngineLimits
-from art_patch.serving.server import listen
 from tests.serving.conftest import Running, serve
 from tests.serving.test_adapters import AFTER_PUBLISHING, BEFORE_PUBLISHING
 from tests.tiny import make_adapter_files, make_tiny_adapter
@@ -543,13 +543,13 @@ def test_the_key_is_asked_for_everywhere_but_health(base_dir: Path, adapters: Pa
 
 
 def test_the_address_is_checked(running: Running) -> None:
-    with pytest.raises(ConfigError, match="Set an API key"):
-        listen("0.0.0.0", 0)
+    with pytest.raises(ConfigError, match="name a key file"):
+        listen("0.0.0.0", 0, key=None, what="the model")
     with pytest.raises(ConfigError, match="is not an address"):
-        listen("no such host", 0)
+        listen("no such host", 0, key=None, what="the model")
     with pytest.raises(PortInUse, match="another process listens"):
-        listen("127.0.0.1", int(running.url.rsplit(":", 1)[1]))
-    listen("0.0.0.0", 0, api_key="k").close()
+        listen("127.0.0.1", int(running.url.rsplit(":", 1)[1]), key=None, what="the model")
+    listen("0.0.0.0", 0, key="k", what="the model").close()
 
 
 def test_requests_wait_for_room_and_are_refused_beyond_the_queue(base_dir: Path, adapters: Path) -> None:
@@ -592,7 +592,7 @@ async def refused_after_closing(engine: EmbeddedEngine) -> None:
 
 
 def test_the_client_says_what_is_wrong(running: Running) -> None:
-    with listen("127.0.0.1", 0) as sock:
+    with listen("127.0.0.1", 0, key=None, what="the model") as sock:
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     with EngineClient(url) as nobody:
         assert not nobody.health()
