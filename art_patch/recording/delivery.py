@@ -7,7 +7,6 @@ calls may block; only the writer thread is behind them.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -35,8 +34,8 @@ class Sink(Protocol):
 class Delivery:
     """Owned by the writer thread."""
 
-    def __init__(self, open_sink: Callable[[], Sink], breathe: Callable[[float], None] = lambda began: None) -> None:
-        """Open the sink at the first attempt, not before; `breathe(began)` is called after each batch."""
+    def __init__(self, open_sink: Callable[[], Sink], breathe: Callable[[], None] = lambda: None) -> None:
+        """Open the sink at the first attempt, not before; `breathe()` is called after each batch."""
         self._open_sink = open_sink
         self._breathe = breathe
         self._batches: deque[list[Sized]] = deque()
@@ -60,10 +59,10 @@ class Delivery:
         written: list[Sized] = []
         failed: list[list[Sized]] = []
         for _ in range(len(self._batches)):
-            batch, began = self._batches.popleft(), time.perf_counter()
+            batch = self._batches.popleft()
             if self._write(batch):
                 written += batch
-                self._breathe(began)
+                self._breathe()
             else:
                 failed.append(batch)
                 if len(failed) > 1 and not written:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 COLLECT_ITEMS = 200
 """How many calls are read before they are written."""
 
-MAX_PAUSE_S = 0.005
+PAUSE_S = 0.0001
 
 _POOLS = ("multiprocessing", "billiard")  # billiard is Celery's copy of the other
 
@@ -269,9 +269,8 @@ class Recorder:
         self._hurried = self._nudge.wait(self.settings.flush_interval_s)
         sized: list[Sized] = []
         for _ in range(COLLECT_ITEMS):
-            began = time.perf_counter()
             self._sort(item, sized)
-            self._breathe(began)
+            self._breathe()
             try:
                 item = self._queue.get_nowait()
             except Empty:
@@ -281,15 +280,15 @@ class Recorder:
         self._delivery.add(sized)
         self._deliver()
 
-    def _breathe(self, began: float) -> None:
-        """Leave the interpreter to the app for as long as we had it, unless somebody waits for us or we fall behind.
+    def _breathe(self) -> None:
+        """Let the app's threads have the interpreter, unless somebody waits for us or we fall behind.
 
-        While this thread works, the app's threads get the interpreter every 5 ms only: a call that ends meanwhile would
-        wait that long.
+        While this thread works they get it every 5 ms only, so a call that ends meanwhile would wait that long. A short
+        pause is enough: whoever waits takes the interpreter then, and keeps it until it waits itself.
         """
         if self._hurried or self._bytes > self.settings.queue_mib << 18:
             return
-        self._hurried = self._nudge.wait(min(MAX_PAUSE_S, time.perf_counter() - began))
+        self._hurried = self._nudge.wait(PAUSE_S)
 
     def _sort(self, item: _Item, sized: list[Sized]) -> None:
         content, size = item
