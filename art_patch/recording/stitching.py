@@ -100,9 +100,10 @@ def _reduced(message: JSON) -> bytes:
             content = cast(dict[str, Any], part).get("text")
     named: list[Any] = [message.get(key) for key in ("role", "name", "tool_call_id")]
     calls = message.get("tool_calls")
-    if not calls and all(isinstance(value, str | None) for value in (*named, content)):
+    said: list[Any] = [*named, cast(Any, content)]
+    if not calls and all(isinstance(value, str | None) for value in said):
         # Nearly every message, and JSON would take five times as long.
-        return "\x1f".join(("", *(value or "" for value in (*named, content)))).encode("utf-8", "surrogatepass")
+        return "\x1f".join(("", *(value or "" for value in said))).encode("utf-8", "surrogatepass")
     small: dict[str, Any] = dict(zip(("role", "name", "tool_call_id"), named, strict=True)) | {"content": content}
     if isinstance(calls, list):
         small["tool_calls"] = list(_reduced_calls(cast(list[Any], calls)))
