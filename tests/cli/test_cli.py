@@ -117,7 +117,7 @@ def test_a_port_in_use_is_named(base: Path, tmp_path: Path):
 
 
 def test_an_open_address_without_a_key_is_refused(base: Path, tmp_path: Path):
-    says(art_patch("serve", "--base", base, "--host", "0.0.0.0", home=tmp_path), 2, "API key")
+    says(art_patch("serve", "--base", base, "--host", "0.0.0.0", home=tmp_path), 2, "key file")
     key = tmp_path / "key"
     key.write_text("secret")
     key.chmod(0o644)
