@@ -44,6 +44,7 @@ COLLECT_ITEMS = 200
 """How many calls are read before they are written."""
 
 PAUSE_S = 0.0001
+"""After each call that was read and each batch that was written; see `_breathe`."""
 
 _POOLS = ("multiprocessing", "billiard")  # billiard is Celery's copy of the other
 
