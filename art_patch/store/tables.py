@@ -1,6 +1,7 @@
 """The tables, as SQLAlchemy Core metadata. README.md beside this file says what each is for.
 
-Migrations create them (`migrations/versions`); a test compares both. Times are seconds since the epoch, ids text.
+Migrations create them (`migrations/versions`); a test compares both. Times are seconds since the epoch, ids text of
+any length, because apps bring their own and PostgreSQL would refuse those that are longer than a column says.
 """
 
 from __future__ import annotations
@@ -14,16 +15,21 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
-    String,
     Table,
     Text,
     text,
 )
 
-HEAD = "0002"
+HEAD = "0003"
 """Newest migration. A store at another revision is migrated, or refused if the revision is unknown."""
 
 metadata = MetaData()
+
+
+def _where(name: str, column: str, condition: str) -> Index:
+    """An index of some rows only; both databases know it, each by a name of its own."""
+    return Index(name, column, sqlite_where=text(condition), postgresql_where=text(condition))
+
 
 nodes = Table(
     "nodes",
@@ -31,6 +37,16 @@ nodes = Table(
     Column("id", LargeBinary(16), primary_key=True),
     Column("parent", LargeBinary(16), nullable=False),
     Column("body", LargeBinary, nullable=False),
+    Index("nodes_parent", "parent"),
+)
+
+token_blocks = Table(
+    "token_blocks",
+    metadata,
+    Column("id", LargeBinary(16), primary_key=True),
+    Column("parent", LargeBinary(16), nullable=False),
+    Column("ids", LargeBinary, nullable=False),
+    Index("token_blocks_parent", "parent"),
 )
 
 blobs = Table(
@@ -43,8 +59,8 @@ blobs = Table(
 trajectories = Table(
     "trajectories",
     metadata,
-    Column("id", String(64), primary_key=True),
-    Column("origin", String(16), nullable=False),
+    Column("id", Text, primary_key=True),
+    Column("origin", Text, nullable=False),
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
     Column("last_call_at", Float),
@@ -56,17 +72,20 @@ trajectories = Table(
     Column("tags", JSON, nullable=False),
     Column("metadata", JSON, nullable=False),
     Column("error", Text),
-    Column("group_id", String(32)),
-    Index("trajectories_ungrouped", "last_call_at", sqlite_where=text("group_id IS NULL")),
+    Column("group_id", Text),
+    _where("trajectories_ungrouped", "last_call_at", "group_id IS NULL"),
+    _where("trajectories_user", "user_id", "user_id IS NOT NULL"),
+    _where("trajectories_session", "session_id", "session_id IS NOT NULL"),
+    Index("trajectories_recent", "last_call_at"),
     Index("trajectories_group", "group_id"),
 )
 
 spans = Table(
     "spans",
     metadata,
-    Column("id", String(32), primary_key=True),
-    Column("trajectory_id", String(64), nullable=False),
-    Column("parent_id", String(32)),
+    Column("id", Text, primary_key=True),
+    Column("trajectory_id", Text, nullable=False),
+    Column("parent_id", Text),
     Column("name", Text, nullable=False),
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
@@ -76,9 +95,9 @@ spans = Table(
 calls = Table(
     "calls",
     metadata,
-    Column("id", String(32), primary_key=True),
-    Column("trajectory_id", String(64), nullable=False),
-    Column("span_id", String(32)),
+    Column("id", Text, primary_key=True),
+    Column("trajectory_id", Text, nullable=False),
+    Column("span_id", Text),
     Column("started_at", Float, nullable=False),
     Column("duration_ms", Float, nullable=False),
     Column("ttft_ms", Float),
@@ -90,25 +109,29 @@ calls = Table(
     Column("prompt_token_ids", LargeBinary),
     Column("prompt_tokens", Integer, nullable=False),
     Column("completion_tokens", Integer, nullable=False),
-    Column("status", String(16), nullable=False),
+    Column("status", Text, nullable=False),
     Column("error", Text),
     Column("fallback", Text),
     Column("untrainable", Text),
-    Column("api", String(16), nullable=False, server_default="chat"),
-    Column("shadow_of", String(32)),
+    Column("api", Text, nullable=False, server_default="chat"),
+    Column("shadow_of", Text),
+    Column("prompt_block", LargeBinary(16)),
     Index("calls_trajectory", "trajectory_id", "started_at"),
     Index("calls_started", "started_at"),
+    Index("calls_prompt", "prompt"),
+    _where("calls_prompt_block", "prompt_block", "prompt_block IS NOT NULL"),
 )
 
 choices = Table(
     "choices",
     metadata,
-    Column("call_id", String(32), primary_key=True),
+    Column("call_id", Text, primary_key=True),
     Column("index", Integer, primary_key=True),
     Column("answer", LargeBinary(16), nullable=False),
     Column("finish_reason", Text),
     Column("token_ids", LargeBinary),
     Column("logprobs", LargeBinary),
+    Index("choices_answer", "answer"),
 )
 
 scenarios = Table(
@@ -122,28 +145,38 @@ scenarios = Table(
 groups = Table(
     "groups",
     metadata,
-    Column("id", String(32), primary_key=True),
+    Column("id", Text, primary_key=True),
     Column("scenario_key", Text, nullable=False),
-    Column("how", String(16), nullable=False),
+    Column("how", Text, nullable=False),
     Column("held_out", Boolean, nullable=False),
     Column("created_at", Float, nullable=False),
-    Column("state", String(16), nullable=False),
+    Column("state", Text, nullable=False),
     Column("reason", Text),
     Column("policy", Text),
+    Column("claimed_by", Text),
+    Column("claimed_until", Float),
     Index("groups_state", "state", "held_out"),
+)
+
+trainings = Table(
+    "trainings",
+    metadata,
+    Column("policy", Text, primary_key=True),
+    Column("group_id", Text, primary_key=True),
+    Index("trainings_group", "group_id"),
 )
 
 scores = Table(
     "scores",
     metadata,
-    Column("id", String(64), primary_key=True),
-    Column("trajectory_id", String(64), nullable=False),
+    Column("id", Text, primary_key=True),
+    Column("trajectory_id", Text, nullable=False),
     Column("name", Text, nullable=False),
     Column("value", Float, nullable=False),
-    Column("source", String(16), nullable=False),
+    Column("source", Text, nullable=False),
     Column("at", Float, nullable=False),
     Column("comment", Text),
-    Column("group_id", String(32)),
+    Column("group_id", Text),
     Column("rubric", Text),
     Column("judge", Text),
     Index("scores_trajectory", "trajectory_id"),
@@ -154,8 +187,8 @@ policies = Table(
     metadata,
     Column("name", Text, primary_key=True),
     Column("base", Text, nullable=False),
-    Column("base_sha256", String(64), nullable=False),
-    Column("state", String(16), nullable=False),
+    Column("base_sha256", Text, nullable=False),
+    Column("state", Text, nullable=False),
     Column("created_at", Float, nullable=False),
     Column("path", Text),
     Column("parent", Text),
@@ -167,8 +200,8 @@ promotions = Table(
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=True),
     Column("policy", Text, nullable=False),
-    Column("from_state", String(16)),
-    Column("to_state", String(16), nullable=False),
+    Column("from_state", Text),
+    Column("to_state", Text, nullable=False),
     Column("at", Float, nullable=False),
     Column("who", Text, nullable=False),
     Column("reason", Text, nullable=False),
@@ -183,8 +216,26 @@ audit = Table(
     Column("who", Text, nullable=False),
     Column("action", Text, nullable=False),
     Column("detail", JSON, nullable=False),
-    Column("previous", String(64), nullable=False),
-    Column("hash", String(64), nullable=False),
+    Column("previous", Text, nullable=False),
+    Column("hash", Text, nullable=False),
+)
+
+exports = Table(
+    "exports",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("at", Float, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("path", Text, nullable=False),
+    Column("format", Text, nullable=False),
+    Column("trajectories", Integer, nullable=False),
+)
+
+export_members = Table(
+    "export_members",
+    metadata,
+    Column("trajectory_id", Text, primary_key=True),
+    Column("export_id", Text, primary_key=True),
 )
 
 apps = Table(
@@ -198,7 +249,7 @@ apps = Table(
 control = Table(
     "control",
     metadata,
-    Column("key", String(32), primary_key=True),
+    Column("key", Text, primary_key=True),
     Column("value", Text, nullable=False),
     Column("updated_at", Float, nullable=False),
 )

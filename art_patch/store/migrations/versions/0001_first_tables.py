@@ -18,8 +18,8 @@ def upgrade() -> None:
         sa.Column("who", sa.Text(), nullable=False),
         sa.Column("action", sa.Text(), nullable=False),
         sa.Column("detail", sa.JSON(), nullable=False),
-        sa.Column("previous", sa.String(length=64), nullable=False),
-        sa.Column("hash", sa.String(length=64), nullable=False),
+        sa.Column("previous", sa.Text(), nullable=False),
+        sa.Column("hash", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_table(
@@ -30,9 +30,9 @@ def upgrade() -> None:
     )
     op.create_table(
         "calls",
-        sa.Column("id", sa.String(length=32), nullable=False),
-        sa.Column("trajectory_id", sa.String(length=64), nullable=False),
-        sa.Column("span_id", sa.String(length=32), nullable=True),
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("trajectory_id", sa.Text(), nullable=False),
+        sa.Column("span_id", sa.Text(), nullable=True),
         sa.Column("started_at", sa.Float(), nullable=False),
         sa.Column("duration_ms", sa.Float(), nullable=False),
         sa.Column("ttft_ms", sa.Float(), nullable=True),
@@ -44,7 +44,7 @@ def upgrade() -> None:
         sa.Column("prompt_token_ids", sa.LargeBinary(), nullable=True),
         sa.Column("prompt_tokens", sa.Integer(), nullable=False),
         sa.Column("completion_tokens", sa.Integer(), nullable=False),
-        sa.Column("status", sa.String(length=16), nullable=False),
+        sa.Column("status", sa.Text(), nullable=False),
         sa.Column("error", sa.Text(), nullable=True),
         sa.Column("fallback", sa.Text(), nullable=True),
         sa.Column("untrainable", sa.Text(), nullable=True),
@@ -54,7 +54,7 @@ def upgrade() -> None:
     op.create_index("calls_trajectory", "calls", ["trajectory_id", "started_at"], unique=False)
     op.create_table(
         "choices",
-        sa.Column("call_id", sa.String(length=32), nullable=False),
+        sa.Column("call_id", sa.Text(), nullable=False),
         sa.Column("index", sa.Integer(), nullable=False),
         sa.Column("answer", sa.LargeBinary(length=16), nullable=False),
         sa.Column("finish_reason", sa.Text(), nullable=True),
@@ -64,19 +64,19 @@ def upgrade() -> None:
     )
     op.create_table(
         "control",
-        sa.Column("key", sa.String(length=32), nullable=False),
+        sa.Column("key", sa.Text(), nullable=False),
         sa.Column("value", sa.Text(), nullable=False),
         sa.Column("updated_at", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("key"),
     )
     op.create_table(
         "groups",
-        sa.Column("id", sa.String(length=32), nullable=False),
+        sa.Column("id", sa.Text(), nullable=False),
         sa.Column("scenario_key", sa.Text(), nullable=False),
-        sa.Column("how", sa.String(length=16), nullable=False),
+        sa.Column("how", sa.Text(), nullable=False),
         sa.Column("held_out", sa.Boolean(), nullable=False),
         sa.Column("created_at", sa.Float(), nullable=False),
-        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("state", sa.Text(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=True),
         sa.Column("policy", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("id"),
@@ -93,8 +93,8 @@ def upgrade() -> None:
         "policies",
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("base", sa.Text(), nullable=False),
-        sa.Column("base_sha256", sa.String(length=64), nullable=False),
-        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("base_sha256", sa.Text(), nullable=False),
+        sa.Column("state", sa.Text(), nullable=False),
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.Column("path", sa.Text(), nullable=True),
         sa.Column("parent", sa.Text(), nullable=True),
@@ -105,8 +105,8 @@ def upgrade() -> None:
         "promotions",
         sa.Column("id", sa.Integer(), autoincrement=True, nullable=False),
         sa.Column("policy", sa.Text(), nullable=False),
-        sa.Column("from_state", sa.String(length=16), nullable=True),
-        sa.Column("to_state", sa.String(length=16), nullable=False),
+        sa.Column("from_state", sa.Text(), nullable=True),
+        sa.Column("to_state", sa.Text(), nullable=False),
         sa.Column("at", sa.Float(), nullable=False),
         sa.Column("who", sa.Text(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
@@ -122,14 +122,14 @@ def upgrade() -> None:
     )
     op.create_table(
         "scores",
-        sa.Column("id", sa.String(length=64), nullable=False),
-        sa.Column("trajectory_id", sa.String(length=64), nullable=False),
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("trajectory_id", sa.Text(), nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("value", sa.Float(), nullable=False),
-        sa.Column("source", sa.String(length=16), nullable=False),
+        sa.Column("source", sa.Text(), nullable=False),
         sa.Column("at", sa.Float(), nullable=False),
         sa.Column("comment", sa.Text(), nullable=True),
-        sa.Column("group_id", sa.String(length=32), nullable=True),
+        sa.Column("group_id", sa.Text(), nullable=True),
         sa.Column("rubric", sa.Text(), nullable=True),
         sa.Column("judge", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("id"),
@@ -137,9 +137,9 @@ def upgrade() -> None:
     op.create_index("scores_trajectory", "scores", ["trajectory_id"], unique=False)
     op.create_table(
         "spans",
-        sa.Column("id", sa.String(length=32), nullable=False),
-        sa.Column("trajectory_id", sa.String(length=64), nullable=False),
-        sa.Column("parent_id", sa.String(length=32), nullable=True),
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("trajectory_id", sa.Text(), nullable=False),
+        sa.Column("parent_id", sa.Text(), nullable=True),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("started_at", sa.Float(), nullable=False),
         sa.Column("ended_at", sa.Float(), nullable=True),
@@ -148,8 +148,8 @@ def upgrade() -> None:
     op.create_index("spans_trajectory", "spans", ["trajectory_id"], unique=False)
     op.create_table(
         "trajectories",
-        sa.Column("id", sa.String(length=64), nullable=False),
-        sa.Column("origin", sa.String(length=16), nullable=False),
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("origin", sa.Text(), nullable=False),
         sa.Column("started_at", sa.Float(), nullable=False),
         sa.Column("ended_at", sa.Float(), nullable=True),
         sa.Column("last_call_at", sa.Float(), nullable=True),
@@ -161,7 +161,7 @@ def upgrade() -> None:
         sa.Column("tags", sa.JSON(), nullable=False),
         sa.Column("metadata", sa.JSON(), nullable=False),
         sa.Column("error", sa.Text(), nullable=True),
-        sa.Column("group_id", sa.String(length=32), nullable=True),
+        sa.Column("group_id", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_index("trajectories_group", "trajectories", ["group_id"], unique=False)
@@ -171,4 +171,5 @@ def upgrade() -> None:
         ["last_call_at"],
         unique=False,
         sqlite_where=sa.text("group_id IS NULL"),
+        postgresql_where=sa.text("group_id IS NULL"),
     )

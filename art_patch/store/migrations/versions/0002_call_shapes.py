@@ -11,8 +11,8 @@ down_revision = "0001"
 
 def upgrade() -> None:
     """Add two columns to `calls`, and the table `apps`."""
-    op.add_column("calls", sa.Column("api", sa.String(length=16), nullable=False, server_default="chat"))
-    op.add_column("calls", sa.Column("shadow_of", sa.String(length=32), nullable=True))
+    op.add_column("calls", sa.Column("api", sa.Text(), nullable=False, server_default="chat"))
+    op.add_column("calls", sa.Column("shadow_of", sa.Text(), nullable=True))
     op.create_table(
         "apps",
         sa.Column("id", sa.Text(), nullable=False),
