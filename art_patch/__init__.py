@@ -65,7 +65,10 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        value = getattr(import_module(f"{__name__}.{_HOME.get(name, 'errors')}"), name)
+        from art_patch.garbage import uncollected
+
+        with uncollected():
+            value = getattr(import_module(f"{__name__}.{_HOME.get(name, 'errors')}"), name)
         globals()[name] = value
         return value
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 
 from filelock import FileLock, Timeout
 
-from art_patch.errors import Busy, EngineError
+from art_patch.errors import ArtPatchError, Busy, EngineError
 from art_patch.gate import GateConfig, Turn, Verdict, contest, decide, held_out_turns
 from art_patch.grouping import form_groups
 from art_patch.ids import new_id
@@ -64,6 +64,8 @@ class CycleConfig:
         min_groups: with fewer scored groups nothing is trained; they wait for more.
         train: the update.
         gate: the test.
+        keep_days: trajectories whose last call is longer ago are deleted at the end.
+        keep_trajectories: of the others, all but the newest so many are deleted at the end.
     """
 
     settle_s: float = 60.0
@@ -73,6 +75,8 @@ class CycleConfig:
     min_groups: int = 4
     train: TrainConfig = field(default_factory=TrainConfig)
     gate: GateConfig = field(default_factory=GateConfig)
+    keep_days: float | None = None
+    keep_trajectories: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ def retrain(
         TrainingError: if the update failed; nothing was published.
         EngineError: if the engine failed; a candidate that was trained is gated by the next cycle.
     """
-    with only_one(adapters.parent):
+    with only_one(adapters.parent), _retention(store, config, progress, who=who, now=now):
         champion = store.ledger.champion()
         if champion is None:
             return CycleReport("nothing to do", "no policy serves yet; start `art-patch serve --base MODEL`", None)
@@ -167,6 +171,35 @@ def only_one(directory: Path) -> Generator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def _retention(
+    store: Store, config: CycleConfig, progress: Progress, *, who: str, now: float | None
+) -> Generator[None]:
+    """Delete what is older than is kept, when the block has ended.
+
+    Also when it failed with an error of ours: a judge that is down for a month must not keep data for a month longer.
+    """
+    try:
+        yield
+    except ArtPatchError:
+        prune(store, config, progress, who=who, now=now)
+        raise
+    prune(store, config, progress, who=who, now=now)
+
+
+def prune(store: Store, config: CycleConfig, progress: Progress, *, who: str, now: float | None = None) -> None:
+    """Delete what is older, or more, than is kept; nothing if the settings do not say."""
+    if config.keep_days is None and config.keep_trajectories is None:
+        return
+    store.rights.prune(
+        older_than_s=None if config.keep_days is None else config.keep_days * 86_400,
+        keep=config.keep_trajectories,
+        who=who,
+        progress=lambda done, total: progress("prune", done, total),
+        now=now,
+    )
 
 
 def _left_over(store: Store, champion: Policy) -> Policy | None:

@@ -15,6 +15,7 @@
     │   └── StoreTooNew          12   the store was written by a newer release
     ├── TrainingError            13   the update could not be made; no policy was published
     ├── TransitionError          14   a policy may not move to that state
+    ├── MalformedFile            15   a file to import cannot be read; nothing was imported
     └── CommandNotFound         127   the program to run is not there
 
 The number is the exit code of the command line. 0 is success, "nothing to do" included, and 130 is Ctrl-C.
@@ -103,6 +104,12 @@ class TransitionError(ArtPatchError):
     exit_code = 14
 
 
+class MalformedFile(ArtPatchError):
+    """A file to import cannot be read. The message names the line; nothing of the file was imported."""
+
+    exit_code = 15
+
+
 class CommandNotFound(ArtPatchError):
     """The program that `art-patch run` was given is not there, or may not be run."""
 
@@ -118,6 +125,7 @@ __all__ = [
     "EngineError",
     "GateRejected",
     "JudgeError",
+    "MalformedFile",
     "ModelNotFound",
     "PortInUse",
     "StoreError",

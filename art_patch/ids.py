@@ -16,7 +16,8 @@ def new_id(at: float | None = None) -> str:
 
 
 def _uuid7_at(nanoseconds: int) -> Any:
+    make = cast(Any, uuid7)
     try:
-        return uuid7(nanoseconds=nanoseconds)
+        return make(nanoseconds=nanoseconds)
     except TypeError:  # before 1.0, which LangChain's packages ask for
-        return cast(Any, uuid7)(timestamp=nanoseconds // 10**9, nanos=nanoseconds % 10**9)
+        return make(timestamp=nanoseconds // 10**9, nanos=nanoseconds % 10**9)

@@ -31,8 +31,9 @@ class Settings(BaseModel):
     home: Path | None = None
     """Directory of all projects; the user's data directory unless set. Store and adapters live below it."""
 
-    store: str | None = None
-    """Database URL; `sqlite:///<home>/<project>/store.db` unless set."""
+    store: str | None = Field(default=None, repr=False)
+    """Database URL, such as `postgresql+psycopg://user@host/database` where several machines share a store;
+    `sqlite:///<home>/<project>/store.db` unless set. It may hold a password, so it is not shown."""
 
     mode: Mode = "route"
     """`route`: to the champion if one serves, else upstream. `canary`: the same for a share of the sessions.
@@ -103,6 +104,13 @@ class Settings(BaseModel):
     rubric: str | None = None
     """File or text that replaces RULER's default rubric."""
 
+    keep_days: float | None = Field(default=None, ge=0)
+    """Trajectories whose last call is longer ago are deleted at the end of each `art-patch retrain`, trained on or
+    not. Unset: all are kept."""
+
+    keep_trajectories: int | None = Field(default=None, ge=0)
+    """No more than this many trajectories, the newest, outlive an `art-patch retrain`. Unset: all are kept."""
+
     @field_validator("match", mode="before")
     @classmethod
     def _is_pattern(cls, value: Any) -> Any:
@@ -132,9 +140,15 @@ class Settings(BaseModel):
     @field_validator("store")
     @classmethod
     def _is_known_store(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith("sqlite:///"):
-            raise ValueError(f"{value!r} is not a store this release opens; write sqlite:////absolute/path/store.db")
-        return value
+        if value is None or value.startswith(("sqlite:///", "postgresql+psycopg://")):
+            return value
+        scheme = value.partition(":")[0]  # and no more: the rest may hold a password
+        if scheme.partition("+")[0] in ("postgres", "postgresql"):
+            raise ValueError(f"{scheme}: names no driver that we use; write postgresql+psycopg://user@host/database")
+        raise ValueError(
+            f"{scheme!r} is not a store this release opens; "
+            "write sqlite:////absolute/path/store.db or postgresql+psycopg://user@host/database"
+        )
 
     @cached_property
     def directory(self) -> Path:

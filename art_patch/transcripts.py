@@ -20,15 +20,24 @@ from art_patch.chain import canonical
 from art_patch.records import JSON, Call, Choice, Trajectory
 
 
+def main_call(trajectory: Trajectory) -> Call | None:
+    """Return the call that the transcript is taken from; `None` if no call was recorded."""
+    found: Call | None = None
+    longest = 0
+    for call in trajectory.calls:
+        length = len(call.messages) + bool(call.choices)
+        if length >= longest:
+            found, longest = call, length
+    return found
+
+
 def transcript(trajectory: Trajectory) -> tuple[JSON, ...]:
     """Return the messages of the whole run in order; empty if no call was recorded."""
-    longest: tuple[JSON, ...] = ()
-    for call in trajectory.calls:
-        answer = min(call.choices, key=lambda choice: choice.index, default=None)
-        conversation = call.messages if answer is None else (*call.messages, answer.message)
-        if len(conversation) >= len(longest):
-            longest = conversation
-    return longest
+    call = main_call(trajectory)
+    if call is None:
+        return ()
+    answer = min(call.choices, key=lambda choice: choice.index, default=None)
+    return call.messages if answer is None else (*call.messages, answer.message)
 
 
 def offered_tools(trajectories: Iterable[Trajectory]) -> tuple[JSON, ...]:

@@ -17,16 +17,18 @@ TORCH = {"torch", "transformers", "peft", "safetensors", "numpy", "tokenizers", 
 # Folder or file -> what of art_patch it may import. A new edge is a decision: add it here, with care.
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "garbage": set(),
     "records": set(),
     "ids": set(),
     "chain": {"records"},
     "settings": {"errors", "records"},
     "transcripts": {"chain", "records"},
     "promotion.states": {"errors", "records"},
-    "store": {"chain", "errors", "promotion.states", "records"},
+    "store": {"chain", "errors", "ids", "promotion.states", "records"},
     "context": {"errors", "ids", "records", "recording"},
     "recording": {"chain", "errors", "ids", "records", "settings", "store"},
-    "patching": {"context", "errors", "ids", "records", "recording", "settings", "store"},
+    "patching": {"context", "errors", "garbage", "ids", "records", "recording", "settings", "store"},
+    "transfer": {"chain", "errors", "records", "transcripts"},
     "grouping": {"records", "transcripts"},
     "rewards": {"chain", "errors", "records", "transcripts"},
     "serving": {"errors", "listening", "records"},
@@ -41,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "demo": {"cycle", "errors", "gate", "records", "rewards", "serving", "settings", "store", "training"},
     "cli": {
         "autostart",
+        "chain",
         "cycle",
         "demo",
         "doctor",
@@ -55,6 +58,7 @@ ALLOWED: dict[str, set[str]] = {
         "settings",
         "store",
         "training",
+        "transfer",
     },
 }
 
@@ -162,3 +166,14 @@ def test_errors_have_distinct_exit_codes_and_are_drawn_in_the_tree():
     for cls in classes:
         (line,) = [line for line in (errors.__doc__ or "").splitlines() if f" {cls.__name__} " in f" {line} "]
         assert str(cls.exit_code) in line
+
+
+def test_patching_makes_no_record_that_only_the_writer_or_the_job_needs():
+    loaded = modules_after("import art_patch; art_patch.patch(mode='record')")
+    assert not {"art_patch.records.calls", "art_patch.records.jobs"} & loaded
+
+
+def test_every_record_is_where_its_list_says():
+    from art_patch import records
+
+    assert all(hasattr(records, name) for name in records.__all__)

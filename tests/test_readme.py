@@ -30,7 +30,8 @@ def test_there_are_blocks():
 def test_every_command_is_there():
     from art_patch.cli.app import app
 
-    names = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    names = {each.name or each.callback.__name__ for each in app.registered_commands if each.callback}
+    names |= {group.name or group.typer_instance.info.name for group in app.registered_groups if group.typer_instance}
     line = next(line for line in README.splitlines() if line.startswith("`serve`"))
     assert set(re.findall(r"`(\w+)`", line)) == names
 

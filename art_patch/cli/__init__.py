@@ -1,4 +1,4 @@
-"""The command line: `art-patch run | proxy | serve | retrain | status | doctor | mode | promote | rollback | demo`.
+"""The command line: `art-patch run`, `serve`, `retrain`, `status`, `erase`, `store` and what `--help` lists besides.
 
 Each command is a thin shell: settings in, one call, one answer out. Answers go to stdout (with `--json` as one JSON
 object on one line), progress and errors to stderr. Every error of `art_patch.errors` becomes one line and its own exit

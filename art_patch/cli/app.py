@@ -14,12 +14,18 @@ import typer
 from art_patch.cli import interrupted
 from art_patch.cli.demo import demo
 from art_patch.cli.doctor import doctor
+from art_patch.cli.erase import erase
+from art_patch.cli.export import export
+from art_patch.cli.imports import import_file
 from art_patch.cli.policies import promote, rollback
 from art_patch.cli.proxy import proxy
 from art_patch.cli.retrain import retrain
 from art_patch.cli.run import run as run_program
 from art_patch.cli.serve import serve
 from art_patch.cli.status import mode, status
+from art_patch.cli.store import backup, prune, stats, vacuum, verify
+from art_patch.cli.trajectories import app as trajectories
+from art_patch.cli.trajectories import list_trajectories, show
 from art_patch.errors import ArtPatchError
 
 app = typer.Typer(
@@ -46,8 +52,17 @@ def interruptible(command: Callable[..., None]) -> Callable[..., None]:
 
 
 app.command(context_settings={"allow_interspersed_args": False})(interruptible(run_program))
-for each in (proxy, serve, retrain, status, doctor, mode, promote, rollback, demo):
+for each in (proxy, serve, retrain, status, doctor, mode, promote, rollback, export, erase, demo):
     app.command()(interruptible(each))
+
+store = typer.Typer(help="Look after the database: verify, stats, vacuum, backup, prune.", no_args_is_help=True)
+for each in (verify, stats, vacuum, backup, prune):
+    store.command()(interruptible(each))
+app.add_typer(store, name="store")
+app.command("import")(interruptible(import_file))
+trajectories.command("list")(interruptible(list_trajectories))
+trajectories.command()(interruptible(show))
+app.add_typer(trajectories)
 
 
 @app.callback(invoke_without_command=True)

@@ -77,11 +77,12 @@ def proxy(
 def _say(here: str, upstream: str, project: str, store: str, as_json: bool) -> None:
     from art_patch.cli.output import answer, stdout
     from art_patch.patching import status
+    from art_patch.store.urls import without_password
 
     now = status()
     if as_json:
         answer(
-            {"base_url": here, "upstream": upstream, "project": project, "store": store}
+            {"base_url": here, "upstream": upstream, "project": project, "store": without_password(store)}
             | {"mode": now.mode, "champion": now.champion}
         )
         return

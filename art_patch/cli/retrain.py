@@ -34,7 +34,7 @@ def retrain(
     engine is down; 7 the judge failed; 1 and above for other errors. Serving is never touched by a failed cycle.
     """
     from art_patch.cli.output import answer, bars
-    from art_patch.cycle import CycleConfig
+    from art_patch.cycle import CycleConfig, prune
     from art_patch.cycle import retrain as run
     from art_patch.errors import EngineError, GateRejected
     from art_patch.rewards.judge import Judge
@@ -47,7 +47,16 @@ def retrain(
 
     settings = load_settings(project=project, home=home, store=store, judge=judge, judge_base_url=judge_base_url)
     opened = open_store(settings.store_url)
+    config = CycleConfig(
+        settle_s=settle_s,
+        min_groups=min_groups,
+        train=TrainConfig(learning_rate=learning_rate),
+        keep_days=settings.keep_days,
+        keep_trajectories=settings.keep_trajectories,
+    )
     if opened.ledger.champion() is None or not opened.read.counts()["calls"]:
+        with bars(quiet=as_json) as progress:
+            prune(opened, config, progress, who=who_am_i(who, "retrain"))
         _say({"outcome": "nothing to do", "reason": _what_is_missing(opened)}, as_json)
         return
     chief = Judge(
@@ -62,7 +71,6 @@ def retrain(
         raise EngineError("no engine is running, so no candidate could be tested; start `art-patch serve` first")
     engine = EngineClient(base_url, read_key(route.key_file))
     engine.wait_ready(timeout_s=10.0)
-    config = CycleConfig(settle_s=settle_s, min_groups=min_groups, train=TrainConfig(learning_rate=learning_rate))
     with bars(quiet=as_json) as progress:
         report = run(opened, engine, chief, settings.adapters, config, who=who_am_i(who, "retrain"), progress=progress)
     opened.close()

@@ -43,7 +43,7 @@ def run(
     """
     from art_patch.errors import ConfigError
     from art_patch.settings import load_settings
-    from art_patch.store.urls import sqlite_path
+    from art_patch.store.urls import absolute_url
 
     if not command:
         raise ConfigError("there is nothing to run; write it after `--`: art-patch run -- python app.py")
@@ -59,7 +59,7 @@ def run(
     }
     settings = load_settings(**given)
     if settings.store is not None:
-        given["store"] = f"sqlite:///{sqlite_path(settings.store)}"
+        given["store"] = absolute_url(settings.store)
     _become(command, {name: str(value) for name, value in given.items() if value is not None})
 
 

@@ -20,13 +20,14 @@ def status(
     from art_patch.cli.output import answer
     from art_patch.settings import load_settings
     from art_patch.store import open_store
+    from art_patch.store.urls import without_password
 
     settings = load_settings(project=project, home=home, store=store)
     opened = open_store(settings.store_url, create=False)
     route, champion = opened.ledger.route(), opened.ledger.champion()
     facts: dict[str, Any] = {
         "project": settings.project,
-        "store": settings.store_url,
+        "store": without_password(settings.store_url),
         "mode": route.mode or settings.mode,
         "canary_percent": settings.canary_percent if route.canary_percent is None else route.canary_percent,
         "champion": champion.name if champion else None,

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
 
 from opentelemetry import context as otel
 from opentelemetry import trace
@@ -26,7 +26,6 @@ from art_patch.records import TrajectoryInfo
 _KEY = otel.create_key("art-patch-ambient")
 
 
-@dataclass(slots=True)
 class OpenTrajectory:
     """A `trajectory()` block that is being executed.
 
@@ -35,13 +34,15 @@ class OpenTrajectory:
         used: whether anything was recorded under it; a block without a call leaves no row.
     """
 
-    info: TrajectoryInfo
-    used: bool = False
+    __slots__ = ("info", "used")
+
+    def __init__(self, info: TrajectoryInfo) -> None:
+        self.info = info
+        self.used = False
 
 
-@dataclass(slots=True, eq=False)
 class Ambient:
-    """The surroundings of a piece of code: everything that the blocks around it say. Changed by `replace` only.
+    """The surroundings of a piece of code: everything that the blocks around it say. What is in force never changes.
 
     Attributes:
         open: innermost trajectory.
@@ -53,13 +54,23 @@ class Ambient:
         ended: whether the innermost block was left.
     """
 
-    open: OpenTrajectory | None = None
-    span_id: str | None = None
-    group_key: str | None = None
-    suppressed: bool = False
-    outer: Ambient | None = field(default=None, init=False, repr=False)
-    thread: int = field(default=0, init=False, repr=False)
-    ended: bool = field(default=False, init=False, repr=False)
+    __slots__ = ("ended", "group_key", "open", "outer", "span_id", "suppressed", "thread")
+
+    def __init__(self) -> None:
+        self.open: OpenTrajectory | None = None
+        self.span_id: str | None = None
+        self.group_key: str | None = None
+        self.suppressed = False
+        self.outer: Ambient | None = None
+        self.thread = 0
+        self.ended = False
+
+    def copy(self) -> Self:
+        """Return the same for another block, to be changed before it is entered."""
+        new = type(self)()
+        new.open, new.span_id = self.open, self.span_id
+        new.group_key, new.suppressed = self.group_key, self.suppressed
+        return new
 
 
 @dataclass(slots=True)
@@ -179,7 +190,7 @@ def lasting() -> Context:
     """Return the current context, in which the blocks that are open now never end."""
     current = otel.get_current()
     here = ambient_of(current)
-    return current if here is _NOTHING else otel.set_value(_KEY, replace(_in_force(here)), current)
+    return current if here is _NOTHING else otel.set_value(_KEY, _in_force(here).copy(), current)
 
 
 def _in_force(here: Ambient) -> Ambient:
@@ -205,8 +216,3 @@ def _skipped(here: Ambient | None) -> Ambient | None:
     while here is not None and here.ended:
         here = here.outer
     return here
-
-
-def grouped(here: Ambient, key: str) -> Ambient:
-    """Return `here` inside a group."""
-    return replace(here, group_key=key)

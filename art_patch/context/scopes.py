@@ -22,7 +22,6 @@ from art_patch.context.ambient import (
     OpenTrajectory,
     ambient,
     enter,
-    grouped,
     identify,
     lasting,
     leave,
@@ -88,7 +87,9 @@ class _Trajectory(Scope[TrajectoryInfo]):
         info = TrajectoryInfo(self._id or new_id(), time.time(), "explicit", group_key=here.group_key, **self._given)
         opened = OpenTrajectory(info)
         self._open_ones.append(opened)
-        return replace(here, open=opened, span_id=None), info
+        now = here.copy()
+        now.open, now.span_id = opened, None
+        return now, info
 
     def _closed(self, opened: TrajectoryInfo, error: BaseException | None) -> None:
         if self._open_ones.pop().used:
@@ -115,7 +116,9 @@ class _Span(Scope[str]):
             opened = OpenTrajectory(info)
         part = SpanInfo(new_id(), info.id, self._name, now, parent_id=here.span_id)
         self._spans.append((opened, part, roots))
-        return replace(here, open=opened, span_id=part.id), part.id
+        inside = here.copy()
+        inside.open, inside.span_id = opened, part.id
+        return inside, part.id
 
     def _closed(self, opened: str, error: BaseException | None) -> None:
         run, part, roots = self._spans.pop()
@@ -136,7 +139,9 @@ class _Group(Scope[None]):
         return type(self)(self._key)
 
     def _open(self) -> tuple[Ambient, None]:
-        return grouped(ambient(), self._key), None
+        now = ambient().copy()
+        now.group_key = self._key
+        return now, None
 
 
 def trajectory(
@@ -201,7 +206,9 @@ class _Suppression(Scope[None]):
         return type(self)()
 
     def _open(self) -> tuple[Ambient, None]:
-        return replace(ambient(), suppressed=True), None
+        now = ambient().copy()
+        now.suppressed = True
+        return now, None
 
 
 def suppress() -> Scope[None]:

@@ -40,6 +40,7 @@ from art_patch.rewards.rubric import load_rubric
 from art_patch.serving.client import EngineClient
 from art_patch.settings import Settings
 from art_patch.store import Store, open_store
+from art_patch.store.urls import without_password
 
 WHO = "demo"
 
@@ -121,7 +122,7 @@ def run_demo(settings: Settings, *, seed: int, cycles: int, control: bool, tell:
         "seed": seed,
         "control": control,
         "judge": judge.model,
-        "store": settings.store_url,
+        "store": without_password(settings.store_url),
         "wall_s": round(time.monotonic() - started, 1),
     }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from art_patch.doctor.finding import Finding
 from art_patch.settings import PREFIX, Settings
+from art_patch.store.urls import without_password
 
 _SECRET = frozenset({"judge_api_key"})
 
@@ -20,6 +21,8 @@ def sources(settings: Settings, arguments: Collection[str], environment: Mapping
         value = getattr(settings, name)
         if name in _SECRET and value is not None:
             value = "set, not shown"
+        if name == "store" and value is not None:
+            value = without_password(value)
         source = "default"
         if name in arguments:
             source = "argument"

@@ -13,11 +13,15 @@ from typing import Any, cast
 
 from art_patch.doctor import configuration, packages, serving, storage
 from art_patch.doctor.finding import Finding
+from art_patch.doctor.server import server
+from art_patch.errors import ConfigError, StoreError
 from art_patch.patching.wrapping import MODULE
 from art_patch.records import Route
 from art_patch.settings import Settings
 from art_patch.store.route import read_route
-from art_patch.store.urls import sqlite_path
+from art_patch.store.urls import is_postgres, sqlite_path
+
+_Check = Callable[[], Finding | list[Finding] | None]
 
 
 def examine(
@@ -31,25 +35,21 @@ def examine(
         environment: the variables.
     """
     found = configuration.sources(settings, arguments, environment)
-    path = sqlite_path(settings.store_url)
+    store, last_call_at = _store(settings.store_url)
     route, trouble = _route(settings.store_url)
-    checks: list[Callable[[], Finding | list[Finding] | None]] = [
+    checks: list[_Check] = [
         packages.python,
         lambda: packages.sdk(packages.installed_version, lambda: import_module(MODULE)),
         lambda: packages.patchers(packages.installed_version),
         lambda: packages.doors(packages.installed_version),
         lambda: configuration.chosen(found),
         lambda: configuration.strangers(environment),
-        lambda: storage.place(path),
-        lambda: storage.filesystem(path, storage.read_mounts()),
-        lambda: storage.database(path, _head()),
-        storage.library,
-        lambda: storage.disk(path),
+        *store,
         lambda: trouble,
         lambda: serving.mode(settings.mode, found["mode"]["source"], route),
         lambda: serving.champion(route),
         lambda: serving.engine(route, settings.base_url, _connect),
-        lambda: serving.clock(time.time(), _last_call_at(path)),
+        lambda: serving.clock(time.time(), last_call_at()),
     ]
     findings: list[Finding] = []
     for check in checks:
@@ -58,11 +58,27 @@ def examine(
     return findings, found
 
 
+def _store(url: str) -> tuple[list[_Check], Callable[[], float | None]]:
+    """Return the checks of the store, and what tells when the last call was recorded."""
+    if is_postgres(url):
+        found, last_call_at = server(url, _head())
+        return [lambda: found], lambda: last_call_at
+    path = sqlite_path(url)
+    checks: list[_Check] = [
+        lambda: storage.place(path),
+        lambda: storage.filesystem(path, storage.read_mounts()),
+        lambda: storage.database(path, _head()),
+        storage.library,
+        lambda: storage.disk(path),
+    ]
+    return checks, lambda: _last_call_at(path)
+
+
 def _route(url: str) -> tuple[Route, Finding | None]:
     try:
         return read_route(url), None
-    except (sqlite3.Error, OSError, ValueError) as error:
-        return Route(), Finding("route", "bad", f"the store's route cannot be read ({error})", "see `database` above")
+    except (sqlite3.Error, OSError, ValueError, StoreError, ConfigError) as error:
+        return Route(), Finding("route", "bad", f"the store's route cannot be read ({error})", "see the store above")
 
 
 def _head() -> str:

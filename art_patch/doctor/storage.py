@@ -19,7 +19,7 @@ _NETWORK = frozenset(
 )
 _SOUND_WAL = (3, 51, 3)
 _LITTLE, _TOO_LITTLE = 1024 * MIB, 100 * MIB
-_LONG_LOG = 256 * MIB
+_LONG_LOG = 64 * MIB
 
 Mount = tuple[str, str]
 """Where, and which filesystem."""
@@ -105,10 +105,11 @@ def database(path: Path, head: str) -> list[Finding]:
                 "move the file away and start a new one, or restore a backup",
             )
         ]
-    return [_schema(row[0] if row else None, bool(tables), head), *_log(journal, path)]
+    return [schema(row[0] if row else None, bool(tables), head), *_log(journal, path)]
 
 
-def _schema(revision: str | None, tables: bool, head: str) -> Finding:
+def schema(revision: str | None, tables: bool, head: str) -> Finding:
+    """Whether the tables are ours, and of this release."""
     if revision == head:
         return Finding("schema", "ok", f"{head}, this release's own")
     if revision is None and tables:
@@ -129,7 +130,7 @@ def _log(journal: str, path: Path) -> list[Finding]:
     if journal != "wal":
         return [Finding("database", "warn", text, "it becomes WAL when it is next opened; what else opens this file?")]
     if log > _LONG_LOG:
-        cure = "somebody has been reading for long; close what holds the file open, and the log is folded in"
+        cure = "somebody has been reading for long: close what holds the file open, then run `art-patch store vacuum`"
         return [Finding("database", "warn", text, cure)]
     return [Finding("database", "ok", text)]
 

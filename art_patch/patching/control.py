@@ -13,23 +13,24 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import partial
-from importlib.metadata import EntryPoint, distributions
+from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, cast
+from types import MappingProxyType, TracebackType
+from typing import Any, Literal, NamedTuple, Self, TypeVar, cast
 
 import wrapt
 
 from art_patch.context.threads import carry_threads_off, carry_threads_on
 from art_patch.errors import ConfigError
+from art_patch.garbage import uncollected
 from art_patch.patching.bypass import bypasses_seen, detector
+from art_patch.patching.installed import integrations
 from art_patch.patching.runtime import Runtime
 from art_patch.patching.wrapping import MODULE, Wrapping
 from art_patch.recording import faults, set_recorder
-from art_patch.records import JSON, AppReport, Mode
+from art_patch.records import JSON, Mode
 from art_patch.settings import Match, Redact, Settings, load_settings
 
 T = TypeVar("T")
@@ -37,15 +38,12 @@ T = TypeVar("T")
 STOP_DEADLINE_S = 2.0
 REPORT_EVERY_S = 10.0
 REPORT_AT_LEAST_EVERY_S = 60.0
-INTEGRATIONS = "art_patch.integrations"
-"""Entry-point group of the modules that teach other frameworks to carry our context."""
 
 
 _HOST = socket.gethostname()
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(NamedTuple):
     """What the patch is doing.
 
     Attributes:
@@ -78,8 +76,8 @@ class Status:
     shadow_skipped: int = 0
     shadow_failed: int = 0
     doors: tuple[str, ...] = ()
-    bypasses: Mapping[str, int] = field(default_factory=dict[str, int])
-    errors: Mapping[str, int] = field(default_factory=dict[str, int])
+    bypasses: Mapping[str, int] = MappingProxyType({})
+    errors: Mapping[str, int] = MappingProxyType({})
     degraded: tuple[str, ...] = ()
 
 
@@ -109,6 +107,8 @@ class _Reporter:
 
     def report(self, runtime: Runtime) -> None:
         """Called by the recorder's thread."""
+        from art_patch.records import AppReport
+
         now, facts = time.monotonic(), _facts(runtime)
         age_s = now - self._last[0]
         if age_s < REPORT_EVERY_S or (facts == self._last[1] and age_s < REPORT_AT_LEAST_EVERY_S):
@@ -242,11 +242,13 @@ def start(settings: Settings, *, everything: bool = True, **doubles: Any) -> Run
         if runtime is None or runtime.settings != settings or doubles:
             if runtime is not None:
                 runtime.recorder.stop(STOP_DEADLINE_S)
-            runtime = _process.runtime = Runtime(settings, on_tick=_process.reporter.report, **doubles)
+            with uncollected():
+                runtime = _process.runtime = Runtime(settings, on_tick=_process.reporter.report, **doubles)
         _process.active = runtime
         _process.everything = everything
         set_recorder(runtime.recorder)
-        _wrap(runtime)
+        with uncollected():
+            _wrap(runtime)
         (carry_threads_on if settings.carry_threads else carry_threads_off)()
         detector.put_on(lambda: _process.active if _process.everything else None)
         return runtime
@@ -260,15 +262,8 @@ def _wrap(runtime: Runtime) -> None:
         wrapt.register_post_import_hook(_put_on, MODULE)
     if not _process.armed:
         _process.armed = True
-        for entry in _integrations():
+        for entry in integrations():
             wrapt.register_post_import_hook(partial(_arm, entry), entry.name)
-
-
-def _integrations() -> Iterator[EntryPoint]:
-    # `entry_points(group=...)` parses those of every package that is installed, which takes twice as long.
-    for package in distributions():
-        if INTEGRATIONS in (package.read_text("entry_points.txt") or ""):
-            yield from package.entry_points.select(group=INTEGRATIONS)
 
 
 def _arm(entry: EntryPoint, module: Any) -> None:

@@ -54,7 +54,7 @@ class Disguise:
         """
         try:
             unread = not self.keeps_logprobs and not self.keeps_token_ids
-            answer = self.checked(without_logprobs(body) if unread else body)
+            answer = self.checked(without_proof(body) if unread else body)
         except InvalidAnswer:  # once more as it came, before it is said to be invalid
             answer = self.checked(body)
         self.strip(answer)
@@ -94,14 +94,15 @@ class Disguise:
 
     def strip(self, answer: dict[str, Any]) -> None:
         """Take out of an answer or chunk what the app did not ask for."""
+        keeps_ids, keeps_logprobs = self.keeps_token_ids, self.keeps_logprobs
         answer["model"] = self.requested_model
         answer["system_fingerprint"] = self.policy
-        if not self.keeps_token_ids:
+        if not keeps_ids:
             answer.pop("prompt_token_ids", None)
         for choice in answer.get("choices") or ():
-            if not self.keeps_token_ids:
+            if not keeps_ids:
                 choice.pop("token_ids", None)
-            if not self.keeps_logprobs and "logprobs" in choice:
+            if not keeps_logprobs and "logprobs" in choice:
                 choice["logprobs"] = None
 
     def _check_policy(self, answer: dict[str, Any]) -> None:
@@ -113,10 +114,11 @@ class Disguise:
 
 _LOGPROBS = b',"logprobs":'
 _FINISH = b',"finish_reason":'
+_IDS = (b',"token_ids":[', b',"prompt_token_ids":[')
 
 
-def without_logprobs(body: bytes) -> bytes:
-    """Cut the log-probabilities out unread: they are nine tenths of an answer, and the app gets none of them.
+def without_proof(body: bytes) -> bytes:
+    """Cut log-probabilities and token ids out unread: they are nine tenths of an answer, and the app gets none of them.
 
     A raw `,"name":` is always a key, because a quote inside a string is escaped. Where there are several choices, or
     the engine writes its fields in another order than vLLM and ours, nothing is cut.
@@ -125,7 +127,12 @@ def without_logprobs(body: bytes) -> bytes:
     end = body.find(_FINISH, start)
     if start < 0 or end < 0 or body.find(_LOGPROBS, start + 1) >= 0 or body.find(_FINISH, end + 1) >= 0:
         return body
-    return b"".join((body[:start], _LOGPROBS, b"null", body[end:]))
+    rest = body[end:]
+    for key in _IDS:
+        before, found, after = rest.partition(key)
+        if found:  # numbers up to the bracket
+            rest = before + after[after.find(b"]") + 1 :]
+    return b"".join((body[:start], _LOGPROBS, b"null", rest))
 
 
 class StreamDisguise:
@@ -182,8 +189,8 @@ class StreamDisguise:
             self.started = True
         elif chunk.get("error"):
             return self._error(line)
-        choices: Any = chunk.get("choices") or ()
-        if not isinstance(choices, list | tuple):
+        choices: Any = chunk.get("choices") or []
+        if not isinstance(choices, list):
             raise InvalidAnswer("choices are missing")
         for choice in cast(list[Any], choices):
             if not isinstance(choice, dict):
@@ -201,7 +208,8 @@ class StreamDisguise:
 
     def _chunk(self, chunk: dict[str, Any], line: bytes) -> bytes:
         self._disguise.strip(chunk)
-        return b"data: " + dump(chunk) + line[len(line.rstrip(b"\r\n")) :]
+        end = b"\n\n" if line.endswith(b"}\n\n") else line[len(line.rstrip(b"\r\n")) :]
+        return b"data: " + dump(chunk) + end
 
     def _error(self, line: bytes) -> bytes:
         """An error in the place of a chunk; the SDK turns it into its own."""

@@ -50,12 +50,12 @@ class Flight:
     __slots__ = (
         "_claimed",
         "_legs",
-        "_routed",
         "client",
         "exchange",
         "is_async",
         "leg",
         "options",
+        "routed",
         "runtime",
         "stream",
         "surface",
@@ -94,30 +94,32 @@ class Flight:
             self.exchange.otel_context = identity.otel_context
         self.exchange.server = client.base_url
         target = runtime.target
-        self._routed = target.serves and surface.why_not_routed(options, stream, runtime.settings) is None
-        if self._routed and target.mode != "route":
+        may_be_routed = target.serves or target.unknown is not None
+        if may_be_routed and surface.why_not_routed(options, stream, runtime.settings) is None:
+            self.routed, self.exchange.fallback = target.serves, target.unknown
+        else:
+            self.routed = False
+        if self.routed and target.mode != "route":
             self._choose(target, identity)
 
     def _choose(self, target: Target, identity: Identity) -> None:
         """Decide for a call of a mode in which only a share is the champion's."""
         key = sticky_key(identity, self.options.json_data)
         if target.mode == "shadow":
-            self._routed = False
+            self.routed = False
             self.exchange.shadow = in_share(key, self.runtime.settings.shadow_rate, "shadow")
         else:
-            self._routed = in_share(key, target.canary_percent / 100, "canary")
+            self.routed = in_share(key, target.canary_percent / 100, "canary")
 
     # The legs.
 
     def next_leg(self) -> Leg | None:
-        """Return the next try at the champion; `None` if the call goes upstream now."""
-        self._claimed = False
-        self.leg = None
+        """Return the next try at the champion, while it is `routed`; `None` if the call goes upstream now."""
         try:
-            if self._routed and self._legs < _MAX_LEGS:
+            if self._legs < _MAX_LEGS:
                 self.leg = self._make_leg(self.runtime.target)
         except Exception as error:
-            self._routed = False
+            self.routed = False
             faults.fault("patching.route", error)
         return self.leg
 
@@ -141,6 +143,7 @@ class Flight:
             raise error
         try:
             leg, self.leg = self.leg, None
+            self._claimed = False  # there will be another response
             self.runtime.ended(self)
             self.exchange.forget_answer()
             self.exchange.server = self.client.base_url
@@ -151,13 +154,13 @@ class Flight:
             if may_be_gone and leg is not None and self.runtime.refreshed().champion != leg.target.champion:
                 self.runtime.engine_released()
                 return
-            self._routed = False
+            self.routed = False
             if status in _NOT_THE_ENGINE or not _is_about_the_engine(error):
                 self.runtime.engine_released()
             else:
                 self.runtime.engine_failed()
         except Exception as fault:
-            self._routed = False
+            self.routed = False
             faults.fault("patching.fallback", fault)
 
     # The end.

@@ -47,24 +47,37 @@ def localise(options: Any, target: Target, client: Any) -> Any:
     return redirected(options, target, client, body)
 
 
-def redirected(options: Any, target: Target, client: Any, body: dict[str, Any], **more: Any) -> Any:
-    """Return a shallow copy of the request options that brings `body` to the champion; `more` are other changes."""
-    changes: dict[str, Any] = {
-        "url": options.url.partition("?")[0],
+def redirected(options: Any, target: Target, client: Any, body: dict[str, Any], *, url: str | None = None) -> Any:
+    """Return a shallow copy of the request options that brings `body` to the champion, by `url` if that is another."""
+    fields: dict[str, Any] = {
+        **options.__dict__,
+        "url": url or options.url.partition("?")[0],
         "json_data": body,
-        "extra_json": None,
         "params": {},
         "headers": _kept_headers(options.headers),
         "max_retries": 0,
         "timeout": _timeout(options, target, client, bool(body.get("stream"))),
-        "follow_redirects": False,  # a prompt goes to the address we were told, and nowhere else
-        **more,
     }
-    local = copy.copy(options)
-    # pydantic's own setter costs more than everything else here; unknown names belong to a newer or older SDK.
-    fields = local.__dict__
-    fields.update((name, value) for name, value in changes.items() if name in fields)
-    return local
+    if "extra_json" in fields:
+        fields["extra_json"] = None
+    if "follow_redirects" in fields:  # openai 1.66 does not have it; see `_Staying`
+        fields["follow_redirects"] = False  # a prompt goes to the address we were told, and nowhere else
+    return _made_of(fields, options)
+
+
+def _made_of(fields: dict[str, Any], like: Any) -> Any:
+    """Return an object of the class of `like`, a pydantic model, with these fields.
+
+    By hand, because `copy.copy` and pydantic's setters cost twice as much as all the rest of a local request.
+    """
+    kind: Any = type(like)
+    made = kind.__new__(kind)
+    put = object.__setattr__  # pydantic's own looks each name up among its fields
+    put(made, "__dict__", fields)
+    put(made, "__pydantic_fields_set__", like.__pydantic_fields_set__.copy())
+    put(made, "__pydantic_extra__", like.__pydantic_extra__)
+    put(made, "__pydantic_private__", getattr(like, "__pydantic_private__", None))
+    return made
 
 
 def _kept_headers(headers: Any) -> Any:
@@ -76,23 +89,34 @@ def _kept_headers(headers: Any) -> Any:
 
 def patience_s(options: Any, client: Any, limit_s: float) -> float:
     """Return how long to wait for the next bytes: `limit_s`, or what the app set for its provider if that is less."""
-    from openai import NotGiven
-
-    own = client.timeout if isinstance(options.timeout, NotGiven) else options.timeout
+    own = options.timeout
+    if isinstance(own, _sdk().not_given):
+        own = client.timeout
     read = getattr(own, "read", own)
     return min(limit_s, read) if isinstance(read, int | float) else limit_s
 
 
 def _timeout(options: Any, target: Target, client: Any, stream: bool) -> Timeout:
-    from openai import Timeout
-
     read = patience_s(options, client, target.first_token_timeout_s if stream else target.timeout_s)
-    return _make_timeout(Timeout, read, min(target.connect_timeout_s, read))
+    return _make_timeout(read, min(target.connect_timeout_s, read))
 
 
 @lru_cache(maxsize=64)
-def _make_timeout(kind: Any, read: float, connect: float) -> Any:
-    return kind(read, connect=connect)
+def _make_timeout(read: float, connect: float) -> Any:
+    return _sdk().timeout(read, connect=connect)
+
+
+class _SDK(NamedTuple):
+    not_given: Any
+    timeout: Any
+
+
+@lru_cache(maxsize=1)
+def _sdk() -> _SDK:
+    """What we need of the SDK in each call; importing it there costs 4 us each time."""
+    from openai import NotGiven, Timeout
+
+    return _SDK(NotGiven, Timeout)
 
 
 Address = tuple[str | None, str]

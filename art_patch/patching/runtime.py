@@ -1,7 +1,8 @@
 """The process's one patch: settings, target, recorder, breaker. Everything that `status()` tells.
 
 The target is made anew when the store's route changes: once in `patch()`, so that the very first call is routed, then
-by the recorder's thread every `poll_interval_s`. A call only reads the attribute `target`.
+by the recorder's thread every `poll_interval_s`. A call only reads the attribute `target`. A store behind a network is
+read by that thread only, which starts with `patch()` then; until it has read it, calls go upstream and say so.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from art_patch.patching.breaker import Breaker
 from art_patch.patching.local_request import Twins
@@ -19,11 +21,17 @@ from art_patch.patching.pulse import is_alive
 from art_patch.patching.shadow import Shadow
 from art_patch.patching.target import Target, resolve
 from art_patch.recording import Recorder, Sink, faults
-from art_patch.records import Call, Route, TrajectoryInfo
+from art_patch.records import Route
 from art_patch.settings import Settings
+from art_patch.store.urls import waits_for_network
+
+if TYPE_CHECKING:
+    from art_patch.records import Call, TrajectoryInfo
 
 REFRESH_EVERY_S = 1.0
 PULSE_EVERY_S = 2.0
+
+NOT_READ_YET = "the store's server has not told yet who serves"
 
 ReadRoute = Callable[[str], Route]
 
@@ -45,8 +53,9 @@ class Runtime:
         read_route: ReadRoute = _read_route,
         on_tick: Callable[[Runtime], None] | None = None,
     ) -> None:
-        """Read the route once; start nothing. `on_tick` is called by the recorder's thread now and then."""
+        """Read the route once, or have it read. `on_tick` is called by the recorder's thread now and then."""
         self.settings = settings
+        self._remote = waits_for_network(settings.store)
         self.shadow = Shadow(self)
         self.recorder = Recorder(settings, open_sink=open_sink, on_tick=self._tick, on_shadow=self._on_shadow)
         self.matches = compile_match(settings.match)
@@ -56,9 +65,13 @@ class Runtime:
         self._read_route = read_route
         self._route = Route()
         self._refreshed_at = float("-inf")
-        self.target = Target(mode=settings.mode, champion=None, base_url=None)
+        unknown = NOT_READ_YET if self._remote and settings.mode == "route" else None
+        self.target = Target(mode=settings.mode, champion=None, base_url=None, unknown=unknown)
         self.start_breaker()
-        self.poll()
+        if self._remote:
+            self.recorder.ensure_running()
+        else:
+            self.poll()
         _alive.add(self)
 
     def began(self, call: object) -> None:
@@ -114,9 +127,9 @@ class Runtime:
         self._was_dead = not alive
 
     def refreshed(self) -> Target:
-        """Return the target after a look at the store, at most one look a second."""
+        """Return the target after a look at the store, at most one look a second; a caller waits for no network."""
         now = time.monotonic()
-        if now - self._refreshed_at >= REFRESH_EVERY_S:
+        if now - self._refreshed_at >= REFRESH_EVERY_S and not self._remote:
             self._refreshed_at = now
             self.poll()
         return self.target

@@ -21,10 +21,11 @@ from art_patch.patching.disguise import Disguise, InvalidAnswer
 from art_patch.patching.local_request import engine_client
 from art_patch.patching.target import Target
 from art_patch.recording import Exchange, faults
-from art_patch.records import Call, TrajectoryInfo
+from art_patch.records import TrajectoryInfo
 
 if TYPE_CHECKING:
     from art_patch.patching.runtime import Runtime
+    from art_patch.records import Call
 
 MAX_WAITING = 32
 IDLE_S = 5.0

@@ -14,6 +14,7 @@ NO_KEY = "none"
 """Sent where the engine asks for no key, because the SDK cannot send nothing."""
 
 
+# No tuple, although that would be made faster: error reporters walk tuples, and would tell the key.
 @dataclass(frozen=True, slots=True)
 class Target:
     """What the hot path reads.
@@ -28,6 +29,7 @@ class Target:
         connect_timeout_s: how long connecting to it may take.
         canary_percent: share of sessions that it answers in mode `canary`.
         engine_since: when it announced itself; another time is another engine.
+        unknown: why nobody knows yet who serves; recorded with the calls that go upstream for it.
     """
 
     mode: Mode
@@ -39,6 +41,7 @@ class Target:
     connect_timeout_s: float = 0.25
     canary_percent: float = 0.0
     engine_since: float | None = None
+    unknown: str | None = None
 
     @property
     def serves(self) -> bool:

@@ -92,7 +92,8 @@ class Reel:
 
     def close(self) -> None:
         """Nobody reads on."""
-        self._finish("cancelled" if _task_is_being_cancelled() else "closed")
+        if not self.exchange.is_finished:  # as it is when the stream was read to its end
+            self._finish("cancelled" if _task_is_being_cancelled() else "closed")
 
     def _finish(self, ended: Ended, error: str | None = None) -> None:
         try:
@@ -261,7 +262,8 @@ def install(response: Any, reel: Reel, is_async: bool, opened: Any = None, befor
     """Put a tee in the place of `response.stream`."""
     exchange = reel.exchange
     exchange.streamed = True
-    encoding = response.headers.get("content-encoding")
+    # What is rewritten came as it is: `Flight.peek` has looked. A look costs 5 us, of the time to the first token.
+    encoding = response.headers.get("content-encoding") if reel.disguise is None else None
     if encoding and encoding.lower() != "identity":
         exchange.decode = _decoder(type(response), encoding)
     response.stream = _tee_class(type(response), is_async)(reel, response.stream, opened, before)

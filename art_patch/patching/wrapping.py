@@ -92,7 +92,7 @@ class Wrapping:
             try:
                 if flight is None:
                     return wrapped(*args, **kwargs)
-                while (leg := flight.next_leg()) is not None:
+                while flight.routed and (leg := flight.next_leg()) is not None:
                     try:
                         leg_args, leg_kwargs = _localised(leg, args, kwargs)
                         result = original.__get__(leg.twin)(*leg_args, **leg_kwargs)
@@ -127,7 +127,7 @@ class Wrapping:
             try:
                 if flight is None:
                     return await wrapped(*args, **kwargs)
-                while (leg := flight.next_leg()) is not None:
+                while flight.routed and (leg := flight.next_leg()) is not None:
                     try:
                         leg_args, leg_kwargs = _localised(leg, args, kwargs)
                         result = await original.__get__(leg.twin)(*leg_args, **leg_kwargs)

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from art_patch.recording.faults import faults
-from art_patch.records import Record
+
+if TYPE_CHECKING:
+    from art_patch.records import Record
 
 FIRST_RETRY_S = 0.5
 MAX_RETRY_S = 30.0
 BATCH_RECORDS = 32
 """Three quarters of the speed of a hundred, and the interpreter is the app's again three times as often."""
 
-Sized = tuple[Record, int]
+Sized: TypeAlias = "tuple[Record, int]"
 """A record and the bytes of the queue that it holds until it is written or dropped."""
 
 

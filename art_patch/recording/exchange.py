@@ -126,6 +126,11 @@ class Exchange:
         self._recorder.put(self, FIXED_SIZE + len(self.request) + sum(map(len, self.answer)))
 
     @property
+    def is_finished(self) -> bool:
+        """Whether it was handed to the recorder."""
+        return not self._once
+
+    @property
     def duration_ms(self) -> float:
         """From the start of the call to its last byte."""
         return (self.finished - self._started) * 1000

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from art_patch.recording.faults import faults
 from art_patch.recording.recorder import Recorder
-from art_patch.records import Record
+
+if TYPE_CHECKING:
+    from art_patch.records import Record
 
 _recorder: Recorder | None = None
 

@@ -26,19 +26,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from art_patch.recording.delivery import Delivery, Sink, Sized
 from art_patch.recording.exchange import FIXED_SIZE, Exchange
 from art_patch.recording.faults import Unstorable, faults
 from art_patch.recording.native import Empty, Flag, NativeThread, RLock, SimpleQueue
-from art_patch.records import UPSTREAM, Call, Record
+from art_patch.records import UPSTREAM
 from art_patch.settings import Settings
 from art_patch.store.forking import late_import
+from art_patch.store.urls import waits_for_network
 
 if TYPE_CHECKING:
     from art_patch.recording.converting import Converter, OnShadow
     from art_patch.recording.telemetry import Telemetry
+    from art_patch.records import Record
 
 COLLECT_ITEMS = 200
 """How many calls are read before they are written."""
@@ -69,7 +71,7 @@ class Counts:
     fallbacks: int = 0
 
 
-_Item = tuple[Exchange | Record | _Flush, int]
+_Item: TypeAlias = "tuple[Exchange | Record | _Flush, int]"
 
 
 class Recorder:
@@ -92,6 +94,7 @@ class Recorder:
             on_shadow: called by the thread with each call that the champion is to be asked too.
         """
         self.settings = settings
+        self._most_bytes = settings.queue_mib << 20
         self.generation = 0
         self._open_sink = open_sink or self._open_store
         self._on_tick = on_tick
@@ -129,7 +132,7 @@ class Recorder:
         if isinstance(item, Exchange) and item.generation != self.generation:
             return False  # begun before the fork: the parent records it
         with self._lock:
-            if self._bytes + size > self.settings.queue_mib << 20:
+            if self._bytes + size > self._most_bytes:
                 self._dropped += 1
                 self._dropped_calls += isinstance(item, Exchange)
                 return False
@@ -245,7 +248,9 @@ class Recorder:
         )
 
     def _loop(self) -> None:
-        tick_at = time.monotonic() + self.settings.poll_interval_s
+        # A store behind a network is read by this thread only, so at once.
+        wait_s = 0.0 if waits_for_network(self.settings.store) else self.settings.poll_interval_s
+        tick_at = time.monotonic() + wait_s
         while True:
             now = time.monotonic()
             if now >= tick_at:
@@ -312,6 +317,8 @@ class Recorder:
         sized.append((records[-1], size))
 
     def _deliver(self) -> None:
+        from art_patch.records import Call  # the converter has made the class; `patch()` is spared it
+
         written, poison = self._delivery.attempt(time.monotonic())
         for record, _ in written:
             if isinstance(record, Call) and record.shadow_of is None:
@@ -327,6 +334,8 @@ class Recorder:
             self._flushes = [marker for marker in self._flushes if not marker.given_up]
 
     def _release(self, size: int, dropped: Sequence[Exchange | Record] = ()) -> None:
+        from art_patch.records import Call
+
         with self._lock:
             self._bytes -= size
             self._dropped += len(dropped)

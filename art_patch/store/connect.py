@@ -1,13 +1,7 @@
-"""Opening the database: pragmas, the write lock, migrations, and files that vanish or break while it is open.
+"""What every database of a store can do, and opening one: `sqlite.py` and `postgres.py` say how.
 
-Every write transaction of every process runs under one `flock` beside the database file: SQLite's own busy back-off
-starves writers for seconds, the kernel's lock queue does not, and it keeps two connections from resetting the WAL at
-once (a corruption bug in SQLite before 3.51.3). Reads take no lock and must be short, or the WAL grows.
-
-A write looks first whether the path still names the open file (`renew`), and again after its commit: a file that was
-deleted or replaced is opened anew, and made anew if need be. After an error that may stick to a connection (I/O, read
-only, corrupt) the next write gets new connections. A file that is corrupt for new connections too is set aside by the
-app's recorder, which has nobody to ask; commands only say what is wrong with it.
+`read()` is one consistent look, `write()` one transaction, all or nothing. A writer that waits between two writes finds
+out with `renew()` what happened meanwhile: `generation` has grown if rows that it wrote may be gone.
 """
 
 from __future__ import annotations
@@ -15,269 +9,174 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sqlite3
 import weakref
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, Engine, create_engine, event, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, Table, text
 
-from art_patch.errors import StoreError, StoreTooNew
-from art_patch.store.files import StoreFiles, never_close
-from art_patch.store.forking import closes_for_forks, in_sqlite, late_import
+from art_patch.errors import ConfigError, StoreError, StoreTooNew
+from art_patch.store.forking import closes_for_forks, late_import
 from art_patch.store.tables import HEAD
-from art_patch.store.urls import sqlite_path
+from art_patch.store.urls import is_postgres, missing_driver, without_password
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects.postgresql import Insert as PostgresInsert
+    from sqlalchemy.dialects.sqlite import Insert as SqliteInsert
 
 Trouble = Callable[[str, Exception], None]
-"""Told that the file had to be made anew: `store.gone` or `store.corrupt`, and an error that says more."""
+"""Told that the store had to be made anew: `store.gone` or `store.corrupt`, and an error that says more."""
 
-_BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_STICKY = _BROKEN | {
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_PROTOCOL,
-}
-_POOL_LOGGER = "art_patch"
+POOL_LOGGER = "art_patch"
 
 # The pool logs what it meets while it throws a broken connection away; we raise that very error ourselves.
-logging.getLogger(f"sqlalchemy.pool.impl.QueuePool.{_POOL_LOGGER}").setLevel(logging.CRITICAL + 1)
+logging.getLogger(f"sqlalchemy.pool.impl.QueuePool.{POOL_LOGGER}").setLevel(logging.CRITICAL + 1)
 
 
-class Database:
-    """One database file with its two ways to write.
-
-    `write()` commits with `synchronous=NORMAL`: after a power cut the last calls may be missing, never torn.
-    `write(durable=True)` commits with `FULL`, for what is few and costly: scores, promotions, audit.
+class Database(ABC):
+    """An open database.
 
     Attributes:
-        path: the file.
-        generation: grows whenever another file is opened than before; what was known of its rows is worth nothing.
-        stale: the next write opens the file anew.
+        url: as given, with its password: never to be shown.
+        name: the same without the password.
+        generation: grows whenever rows that were written may be gone: another file, or a server that was restarted.
+        stale: the next write takes new connections.
     """
 
-    def __init__(self, url: str, *, create: bool = True, trouble: Trouble | None = None) -> None:
-        """Open and migrate.
-
-        Args:
-            url: `sqlite:////absolute/path/store.db`.
-            create: make the file if it does not exist.
-            trouble: who is told that the file was made anew; with it, a corrupt file of ours is set aside.
-
-        Raises:
-            StoreError: if the file cannot be opened, is not a database, or does not exist and `create` is false.
-            StoreTooNew: if a newer release wrote it.
-        """
-        self.path = sqlite_path(url)
-        if not create and not self.path.exists():
-            raise StoreError(f"there is no store at {self.path}; run your agent with art_patch.patch() first")
+    def __init__(self, url: str) -> None:
+        """Note the URL; subclasses connect."""
+        self.url = url
+        self.name = without_password(url)
         self.generation = 0
         self.stale = False
-        self._url = url
-        self._trouble = trouble
-        self._strikes = 0
-        self._files = StoreFiles(self.path)
-        self._connect()
-        try:
-            with self._files.locked(), in_sqlite():
-                self._open()
-        except BaseException:
-            self.close()
-            raise
-        _alive.add(self)
-        closes_for_forks(self)
 
+    @abstractmethod
     def close(self) -> None:
         """Close every connection."""
-        self._disconnect()
-        self._files.close()
 
-    @contextmanager
-    def read(self) -> Generator[Connection]:
-        """A short read transaction."""
-        with in_sqlite(), self.errors(), self._calls.begin() as connection:
-            yield connection
-
-    @contextmanager
-    def write(self, *, durable: bool = False) -> Generator[Connection]:
-        """A write transaction; commits at the end, rolls back on any error.
+    @abstractmethod
+    def read(self) -> AbstractContextManager[Connection]:
+        """A short transaction that sees the store as it was when it began.
 
         Raises:
-            StoreError: if the database refuses, or was replaced while it was written; nothing is in the store then,
-                or all of it, but not in the file that the path names now.
+            StoreError: if the database refuses.
         """
-        with self._files.locked(), in_sqlite():
-            self.renew()
-            try:
-                with self.errors():
-                    engine = self._ledger if durable else self._calls
-                    with engine.connect().execution_options(art_patch_write=True) as connection, connection.begin():
-                        yield connection
-            except StoreError as error:
-                self._suspect(error)
-                raise
-            self._strikes = 0
-            if not self._files.same:
-                self.stale = True
-                raise StoreError(f"store {self.path}: the file was replaced while it was written; try again")
-            self._files.remember()  # the log is another file after a fork, or after somebody else was the last to close
 
+    @abstractmethod
+    def write(self, *, durable: bool = False, exclusive: bool = False) -> AbstractContextManager[Connection]:
+        """A write transaction; commits at the end, rolls back on any error.
+
+        Args:
+            durable: committed when it survives a power cut. Without it the last commits may be lost, never torn.
+            exclusive: no other write transaction runs meanwhile, for whoever must see all rows that refer to others.
+
+        Raises:
+            StoreError: if the database refuses.
+        """
+
+    @abstractmethod
     def renew(self) -> None:
-        """Open the file anew if it was deleted or replaced, or if an error may stick to the connections.
+        """Take new connections if the old ones are worth nothing.
 
         Raises:
             StoreError: if that fails; the next try begins where this one ended.
         """
-        if self._files.same and not self.stale:
-            return
-        with self._files.locked(), in_sqlite():
-            self.stale = True
-            self._disconnect()
-            if self._files.replaced:
-                self._files.forget()
-                self._strikes = 0
-                self.generation += 1
-                self._tell("store.gone", f"store {self.path} was deleted or replaced while it was open")
-            self._connect()
-            self._open(broken=self._strikes > 1)
-            self.stale = False
 
-    @contextmanager
-    def errors(self) -> Generator[None]:
-        """Turn the driver's errors into `StoreError` with the file's name."""
-        try:
-            yield
-        except DBAPIError as error:
-            raise StoreError(f"store {self.path}: {error.orig}; {_advice(error.orig)}") from error
+    @abstractmethod
+    def should_retry(self, error: StoreError) -> bool:
+        """Whether the transaction that failed with `error` may succeed if it is tried again at once."""
 
+    @abstractmethod
+    def errors(self) -> AbstractContextManager[None]:
+        """Turn the driver's errors into `StoreError` with the store's name and a cure."""
+
+    @abstractmethod
+    def insert(self, table: Table) -> SqliteInsert | PostgresInsert:
+        """This database's INSERT, which knows `on_conflict_do_nothing` and `on_conflict_do_update`.
+
+        Sort the rows by their key: two transactions that insert the same rows in another order wait for each other.
+        """
+
+    @abstractmethod
+    def check(self, connection: Connection) -> list[str]:
+        """What the database itself finds wrong with what it keeps."""
+
+    @abstractmethod
     def begin_in_child(self) -> None:
-        """Take new connections and a new lock after a fork."""
-        self._files.begin_in_child()
-        never_close((self._calls, self._ledger))
-        self._connect()
+        """Take new connections after a fork."""
 
+    @abstractmethod
     def let_go(self) -> None:
         """Close the connections for a moment, because the process forks."""
-        if not self._files.replaced:
-            self._calls.dispose()
-            self._ledger.dispose()
 
+    @abstractmethod
     def leave(self) -> None:
-        """Before the interpreter takes the connections down: see that it does not harm another file."""
-        if self._files.replaced:
-            never_close((self._calls, self._ledger))
+        """Before the interpreter takes the connections down: see that it does not harm another database."""
 
-    def _connect(self) -> None:
-        self._calls = _engine(self._url, "NORMAL")
-        self._ledger = _engine(self._url, "FULL")
+    def _opened(self) -> None:
+        _alive.add(self)
+        closes_for_forks(self)
 
-    def _disconnect(self) -> None:
-        if self._files.replaced:
-            self.leave()
-        else:
-            self._calls.dispose()
-            self._ledger.dispose()
 
-    def _open(self, broken: bool = False) -> None:
-        self._files.clear_leftovers()
-        if broken and self._may_set_aside:
-            self._begin_another()
+def open_database(url: str, *, create: bool = True, trouble: Trouble | None = None) -> Database:
+    """Open and migrate.
+
+    Args:
+        url: `sqlite:////absolute/path/store.db` or `postgresql+psycopg://user@host/database`.
+        create: make the store if it does not exist.
+        trouble: who is told that the store was made anew; with it, a corrupt file of ours is set aside.
+
+    Raises:
+        ConfigError: if the URL names no database that we know, or its driver is not installed.
+        StoreError: if it cannot be opened, is not a store, or does not exist and `create` is false.
+        StoreTooNew: if a newer release wrote it.
+    """
+    if not is_postgres(url):
+        from art_patch.store.sqlite import SqliteDatabase
+
+        return SqliteDatabase(url, create=create, trouble=trouble)
+    with late_import():
         try:
-            with self.errors():
-                self._migrate()
-        except StoreError as error:
-            if _code(error) not in _BROKEN or not self._may_set_aside:
-                raise
-            self._begin_another()
-            with self.errors():
-                self._migrate()
-        os.chmod(self.path, 0o600)
-        self._files.remember()
-
-    def _begin_another(self) -> None:
-        self._disconnect()
-        aside = self._files.set_aside()
-        self._connect()
-        self.generation += 1
-        self._strikes = 0
-        self._tell("store.corrupt", f"store {self.path} was corrupt; it is kept as {aside}, and a new one was begun")
-
-    @property
-    def _may_set_aside(self) -> bool:
-        return self._trouble is not None and self._files.may_be_set_aside
-
-    def _tell(self, place: str, what: str) -> None:
-        if self._trouble is not None:
-            self._trouble(place, StoreError(what))
-
-    def _suspect(self, error: StoreError) -> None:
-        code = _code(error)
-        self.stale = self.stale or code in _STICKY
-        # One strike may be a connection that got confused. The second one came over a new connection.
-        self._strikes += code in _BROKEN
-
-    def _migrate(self) -> None:
-        with self._calls.connect() as connection:
-            tables = {row[0] for row in connection.execute(text("SELECT name FROM sqlite_master WHERE type = 'table'"))}
-            revision = None
-            if "alembic_version" in tables:
-                revision = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
-            elif tables:
-                raise StoreError(f"{self.path} is a database, but not a store of art_patch; name another file")
-        if revision == HEAD:
-            return
-        with late_import():  # alembic costs the app memory and time: only when needed
-            for name in ("command", "config", "script"):
-                import_module(f"alembic.{name}")
-            from art_patch.store.migrations import upgrade
-
-        if not upgrade(self._calls, revision):
-            raise StoreTooNew(
-                f"store {self.path} was written by a newer release (revision {revision}); "
-                "upgrade art-patch here, or name another file with ART_PATCH_STORE"
-            )
+            import_module("psycopg")
+        except ImportError as error:
+            raise ConfigError(missing_driver(url, error)) from None
+        from art_patch.store.postgres import PostgresDatabase
+    return PostgresDatabase(url, create=create, trouble=trouble)
 
 
-def _engine(url: str, synchronous: str) -> Engine:
-    engine = create_engine(
-        url, connect_args={"timeout": 10.0, "check_same_thread": False}, pool_logging_name=_POOL_LOGGER
-    )
+def revision_of(connection: Connection, tables: set[str], name: str) -> str | None:
+    """Return the schema's revision, `None` if there are no tables at all.
 
-    @event.listens_for(engine, "connect")
-    def on_connect(connection: sqlite3.Connection, _record: object) -> None:  # pyright: ignore[reportUnusedFunction] - an event handler
-        connection.isolation_level = None  # we say BEGIN ourselves, below
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute(f"PRAGMA synchronous={synchronous}")
-
-    @event.listens_for(engine, "begin")
-    def on_begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction] - an event handler
-        # A deferred BEGIN that reads and then writes fails at once under contention; IMMEDIATE waits its turn.
-        write = connection.get_execution_options().get("art_patch_write", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
-
-    return engine
+    Raises:
+        StoreError: if the tables are not ours.
+    """
+    # Other projects use alembic, too, and may well have a revision of our number.
+    if {"alembic_version", "nodes"} <= tables:
+        return connection.scalar(text("SELECT version_num FROM alembic_version"))
+    if tables:
+        raise StoreError(f"{name} is a database, but not a store of art_patch; name another one")
+    return None
 
 
-def _code(error: StoreError) -> int:
-    """SQLite's primary result code behind an error of ours; 0 if there is none."""
-    cause = error.__cause__
-    code = getattr(cause.orig, "sqlite_errorcode", 0) if isinstance(cause, DBAPIError) else 0
-    return code & 0xFF if isinstance(code, int) else 0
+def upgrade(connection: Connection, revision: str | None, name: str, schema: str | None = None) -> None:
+    """Migrate in the transaction of `connection`, which excludes every writer.
 
+    Raises:
+        StoreTooNew: if the revision is unknown here.
+    """
+    with late_import():  # alembic costs the app memory and time: only when needed
+        for part in ("command", "config", "script"):
+            import_module(f"alembic.{part}")
+        from art_patch.store.migrations import upgrade as migrate
 
-def _advice(error: BaseException | None) -> str:
-    words = str(error)
-    if "readonly" in words or "unable to open" in words:
-        return "check that the file and its directory can be written by this user"
-    if "full" in words:
-        return "free some disk space"
-    if "not a database" in words or "malformed" in words:
-        return "move the file away and start a new one, or restore a backup"
-    if "locked" in words:
-        return "another process holds it; try again"
-    return "see the message above"
+    if not migrate(connection, revision, schema):
+        raise StoreTooNew(
+            f"store {name} was written by a newer release (revision {revision}, this one knows {HEAD}); "
+            "upgrade art-patch here, or name another store with ART_PATCH_STORE"
+        )
 
 
 _alive: weakref.WeakSet[Database] = weakref.WeakSet()

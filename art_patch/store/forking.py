@@ -1,9 +1,10 @@
-"""What must not be half done when the process forks: our late imports, and our use of SQLite.
+"""What must not be half done when the process forks: our late imports, and our use of databases.
 
 A module that is half imported in another thread at the fork stays so in the child, its lock held by a thread that does
 not exist there: whoever imports it waits for ever, the app included. And SQLite keeps what it has locked in memory,
 one table for the whole process: a child that inherits it believes that it holds locks which it does not hold. It then
-waits for ever for a transaction that is its parent's, or loses its log when the parent closes the file.
+waits for ever for a transaction that is its parent's, or loses its log when the parent closes the file. A child that
+inherits the socket of a transaction on PostgreSQL keeps it, and its locks, alive when the parent dies.
 
 So a fork waits until both are over, a few milliseconds as a rule, and the parent's connections are closed while it
 happens; they open again when they are needed. A store that hangs delays a fork by `FORK_DEADLINE_S` at most.
@@ -27,7 +28,7 @@ FORK_DEADLINE_S = 2.0
 
 
 class Holder(Protocol):
-    """Holds connections to SQLite."""
+    """Holds connections to a database."""
 
     def let_go(self) -> None:
         """Close them; nobody is using them."""
@@ -53,8 +54,8 @@ def late_import() -> Generator[None]:
 
 
 @contextmanager
-def in_sqlite() -> Generator[None]:
-    """Use SQLite in here; forks wait."""
+def in_database() -> Generator[None]:
+    """Use a database in here; forks wait."""
     with _gate:
         _inside.append(None)
     try:

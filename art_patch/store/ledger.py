@@ -1,26 +1,33 @@
-"""Groups, policies, promotions, the route and the audit log. Every write here is durable (`synchronous=FULL`)."""
+"""Groups, policies, promotions, the route and the audit log. Every write here is durable.
+
+What decides (policies, route, mode) excludes every other decision until it is committed. Groups are handed out by
+claims instead, so that several machines can score them side by side.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
-from sqlalchemy.dialects.sqlite import insert as upsert
+from sqlalchemy import Connection, delete, insert, or_, select, update
 
 from art_patch.errors import StoreError
 from art_patch.promotion.states import check_move
 from art_patch.records import JSON, Group, Mode, Policy, PolicyState, Route
 from art_patch.store import tables
 from art_patch.store.connect import Database
+from art_patch.store.locks import decide_alone
 from art_patch.store.route import CANARY_KEY, MODE_KEY, ROUTE_KEY, read_route
 
 GENESIS = "0" * 64
 """`previous` of the first audit entry."""
+
+_RELEASED = {"claimed_by": None, "claimed_until": None}
 
 
 class Ledger:
@@ -38,9 +45,10 @@ class Ledger:
         if not groups:
             return
         with self._database.write(durable=True) as connection:
+            scenarios = {g.scenario_key: g.held_out for g in reversed(groups)}
             connection.execute(
-                upsert(tables.scenarios).on_conflict_do_nothing(),
-                [{"key": g.scenario_key, "held_out": g.held_out, "first_seen_at": at} for g in groups],
+                self._database.insert(tables.scenarios).on_conflict_do_nothing(),
+                [{"key": key, "held_out": held, "first_seen_at": at} for key, held in sorted(scenarios.items())],
             )
             connection.execute(
                 insert(tables.groups),
@@ -61,6 +69,58 @@ class Ledger:
         """Move groups to `scored`, `trained`, `spent` (held out and used up) or back to `formed` with the reason."""
         with self._database.write(durable=True) as connection:
             _set_groups(connection, ids, state, reason, policy)
+
+    def claim_groups(
+        self,
+        *,
+        state: str = "formed",
+        held_out: bool | None = None,
+        limit: int,
+        by: str,
+        lease_s: float,
+        now: float | None = None,
+    ) -> tuple[str, ...]:
+        """Take groups for oneself; nobody else gets them until they change state, are released, or the lease is over.
+
+        Args:
+            state: of which groups.
+            held_out: only those that are, or are not.
+            limit: how many at most.
+            by: who; one name for each worker.
+            lease_s: for how long; after it a worker that died has lost them.
+            now: seconds since the epoch.
+
+        Returns:
+            Their ids, oldest first.
+        """
+        at = time.time() if now is None else now
+        table = tables.groups
+        free = select(table.c.id).where(
+            table.c.state == state, or_(table.c.claimed_until.is_(None), table.c.claimed_until <= at)
+        )
+        if held_out is not None:
+            free = free.where(table.c.held_out == held_out)
+        # A table expression, because a subquery with LIMIT may be run again for each row. SQLite has one writer anyway.
+        chosen = (
+            free.order_by(table.c.created_at, table.c.id).limit(limit).with_for_update(skip_locked=True).cte("free")
+        )
+        taken = (
+            update(table)
+            .where(table.c.id.in_(select(chosen.c.id)))
+            .values(claimed_by=by, claimed_until=at + lease_s)
+            .returning(table.c.created_at, table.c.id)
+        )
+        with self._database.write(durable=True) as connection:
+            rows = sorted((row.created_at, row.id) for row in connection.execute(taken))
+        return tuple(key for _, key in rows)
+
+    def release_groups(self, ids: Sequence[str] | None, by: str) -> None:
+        """Give up what `by` claimed: these groups, or with `None` all of them. Others' claims stay."""
+        table = tables.groups
+        release = update(table).where(table.c.claimed_by == by).values(_RELEASED)
+        with self._database.write(durable=True) as connection:
+            for key in [None] if ids is None else sorted(ids):
+                connection.execute(release if key is None else release.where(table.c.id == key))
 
     # policies
 
@@ -83,7 +143,7 @@ class Ledger:
     def add_base(self, name: str, base: str, base_sha256: str, *, who: str, now: float | None = None) -> Policy:
         """Return `NAME@0`, the base model as a policy; it becomes champion if there is none yet."""
         at = time.time() if now is None else now
-        with self._database.write(durable=True) as connection:
+        with self._deciding() as connection:
             policy = _policy(connection, name)
             if policy is None:
                 policy = Policy(name, base=base, base_sha256=base_sha256, state="candidate", created_at=at)
@@ -95,11 +155,14 @@ class Ledger:
 
     def add_candidate(self, policy: Policy, *, trained_on: Sequence[str], who: str) -> None:
         """Keep a new candidate and mark the groups it was trained on, together."""
-        with self._database.write(durable=True) as connection:
+        with self._deciding() as connection:
             _insert_policy(
                 connection, policy, who=who, reason=f"trained on {len(trained_on)} groups", at=policy.created_at
             )
             _set_groups(connection, trained_on, "trained", None, policy.name)
+            if trained_on:
+                rows = [{"policy": policy.name, "group_id": key} for key in sorted(set(trained_on))]
+                connection.execute(insert(tables.trainings), rows)
 
     def move(
         self,
@@ -118,7 +181,7 @@ class Ledger:
             TransitionError: if the table of moves forbids it.
         """
         at = time.time() if now is None else now
-        with self._database.write(durable=True) as connection:
+        with self._deciding() as connection:
             if state == "champion":
                 old = _champion(connection)
                 policy = _move(connection, name, state, who=who, reason=reason, figures=figures or {}, at=at)
@@ -138,13 +201,13 @@ class Ledger:
 
     def route(self) -> Route:
         """Return where calls go now."""
-        return read_route(f"sqlite:///{self._database.path}")
+        return read_route(self._database.url)
 
     def set_engine(
         self, base_url: str | None, *, key_file: str | None = None, who: str, now: float | None = None
     ) -> None:
         """Tell the apps where the engine answers; `None`: nowhere, calls go upstream."""
-        with self._database.write(durable=True) as connection:
+        with self._deciding() as connection:
             at = time.time() if now is None else now
             route = _route(connection) | {"base_url": base_url, "key_file": key_file, "engine_since": at}
             _set_control(connection, ROUTE_KEY, json.dumps(route))
@@ -158,13 +221,19 @@ class Ledger:
             canary_percent: share of sessions in mode `canary`; each app's own setting unless given.
             who: for the audit log.
         """
-        with self._database.write(durable=True) as connection:
+        with self._deciding() as connection:
             for key, value in ((MODE_KEY, mode), (CANARY_KEY, canary_percent)):
                 if value is None:
                     connection.execute(delete(tables.control).where(tables.control.c.key == key))
                 else:
                     _set_control(connection, key, str(value))
             _audit(connection, who, "mode", {"mode": mode, "canary_percent": canary_percent}, time.time())
+
+    @contextmanager
+    def _deciding(self) -> Generator[Connection]:
+        with self._database.write(durable=True) as connection:
+            decide_alone(connection)
+            yield connection
 
 
 def _policy(connection: Connection, name: str) -> Policy | None:
@@ -219,8 +288,8 @@ def _note_move(
 
 def _set_groups(connection: Connection, ids: Sequence[str], state: str, reason: str | None, policy: str | None) -> None:
     table = tables.groups
-    for group_id in ids:
-        values = {"state": state, "reason": reason} | ({"policy": policy} if policy else {})
+    values = {"state": state, "reason": reason} | _RELEASED | ({"policy": policy} if policy else {})
+    for group_id in sorted(ids):
         connection.execute(update(table).where(table.c.id == group_id).values(values))
 
 
@@ -230,9 +299,10 @@ def _route(connection: Connection) -> dict[str, Any]:
 
 
 def _set_control(connection: Connection, key: str, value: str) -> None:
-    statement = upsert(tables.control).values(key=key, value=value, updated_at=time.time())
-    changed = {"value": statement.excluded.value, "updated_at": statement.excluded.updated_at}
-    connection.execute(statement.on_conflict_do_update(index_elements=["key"], set_=changed))
+    table = tables.control
+    row = {"key": key, "value": value, "updated_at": time.time()}
+    if not connection.execute(update(table).where(table.c.key == key).values(row)).rowcount:
+        connection.execute(insert(table).values(row))  # nobody else does: we decide alone
 
 
 def audit_hash(previous: str, at: float, who: str, action: str, detail: Mapping[str, Any]) -> str:
@@ -243,6 +313,7 @@ def audit_hash(previous: str, at: float, who: str, action: str, detail: Mapping[
 
 def _audit(connection: Connection, who: str, action: str, detail: JSON, at: float) -> None:
     table = tables.audit
+    decide_alone(connection)  # or two entries follow the same one
     previous = connection.scalar(select(table.c.hash).order_by(table.c.id.desc()).limit(1)) or GENESIS
     digest = audit_hash(previous, at, who, action, detail)
     row = {"at": at, "who": who, "action": action, "detail": dict(detail), "previous": previous, "hash": digest}

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 from sqlalchemy import Connection, Select, func, select
 
-from art_patch.chain import ROOT
-from art_patch.records import JSON, AppReport, Call, Choice, Group, Score, Trajectory, TrajectoryInfo
+from art_patch.records import AppReport, Group, Score, Trajectory, TrajectoryInfo
 from art_patch.store import tables
-from art_patch.store.codec import expand, unpack_ids, unpack_logprobs
 from art_patch.store.connect import Database
-
-_T = TypeVar("_T")
-_IN = 500  # SQLite allows 32,766 bound values; short statements keep readers short
+from art_patch.store.loading import load_calls, some_of
 
 
 class Reader:
@@ -31,10 +26,10 @@ class Reader:
         with self._database.read() as connection:
             infos = {
                 row["id"]: _info(row)
-                for some in _some(ids)
+                for some in some_of(ids)
                 for row in _rows(connection, select(tables.trajectories).where(tables.trajectories.c.id.in_(some)))
             }
-            calls = _calls(connection, ids)
+            calls = load_calls(connection, ids)
             scores = _scores(connection, ids)
         return tuple(
             Trajectory(infos[key], tuple(calls.get(key, ())), tuple(scores.get(key, ()))) for key in ids if key in infos
@@ -60,31 +55,42 @@ class Reader:
             ids = list(connection.scalars(query))
         return self.trajectories(ids)
 
-    def groups(self, *, state: str, held_out: bool | None = None, limit: int = 1_000) -> tuple[Group, ...]:
-        """Return the newest groups in this state, oldest of them first, whole."""
+    def group_ids(self, *, state: str, held_out: bool | None = None, limit: int = 1_000) -> tuple[str, ...]:
+        """Return the newest groups in this state, oldest of them first."""
         table = tables.groups
-        query = select(table).where(table.c.state == state).order_by(table.c.created_at.desc(), table.c.id).limit(limit)
+        query = select(table.c.id).where(table.c.state == state).order_by(table.c.id.desc()).limit(limit)
         if held_out is not None:
             query = query.where(table.c.held_out == held_out)
         with self._database.read() as connection:
-            rows = list(_rows(connection, query))[::-1]
-            members: dict[str, list[str]] = defaultdict(list)
-            for some in _some([row["id"] for row in rows]):
-                found = select(tables.trajectories.c.group_id, tables.trajectories.c.id).where(
+            return tuple(connection.scalars(query))[::-1]
+
+    def groups(self, *, state: str, held_out: bool | None = None, limit: int = 1_000) -> tuple[Group, ...]:
+        """Return the newest groups in this state, oldest of them first, whole."""
+        return self.groups_of(self.group_ids(state=state, held_out=held_out, limit=limit))
+
+    def groups_of(self, ids: Sequence[str]) -> tuple[Group, ...]:
+        """Return these groups whole, in the order asked; unknown ids are left out."""
+        table = tables.groups
+        found: dict[str, Mapping[str, Any]] = {}
+        members: dict[str, list[str]] = defaultdict(list)
+        with self._database.read() as connection:
+            for some in some_of(ids):
+                found |= {row["id"]: row for row in _rows(connection, select(table).where(table.c.id.in_(some)))}
+                query = select(tables.trajectories.c.group_id, tables.trajectories.c.id).where(
                     tables.trajectories.c.group_id.in_(some)
                 )
-                for group_id, trajectory_id in connection.execute(found.order_by(tables.trajectories.c.id)):
+                for group_id, trajectory_id in connection.execute(query.order_by(tables.trajectories.c.id)):
                     members[group_id].append(trajectory_id)
-        whole = {t.id: t for t in self.trajectories([key for ids in members.values() for key in ids])}
+        whole = {t.id: t for t in self.trajectories([key for keys in members.values() for key in keys])}
         return tuple(
             Group(
                 id=row["id"],
                 scenario_key=row["scenario_key"],
                 how=row["how"],
                 held_out=bool(row["held_out"]),
-                trajectories=tuple(whole[key] for key in members[row["id"]]),
+                trajectories=tuple(whole[key] for key in members[row["id"]] if key in whole),
             )
-            for row in rows
+            for row in (found[key] for key in ids if key in found)
         )
 
     def apps(self, *, since: float) -> tuple[AppReport, ...]:
@@ -133,11 +139,6 @@ class Reader:
         }
 
 
-def _some(values: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    for start in range(0, len(values), _IN):
-        yield values[start : start + _IN]
-
-
 def _rows(connection: Connection, query: Select[Any]) -> Iterable[Mapping[str, Any]]:
     # A `RowMapping` takes columns as keys too, so for the type checker it is no `Mapping[str, Any]`.
     return cast("Iterable[Mapping[str, Any]]", connection.execute(query).mappings())
@@ -152,85 +153,8 @@ def _info(row: Mapping[str, Any]) -> TrajectoryInfo:
 def _scores(connection: Connection, trajectory_ids: Sequence[str]) -> dict[str, list[Score]]:
     found: dict[str, list[Score]] = defaultdict(list)
     table = tables.scores
-    for some in _some(trajectory_ids):
+    for some in some_of(trajectory_ids):
         query = select(table).where(table.c.trajectory_id.in_(some)).order_by(table.c.at, table.c.id)
         for row in _rows(connection, query):
             found[row["trajectory_id"]].append(Score(**row))
     return found
-
-
-def _calls(connection: Connection, trajectory_ids: Sequence[str]) -> dict[str, list[Call]]:
-    rows: list[Mapping[str, Any]] = []
-    for some in _some(trajectory_ids):
-        query = select(tables.calls).where(tables.calls.c.trajectory_id.in_(some))
-        rows += _rows(connection, query.order_by(tables.calls.c.started_at, tables.calls.c.id))
-    choice_rows: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for some in _some([row["id"] for row in rows]):
-        query = select(tables.choices).where(tables.choices.c.call_id.in_(some)).order_by(tables.choices.c.index)
-        for choice in _rows(connection, query):
-            choice_rows[choice["call_id"]].append(choice)
-    messages = _Messages(
-        connection,
-        [row["prompt"] for row in rows] + [c["answer"] for choices in choice_rows.values() for c in choices],
-    )
-    tools = _blobs(connection, {row["tools"] for row in rows if row["tools"] is not None})
-    found: dict[str, list[Call]] = defaultdict(list)
-    for row in rows:
-        values = {name: row[name] for name in Call.__slots__ if name in row}
-        values |= {
-            "messages": messages.chain(row["prompt"]),
-            "tools": tools.get(row["tools"], ()),
-            "prompt_token_ids": unpack_ids(row["prompt_token_ids"]),
-            "choices": tuple(
-                Choice(
-                    index=choice["index"],
-                    message=messages.one(choice["answer"]),
-                    finish_reason=choice["finish_reason"],
-                    token_ids=unpack_ids(choice["token_ids"]),
-                    logprobs=unpack_logprobs(choice["logprobs"]),
-                )
-                for choice in choice_rows[row["id"]]
-            ),
-        }
-        found[row["trajectory_id"]].append(Call(**values))
-    return found
-
-
-def _blobs(connection: Connection, keys: Iterable[bytes]) -> dict[bytes, tuple[JSON, ...]]:
-    found: dict[bytes, tuple[JSON, ...]] = {}
-    for some in _some(list(keys)):
-        for key, body in connection.execute(
-            select(tables.blobs.c.id, tables.blobs.c.body).where(tables.blobs.c.id.in_(some))
-        ):
-            found[key] = tuple(json.loads(expand(body)))
-    return found
-
-
-class _Messages:
-    """The chains above some nodes, read level by level: as many queries as the longest conversation has turns."""
-
-    def __init__(self, connection: Connection, leaves: Sequence[bytes]) -> None:
-        self._found: dict[bytes, tuple[bytes, JSON]] = {}
-        self._chains: dict[bytes, tuple[JSON, ...]] = {ROOT: ()}
-        wanted = set(leaves) - {ROOT}
-        while wanted:
-            above: set[bytes] = set()
-            for some in _some(list(wanted)):
-                for row in connection.execute(select(tables.nodes).where(tables.nodes.c.id.in_(some))):
-                    self._found[row.id] = (row.parent, json.loads(expand(row.body)))
-                    above.add(row.parent)
-            wanted = above - self._found.keys() - {ROOT}
-
-    def one(self, node: bytes) -> JSON:
-        return self._found[node][1]
-
-    def chain(self, node: bytes) -> tuple[JSON, ...]:
-        path: list[bytes] = []
-        while node not in self._chains:
-            path.append(node)
-            node = self._found[node][0]
-        messages = self._chains[node]
-        for step in reversed(path):
-            messages = (*messages, self._found[step][1])
-            self._chains[step] = messages
-        return messages

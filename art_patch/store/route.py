@@ -1,44 +1,62 @@
-"""Reading the route in the app: one short query with the standard library's sqlite3, about a millisecond.
+"""Reading the route in the app: one short query, without SQLAlchemy, whose import would cost the app half a second.
 
-`patch()` calls this before the first request, when importing SQLAlchemy would cost the app half a second.
+For a file that is a millisecond with the standard library's sqlite3, and `patch()` does it before the first request.
+For a server it may take as long as the network likes, so only the recorder's thread does it: over the connections of
+the store that it writes to, or over one that lasts for the query where no store is open yet.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
+import weakref
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from importlib import import_module
 from pathlib import Path
+from typing import Protocol
 
+from art_patch.errors import ConfigError, StoreError
 from art_patch.records import Route
-from art_patch.store.forking import in_sqlite
-from art_patch.store.urls import sqlite_path
+from art_patch.store.forking import in_database, late_import
+from art_patch.store.urls import is_postgres, missing_driver, postgres_parameters, sqlite_path, without_password
 
 ROUTE_KEY = "route"
 MODE_KEY = "mode"
 CANARY_KEY = "canary_percent"
 
-_QUERY = "SELECT key, value FROM control WHERE key IN (?, ?, ?)"
+CONNECT_TIMEOUT_S = 2
+"""How long the server may take for the query of an app that has not opened the store yet."""
+
+_KEYS = (ROUTE_KEY, MODE_KEY, CANARY_KEY)
+_QUERY = "SELECT key, value FROM control WHERE key IN ({})"
+
+
+class Control(Protocol):
+    """An open store."""
+
+    def control(self, keys: Iterable[str]) -> Mapping[str, str]:
+        """Return what the table `control` holds under these keys."""
+        ...
+
+
+_open: weakref.WeakValueDictionary[str, Control] = weakref.WeakValueDictionary()
+
+
+def answers_for(url: str, store: Control) -> None:
+    """Have later looks at `url` use the connections of `store`."""
+    _open[url] = store
 
 
 def read_route(url: str) -> Route:
     """Return where calls go now; an empty `Route` if there is no store yet.
 
     Raises:
-        sqlite3.Error: if the store exists and cannot be read.
+        sqlite3.Error: if the file exists and cannot be read.
+        StoreError: if the server cannot be asked.
+        ConfigError: if the URL is none of ours, or psycopg is not installed.
     """
-    path: Path = sqlite_path(url)
-    if not path.exists():
-        return Route()
-    with in_sqlite():
-        connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=0.2)
-        try:
-            rows = dict(connection.execute(_QUERY, (ROUTE_KEY, MODE_KEY, CANARY_KEY)))
-        except sqlite3.OperationalError as error:
-            if "no such table" in str(error):  # another process is creating the store right now
-                return Route()
-            raise
-        finally:
-            connection.close()
+    rows = _from_server(url) if is_postgres(url) else _from_file(url)
     route = json.loads(rows.get(ROUTE_KEY, "{}"))
     return Route(
         mode=rows.get(MODE_KEY),  # pyright: ignore[reportArgumentType] - written by Ledger.set_mode, which checks it
@@ -48,3 +66,38 @@ def read_route(url: str) -> Route:
         canary_percent=float(rows[CANARY_KEY]) if CANARY_KEY in rows else None,
         engine_since=route.get("engine_since"),
     )
+
+
+def _from_file(url: str) -> Mapping[str, str]:
+    path: Path = sqlite_path(url)
+    if not path.exists():
+        return {}
+    with in_database(), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=0.2)) as connection:
+        try:
+            return dict(connection.execute(_QUERY.format("?, ?, ?"), _KEYS))
+        except sqlite3.OperationalError as error:
+            if "no such table" in str(error):  # another process is creating the store right now
+                return {}
+            raise
+
+
+def _from_server(url: str) -> Mapping[str, str]:
+    if (store := _open.get(url)) is not None:
+        return store.control(_KEYS)
+    parameters = {"connect_timeout": str(CONNECT_TIMEOUT_S)} | postgres_parameters(url)
+    with late_import():
+        try:
+            psycopg = import_module("psycopg")
+        except ImportError as error:
+            raise ConfigError(missing_driver(url, error)) from None
+    try:
+        with (
+            in_database(),
+            closing(psycopg.connect(**parameters, application_name="art_patch", autocommit=True)) as connection,
+        ):
+            return dict(connection.execute(_QUERY.format("%s, %s, %s"), _KEYS).fetchall())
+    except psycopg.errors.UndefinedTable:  # nobody has written yet
+        return {}
+    except psycopg.Error as error:
+        words = " ".join(str(error).split())
+        raise StoreError(f"store {without_password(url)}: {words}; see that the server runs") from None

@@ -2,26 +2,76 @@
 
 from __future__ import annotations
 
-from art_patch.store.connect import Database, Trouble
-from art_patch.store.ledger import Ledger
-from art_patch.store.read import Reader
-from art_patch.store.verify import verify
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from art_patch.store.connect import Database, Trouble, open_database
 from art_patch.store.write import Writer
+
+if TYPE_CHECKING:
+    from art_patch.store.browse import Browser
+    from art_patch.store.ledger import Ledger
+    from art_patch.store.maintain import Maintenance
+    from art_patch.store.read import Reader
+    from art_patch.store.rights import Rights
+    from art_patch.store.transfers import Transfers
 
 
 class Store:
-    """An open store. Methods are grouped by who uses them: `write`, `read.*`, `ledger.*`."""
+    """An open store. Methods are grouped by who uses them: the app only writes, and imports nothing else."""
 
     def __init__(self, database: Database) -> None:
         """Wrap an open database."""
         self._database = database
         self._writer = Writer(database)
         self.write = self._writer.write
-        self.read = Reader(database)
-        self.ledger = Ledger(database)
+
+    @cached_property
+    def read(self) -> Reader:
+        """What the job and the command line read."""
+        from art_patch.store.read import Reader
+
+        return Reader(self._database)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """What the job and the operator decide."""
+        from art_patch.store.ledger import Ledger
+
+        return Ledger(self._database)
+
+    @cached_property
+    def browse(self) -> Browser:
+        """What a person looks for."""
+        from art_patch.store.browse import Browser
+
+        return Browser(self._database)
+
+    @cached_property
+    def transfers(self) -> Transfers:
+        """What left the store, and what came in."""
+        from art_patch.store.transfers import Transfers
+
+        return Transfers(self._database)
+
+    @cached_property
+    def rights(self) -> Rights:
+        """Erasing and keeping."""
+        from art_patch.store.rights import Rights
+
+        return Rights(self._database)
+
+    @cached_property
+    def maintain(self) -> Maintenance:
+        """What keeps the store small and sound."""
+        from art_patch.store.maintain import Maintenance
+
+        return Maintenance(self._database)
 
     def verify(self) -> list[str]:
         """Return every inconsistency found, in words; empty means sound."""
+        from art_patch.store.verify import verify
+
         return verify(self._database)
 
     def close(self) -> None:
@@ -33,13 +83,14 @@ def open_store(url: str, *, create: bool = True, trouble: Trouble | None = None)
     """Open (and migrate) the store at `url`.
 
     Args:
-        url: `sqlite:////absolute/path/store.db`.
+        url: `sqlite:////absolute/path/store.db` or `postgresql+psycopg://user@host/database`.
         create: make it if it does not exist.
-        trouble: the app's recorder: told when the file was deleted or replaced while open, or was corrupt and set
+        trouble: the app's recorder: told when the store was deleted or replaced while open, or was corrupt and set
             aside. Without it a corrupt file stays where it is.
 
     Raises:
+        ConfigError: if the URL names no database that we know, or its driver is not installed.
         StoreError: if it cannot be opened, is not a store, or is missing and `create` is false.
         StoreTooNew: if a newer release wrote it.
     """
-    return Store(Database(url, create=create, trouble=trouble))
+    return Store(open_database(url, create=create, trouble=trouble))

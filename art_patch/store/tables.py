@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Boolean,
     Column,
     Float,
@@ -24,6 +25,10 @@ HEAD = "0003"
 """Newest migration. A store at another revision is migrated, or refused if the revision is unknown."""
 
 metadata = MetaData()
+
+
+_Count = Integer().with_variant(BigInteger, "postgresql")
+"""Numbers that others choose; SQLite's integers have 64 bits by themselves."""
 
 
 def _where(name: str, column: str, condition: str) -> Index:
@@ -107,8 +112,8 @@ calls = Table(
     Column("tools", LargeBinary(16)),
     Column("params", JSON, nullable=False),
     Column("prompt_token_ids", LargeBinary),
-    Column("prompt_tokens", Integer, nullable=False),
-    Column("completion_tokens", Integer, nullable=False),
+    Column("prompt_tokens", _Count, nullable=False),
+    Column("completion_tokens", _Count, nullable=False),
     Column("status", Text, nullable=False),
     Column("error", Text),
     Column("fallback", Text),
@@ -126,7 +131,7 @@ choices = Table(
     "choices",
     metadata,
     Column("call_id", Text, primary_key=True),
-    Column("index", Integer, primary_key=True),
+    Column("index", _Count, primary_key=True),
     Column("answer", LargeBinary(16), nullable=False),
     Column("finish_reason", Text),
     Column("token_ids", LargeBinary),
@@ -228,7 +233,7 @@ exports = Table(
     Column("who", Text, nullable=False),
     Column("path", Text, nullable=False),
     Column("format", Text, nullable=False),
-    Column("trajectories", Integer, nullable=False),
+    Column("trajectories", _Count, nullable=False),
 )
 
 export_members = Table(

@@ -1,12 +1,20 @@
-"""Database URLs; standard library only, because the app reads the route before SQLAlchemy is imported."""
+"""Database URLs; standard library only, because the app reads the route before SQLAlchemy is imported.
+
+A PostgreSQL URL may hold a password: nothing here shows one, and `without_password` is for whoever shows a URL.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from urllib.parse import parse_qsl, unquote
 
 from art_patch.errors import ConfigError
 
 _SQLITE = "sqlite:///"
+_POSTGRES = "postgresql+psycopg://"
+_LOGIN = re.compile(r"(?<=://)([^:@/?]*):.*@", re.DOTALL)
+_IN_QUERY = re.compile(r"([?&]\w*password=)[^&]*", re.IGNORECASE)
 
 
 def sqlite_path(url: str) -> Path:
@@ -16,5 +24,70 @@ def sqlite_path(url: str) -> Path:
         ConfigError: for any other URL.
     """
     if not url.startswith(_SQLITE) or url == _SQLITE:
-        raise ConfigError(f"{url!r} is not a store this release opens; write sqlite:////absolute/path/store.db")
+        shown = without_password(url)
+        if url.startswith(("postgresql", "postgres:")):
+            where = "@host/database" if _POSTGRES in url else url.partition("://")[2].rpartition("@")[2]
+            raise ConfigError(f"{shown!r} names no driver that we use; write {_POSTGRES}USER@{where.lstrip('@')}")
+        raise ConfigError(
+            f"{shown!r} is not a store this release opens; "
+            f"write sqlite:////absolute/path/store.db or {_POSTGRES}user@host/database"
+        )
     return Path(url[len(_SQLITE) :]).absolute()
+
+
+def is_postgres(url: str) -> bool:
+    """Whether the URL names a PostgreSQL server."""
+    return url.startswith(_POSTGRES)
+
+
+def waits_for_network(url: str | None) -> bool:
+    """Whether a look at the store may take as long as a network likes; `None` is the default, a file."""
+    return url is not None and is_postgres(url)
+
+
+def absolute_url(url: str) -> str:
+    """Return a URL that means the same in another directory.
+
+    Raises:
+        ConfigError: if it is none of ours.
+    """
+    return url if is_postgres(url) else f"{_SQLITE}{sqlite_path(url)}"
+
+
+def without_password(url: str) -> str:
+    """Return the URL as it may be shown; what precedes the last `@` goes, even if the URL is wrong."""
+    return _IN_QUERY.sub(r"\1***", _LOGIN.sub(r"\1:***@", url))
+
+
+def postgres_parameters(url: str) -> dict[str, str]:
+    """Return what libpq calls the parts of a PostgreSQL URL; its query may hold any other of libpq's parameters.
+
+    Raises:
+        ConfigError: if it cannot be read.
+    """
+    rest, _, query = url.removeprefix(_POSTGRES).partition("?")
+    authority, _, database = rest.partition("/")
+    login, _, places = authority.rpartition("@")
+    user, _, password = login.partition(":")
+    hosts, ports = zip(*map(_place, places.split(",")), strict=True)
+    if not all(port.isdigit() or not port for port in ports) or "/" in database or "@" in database:
+        # The parts are not shown: one of them may be half of the password.
+        raise ConfigError(
+            f"{without_password(url)!r} cannot be read; write {_POSTGRES}user:password@host:5432/database, "
+            "and / ? # @ : % in the password as %2F %3F %23 %40 %3A %25"
+        )
+    found = {"user": user, "password": password, "dbname": database}
+    found |= {"host": ",".join(hosts), "port": ",".join(ports) if any(ports) else ""}
+    return {name: unquote(value) for name, value in found.items() if value} | dict(parse_qsl(query))
+
+
+def missing_driver(url: str, error: ImportError) -> str:
+    """What to do when psycopg cannot be imported."""
+    return f"{without_password(url)} needs psycopg ({error}); pip install 'art-patch[postgres]'"
+
+
+def _place(place: str) -> tuple[str, str]:
+    host, colon, port = place.rpartition(":")
+    if not colon or port.endswith("]"):  # an IPv6 address is full of colons
+        host, port = place, ""
+    return host.strip("[]"), port

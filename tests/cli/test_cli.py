@@ -94,6 +94,7 @@ def test_help_and_version(tmp_path: Path):
     assert shown.returncode == 0
     for command in (
         "run", "proxy", "serve", "retrain", "status", "doctor", "mode", "promote", "rollback", "demo",
+        "trajectories", "export", "import",
     ):  # fmt: skip
         assert command in shown.stdout
         assert art_patch(command, "--help", home=tmp_path).returncode == 0

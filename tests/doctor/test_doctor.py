@@ -283,3 +283,15 @@ def test_mistakes_are_one_line(tmp_path: Path):
 def test_findings_are_frozen():
     with pytest.raises(AttributeError):
         Finding("x", "ok", "y").level = "bad"  # type: ignore[misc]
+
+
+def test_a_long_log_is_yellow(tmp_path: Path):
+    path = tmp_path / "store.db"
+    open_store(f"sqlite:///{path}").close()
+    log = Path(f"{path}-wal")
+    for size, level in ((64 * storage.MIB, "ok"), (64 * storage.MIB + 1, "warn")):
+        log.touch()
+        os.truncate(log, size)  # sparse, and nothing that SQLite takes for a log
+        *_, found = storage._log("wal", path)
+        assert (found.level, "art-patch store vacuum" in found.cure) == (level, level == "warn")
+    log.unlink()

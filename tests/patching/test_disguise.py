@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -40,3 +41,27 @@ def test_disguise_keeps_any_text(text):
     body = f'{{"model": "shop@1", "choices": [{choice}]}}'
     out = Disguise("shop@1", "gpt-x", 1, keeps_logprobs=False, keeps_token_ids=False).whole(body.encode())
     assert json.loads(out)["choices"] == json.loads(body)["choices"]
+
+
+@pytest.mark.parametrize("text", ["Hello", ',"token_ids":[1]', '],"logprobs":{"content":[]},"finish_reason":"length"'])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("gap", ["", " "])
+def test_what_is_cut_out_unread_is_what_the_app_does_not_get(text, n, gap):
+    def choice(index: int, proof: bool) -> dict[str, Any]:
+        said = {"index": index, "message": {"role": "assistant", "content": text}, "logprobs": None}
+        if proof:
+            said["logprobs"] = {"content": [{"token": "]", "logprob": -0.5, "bytes": [93]}]}
+        return said | {"finish_reason": "stop", "stop_reason": None} | ({"token_ids": [7, 8]} if proof else {})
+
+    head = {"id": "chatcmpl-1", "model": "shop@1", "choices": [choice(index, True) for index in range(n)]}
+    tail = {"usage": {"total_tokens": 9}, "prompt_token_ids": [1, 2, 3], "last": [4]}
+    body = json.dumps(head | tail, separators=("," + gap, ":" + gap)).encode()
+    out = json.loads(Disguise("shop@1", "gpt-x", n, keeps_logprobs=False, keeps_token_ids=False).whole(body))
+    assert out == {
+        "id": "chatcmpl-1",
+        "model": "gpt-x",
+        "choices": [choice(index, False) for index in range(n)],
+        "usage": {"total_tokens": 9},
+        "last": [4],
+        "system_fingerprint": "shop@1",
+    }

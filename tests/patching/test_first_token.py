@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from typing import Any
@@ -11,6 +12,8 @@ import openai
 import pytest
 
 from art_patch.patching import status
+from art_patch.patching.disguise import TooSlow
+from art_patch.patching.watch import watch
 from tests.patching.conftest import CHAMPION
 from tests.patching.samples import ASK, LOCAL_BODY
 from tests.servers import Answer, chunks
@@ -98,8 +101,6 @@ def test_many_streams_at_once_are_watched_by_one_thread(bench, client):
 
 
 def test_the_watch_forgets_what_has_begun(bench, client):
-    from art_patch.patching.watch import watch
-
     bench.patch(first_token_timeout_s=0.2)
     for _ in range(5):
         assert read(bench, client) == "Hello there!"
@@ -107,3 +108,27 @@ def test_the_watch_forgets_what_has_begun(bench, client):
     while watch._waits and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not watch._waits
+
+
+class Open:
+    """Stands in for a response whose body has not begun."""
+
+    def __init__(self, ours: socket.socket) -> None:
+        self.extensions = {"network_stream": self}
+        self._socket = ours
+
+    def get_extra_info(self, _: str) -> socket.socket:
+        return self._socket
+
+
+def test_the_watch_goes_to_sleep_and_wakes_again(monkeypatch):
+    monkeypatch.setattr("art_patch.patching.watch.AWAKE_S", 0.1)
+    for _ in range(3):
+        ours, theirs = socket.socketpair()
+        with ours, theirs, pytest.raises(TooSlow), watch.wait_for(Open(ours), 0.05):
+            ours.settimeout(30)
+            assert ours.recv(1) == b""  # shut by the watch
+        deadline = time.monotonic() + 10
+        while watch._wake.is_set() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not watch._wake.is_set()

@@ -1,67 +1,31 @@
-"""The store through its public interface: what goes in comes out whole, and nothing is lost or torn."""
+"""The store through its public interface: what goes in comes out whole, and nothing is lost or torn.
+
+Everything here is true of both databases; see conftest.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import create_engine
 
 from art_patch.chain import canonical
 from art_patch.errors import ConfigError, StoreError, StoreTooNew, TransitionError
-from art_patch.records import Call, Choice, Group, Policy, Route, Score, SpanInfo, Trajectory, TrajectoryInfo
+from art_patch.records import Choice, Group, Route, Score, SpanInfo, Trajectory
 from art_patch.store import Store, open_store
 from art_patch.store.route import read_route
-
-TOOLS = ({"type": "function", "function": {"name": "lookup"}},)
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/deep/store.db"
-
-
-@pytest.fixture
-def store(url: str):
-    opened = open_store(url)
-    yield opened
-    opened.close()
-
-
-def call(key: str, trajectory: str = "t1", at: float = 1.0, **changes) -> Call:
-    values = {
-        "id": key,
-        "trajectory_id": trajectory,
-        "started_at": at,
-        "duration_ms": 5.0,
-        "ttft_ms": 1.5,
-        "requested_model": "gpt-5",
-        "policy": "agent@0",
-        "messages": ({"role": "system", "content": "be brief"}, {"role": "user", "content": "hi \u00e9 \U0001f600"}),
-        "tools": TOOLS,
-        "params": {"temperature": 0.5, "n": 2},
-        "choices": (
-            Choice(0, {"role": "assistant", "content": "yo"}, "stop", (1, 2, 4_000_000_000), (-0.5, -1.5, 0.0)),
-            Choice(1, {"role": "assistant", "content": "hey"}, "stop", (9,), (-0.25,)),
-        ),
-        "prompt_token_ids": (5, 6, 7),
-        "prompt_tokens": 3,
-        "completion_tokens": 4,
-        "span_id": "s1",
-    }
-    return Call(**(values | changes))
-
-
-def info(key: str = "t1", **changes) -> TrajectoryInfo:
-    return TrajectoryInfo(key, 1.0, **changes)
+from tests.store.conftest import Execute
+from tests.store.samples import WRITER, call, info, policy
 
 
 def test_what_is_written_is_read_back_whole(store: Store):
@@ -117,7 +81,7 @@ def test_writing_a_score_again_replaces_it(store: Store):
     assert trajectory.scores == (Score("k", "t1", "thumbs", 0.0, "user", 4.0, comment="changed my mind"),)
 
 
-def test_shared_history_is_kept_once(store: Store, url: str):
+def test_shared_history_is_kept_once(store: Store, execute: Execute):
     history: tuple[dict[str, str], ...] = ()
     for turn in range(20):
         history = (*history, {"role": "user", "content": f"turn {turn}"})
@@ -126,8 +90,7 @@ def test_shared_history_is_kept_once(store: Store, url: str):
         history = (*history, answer)
     (trajectory,) = store.read.trajectories(["t1"])
     assert trajectory.calls[-1].messages == history[:-1]
-    with sqlite3.connect(url.removeprefix("sqlite:///")) as raw:
-        assert raw.execute("SELECT count(*) FROM nodes").fetchone() == (40,)
+    assert execute("SELECT count(*) FROM nodes") == [(40,)]
 
 
 def test_keys_keep_their_order_because_chat_templates_render_them_in_it(store: Store):
@@ -150,15 +113,17 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+_numbers = itertools.count()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "name"]), json_values), max_size=5))
-def test_any_json_messages_survive(tmp_path_factory: pytest.TempPathFactory, messages: list[dict[str, object]]):
-    opened = open_store(f"sqlite:///{tmp_path_factory.mktemp('any')}/store.db")
-    opened.write([info(), call("c1", messages=tuple(messages), choices=())])
-    (trajectory,) = opened.read.trajectories(["t1"])
+def test_any_json_messages_survive(store: Store, messages: list[dict[str, object]]):
+    key = f"t{next(_numbers)}"
+    store.write([info(key), call(f"c-{key}", key, messages=tuple(messages), choices=())])
+    (trajectory,) = store.read.trajectories([key])
     assert [canonical(m) for m in trajectory.calls[0].messages] == [canonical(m) for m in messages]
-    assert opened.verify() == []
-    opened.close()
+    assert store.verify() == []
 
 
 def test_ungrouped_are_those_that_settled_and_no_group_holds(store: Store):
@@ -174,10 +139,6 @@ def test_ungrouped_are_those_that_settled_and_no_group_holds(store: Store):
     store.ledger.set_groups(["g"], "scored")
     assert [g.id for g in store.read.groups(state="scored")] == ["g"]
     assert store.verify() == []
-
-
-def policy(step: int, state: str = "candidate") -> Policy:
-    return Policy(f"agent@{step}", "/base", "ff", state, float(step), path=f"/a/agent@{step}", parent="agent@0")  # type: ignore[arg-type]
 
 
 def test_a_promotion_moves_the_route_and_retires_the_old_champion(store: Store, url: str):
@@ -229,23 +190,26 @@ def test_moving_an_unknown_policy_says_where_to_look(store: Store):
         store.ledger.move("agent@7", "champion", who="me", reason="x")
 
 
-def test_verify_finds_what_was_tampered_with(store: Store, url: str):
-    store.write([info(), call("c1")])
+def test_verify_finds_what_was_tampered_with(store: Store, execute: Execute):
+    ids = tuple(range(600))
+    store.write([info(), call("c1", prompt_token_ids=ids), call("c2", prompt_token_ids=(9, *ids))])
     store.ledger.add_base("agent@0", "/base", "ff", who="test")
-    with sqlite3.connect(url.removeprefix("sqlite:///")) as raw:
-        raw.execute("UPDATE audit SET who = 'nobody' WHERE id = 1")
-        raw.execute("DELETE FROM nodes WHERE parent != x''")
-        raw.execute("INSERT INTO choices (call_id, \"index\", answer) VALUES ('gone', 0, x'00')")
+    assert store.verify() == []
+    execute("UPDATE audit SET who = 'nobody' WHERE id = 1")
+    execute("DELETE FROM nodes WHERE length(parent) > 0")
+    execute('INSERT INTO choices (call_id, "index", answer) SELECT \'gone\', "index", answer FROM choices LIMIT 1')
+    execute("INSERT INTO trainings (policy, group_id) VALUES ('agent@9', 'g')")
+    execute("INSERT INTO export_members (trajectory_id, export_id) VALUES ('t1', 'e')")
+    execute("DELETE FROM token_blocks WHERE id = (SELECT prompt_block FROM calls WHERE id = 'c1')")
+    execute("UPDATE token_blocks SET parent = id WHERE id = (SELECT prompt_block FROM calls WHERE id = 'c2')")
     found = "\n".join(store.verify())
     assert "audit entry 1 was altered" in found
     assert "1 answers whose call is missing" in found
-    assert "calls whose prompt is missing" in found
-
-
-def test_the_file_is_private(store: Store, url: str):
-    path = Path(url.removeprefix("sqlite:///"))
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert "2 calls whose prompt is missing" in found
+    assert "1 trainings whose policy is missing" in found
+    assert "1 members of exports whose export is missing" in found
+    assert "1 calls whose prompt ids are missing" in found
+    assert found.count("of prompt ids does not match its hash") == 1
 
 
 @pytest.mark.parametrize("bad", ["mysql://x/y", "sqlite:///", "store.db"])
@@ -255,43 +219,31 @@ def test_an_unknown_url_is_refused(bad: str):
 
 
 def test_a_missing_store_is_not_made_by_readers(url: str):
-    with pytest.raises(StoreError, match="there is no store"):
-        open_store(url, create=False)
-    assert not Path(url.removeprefix("sqlite:///")).exists()
+    for _ in range(2):
+        with pytest.raises(StoreError, match="there is no store"):
+            open_store(url, create=False)
+    assert read_route(url) == Route()
 
 
-def test_what_is_no_store_is_left_alone(tmp_path: Path):
-    text = tmp_path / "notes.txt"
-    text.write_text("these are my notes, not a database at all\n" * 50)
-    with pytest.raises(StoreError, match="not a database"):
-        open_store(f"sqlite:///{text}")
-    assert text.read_text().startswith("these are my notes")
-    other = tmp_path / "other.db"
-    with sqlite3.connect(other) as raw:
-        raw.execute("CREATE TABLE mine (x)")
+def test_another_projects_tables_are_left_alone(url: str, execute: Execute):
+    if url.startswith("sqlite"):
+        Path(url.removeprefix("sqlite:///")).parent.mkdir()
+    execute("CREATE TABLE alembic_version (version_num text)")
+    execute("INSERT INTO alembic_version VALUES ('0001')")
     with pytest.raises(StoreError, match="not a store of art_patch"):
-        open_store(f"sqlite:///{other}")
-
-
-def test_a_newer_store_is_refused(store: Store, url: str):
-    with sqlite3.connect(url.removeprefix("sqlite:///")) as raw:
-        raw.execute("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(StoreTooNew, match="newer release"):
         open_store(url)
 
 
-def test_an_unwritable_directory_is_named(tmp_path: Path):
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    with pytest.raises(StoreError, match="check the directory's owner and mode"):
-        open_store(f"sqlite:///{blocked}/store.db")
+def test_a_newer_store_is_refused(store: Store, url: str, execute: Execute):
+    execute("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(StoreTooNew, match="newer release"):
+        open_store(url)
 
 
 def test_migrations_make_exactly_the_declared_tables(url: str):
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
     from alembic.script import ScriptDirectory
-    from sqlalchemy import create_engine
 
     import art_patch.store.migrations as migrations
     from art_patch.store.tables import HEAD, metadata
@@ -304,40 +256,25 @@ def test_migrations_make_exactly_the_declared_tables(url: str):
     assert ScriptDirectory(str(Path(migrations.__file__).parent)).get_current_head() == HEAD
 
 
-WRITER = """
-import sys
-from art_patch.records import Call, Choice, TrajectoryInfo
-from art_patch.store import open_store
-store, me = open_store(sys.argv[1]), sys.argv[2]
-for batch in range(int(sys.argv[3])):
-    t = f"{me}-{batch}"
-    calls = [Call(f"{t}-{i}", t, float(batch), "m", ({"role": "user", "content": f"{t} {i}"},),
-                  (Choice(0, {"role": "assistant", "content": "ok"}, "stop"),)) for i in range(10)]
-    store.write([TrajectoryInfo(t, float(batch)), *calls])
-    print(t, flush=True)
-"""
-
-
-def test_four_processes_write_at_once_and_nothing_is_lost(store: Store, url: str):
-    writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, url, f"w{n}", "25"], stdout=subprocess.DEVNULL)
-        for n in range(4)
-    ]
-    assert [writer.wait(timeout=60) for writer in writers] == [0, 0, 0, 0]
+def test_four_processes_write_at_once_and_nothing_is_lost(store: Store, url: str, processes: list):
+    for n in range(4):
+        command = [sys.executable, "-c", WRITER, url, f"w{n}", "25"]
+        processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+    assert [writer.wait(timeout=60) for writer in processes] == [0, 0, 0, 0]
     assert store.read.counts()["calls"] == 4 * 25 * 10
     assert store.verify() == []
 
 
-def test_a_killed_writer_tears_nothing_and_loses_nothing_acknowledged(store: Store, url: str):
+def test_a_killed_writer_tears_nothing_and_loses_nothing_acknowledged(store: Store, url: str, processes: list):
     for attempt in range(5):
         writer = subprocess.Popen(
             [sys.executable, "-c", WRITER, url, f"k{attempt}", "100000"], stdout=subprocess.PIPE, text=True
         )
+        processes.append(writer)
         assert writer.stdout is not None
         acknowledged = [writer.stdout.readline().strip() for _ in range(3 + attempt)]
         os.kill(writer.pid, signal.SIGKILL)
         writer.wait(timeout=10)
-        writer.stdout.close()
         found = store.read.trajectories(acknowledged)
         assert [t.id for t in found] == acknowledged
         assert {len(t.calls) for t in found} == {10}
@@ -355,3 +292,77 @@ def test_counts_tell_why_calls_cannot_be_trained_on(store: Store):
     counts = store.read.counts()
     assert (counts["calls"], counts["calls_by_policy"], counts["calls_trainable"]) == (2, 1, 1)
     assert counts["untrainable"] == {"answered by upstream": 1}
+
+
+def groups(count: int) -> list[Group]:
+    return [Group(f"g{n}", f"s{n % 3}", "same_task", (), held_out=n % 5 == 4) for n in range(count)]
+
+
+def test_groups_are_claimed_oldest_first_until_the_lease_is_over(store: Store):
+    ledger = store.ledger
+    for at, group in enumerate(groups(4)):
+        ledger.add_groups([group], now=float(at))
+    assert ledger.claim_groups(limit=2, by="a", lease_s=10, now=100.0) == ("g0", "g1")
+    assert ledger.claim_groups(limit=9, by="b", lease_s=20, now=105.0) == ("g2", "g3")
+    assert ledger.claim_groups(limit=9, by="c", lease_s=10, now=109.0) == ()
+    assert ledger.claim_groups(limit=9, by="c", lease_s=10, now=110.0) == ("g0", "g1")
+
+
+def test_a_claim_ends_when_it_is_released_or_the_group_changes_state(store: Store):
+    ledger = store.ledger
+    ledger.add_groups(groups(4), now=1.0)
+    assert len(ledger.claim_groups(limit=4, by="a", lease_s=10, now=1.0)) == 4
+    ledger.release_groups(["g0", "g1"], "b")  # not b's
+    assert ledger.claim_groups(limit=9, by="b", lease_s=10, now=2.0) == ()
+    ledger.release_groups(["g1"], "a")
+    assert ledger.claim_groups(limit=9, by="b", lease_s=10, now=2.0) == ("g1",)
+    ledger.set_groups(["g0"], "scored")
+    assert ledger.claim_groups(state="scored", limit=9, by="b", lease_s=10, now=2.0) == ("g0",)
+    ledger.release_groups(None, "a")
+    assert ledger.claim_groups(limit=9, by="c", lease_s=10, now=3.0) == ("g2", "g3")
+
+
+def test_held_out_groups_are_claimed_apart(store: Store):
+    store.ledger.add_groups(groups(5), now=1.0)
+    assert store.ledger.claim_groups(held_out=True, limit=9, by="a", lease_s=10) == ("g4",)
+    assert store.ledger.claim_groups(held_out=False, limit=2, by="a", lease_s=10) == ("g0", "g1")
+
+
+def test_what_a_policy_was_trained_on_is_kept(store: Store, execute: Execute):
+    store.ledger.add_base("agent@0", "/base", "ff", who="test")
+    store.ledger.add_groups(groups(2), now=1.0)
+    store.ledger.add_candidate(policy(1), trained_on=["g1", "g0"], who="test")
+    assert sorted(execute("SELECT policy, group_id FROM trainings")) == [("agent@1", "g0"), ("agent@1", "g1")]
+    assert execute("SELECT DISTINCT state, policy FROM groups") == [("trained", "agent@1")]
+    assert store.verify() == []
+
+
+ODD = "a\0b \ud800 \U0001f600"
+"""Text that no database keeps as it is."""
+
+
+def test_text_that_a_database_cannot_keep_is_no_error(store: Store):
+    about = info(ODD, name=ODD, session_id=ODD, user_id=ODD, scenario_key=ODD, tags=(ODD,), metadata={ODD: ODD})
+    message = {"role": "user", "content": ODD}
+    store.write([about, SpanInfo(ODD, ODD, ODD, 1.0), Score("k", ODD, ODD, 1.0, "user", 3.0, comment=ODD)])
+    store.write([call("c1", ODD, messages=(message,), error=ODD, params={"stop": ODD}, requested_model=ODD)])
+    (trajectory,) = store.read.recent()
+    assert "a" in trajectory.id
+    assert trajectory.info.metadata == {ODD: ODD}
+    assert trajectory.calls[0].messages == (message,)
+    assert trajectory.calls[0].params == {"stop": ODD}
+    assert len(trajectory.scores) == 1
+    assert store.verify() == []
+
+
+def test_numbers_of_any_size_are_no_error(store: Store):
+    huge = 10**30
+    choice = Choice(huge, {"role": "assistant", "content": "yo"}, "stop")
+    params = {"seed": huge, "temperature": float("inf")}
+    store.write(
+        [info(metadata={"loss": float("nan")}), call("c1", prompt_tokens=huge, choices=(choice,), params=params)]
+    )
+    (trajectory,) = store.read.trajectories(["t1"])
+    assert trajectory.calls[0].prompt_tokens == 2**63 - 1
+    assert trajectory.calls[0].params == {"seed": huge, "temperature": None}
+    assert trajectory.info.metadata == {"loss": None}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection
 
 
-def upgrade(engine: Engine, revision: str | None) -> bool:
+def upgrade(connection: Connection, revision: str | None, schema: str | None = None) -> bool:
     """Bring the database from `revision` (`None`: empty) to the newest; `False` if the revision is unknown here.
 
-    The caller holds the write lock.
+    The caller holds the write lock, and commits. With `schema`, only a version table in there counts: PostgreSQL finds
+    one of another project, too, in a later part of its search path.
     """
     from alembic import command
     from alembic.config import Config
@@ -22,7 +23,7 @@ def upgrade(engine: Engine, revision: str | None) -> bool:
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if revision is not None and revision not in known:
         return False
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+    config.attributes["connection"] = connection
+    config.attributes["schema"] = schema
+    command.upgrade(config, "head")
     return True

@@ -4,6 +4,7 @@ from alembic import context
 
 from art_patch.store.tables import metadata
 
-context.configure(connection=context.config.attributes["connection"], target_metadata=metadata)
+given = context.config.attributes
+context.configure(connection=given["connection"], target_metadata=metadata, version_table_schema=given["schema"])
 with context.begin_transaction():
     context.run_migrations()

@@ -8,6 +8,8 @@ from alembic import op
 revision = "0001"
 down_revision = None
 
+COUNT = sa.Integer().with_variant(sa.BigInteger(), "postgresql")
+
 
 def upgrade() -> None:
     """Create everything."""
@@ -42,8 +44,8 @@ def upgrade() -> None:
         sa.Column("tools", sa.LargeBinary(length=16), nullable=True),
         sa.Column("params", sa.JSON(), nullable=False),
         sa.Column("prompt_token_ids", sa.LargeBinary(), nullable=True),
-        sa.Column("prompt_tokens", sa.Integer(), nullable=False),
-        sa.Column("completion_tokens", sa.Integer(), nullable=False),
+        sa.Column("prompt_tokens", COUNT, nullable=False),
+        sa.Column("completion_tokens", COUNT, nullable=False),
         sa.Column("status", sa.Text(), nullable=False),
         sa.Column("error", sa.Text(), nullable=True),
         sa.Column("fallback", sa.Text(), nullable=True),
@@ -55,7 +57,7 @@ def upgrade() -> None:
     op.create_table(
         "choices",
         sa.Column("call_id", sa.Text(), nullable=False),
-        sa.Column("index", sa.Integer(), nullable=False),
+        sa.Column("index", COUNT, nullable=False),
         sa.Column("answer", sa.LargeBinary(length=16), nullable=False),
         sa.Column("finish_reason", sa.Text(), nullable=True),
         sa.Column("token_ids", sa.LargeBinary(), nullable=True),

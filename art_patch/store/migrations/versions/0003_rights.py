@@ -31,7 +31,7 @@ def upgrade() -> None:
         sa.Column("who", sa.Text(), nullable=False),
         sa.Column("path", sa.Text(), nullable=False),
         sa.Column("format", sa.Text(), nullable=False),
-        sa.Column("trajectories", sa.Integer(), nullable=False),
+        sa.Column("trajectories", sa.Integer().with_variant(sa.BigInteger(), "postgresql"), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_table(

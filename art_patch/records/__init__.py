@@ -1,0 +1,168 @@
+"""The records that stages hand to each other: frozen dataclasses, standard library only.
+
+Flow: the patch makes a `Call`; the store keeps it under a `TrajectoryInfo`; the job reads `Trajectory` back, forms a
+`Group` of siblings, gets a `Score` for each, trains, and publishes a `Policy`. A stage takes records and returns
+records; only `cycle.py` and the recorder's writer thread talk to the store.
+
+Units: `*_at` is seconds since the Unix epoch, `*_ms` milliseconds. Ids are uuid7 hex strings unless a caller gave one.
+Absent means `None`; an empty tuple means "known to be empty".
+
+Making such a class takes Python a millisecond, so those that `patch()` does not need are made when first asked for:
+`calls` by the writer thread, `jobs` by the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+__all__ = [
+    "JSON",
+    "UPSTREAM",
+    "Api",
+    "AppReport",
+    "Call",
+    "CallStatus",
+    "Choice",
+    "Group",
+    "Mode",
+    "Origin",
+    "Policy",
+    "PolicyState",
+    "Record",
+    "Route",
+    "Score",
+    "SpanInfo",
+    "Trajectory",
+    "TrajectoryInfo",
+]
+
+JSON = Mapping[str, Any]
+
+CallStatus = Literal["ok", "error", "cancelled", "abandoned"]
+Origin = Literal["explicit", "otel", "stitched", "single", "shadow", "imported"]
+Mode = Literal["off", "record", "shadow", "canary", "route"]
+Api = Literal["chat", "completions", "responses"]
+PolicyState = Literal["candidate", "champion", "retired", "rejected"]
+
+UPSTREAM = None
+"""`Call.policy` of an answer that came from the provider the app was written for."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryInfo:
+    """What is known of a trajectory besides its calls. Written again with `ended_at` when it ends.
+
+    Attributes:
+        id: uuid7 hex, the caller's own id, or the trace id of an OpenTelemetry trace.
+        started_at: start of the first call or of the `trajectory()` block.
+        origin: how its identity was found: `explicit`, `otel`, `stitched` (a call extends an earlier one), `single`;
+            `shadow` holds one call that the app never saw; `imported` came from a file of another tool.
+        ended_at: end of the `trajectory()` block; `None` for the other origins, which end by falling silent.
+        name: given by the user.
+        scenario_key: given by the user: trajectories with one key are the same task.
+        group_key: given by `group()`: trajectories with one key are siblings.
+        session_id: given by the user.
+        user_id: given by the user.
+        tags: given by the user.
+        metadata: given by the user, JSON values only.
+        error: the exception that ended the block.
+    """
+
+    id: str
+    started_at: float
+    origin: Origin = "single"
+    ended_at: float | None = None
+    name: str | None = None
+    scenario_key: str | None = None
+    group_key: str | None = None
+    session_id: str | None = None
+    user_id: str | None = None
+    tags: tuple[str, ...] = ()
+    metadata: JSON = field(default_factory=dict[str, Any])
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpanInfo:
+    """A named part of a trajectory, nested by `parent_id`."""
+
+    id: str
+    trajectory_id: str
+    name: str
+    started_at: float
+    parent_id: str | None = None
+    ended_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One judgement of one trajectory. Scores of different names and sources stand side by side.
+
+    Attributes:
+        id: uuid7 hex or the caller's own id; writing the same id again replaces the score.
+        trajectory_id: what was judged.
+        name: `reward`, `ruler`, `thumbs`, ...
+        value: a finite number; RULER gives 0..1.
+        source: `user`, `code` or `ruler`.
+        at: when.
+        comment: the judge's explanation or the user's words.
+        group_id: the group it was ranked in; RULER scores only mean something within one group.
+        rubric: version of the rubric that was used.
+        judge: model that judged.
+    """
+
+    id: str
+    trajectory_id: str
+    name: str
+    value: float
+    source: str
+    at: float
+    comment: str | None = None
+    group_id: str | None = None
+    rubric: str | None = None
+    judge: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where calls go, read from the store while the app runs.
+
+    Attributes:
+        mode: one of `Mode`; `None` if the store does not overrule the app's own setting.
+        canary_percent: share of sessions in mode `canary`; `None` if the store does not overrule the app's own.
+        champion: policy that serves.
+        base_url: OpenAI-compatible address of the engine, ending in `/v1`.
+        key_file: file that holds the engine's API key; `None` on loopback without a key.
+        engine_since: when the engine announced itself; another time is another engine, even at the same address.
+    """
+
+    mode: Mode | None = None
+    champion: str | None = None
+    base_url: str | None = None
+    key_file: str | None = None
+    canary_percent: float | None = None
+    engine_since: float | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether a champion is served somewhere."""
+        return self.champion is not None and self.base_url is not None
+
+
+if TYPE_CHECKING:
+    from art_patch.records.calls import AppReport, Call, Choice, Record
+    from art_patch.records.jobs import Group, Policy, Trajectory
+else:
+    _HOME = dict.fromkeys(("AppReport", "Call", "Choice", "Record"), "calls")
+    _HOME |= dict.fromkeys(("Group", "Policy", "Trajectory"), "jobs")
+
+    def __getattr__(name):
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value

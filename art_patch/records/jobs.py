@@ -1,0 +1,77 @@
+"""What the job makes of the records that it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from art_patch.records import JSON, PolicyState, Score, TrajectoryInfo
+from art_patch.records.calls import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A trajectory as the job reads it: its calls in the order they started, and its scores."""
+
+    info: TrajectoryInfo
+    calls: tuple[Call, ...]
+    scores: tuple[Score, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """The trajectory's id."""
+        return self.info.id
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Siblings: trajectories of one scenario that are scored and learned from together.
+
+    Attributes:
+        id: uuid7 hex.
+        scenario_key: key of the scenario.
+        how: how the group came about: `group_key`, `scenario_key` or `same_task`.
+        trajectories: two or more siblings.
+        held_out: a scenario kept for the gate; never trained on.
+    """
+
+    id: str
+    scenario_key: str
+    how: str
+    trajectories: tuple[Trajectory, ...]
+    held_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Base model + LoRA at one step; immutable; served under its own name.
+
+    Attributes:
+        name: `NAME@STEP`.
+        base: model directory or hub id of the base.
+        base_sha256: fingerprint of the base (`serving.adapters.base_fingerprint`).
+        state: where it stands; the table of moves is `promotion.states`.
+        created_at: when it was published.
+        path: adapter directory; `None` for step 0, which is the base model alone.
+        parent: the policy it was trained from.
+        figures: what was measured while it was trained and gated.
+    """
+
+    name: str
+    base: str
+    base_sha256: str
+    state: PolicyState
+    created_at: float
+    path: str | None = None
+    parent: str | None = None
+    figures: JSON = field(default_factory=dict[str, Any])
+
+    @property
+    def model(self) -> str:
+        """`NAME` of `NAME@STEP`."""
+        return self.name.rpartition("@")[0]
+
+    @property
+    def step(self) -> int:
+        """`STEP` of `NAME@STEP`."""
+        return int(self.name.rpartition("@")[2])

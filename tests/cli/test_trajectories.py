@@ -1,0 +1,151 @@
+"""`art-patch trajectories`, `export` and `import` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from art_patch.ids import new_id
+from art_patch.records import Call, Choice, TrajectoryInfo
+from art_patch.store import open_store
+from tests.cli.test_cli import art_patch, says
+from tests.transfer.samples import fill, tool_run
+
+EVIL = "\x1b]0;owned\x07 [bold red]markup[/] \u202egnp.exe\x9b31m"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("home")
+    store = open_store(f"sqlite:///{home}/default/store.db")
+    fill(store)
+    now = time.time()
+    for text in (EVIL, "word " * 2_000):
+        key = new_id()
+        answer = Choice(0, {"role": "assistant", "content": text}, "stop")
+        call = Call(new_id(), key, now, "gpt-5", ({"role": "user", "content": EVIL},), (answer,), duration_ms=40.0)
+        store.write([TrajectoryInfo(key, now, user_id=EVIL, name="evil" if text is EVIL else "long"), call])
+    store.close()
+    return home
+
+
+def shown(home: Path, *arguments: str, columns: int = 80) -> str:
+    result: subprocess.CompletedProcess[str] = art_patch(*arguments, home=home, COLUMNS=str(columns))
+    assert result.returncode == 0, result.stderr
+    assert not [character for character in result.stdout if character in "\x1b\x07\x9b\u202e"]
+    return result.stdout
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_list_fits_the_terminal(home: Path, columns: int):
+    lines = shown(home, "trajectories", "list", columns=columns).splitlines()
+    assert max(map(len, lines)) <= columns
+    assert len(lines) == 12
+    assert ("user" in lines[0]) == (columns >= 120)
+    (line,) = [line for line in lines if line.startswith("a2 ")]
+    assert "fruit" in line
+    assert line.split()[-2:] == ["agent@1", "0.95"]
+    assert any("failed" in line for line in lines)
+
+
+def test_a_list_goes_on_where_it_ended(home: Path):
+    first = shown(home, "trajectories", "list", "-n", "4")
+    assert "4 of 11; older ones: --after plain" in first
+    assert shown(home, "trajectories", "list", "-n", "1", "--after", "b2").splitlines()[1].startswith("b1")
+    assert shown(home, "trajectories", "list", "--after", "opened") == "no more\n"
+
+
+def test_a_list_as_json(home: Path):
+    told = json.loads(shown(home, "trajectories", "list", "--json", "--user", "user-a", "--min-reward", "0.9"))
+    (one,) = told["trajectories"]
+    assert (one["id"], one["reward"], one["status"], told["matching"], told["held"]) == ("a2", 0.95, "ok", 1, 11)
+
+
+def test_nothing_to_list(home: Path, tmp_path: Path):
+    assert shown(home, "trajectories", "list", "--user", "nobody") == "none of 11 trajectories matches\n"
+    says(art_patch("trajectories", "list", home=tmp_path), 8, "there is no store")
+    open_store(f"sqlite:///{tmp_path}/default/store.db").close()
+    words = "no trajectories are recorded yet; run your agent with art_patch.patch()\n"
+    assert shown(tmp_path, "trajectories", "list") == words
+    words = "the store has no trajectories yet; run your agent with art_patch.patch() first\n"
+    assert shown(tmp_path, "export", str(tmp_path / "x.jsonl"), columns=120) == words
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_conversation_reads_well(home: Path, columns: int):
+    page = shown(home, "trajectories", "show", "a2", "--tokens", columns=columns)
+    assert max(map(len, page.splitlines())) <= columns
+    for words in (
+        "user-a", "group-a (scenario:plum, by scenario_key, scored)", "reward 0.95  by user", "brief",
+        "call 1  agent@1", "tool_calls", "3 + 3 tokens", "500 ms", "tools: lookup", "  What is a plum?",
+        '\u2192 lookup({"item": "plum"})  call_a2', "tool call_a2", "  31 cents", "  plum 2", "prompt: 3 token ids",
+        "answer: 3 token ids, log-probability mean -0.500",
+    ):  # fmt: skip
+        assert words in page, words
+    assert page.count("You sell fruit") == 1  # what the second call repeats is not shown again
+
+
+def test_a_failure_says_why(home: Path):
+    page = shown(home, "trajectories", "show", "fail")
+    for words in ("failed      ValueError: no", "error", "APITimeoutError", "no answer"):
+        assert words in page
+
+
+def test_what_was_recorded_does_not_reach_the_terminal(home: Path):
+    told = json.loads(shown(home, "trajectories", "list", "--json", "--name", "evil"))
+    key = told["trajectories"][0]["id"]
+    for options in ([], ["--raw"], ["--full"]):
+        page = shown(home, "trajectories", "show", key, *options)
+        assert "[bold red]markup[/]" in page
+    assert "\\x1b]0;owned\\x07 [bold red]markup[/] \\u202egnp.exe\\x9b31m" in shown(home, "trajectories", "show", key)
+
+
+def test_long_texts_are_cut_with_a_note(home: Path):
+    told = json.loads(shown(home, "trajectories", "list", "--json", "--name", "long"))
+    key = told["trajectories"][0]["id"]
+    page = shown(home, "trajectories", "show", key)
+    assert "... 8,500 more characters; --full shows them" in page
+    assert shown(home, "trajectories", "show", key, "--full").count("word") == 2_000
+
+
+def test_a_conversation_as_json_is_what_export_writes(home: Path, tmp_path: Path):
+    line = json.loads(shown(home, "trajectories", "show", "a2", "--json"))
+    shown(home, "export", str(tmp_path / "x"), "--format", "trajectories", "--user", "user-a", "--limit", "1")
+    assert json.loads((tmp_path / "x").read_text()) == line
+    assert line["calls"][0]["requested_model"] == tool_run("x", "x", "x").calls[0].requested_model
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["trajectories", "show", "a"], 2, ["several ids begin with 'a': a0, a1, a2", "say more"]),
+        (["trajectories", "show", "nobody"], 2, ["no trajectory has an id that begins with 'nobody'"]),
+        (["trajectories", "show", "\x1b[2J"], 2, ["\\x1b[2J"]),
+        (["trajectories", "list", "--since", "yesterday"], 2, ["--since", "7d"]),
+        (["trajectories", "list", "--since", "1d", "--until", "2d"], 2, ["--since is not before --until"]),
+        (["trajectories", "list", "--origin", "moon"], 2, ["--origin", "imported"]),
+        (["trajectories", "list", "--policy", "best"], 2, ["NAME@STEP"]),
+        (["trajectories", "list", "--status", "fine"], 2, ["ok, error"]),
+        (["export", "x", "--format", "csv"], 2, ["chat, trajectories, sft, preference, grpo"]),
+        (["export", "x", "--format", "grpo", "--min-reward", "1"], 2, ["--margin"]),
+        (["export", "/no/such/place/x"], 2, ["cannot be written"]),
+        (["import", "/no/such/file"], 2, ["cannot be read"]),
+        (["import", __file__], 15, ["line 1: not JSON"]),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], code: int, words: list[str], home: Path):
+    says(art_patch(*arguments, home=home), code, *words)
+
+
+def test_a_pipe_from_store_to_store(home: Path, tmp_path: Path):
+    whole: dict[str, Any] = {}
+    result = art_patch("export", "-", "--format", "trajectories", "--json", home=home)
+    (tmp_path / "all.jsonl").write_text(result.stdout)
+    whole = json.loads(result.stderr.splitlines()[-1])
+    told = json.loads(shown(tmp_path, "import", str(tmp_path / "all.jsonl"), "--json"))
+    assert whole["rows"] == told["trajectories"] == 12

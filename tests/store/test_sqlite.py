@@ -1,0 +1,61 @@
+"""What is true of a store in a file only."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from art_patch.errors import StoreError
+from art_patch.store import open_store
+
+
+@pytest.fixture
+def url(sqlite_url: str) -> str:
+    return sqlite_url
+
+
+def test_the_file_is_private(url: str):
+    open_store(url).close()
+    path = Path(url.removeprefix("sqlite:///"))
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_missing_file_is_not_made_by_readers(url: str):
+    with pytest.raises(StoreError, match="there is no store"):
+        open_store(url, create=False)
+    assert not Path(url.removeprefix("sqlite:///")).exists()
+
+
+def test_what_is_no_store_is_left_alone(tmp_path: Path):
+    text = tmp_path / "notes.txt"
+    text.write_text("these are my notes, not a database at all\n" * 50)
+    with pytest.raises(StoreError, match="not a database"):
+        open_store(f"sqlite:///{text}")
+    assert text.read_text().startswith("these are my notes")
+    other = tmp_path / "other.db"
+    with closing(sqlite3.connect(other)) as raw, raw:
+        raw.execute("CREATE TABLE mine (x)")
+    with pytest.raises(StoreError, match="not a store of art_patch"):
+        open_store(f"sqlite:///{other}")
+
+
+def test_an_unwritable_directory_is_named(tmp_path: Path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(StoreError, match="check the directory's owner and mode"):
+        open_store(f"sqlite:///{blocked}/store.db")
+
+
+def test_verify_asks_sqlite_itself(url: str):
+    store = open_store(url)
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as raw, raw:
+        raw.execute("PRAGMA writable_schema = ON")
+        raw.execute("UPDATE sqlite_master SET rootpage = 3 WHERE name = 'nodes_parent'")
+    store.close()
+    reopened = open_store(url)
+    assert any(line.startswith("sqlite: ") for line in reopened.verify())
+    reopened.close()
