@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic_core import from_json
 from sqlalchemy import Column, Connection, SelectBase, Table, bindparam, select
@@ -75,7 +75,7 @@ def load_calls(connection: Connection, trajectory_ids: Sequence[str]) -> dict[st
 
 def _load_some(connection: Connection, trajectory_ids: Sequence[str]) -> Iterator[Call]:
     def ask(query: Any) -> Sequence[Row]:
-        return [tuple(row) for row in connection.execute(query, {"trajectories": trajectory_ids})]
+        return cast("Sequence[Row]", connection.execute(query, {"trajectories": trajectory_ids}).all())
 
     rows = ask(_CALLS)
     answers: dict[str, list[Row]] = defaultdict(list)

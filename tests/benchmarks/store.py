@@ -95,8 +95,8 @@ class Scale(NamedTuple):
     asks: int
 
 
-FULL = Scale(ingest_batches=120, agents=40, contention_s=20, kills=200, calls=1_000_000, asks=200)
-USUAL = Scale(ingest_batches=60, agents=30, contention_s=10, kills=40, calls=100_000, asks=100)
+FULL = Scale(ingest_batches=120, agents=100, contention_s=20, kills=200, calls=1_000_000, asks=200)
+USUAL = Scale(ingest_batches=60, agents=100, contention_s=10, kills=40, calls=100_000, asks=100)
 QUICK = Scale(ingest_batches=10, agents=15, contention_s=3, kills=5, calls=10_000, asks=30)
 
 PROCESSES = 8
