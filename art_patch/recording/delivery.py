@@ -83,6 +83,13 @@ class Delivery:
             self._failures, self.retry_at, self.trouble = 0, 0.0, None
         return written, poison
 
+    def close(self) -> None:
+        """Close the sink, if it is open and can be closed; the next attempt opens it again."""
+        sink, self.sink = self.sink, None
+        close = getattr(sink, "close", None)
+        if close is not None:
+            close()
+
     def _write(self, batch: list[Sized]) -> bool:
         try:
             if self.sink is None:

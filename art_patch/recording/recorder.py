@@ -225,6 +225,7 @@ class Recorder:
         try:
             self._prepare()
             self._loop()
+            self._delivery.close()
             if self._telemetry is not None:
                 self._telemetry.close()
         except Exception as error:

@@ -28,8 +28,6 @@ ROOT = Path(__file__).parents[2]
 FULL = bool(os.environ.get("ART_PATCH_FULL"))
 """Run the numbers of a release instead of those of a commit."""
 
-_figures: list[tuple[str, str, str]] = []
-
 PRELUDE = """
 import os, sys, time
 import art_patch as art
@@ -44,21 +42,12 @@ client = openai.OpenAI(api_key="k", base_url=os.environ["UPSTREAM"], max_retries
 """How the apps of these tests begin."""
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if not _figures:
-        return
-    terminalreporter.section("fault figures")
-    widths = [max(len(row[column]) for row in _figures) for column in range(3)]
-    for name, value, target in _figures:
-        terminalreporter.write_line(f"{name:<{widths[0]}}  {value:>{widths[1]}}  {target}".rstrip())
-
-
 @pytest.fixture
-def figure() -> Callable[[str, object, str], None]:
+def figure(record_property: Callable[[str, object], None]) -> Callable[[str, object, str], None]:
     """Put a figure into the table at the end of the run: its name, what was measured, what was wanted."""
 
     def collect(name: str, value: object, target: str = "") -> None:
-        _figures.append((name, f"{value:.4g}" if isinstance(value, float) else str(value), target))
+        record_property("figure", [name, f"{value:.4g}" if isinstance(value, float) else str(value), target])
 
     return collect
 
