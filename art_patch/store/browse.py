@@ -18,11 +18,11 @@ from art_patch.chain import ROOT
 from art_patch.store import tables
 from art_patch.store.codec import expand
 from art_patch.store.connect import Database
+from art_patch.store.loading import some_of
 
 PAGE = 200
 
 _T, _C, _S, _G = tables.trajectories.c, tables.calls.c, tables.scores.c, tables.groups.c
-_IN = 500
 _OPENING = 4  # messages that are looked at for the first words of the user
 
 Cursor = tuple[float | None, str]
@@ -204,7 +204,7 @@ class Browser:
         first: dict[str, bytes] = {}
         names = ("id", "started_at", "last_call_at", "origin", "name", "user_id", "session_id", "scenario_key")
         with self._database.read() as connection:
-            for some in _some(ids):
+            for some in some_of(ids):
                 columns = [_T[name] for name in (*names, "group_id", "tags", "error")]
                 query = select(*columns, _reward().label("reward")).where(_T.id.in_(some))
                 for row in connection.execute(query).mappings():
@@ -296,7 +296,7 @@ def _openings(connection: Any, prompts: dict[str, bytes]) -> dict[str, str]:
     wanted = set(prompts.values()) - {ROOT}
     while wanted:
         found: dict[bytes, bytes] = {}
-        for some in _some(sorted(wanted)):
+        for some in some_of(sorted(wanted)):
             rows = connection.execute(select(nodes.id, nodes.parent).where(nodes.id.in_(some)))
             found.update((row.id, row.parent) for row in rows)
         above |= found
@@ -309,7 +309,7 @@ def _openings(connection: Any, prompts: dict[str, bytes]) -> dict[str, str]:
             node = above[node]
         paths[key] = path[::-1][:_OPENING]
     bodies: dict[bytes, Any] = {}
-    for some in _some(sorted({node for path in paths.values() for node in path})):
+    for some in some_of(sorted({node for path in paths.values() for node in path})):
         for row in connection.execute(select(nodes.id, nodes.body).where(nodes.id.in_(some))):
             bodies[row.id] = json.loads(expand(row.body))
     return {key: _first_words([bodies[node] for node in path if node in bodies]) for key, path in paths.items()}
@@ -324,8 +324,3 @@ def _first_words(messages: Sequence[Any]) -> str:
                 content = " ".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
             return " ".join(str(content or "").split())[:200]
     return ""
-
-
-def _some(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
-    for start in range(0, len(values), _IN):
-        yield values[start : start + _IN]

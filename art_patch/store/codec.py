@@ -54,7 +54,7 @@ def squeeze_ids(ids: bytes) -> bytes:
 
 
 def expand_ids(body: bytes) -> bytes:
-    """Undo `squeeze_ids`; also reads what releases before 0.2 wrote."""
+    """Undo `squeeze_ids`; also reads ids compressed as they are, which stores up to revision 0002 hold."""
     if body[0] != _PLANES:
         return expand(body)
     planes = expand(body[1:])

@@ -211,7 +211,7 @@ class Ledger:
             at = time.time() if now is None else now
             route = _route(connection) | {"base_url": base_url, "key_file": key_file, "engine_since": at}
             _set_control(connection, ROUTE_KEY, json.dumps(route))
-            _audit(connection, who, "engine", {"base_url": base_url}, at)
+            note(connection, who, "engine", {"base_url": base_url}, at)
 
     def set_mode(self, mode: Mode | None, *, canary_percent: float | None = None, who: str) -> None:
         """Overrule the apps' own mode, or stop doing so with `None`; they notice within their poll interval.
@@ -227,7 +227,7 @@ class Ledger:
                     connection.execute(delete(tables.control).where(tables.control.c.key == key))
                 else:
                     _set_control(connection, key, str(value))
-            _audit(connection, who, "mode", {"mode": mode, "canary_percent": canary_percent}, time.time())
+            note(connection, who, "mode", {"mode": mode, "canary_percent": canary_percent}, time.time())
 
     @contextmanager
     def _deciding(self) -> Generator[Connection]:
@@ -283,7 +283,7 @@ def _note_move(
 ) -> None:
     row = {"policy": name, "from_state": before, "to_state": after, "at": at, "who": who, "reason": reason}
     connection.execute(insert(tables.promotions).values(row | {"figures": dict(figures)}))
-    _audit(connection, who, "move", {"policy": name, "from": before, "to": after, "reason": reason}, at)
+    note(connection, who, "move", {"policy": name, "from": before, "to": after, "reason": reason}, at)
 
 
 def _set_groups(connection: Connection, ids: Sequence[str], state: str, reason: str | None, policy: str | None) -> None:
@@ -311,7 +311,8 @@ def audit_hash(previous: str, at: float, who: str, action: str, detail: Mapping[
     return hashlib.sha256(body.encode()).hexdigest()
 
 
-def _audit(connection: Connection, who: str, action: str, detail: JSON, at: float) -> None:
+def note(connection: Connection, who: str, action: str, detail: JSON, at: float) -> None:
+    """Add an entry to the audit log, chained to the one before it."""
     table = tables.audit
     decide_alone(connection)  # or two entries follow the same one
     previous = connection.scalar(select(table.c.hash).order_by(table.c.id.desc()).limit(1)) or GENESIS

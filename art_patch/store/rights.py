@@ -21,7 +21,7 @@ from art_patch.errors import ConfigError
 from art_patch.store import tables
 from art_patch.store.connect import Database
 from art_patch.store.deletion import Deletion, Progress
-from art_patch.store.ledger import _audit as note  # pyright: ignore[reportPrivateUsage] - the chain has one writer
+from art_patch.store.ledger import note
 from art_patch.store.maintain import scrub
 from art_patch.store.traces import Erasure, count_rows, cut_short, plan_of, strays, with_shadows
 

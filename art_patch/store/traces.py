@@ -7,15 +7,14 @@ begins; one that was cut short is found there, and the next one reports them too
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, func, select
 
 from art_patch.store import tables
-
-_IN = 500
+from art_patch.store.loading import some_of
 
 _WAITING = ("formed", "scored")
 
@@ -95,7 +94,7 @@ class Erasure:
 def with_shadows(connection: Connection, ids: list[str]) -> list[str]:
     """Return the ids with those of the trajectories that copy their calls, copies first."""
     copies: dict[str, None] = {}
-    for some in _some(ids):
+    for some in some_of(ids):
         first = connection.scalar(select(func.min(_C.c.started_at)).where(_C.c.trajectory_id.in_(some)))
         if first is None:
             continue
@@ -109,7 +108,7 @@ def with_shadows(connection: Connection, ids: list[str]) -> list[str]:
 def strays(connection: Connection, trajectories: Collection[str]) -> list[str]:
     """Return those that rows still name: apps write on while their trajectories are erased."""
     found: set[str] = set()
-    for some in _some(list(trajectories)):
+    for some in some_of(list(trajectories)):
         for table in (_C, tables.spans, tables.scores, tables.export_members):
             found.update(connection.scalars(select(table.c.trajectory_id).where(table.c.trajectory_id.in_(some))))
     return sorted(found)
@@ -131,13 +130,13 @@ def plan_of(connection: Connection, ids: Sequence[str], noted: dict[str, Any] | 
     exports: set[str] = set((noted or {}).get("exports", ()))
     trained: set[str] = set((noted or {}).get("policies", ()))
     g, members, trainings = tables.groups, tables.export_members, tables.trainings
-    for some in _some(ids):
+    for some in some_of(ids):
         found.update(count_rows(connection, lambda column, some=some: column.in_(some)))
         groups.update(connection.scalars(select(_T.c.group_id).where(_T.c.id.in_(some), _T.c.group_id.is_not(None))))
         exports.update(connection.scalars(select(members.c.export_id).where(members.c.trajectory_id.in_(some))))
     dead: set[str] = set()
     claimed: set[str] = set()
-    for some in _some(sorted(groups)):
+    for some in some_of(sorted(groups)):
         trained.update(connection.scalars(select(trainings.c.policy).where(trainings.c.group_id.in_(some))))
         left: Counter[str] = Counter()
         for group, member in connection.execute(select(_T.c.group_id, _T.c.id).where(_T.c.group_id.in_(some))):
@@ -189,8 +188,3 @@ def cut_short(connection: Connection, subject: dict[str, str]) -> dict[str, Any]
         if detail["sha256"] == subject["sha256"] and detail["what"] == subject["what"]:
             return detail if action == "erase" else None
     return None
-
-
-def _some(values: Sequence[str]) -> Iterable[Sequence[str]]:
-    for start in range(0, len(values), _IN):
-        yield values[start : start + _IN]

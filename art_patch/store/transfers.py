@@ -17,9 +17,8 @@ from art_patch.ids import new_id
 from art_patch.records import JSON, SpanInfo
 from art_patch.store import tables
 from art_patch.store.connect import Database
-from art_patch.store.ledger import _audit as note  # pyright: ignore[reportPrivateUsage] - the chain has one writer
-
-_IN = 500
+from art_patch.store.ledger import note
+from art_patch.store.loading import some_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,7 @@ class Transfers:
         table = tables.spans
         found: dict[str, tuple[SpanInfo, ...]] = {}
         with self._database.read() as connection:
-            for some in _some(trajectory_ids):
+            for some in some_of(trajectory_ids):
                 query = select(table).where(table.c.trajectory_id.in_(some)).order_by(table.c.started_at, table.c.id)
                 for row in connection.execute(query).mappings():
                     span = SpanInfo(**row)
@@ -128,7 +127,7 @@ class Transfers:
         found: dict[str, JSON] = {}
         columns = (groups.id, groups.scenario_key, groups.how, groups.held_out, groups.state, groups.created_at)
         with self._database.read() as connection:
-            for some in _some(trajectory_ids):
+            for some in some_of(trajectory_ids):
                 query = (
                     select(table.c.id.label("trajectory_id"), *columns, groups.reason)
                     .join(tables.groups, groups.id == table.c.group_id)
@@ -153,7 +152,7 @@ class Transfers:
         with self._database.read() as connection:
             return {
                 key
-                for some in _some(trajectory_ids)
+                for some in some_of(trajectory_ids)
                 for key in connection.scalars(select(column).where(column.in_(some)))
             }
 
@@ -201,8 +200,3 @@ class Transfers:
         with self._database.write(durable=True) as connection:
             connection.execute(delete(members).where(members.c.export_id == export.id))
             connection.execute(delete(tables.exports).where(tables.exports.c.id == export.id))
-
-
-def _some(values: Sequence[str]) -> Iterable[Sequence[str]]:
-    for start in range(0, len(values), _IN):
-        yield values[start : start + _IN]

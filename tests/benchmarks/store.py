@@ -32,12 +32,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import signal
 import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -51,7 +54,7 @@ sys.path.insert(0, str(ROOT))
 from art_patch.ids import new_id  # noqa: E402 - the line above makes it importable
 from art_patch.records import Call, Group, Record, Trajectory, TrajectoryInfo  # noqa: E402
 from art_patch.store import Store, open_store  # noqa: E402
-from tests.benchmarks.samples import agent_run, big_call, small_run  # noqa: E402
+from tests.benchmarks.samples import Pair, agent_run, big_call, small_run  # noqa: E402
 
 Figures = dict[str, Any]
 
@@ -146,31 +149,28 @@ def part_ingest(scale: Scale, home: Path, _url: str | None) -> Figures:
     ours_s: list[float] = []
     raw_s: list[float] = []
     inserting_s: list[float] = []
+    clock = time.perf_counter
+
+    def write_raw(batch: list[Pair]) -> None:
+        start = clock()
+        rows = [raw_row(call) for _, call in batch]
+        middle = clock()
+        raw.write(rows)
+        end = clock()
+        raw_s.append(end - start)
+        inserting_s.append(end - middle)
+
+    def write_ours(batch: list[Pair]) -> None:
+        start = clock()
+        store.write([record for pair in batch for record in pair])
+        ours_s.append(clock() - start)
+
     for turn in range(scale.ingest_batches + 3):
         batch = [big_call() for _ in range(100)]
-        clock = time.perf_counter
-        if turn % 2:
-            start = clock()
-            rows = [raw_row(call) for _, call in batch]
-            middle = clock()
-            raw.write(rows)
-            end = clock()
-            start_ours = clock()
-            store.write([record for pair in batch for record in pair])
-            end_ours = clock()
-        else:
-            start_ours = clock()
-            store.write([record for pair in batch for record in pair])
-            end_ours = clock()
-            start = clock()
-            rows = [raw_row(call) for _, call in batch]
-            middle = clock()
-            raw.write(rows)
-            end = clock()
-        if turn >= 3:
-            ours_s.append(end_ours - start_ours)
-            raw_s.append(end - start)
-            inserting_s.append(end - middle)
+        for write in (write_raw, write_ours) if turn % 2 else (write_ours, write_raw):
+            write(batch)
+    for took in (ours_s, raw_s, inserting_s):
+        del took[:3]  # warm-up
     calls = 100 * len(ours_s)
     problems = store.verify()
     store.close()
@@ -291,10 +291,6 @@ class App:
 
 def part_kills(scale: Scale, home: Path, _url: str | None) -> Figures:
     """Apps are killed."""
-    import os
-    import signal
-    import threading
-
     path = home / "kills.db"
     open_store(f"sqlite:///{path}").close()
     told: dict[int, App] = {}
@@ -493,7 +489,7 @@ def main() -> None:
     size.add_argument("--quick", action="store_true", help="less than a minute")
     size.add_argument("--full", action="store_true", help="a million calls")
     parser.add_argument("--only", action="append", choices=list(PARTS), metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--url", help="also ask a PostgreSQL server (queries, erase)")
+    parser.add_argument("--url", help="an empty PostgreSQL database for the part `queries`")
     given = parser.parse_args()
     random.seed(4)
     scale = QUICK if given.quick else FULL if given.full else USUAL

@@ -142,5 +142,6 @@ def processes() -> Iterator[list[subprocess.Popen[str]]]:
     for process in started:
         process.kill()
         process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()

@@ -24,7 +24,7 @@ def test_ids_come_back(ids):
 
 @settings(deadline=None)
 @given(IDS)
-def test_what_earlier_releases_wrote_is_read(ids):
+def test_what_stores_up_to_revision_0002_hold_is_read(ids):
     assert expand_ids(zstandard.compress(array("I", ids).tobytes(), 3)) == uint32(ids)
 
 
