@@ -6,13 +6,14 @@ are finished and `run` returns, where uvicorn by itself would raise the signal a
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import ipaddress
 import signal
 import socket
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
 import uvicorn
@@ -73,7 +74,13 @@ class Server(uvicorn.Server):
     """uvicorn that reports when it is up, returns on SIGTERM and can be stopped from another thread."""
 
     def __init__(
-        self, config: uvicorn.Config, on_ready: Callable[[], None] | None, stop: threading.Event | None = None
+        self,
+        config: uvicorn.Config,
+        on_ready: Callable[[], None] | None,
+        stop: threading.Event | None = None,
+        *,
+        before: Callable[[], Awaitable[None]] | None = None,
+        after: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Prepare.
 
@@ -81,17 +88,51 @@ class Server(uvicorn.Server):
             config: the application and how it is served.
             on_ready: called once requests are answered.
             stop: ends the server when set; for callers that run it in a thread, where signals do not arrive.
+            before: runs on the event loop before anything is answered; what it raises, `run` raises.
+            after: runs on the event loop when the last request is over, and when `before` failed.
         """
         super().__init__(config)
         self.interrupted = False
         self._on_ready = on_ready
         self._stop = stop
+        self._before, self._after = before, after
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and say so."""
+        try:
+            await self._prepare()
+        except BaseException:
+            await self._wind_up()
+            raise
+        if self.should_exit:
+            await self._wind_up()
+            return
         await super().startup(sockets)
         if self.started and self._on_ready is not None:
             self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop, and wind up."""
+        try:
+            await super().shutdown(sockets)
+        finally:
+            await self._wind_up()
+
+    async def _prepare(self) -> None:
+        if self._before is None:
+            return
+        task = asyncio.ensure_future(self._before())
+        while not task.done():
+            await asyncio.wait((task,), timeout=0.1)
+            if not task.done() and (self.should_exit or (self._stop is not None and self._stop.is_set())):
+                self.should_exit = True
+                task.cancel()
+        if not task.cancelled():
+            task.result()
+
+    async def _wind_up(self) -> None:
+        if self._after is not None:
+            await self._after()
 
     async def on_tick(self, counter: int) -> bool:
         """Look at `stop`."""

@@ -104,6 +104,9 @@ class Settings(BaseModel):
     rubric: str | None = None
     """File or text that replaces RULER's default rubric."""
 
+    vllm_python: Path | None = None
+    """Interpreter of the environment that vLLM is installed in; the one that `art-patch init vllm` built unless set."""
+
     keep_days: float | None = Field(default=None, ge=0)
     """Trajectories whose last call is longer ago are deleted at the end of each `art-patch retrain`, trained on or
     not. Unset: all are kept."""
@@ -153,13 +156,12 @@ class Settings(BaseModel):
     @cached_property
     def directory(self) -> Path:
         """The project's directory (not created here)."""
-        if self.home is not None:
-            root = self.home
-        else:
-            from platformdirs import user_data_path
+        return Path(os.path.abspath(self.home or _user_data())) / self.project
 
-            root = user_data_path("art-patch")
-        return Path(os.path.abspath(root)) / self.project
+    @property
+    def environments(self) -> Path:
+        """Directory of the virtual environments that we build; one for all projects, wherever they live."""
+        return _user_data() / "environments"
 
     @property
     def store_url(self) -> str:
@@ -170,6 +172,12 @@ class Settings(BaseModel):
     def adapters(self) -> Path:
         """Directory that holds one immutable adapter directory for each policy."""
         return self.directory / "adapters"
+
+
+def _user_data() -> Path:
+    from platformdirs import user_data_path
+
+    return user_data_path("art-patch")
 
 
 def load_settings(**given: Any) -> Settings:

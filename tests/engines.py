@@ -11,7 +11,7 @@ from typing import Any
 from openai import OpenAI
 
 from art_patch.serving.client import EngineClient
-from art_patch.serving.embedded import EmbeddedEngine
+from art_patch.serving.embedded.engine import EmbeddedEngine
 from art_patch.serving.server import run_server
 
 

@@ -20,7 +20,7 @@ from art_patch.promotion.promote import ensure_loaded, promote, rollback
 from art_patch.records import Call, Choice, Score, TrajectoryInfo
 from art_patch.rewards.judge import Judge
 from art_patch.serving.client import EngineClient
-from art_patch.serving.embedded import EmbeddedEngine
+from art_patch.serving.embedded.engine import EmbeddedEngine
 from art_patch.store import Store, open_store
 from art_patch.training import TrainConfig
 from tests.engines import serve

@@ -17,6 +17,8 @@ from art_patch.cli.doctor import doctor
 from art_patch.cli.erase import erase
 from art_patch.cli.export import export
 from art_patch.cli.imports import import_file
+from art_patch.cli.init import app as init
+from art_patch.cli.init import vllm
 from art_patch.cli.policies import promote, rollback
 from art_patch.cli.proxy import proxy
 from art_patch.cli.retrain import retrain
@@ -59,6 +61,8 @@ store = typer.Typer(help="Look after the database: verify, stats, vacuum, backup
 for each in (verify, stats, vacuum, backup, prune):
     store.command()(interruptible(each))
 app.add_typer(store, name="store")
+init.command()(interruptible(vllm))
+app.add_typer(init)
 app.command("import")(interruptible(import_file))
 trajectories.command("list")(interruptible(list_trajectories))
 trajectories.command()(interruptible(show))

@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from art_patch.cli.options import HomeOption, JsonOption, ProjectOption, StoreOption, WhoOption, who_am_i
 
 if TYPE_CHECKING:
-    from art_patch.serving.embedded import EmbeddedEngine
+    from art_patch.serving.base_model import BaseModel
+    from art_patch.serving.choice import Choice
+    from art_patch.serving.contract import Served
+    from art_patch.settings import Settings
     from art_patch.store.ledger import Ledger
+
+_VLLM = "vLLM"
+
+
+class _Asked(NamedTuple):
+    """What the command line says about the engine; `None` is not given."""
+
+    name: str
+    device: str
+    dtype: str
+    threads: int | None
+    max_model_len: int | None
+    max_lora_rank: int | None
+    replicas: int | None
+    tensor_parallel_size: int | None
+    gpu_memory_utilization: float | None
+    tool_parser: str | None
+    extra: list[str] | None
 
 
 def serve(
     base: Annotated[str, typer.Option("--base", help="Model directory or Hugging Face id.")],
+    extra: Annotated[
+        list[str] | None,
+        typer.Argument(help="More arguments for vLLM, after `--`.", show_default=False, metavar="VLLM_ARGUMENTS"),
+    ] = None,
     name: Annotated[str, typer.Option("--name", help="Policies are served as NAME@STEP.")] = "agent",
+    engine: Annotated[
+        str, typer.Option("--engine", help="vllm, embedded, or auto: vLLM on a GPU, else embedded.")
+    ] = "auto",
     host: Annotated[str, typer.Option("--host", help="Beyond loopback a key is required.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="0 takes a free one.", min=0, max=65535)] = 8700,
     api_key_file: Annotated[
@@ -27,6 +55,28 @@ def serve(
     dtype: Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")] = "auto",
     threads: Annotated[
         int | None, typer.Option("--threads", help="CPU threads; all cores unless given.", min=1)
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option("--max-model-len", help="Tokens of prompt and answer; the model's own.", min=16)
+    ] = None,
+    max_lora_rank: Annotated[
+        int | None, typer.Option("--max-lora-rank", help="Largest rank that may serve.  [default: 16; embedded: 64]")
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option("--replicas", help="vLLM processes.", min=1, rich_help_panel=_VLLM)
+    ] = None,
+    tensor_parallel_size: Annotated[
+        int | None, typer.Option("--tensor-parallel-size", help="GPUs of a replica.", min=1, rich_help_panel=_VLLM)
+    ] = None,
+    gpu_memory_utilization: Annotated[
+        float | None,
+        typer.Option(
+            "--gpu-memory-utilization", help="Share of a GPU's memory.", min=0.05, max=1, rich_help_panel=_VLLM
+        ),
+    ] = None,
+    tool_parser: Annotated[
+        str | None,
+        typer.Option("--tool-parser", help="vLLM's --tool-call-parser; goes by the model.", rich_help_panel=_VLLM),
     ] = None,
     project: ProjectOption = None,
     home: HomeOption = None,
@@ -40,8 +90,13 @@ def serve(
     finished, and the apps go back to their provider.
     """
     from art_patch.cli.output import answer, stdout
+    from art_patch.listening import listen
+    from art_patch.promotion.promote import wanted
     from art_patch.serving.adapters import check_name
+    from art_patch.serving.base_model import read_base_model, resolve_model_dir
+    from art_patch.serving.choice import choose
     from art_patch.serving.keys import read_key
+    from art_patch.serving.server import run_server
     from art_patch.settings import load_settings
     from art_patch.store import open_store
 
@@ -49,18 +104,22 @@ def serve(
     key_file = str(api_key_file.absolute()) if api_key_file else None
     key, me = read_key(key_file), who_am_i(who, "serve")
     check_name(f"{name}@0")
+    choice = choose(engine, device, python=settings.vllm_python, environments=settings.environments)
+    # The port is checked before seconds go into loading the model.
+    listen(host, port, key=key, what="the model").close()
     opened = open_store(settings.store_url)
     _check_model(opened.ledger, name)
-
-    from art_patch.listening import listen
-    from art_patch.serving.server import run_server
-
-    listen(
-        host, port, key=key, what="the model"
-    ).close()  # the port is checked before seconds go into loading the model
+    asked = _Asked(
+        name, device, dtype, threads, max_model_len, max_lora_rank, replicas, tensor_parallel_size,
+        gpu_memory_utilization, tool_parser, extra,
+    )  # fmt: skip
     if not as_json:
-        stdout().print(f"loading [b]{base}[/] ...")
-    engine = _load(opened.ledger, settings.adapters, base, name, device=device, dtype=dtype, threads=threads, who=me)
+        kind = "vLLM" if choice.vllm else "the embedded engine"
+        stdout().print(f"loading [b]{base}[/] into {kind} ({choice.why}) ...")
+    checkpoint = read_base_model(resolve_model_dir(base))
+    _check_base(opened.ledger, checkpoint, base)
+    served = _make(asked, choice, checkpoint, settings)
+    opened.ledger.add_base(served.base_policy, str(checkpoint.directory.absolute()), checkpoint.sha256, who=me)
     here: list[str] = []
 
     def on_ready(url: str) -> None:
@@ -69,12 +128,13 @@ def serve(
         champion = opened.ledger.champion()
         serves = champion.name if champion else None
         if as_json:
-            answer({"base_url": here[0], "champion": serves, "models": engine.policies()})
+            kind = "vllm" if choice.vllm else "embedded"
+            answer({"base_url": here[0], "champion": serves, "models": served.policies(), "engine": kind})
         else:
             stdout().print(f"[b]{serves}[/] serves at {here[0]}   (Ctrl-C stops it)")
 
     try:
-        run_server(engine, host=host, port=port, api_key=key, on_ready=on_ready)
+        run_server(served, host=host, port=port, api_key=key, policies=wanted(opened.ledger), on_ready=on_ready)
     finally:
         if here and opened.ledger.route().base_url == here[0]:  # another server may have taken over
             opened.ledger.set_engine(None, who=me)
@@ -91,39 +151,79 @@ def _check_model(ledger: Ledger, name: str) -> None:
         )
 
 
-def _load(
-    ledger: Ledger,
-    adapters: Path,
-    base: str,
-    name: str,
-    *,
-    device: str,
-    dtype: str,
-    threads: int | None,
-    who: str,
-) -> EmbeddedEngine:
-    """Return an engine that holds the base and every policy that may be asked for."""
+def _check_base(ledger: Ledger, checkpoint: BaseModel, base: str) -> None:
+    from art_patch.errors import ConfigError
+
+    champion = ledger.champion()
+    if champion is not None and champion.base_sha256 != checkpoint.sha256:
+        raise ConfigError(
+            f"{champion.name} was trained on {champion.base}, which is not {base}; "
+            "serve that base, or use another --project"
+        )
+
+
+def _make(asked: _Asked, choice: Choice, checkpoint: BaseModel, settings: Settings) -> Served:
+    return _embedded(asked, checkpoint, settings) if choice.vllm is None else _vllm(asked, choice, checkpoint, settings)
+
+
+def _embedded(asked: _Asked, checkpoint: BaseModel, settings: Settings) -> Served:
+    from art_patch.errors import ConfigError
+
+    for option in ("replicas", "tensor_parallel_size", "gpu_memory_utilization", "tool_parser", "extra"):
+        if getattr(asked, option):
+            shown = "an argument after `--`" if option == "extra" else f"--{option.replace('_', '-')}"
+            raise ConfigError(
+                f"{shown} is for vLLM, and the embedded engine serves; add --engine vllm, or leave it out"
+            )
+
     import torch
 
-    from art_patch.errors import ConfigError
-    from art_patch.promotion.promote import wanted
-    from art_patch.serving.embedded import EmbeddedEngine
+    from art_patch.serving.embedded.engine import EmbeddedEngine
+    from art_patch.serving.embedded.scheduler import EngineLimits
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    engine = EmbeddedEngine.from_pretrained(base, name=name, adapters_root=adapters, device=device, dtype=dtype)
-    try:
-        champion = ledger.champion()
-        if champion is not None and champion.base_sha256 != engine.base.sha256:
-            raise ConfigError(
-                f"{champion.name} was trained on {champion.base}, which is not {base}; "
-                "serve that base, or use another --project"
-            )
-        ledger.add_base(engine.base_policy, str(engine.base.directory.absolute()), engine.base.sha256, who=who)
-        for policy in wanted(ledger):
-            if policy != engine.base_policy:
-                asyncio.run(engine.load(policy))
-    except BaseException:
-        engine.close()
-        raise
-    return engine
+    if asked.threads is not None:
+        torch.set_num_threads(asked.threads)
+    limits = {"max_model_len": asked.max_model_len, "max_lora_rank": asked.max_lora_rank}
+    return EmbeddedEngine.from_pretrained(
+        checkpoint.directory,
+        name=asked.name,
+        adapters_root=settings.adapters,
+        device=asked.device,
+        dtype=asked.dtype,
+        limits=EngineLimits(**{key: value for key, value in limits.items() if value is not None}),
+    )
+
+
+def _vllm(asked: _Asked, choice: Choice, checkpoint: BaseModel, settings: Settings) -> Served:
+    from art_patch.serving.choice import share_out
+    from art_patch.serving.vllm.command import VllmOptions, check_extra, check_rank
+    from art_patch.serving.vllm.engine import VllmEngine
+
+    assert choice.vllm is not None
+    config: dict[str, Any] = json.loads((checkpoint.directory / "config.json").read_bytes())
+    replicas, each, on_cpu = asked.replicas or 1, asked.tensor_parallel_size or 1, choice.vllm.device == "cpu"
+    # The trainer computes in the same: float32 on a CPU, bfloat16 on a GPU.
+    dtype = ("float32" if on_cpu else "bfloat16") if asked.dtype == "auto" else asked.dtype
+    options = VllmOptions(
+        python=choice.vllm.python,
+        base=checkpoint.directory.absolute(),
+        name=asked.name,
+        model_type=str(config.get("model_type", "")),
+        device=choice.vllm.device,
+        dtype=dtype,
+        max_model_len=asked.max_model_len,
+        max_lora_rank=check_rank(asked.max_lora_rank or 16),
+        gpu_memory_utilization=asked.gpu_memory_utilization,
+        tensor_parallel_size=each,
+        threads=asked.threads,
+        tool_parser=asked.tool_parser,
+        extra=check_extra(asked.extra or ()),
+    )
+    return VllmEngine(
+        options,
+        checkpoint,
+        adapters_root=settings.adapters,
+        home=settings.directory / "vllm",
+        replicas=replicas,
+        gpus=None if on_cpu else share_out(choice.gpus, replicas, each),
+    )

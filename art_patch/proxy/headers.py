@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-Pairs = list[tuple[bytes, bytes]]
+from art_patch.asgi_caller import Pairs
 
 OURS = b"x-art-"
 """What starts like this is for the proxy, and goes no further."""

@@ -16,7 +16,8 @@ from typing import Any, cast
 import openai
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from art_patch.proxy.headers import Pairs, first, for_upstream
+from art_patch.asgi_caller import Pairs
+from art_patch.proxy.headers import first, for_upstream
 
 CONNECT_TIMEOUT_S = 30.0
 KEPT_CONNECTIONS = 100

@@ -37,6 +37,7 @@ from art_patch.serving.adapter_files import (
     some,
 )
 from art_patch.serving.base_model import BaseModel, base_fingerprint
+from art_patch.serving.canary import Canary, read_canary
 
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 # Integer view and exponent mask of each dtype: all exponent bits set means inf or NaN. numpy has no bfloat16.
@@ -84,6 +85,7 @@ class ValidatedAdapter:
         weights: Content of `adapter_model.safetensors`.
         modules: Base modules it changes, sorted.
         sha256: Of the weights.
+        canary: What its trainer computed with it; None if the manifest does not say.
     """
 
     name: str
@@ -93,6 +95,7 @@ class ValidatedAdapter:
     weights: bytes = field(repr=False)
     modules: tuple[str, ...] = field(repr=False)
     sha256: str
+    canary: Canary | None = field(default=None, repr=False)
 
 
 def validate_adapter(
@@ -125,9 +128,9 @@ def validate_adapter(
         )
     config = parse_object(name, CONFIG, contents[CONFIG])
     rank, modules = check_content(name, config, contents[WEIGHTS], base, max_rank=max_rank)
-    return ValidatedAdapter(
-        name, directory, rank, config, contents[WEIGHTS], modules, hashlib.sha256(contents[WEIGHTS]).hexdigest()
-    )
+    digest = hashlib.sha256(contents[WEIGHTS]).hexdigest()
+    canary = read_canary(name, manifest)
+    return ValidatedAdapter(name, directory, rank, config, contents[WEIGHTS], modules, digest, canary)
 
 
 def check_content(

@@ -46,6 +46,24 @@ class _Tensor:
     end: int
 
 
+def resolve_model_dir(base: str | os.PathLike[str]) -> Path:
+    """Returns the local directory of a base model: a path as it is, a hub id from the cache or by download."""
+    path = Path(base).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_absolute() or str(base).startswith((".", "~")):
+        raise ModelNotFound(f"there is no directory {path}. Give a model directory or a Hugging Face id.")
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+    try:
+        return Path(snapshot_download(str(base), allow_patterns=patterns))
+    except Exception as error:  # offline, no such id, no access: the hub raises a dozen types
+        raise ModelNotFound(
+            f"{base} is neither a directory nor in the Hugging Face cache, and could not be downloaded ({error})."
+        ) from error
+
+
 def read_base_model(model_dir: str | os.PathLike[str]) -> BaseModel:
     """Reads shapes and fingerprint of the checkpoint in a directory.
 

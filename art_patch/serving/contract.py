@@ -1,4 +1,4 @@
-"""What a serving engine answers, and how the job talks to one. vLLM keeps the same contract, so either can serve.
+"""What a serving engine answers, and how the job talks to one. vLLM and the embedded engine both keep it.
 
 HTTP, on loopback, every error as `{"error": {"message", "type", "param", "code"}}`:
 
@@ -12,7 +12,7 @@ HTTP, on loopback, every error as `{"error": {"message", "type", "param", "code"
     token is among the ids, so with n = 1: `len(token_ids) == usage.completion_tokens == len(logprobs.content)`.
     A log-probability is that of the token under the distribution at the request's temperature before any top_p cut,
     `log_softmax(logits / T)`; at temperature 0 it is `log_softmax(logits)`. Left out, temperature and top_p are 1,
-    whatever the checkpoint suggests. `model` and `system_fingerprint` are the policy that answered.
+    whatever the checkpoint suggests. `model` is the policy that answered.
     A parameter that cannot be honoured exactly is refused with 400, an unknown policy with 404, a full queue with 503:
     callers then turn to their provider.
 `POST /v1/load_lora_adapter {"lora_name": "agent@3"}`
@@ -25,7 +25,81 @@ With an API key every route but `/health` asks for `Authorization: Bearer KEY`.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Protocol
+
+from art_patch.errors import EngineError
+
+
+class UnknownPolicy(EngineError):
+    """No policy of that name is served."""
+
+
+class Overloaded(EngineError):
+    """It cannot take this request now: too much waits already, it starts again, or it is closing."""
+
+
+class Served(Protocol):
+    """An engine seen from its own HTTP server, `art_patch.serving.server`."""
+
+    @property
+    def base_policy(self) -> str:
+        """The bare base, `NAME@0`."""
+        ...
+
+    @property
+    def adapters_root(self) -> Path:
+        """Directory of published adapters, resolved."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and answer together that it takes."""
+        ...
+
+    @property
+    def chat(self) -> Callable[[Any, Any, Any], Awaitable[None]]:
+        """Answers chat completions; an ASGI application."""
+        ...
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it answers requests."""
+        ...
+
+    def policies(self) -> list[str]:
+        """Served names, the base first."""
+        ...
+
+    async def start(self) -> None:
+        """Gets ready; called once, on the event loop that serves."""
+        ...
+
+    async def stop(self) -> None:
+        """Ends it in order, after the last request."""
+        ...
+
+    async def load(self, name: str) -> None:
+        """Checks and serves a published adapter.
+
+        Raises:
+            AdapterRejected: It is unsafe, does not fit, or is served already.
+        """
+        ...
+
+    async def unload(self, name: str) -> None:
+        """Serves no new requests of a policy.
+
+        Raises:
+            UnknownPolicy: The name is not served.
+            AdapterRejected: It is the base.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends it; twice does no harm."""
+        ...
 
 
 class Engine(Protocol):

@@ -1,6 +1,6 @@
-"""The embedded engine over HTTP: Starlette routes and uvicorn, as `art_patch.serving.contract` describes them.
+"""An engine over HTTP: Starlette routes and uvicorn, as `art_patch.serving.contract` describes them.
 
-One process, one event loop; the engine computes on its own thread. Listens on loopback only unless there is an API key.
+One process, one event loop; the engine does its work elsewhere. Listens on loopback only unless there is an API key.
 SIGTERM stops accepting, lets running requests finish (`drain_s` at most) and returns.
 """
 
@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -27,14 +27,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from art_patch.errors import AdapterRejected
 from art_patch.listening import Server, listen, url_of
-from art_patch.serving.chat_endpoint import ChatEndpoint
-from art_patch.serving.embedded import EmbeddedEngine, Overloaded, UnknownPolicy
+from art_patch.serving.contract import Overloaded, Served, UnknownPolicy
 from art_patch.serving.http_errors import ApiError, error_body
 
 _log = logging.getLogger(__name__)
 
 
-def build_app(engine: EmbeddedEngine, *, api_key: str | None = None) -> Starlette:
+def build_app(engine: Served, *, api_key: str | None = None) -> Starlette:
     """The ASGI application.
 
     Args:
@@ -72,7 +71,7 @@ def build_app(engine: EmbeddedEngine, *, api_key: str | None = None) -> Starlett
         routes=[
             Route("/health", health),
             Route("/v1/models", models),
-            Route("/v1/chat/completions", ChatEndpoint(engine)),
+            Route("/v1/chat/completions", engine.chat),
             Route("/v1/load_lora_adapter", load, methods=["POST"]),
             Route("/v1/unload_lora_adapter", unload, methods=["POST"]),
         ],
@@ -89,11 +88,12 @@ def build_app(engine: EmbeddedEngine, *, api_key: str | None = None) -> Starlett
 
 
 def run_server(
-    engine: EmbeddedEngine,
+    engine: Served,
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
     api_key: str | None = None,
+    policies: Sequence[str] = (),
     on_ready: Callable[[str], None] | None = None,
     drain_s: float = 30.0,
     stop: threading.Event | None = None,
@@ -105,6 +105,7 @@ def run_server(
         host: Address to listen on. Beyond loopback a key is required.
         port: 0 takes a free one; `on_ready` tells which.
         api_key: See `build_app`.
+        policies: Loaded before the first request is answered.
         on_ready: Called with the base URL, `http://HOST:PORT`, once requests are answered.
         drain_s: How long running requests may take to finish.
         stop: Ends the server when set; for callers that run it in a thread, where signals do not arrive.
@@ -112,6 +113,7 @@ def run_server(
     Raises:
         ConfigError: An address beyond loopback without a key.
         PortInUse: Another process listens there.
+        EngineError: The engine did not start, or a policy cannot be loaded.
         KeyboardInterrupt: It was stopped by SIGINT; after draining.
     """
     try:
@@ -127,12 +129,19 @@ def run_server(
                 backlog=2048,
             )
             ready = None if on_ready is None else partial(on_ready, url_of(host, sock))
-            server = Server(config, ready, stop)
+            server = Server(config, ready, stop, before=partial(_begin, engine, policies), after=engine.stop)
             server.run(sockets=[sock])
         if server.interrupted:
             raise KeyboardInterrupt
     finally:
         engine.close()
+
+
+async def _begin(engine: Served, policies: Sequence[str]) -> None:
+    await engine.start()
+    for name in policies:
+        if name not in engine.policies():
+            await engine.load(name)
 
 
 class _KeyGuard:
@@ -164,7 +173,7 @@ async def _lora_body(request: Request) -> dict[str, Any]:
     return fields
 
 
-def _check_path(engine: EmbeddedEngine, body: dict[str, Any]) -> None:
+def _check_path(engine: Served, body: dict[str, Any]) -> None:
     """The engine alone decides which directory a name means; a path may only confirm it."""
     path = body.get("lora_path")
     if path is not None:

@@ -318,7 +318,7 @@ def part_kills(scale: Scale, home: Path, _url: str | None) -> Figures:
                 tell(parent, str(number))
                 while len(told.get(number, App()).called) < 1:
                     time.sleep(0.005)
-                time.sleep(random.uniform(0.05, 0.6))
+                time.sleep(random.uniform(0.05, 1.2))
                 killed_at[number] = time.monotonic()
                 os.kill(children[number], signal.SIGKILL)
 

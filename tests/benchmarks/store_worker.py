@@ -62,11 +62,16 @@ def apps(url: str, upstream: str) -> None:
                 key = f"{number}-{place}"
                 with art.trajectory(id=key):
                     client.chat.completions.create(model="m", messages=[{"role": "user", "content": key}])
-                print(f"called {number} {place} {time.monotonic()}", flush=True)
+                say(f"called {number} {place} {time.monotonic()}")
                 if place % ACKNOWLEDGED_EVERY == ACKNOWLEDGED_EVERY - 1 and art.flush(10):
-                    print(f"acknowledged {number} {place} {time.monotonic()}", flush=True)
+                    say(f"acknowledged {number} {place} {time.monotonic()}")
                 time.sleep(0.001)
-        print(f"started {number} {child} {time.monotonic()}", flush=True)
+        say(f"started {number} {child} {time.monotonic()}")
+
+
+def say(text: str) -> None:
+    """Print a line in one piece: parent and children share the pipe, and each may be killed at any moment."""
+    os.write(1, f"{text}\n".encode())
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from art_patch.serving.embedded import EmbeddedEngine, EngineLimits
+from art_patch.serving.embedded.engine import EmbeddedEngine, EngineLimits
 from tests.engines import Running, serve
 from tests.tiny import make_tiny_adapter, make_tiny_model, make_tokenizer
 

@@ -13,7 +13,7 @@ from threading import Thread
 SERVE = """
 import sys, torch
 torch.set_num_threads(1)
-from art_patch.serving.embedded import EmbeddedEngine
+from art_patch.serving.embedded.engine import EmbeddedEngine
 from art_patch.serving.server import run_server
 engine = EmbeddedEngine.from_pretrained(sys.argv[1], adapters_root=sys.argv[2])
 run_server(engine, port=0, on_ready=lambda url: print(url, flush=True))
@@ -45,7 +45,8 @@ def test_sigterm_finishes_what_runs_and_returns(base_dir: Path, adapters: Path) 
 def test_what_the_job_imports_needs_neither_torch_nor_transformers() -> None:
     code = """
 import sys
-import art_patch.serving.adapters, art_patch.serving.client, art_patch.serving.contract, art_patch.serving.tool_calls
+import art_patch.serving.adapters, art_patch.serving.client, art_patch.serving.contract
+import art_patch.serving.embedded.tool_calls
 print(sorted({"torch", "transformers", "peft", "starlette", "uvicorn", "openai"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

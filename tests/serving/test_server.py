@@ -20,10 +20,10 @@ from openai import OpenAI
 
 from art_patch.errors import AdapterRejected, ConfigError, EngineError, ModelNotFound, PortInUse
 from art_patch.listening import listen
-from art_patch.serving import cohort as cohort_module
 from art_patch.serving.base_model import base_fingerprint
 from art_patch.serving.client import EngineClient
-from art_patch.serving.embedded import EmbeddedEngine, EngineLimits
+from art_patch.serving.embedded import cohort as cohort_module
+from art_patch.serving.embedded.engine import EmbeddedEngine, EngineLimits
 from tests.serving.conftest import Running, serve
 from tests.serving.test_adapters import AFTER_PUBLISHING, BEFORE_PUBLISHING
 from tests.tiny import make_adapter_files, make_tiny_adapter

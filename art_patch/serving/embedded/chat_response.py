@@ -15,11 +15,11 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from art_patch.serving.chat_request import ChatRequest
-from art_patch.serving.generation import EngineReason, Piece
-from art_patch.serving.output_text import OutputText
-from art_patch.serving.prompts import PromptEncoder
-from art_patch.serving.tool_calls import ToolCall
+from art_patch.serving.embedded.chat_request import ChatRequest
+from art_patch.serving.embedded.generation import EngineReason, Piece
+from art_patch.serving.embedded.output_text import OutputText
+from art_patch.serving.embedded.prompts import PromptEncoder
+from art_patch.serving.embedded.tool_calls import ToolCall
 
 JSON = dict[str, Any]
 

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from art_patch.serving.generation import SamplingParams
+from art_patch.serving.embedded.generation import SamplingParams
 from art_patch.serving.http_errors import ApiError
+from art_patch.serving.parameters import refuse_unsupported, short
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _UNDERSTOOD = frozenset(
@@ -25,31 +26,6 @@ _UNDERSTOOD = frozenset(
         "chat_template_kwargs",
     }
 )  # fmt: skip
-# They say who calls, not what to answer.
-_WITHOUT_EFFECT = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
-# Honoured only where they ask for nothing; every value listed is the parameter's neutral one.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
-    "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "top_logprobs": (0,),
-    "top_k": (0, -1),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-    "modalities": (["text"],),
-    "functions": ([],),
-    "stop_token_ids": ([],),
-    "include_reasoning": (True,),
-    "skip_special_tokens": (True,),
-    "use_beam_search": (False,),
-    "echo": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-}
 _MAX_STOPS = 16
 
 
@@ -91,7 +67,7 @@ def parse_chat_request(body: object) -> ChatRequest:
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object")
     fields = {key: value for key, value in cast("dict[str, Any]", body).items() if value is not None}
-    _refuse_unsupported(fields)
+    refuse_unsupported(fields, _UNDERSTOOD)
     model = fields.get("model")
     if not isinstance(model, str) or not model:
         raise ApiError(400, "model must be a string", param="model")
@@ -122,22 +98,11 @@ def parse_chat_request(body: object) -> ChatRequest:
     )
 
 
-def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
-    for key, value in fields.items():
-        if key in _UNDERSTOOD or key in _WITHOUT_EFFECT:
-            continue
-        if not any(value == neutral for neutral in _NEUTRAL.get(key, ())):
-            raise ApiError(
-                400, f"{key} = {_short(value)} is not supported by this engine; leave it out", param=key,
-                code="unsupported_parameter",
-            )  # fmt: skip
-
-
 def _tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     choice = fields.get("tool_choice", "auto")
     if choice not in ("auto", "none"):
         raise ApiError(
-            400, f"tool_choice = {_short(choice)} is not supported by this engine; use 'auto' or 'none'",
+            400, f"tool_choice = {short(choice)} is not supported by this engine; use 'auto' or 'none'",
             param="tool_choice", code="unsupported_parameter",
         )  # fmt: skip
     tools = fields.get("tools", [])
@@ -150,7 +115,7 @@ def _tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
         kind = cast("dict[str, Any]", tool).get("type")
         if kind != "function":
             raise ApiError(
-                400, f"{param}: type {_short(kind)} is not supported by this engine; only 'function' is",
+                400, f"{param}: type {short(kind)} is not supported by this engine; only 'function' is",
                 param=param, code="unsupported_parameter",
             )  # fmt: skip
         function = cast("dict[str, Any]", tool).get("function")
@@ -172,7 +137,7 @@ def _check_message(message: object, param: str) -> None:
         raise ApiError(400, f"{param} must be an object", param=param)
     fields = cast("dict[str, Any]", message)
     if fields.get("role") not in _ROLES:
-        raise ApiError(400, f"{param}: role {_short(fields.get('role'))} is not supported", param=param)
+        raise ApiError(400, f"{param}: role {short(fields.get('role'))} is not supported", param=param)
     for key in ("audio", "function_call", "refusal"):
         if fields.get(key) is not None:
             raise ApiError(
@@ -185,7 +150,7 @@ def _check_message(message: object, param: str) -> None:
             kind = known.get("type")
             if kind != "text" or not isinstance(known.get("text"), str):
                 raise ApiError(
-                    400, f"{param}: content part of type {_short(kind)} is not supported; this engine reads text only",
+                    400, f"{param}: content part of type {short(kind)} is not supported; this engine reads text only",
                     param=param, code="unsupported_parameter",
                 )  # fmt: skip
     elif content is not None and not isinstance(content, str):
@@ -278,8 +243,3 @@ def _flag(fields: Mapping[str, Any], key: str, default: bool = False) -> bool:
     if not isinstance(value, bool):
         raise ApiError(400, f"{key} must be true or false", param=key)
     return value
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from art_patch.serving.generation import SamplingParams
+from art_patch.serving.embedded.generation import SamplingParams
 
 
 class Sampler:

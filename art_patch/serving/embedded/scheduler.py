@@ -20,18 +20,14 @@ from typing import Any
 
 import torch
 
-from art_patch.errors import EngineError
-from art_patch.serving.cohort import Cohort
-from art_patch.serving.generation import Delivery, Generation, Piece, Row, hand_over
-from art_patch.serving.lora_bank import LoraBank
-from art_patch.serving.output_text import OutputText
-from art_patch.serving.prompts import PromptEncoder
+from art_patch.serving.contract import Overloaded
+from art_patch.serving.embedded.cohort import Cohort
+from art_patch.serving.embedded.generation import Delivery, Generation, Piece, Row, hand_over
+from art_patch.serving.embedded.lora_bank import LoraBank
+from art_patch.serving.embedded.output_text import OutputText
+from art_patch.serving.embedded.prompts import PromptEncoder
 
 _log = logging.getLogger(__name__)
-
-
-class Overloaded(EngineError):
-    """Too many requests wait already, or the engine is closing."""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,7 +1,8 @@
 """The embedded engine: one process, one model, one scheduler thread; transformers for the base, PEFT for the LoRAs.
 
 This is what the HTTP side sees: requests go in by policy name, pieces come out on the event loop; policies are loaded
-and unloaded while requests run. `art_patch.serving.scheduler` does the work on its own thread. A policy never changes.
+unloaded while requests run. `art_patch.serving.embedded.scheduler` does the work on its own thread. A policy never
+changes.
 """
 
 from __future__ import annotations
@@ -11,18 +12,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-from art_patch.errors import AdapterRejected, EngineError
+from art_patch.errors import AdapterRejected
 from art_patch.serving.adapters import ValidatedAdapter, check_name, validate_adapter
-from art_patch.serving.base_model import BaseModel, read_base_model
-from art_patch.serving.generation import Generation
-from art_patch.serving.loading import load_model, resolve_model_dir
-from art_patch.serving.lora_bank import make_bank
-from art_patch.serving.prompts import PromptEncoder
-from art_patch.serving.scheduler import EngineLimits, Overloaded, Policy, Scheduler
-
-
-class UnknownPolicy(EngineError):
-    """No policy of that name is served."""
+from art_patch.serving.base_model import BaseModel, read_base_model, resolve_model_dir
+from art_patch.serving.contract import UnknownPolicy
+from art_patch.serving.embedded.chat_endpoint import ChatEndpoint
+from art_patch.serving.embedded.generation import Generation
+from art_patch.serving.embedded.loading import load_model
+from art_patch.serving.embedded.lora_bank import make_bank
+from art_patch.serving.embedded.prompts import PromptEncoder
+from art_patch.serving.embedded.scheduler import EngineLimits, Policy, Scheduler
 
 
 class EmbeddedEngine:
@@ -64,6 +63,7 @@ class EmbeddedEngine:
         stop_ids = _stop_ids(model, tokenizer)
         self._scheduler = Scheduler(model, self._bank, self.prompts, stop_ids, self.limits)
         self._lock = self._scheduler.lock
+        self.chat = ChatEndpoint(self)
 
     @classmethod
     def from_pretrained(
@@ -110,7 +110,7 @@ class EmbeddedEngine:
         """How busy it is: rows running, requests waiting, policies still held for running requests."""
         return self._scheduler.stats()
 
-    def start(self, policy_name: str, generation: Generation) -> None:
+    def submit(self, policy_name: str, generation: Generation) -> None:
         """Queues a request; its pieces arrive on its event loop.
 
         Raises:
@@ -124,6 +124,13 @@ class EmbeddedEngine:
                     f"The model `{policy_name}` does not exist. Served models: {', '.join(self._policies)}."
                 )
             self._scheduler.submit(generation, policy)
+
+    async def start(self) -> None:
+        """Nothing is left to do: the constructor started the scheduler."""
+
+    async def stop(self) -> None:
+        """See `close`."""
+        self.close()
 
     async def load(self, name: str) -> None:
         """Validates `adapters_root/name` and serves it; running requests go on meanwhile.
@@ -177,6 +184,3 @@ def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     ids: Any = getattr(config, "eos_token_id", None)
     found = set(ids) if isinstance(ids, list) else {ids}
     return frozenset(int(token_id) for token_id in found | {tokenizer.eos_token_id} if token_id is not None)
-
-
-__all__ = ["EmbeddedEngine", "EngineLimits", "Overloaded", "UnknownPolicy"]

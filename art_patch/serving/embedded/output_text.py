@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from art_patch.serving.tool_calls import ToolCall, ToolCallParser
+from art_patch.serving.embedded.tool_calls import ToolCall, ToolCallParser
 
 Decode = Callable[[list[int]], str]
 

@@ -17,8 +17,8 @@ import torch
 from torch.nn import functional
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from art_patch.serving.generation import Row
-from art_patch.serving.sampling import Sampler
+from art_patch.serving.embedded.generation import Row
+from art_patch.serving.embedded.sampling import Sampler
 
 _SPARE_COLUMNS = 64
 _FREE_PADDING = 4096  # tokens of padding that cost less than another forward

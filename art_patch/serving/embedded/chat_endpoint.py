@@ -11,16 +11,19 @@ import asyncio
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import Receive, Scope, Send
 
-from art_patch.serving.chat_request import ChatRequest, parse_chat_request
-from art_patch.serving.chat_response import ChatResponse, ChoiceState
-from art_patch.serving.embedded import EmbeddedEngine, Overloaded, UnknownPolicy
-from art_patch.serving.generation import Generation, GenerationCancelled, GenerationFailed
+from art_patch.serving.contract import Overloaded, UnknownPolicy
+from art_patch.serving.embedded.chat_request import ChatRequest, parse_chat_request
+from art_patch.serving.embedded.chat_response import ChatResponse, ChoiceState
+from art_patch.serving.embedded.generation import Generation, GenerationCancelled, GenerationFailed
+from art_patch.serving.embedded.prompts import PromptError
 from art_patch.serving.http_errors import ApiError, error_body
-from art_patch.serving.prompts import PromptError
+
+if TYPE_CHECKING:
+    from art_patch.serving.embedded.engine import EmbeddedEngine
 
 _MAX_BODY_BYTES = 64 << 20
 _LARGE_BODY_BYTES = 64 << 10  # tokenising more than this would hold up everybody's streams
@@ -98,7 +101,7 @@ class ChatEndpoint:
         params = dataclasses.replace(request.params, max_tokens=request.max_tokens or room)
         generation = Generation(prompt_ids, params, stream=request.stream)
         try:
-            self._engine.start(request.model, generation)
+            self._engine.submit(request.model, generation)
         except UnknownPolicy as error:
             raise self._unknown(request.model) from error
         except Overloaded as error:

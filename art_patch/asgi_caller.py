@@ -13,7 +13,8 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from art_patch.proxy.headers import Pairs
+Pairs = list[tuple[bytes, bytes]]
+"""Headers as ASGI has them: order, case and repetitions stay as they came."""
 
 
 class Gone(Exception):

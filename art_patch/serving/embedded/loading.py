@@ -5,7 +5,6 @@ Safetensors only, no code from the checkpoint. Raises `ModelNotFound`, with the 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +15,6 @@ from transformers.utils.logging import disable_progress_bar
 from art_patch.errors import ConfigError, ModelNotFound
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def resolve_model_dir(base: str | os.PathLike[str]) -> Path:
-    """Returns the local directory of a base model: a path as it is, a hub id from the cache or by download."""
-    path = Path(base).expanduser()
-    if path.is_dir():
-        return path
-    if path.is_absolute() or str(base).startswith((".", "~")):
-        raise ModelNotFound(f"there is no directory {path}. Give a model directory or a Hugging Face id.")
-    from huggingface_hub import snapshot_download
-
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
-    try:
-        return Path(snapshot_download(str(base), allow_patterns=patterns))
-    except Exception as error:  # offline, no such id, no access: the hub raises a dozen types
-        raise ModelNotFound(
-            f"{base} is neither a directory nor in the Hugging Face cache, and could not be downloaded ({error})."
-        ) from error
 
 
 def load_model(directory: Path, *, device: str = "auto", dtype: str = "auto") -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from art_patch.serving.output_text import OutputText
+from art_patch.serving.embedded.output_text import OutputText
 
 EngineReason = Literal["stop", "length"]
 

@@ -1,0 +1,54 @@
+"""`art-patch init`: what is made once on a machine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from art_patch.cli.options import JsonOption
+
+app = typer.Typer(name="init", help="Prepare this machine: vllm.", no_args_is_help=True)
+
+
+@app.callback()
+def root() -> None:
+    """Prepare this machine."""
+
+
+def vllm(
+    cpu: Annotated[bool, typer.Option("--cpu", help="A build for CPUs, whatever is here.")] = False,
+    cuda: Annotated[bool, typer.Option("--cuda", help="A build for NVIDIA GPUs, whatever is here.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Build the environment that vLLM lives in; `art-patch serve` finds it there.
+
+    It is apart from this one because vLLM pins its own torch. With a GPU it is vLLM's own build, else one for CPUs
+    (1.9 GB, some minutes). Run it again without harm: what is complete is kept.
+    """
+    from art_patch.cli.output import answer, stdout
+    from art_patch.errors import ConfigError
+    from art_patch.serving.vllm.environment import build, gpus, home_of
+    from art_patch.settings import load_settings
+
+    if cpu and cuda:
+        raise ConfigError("--cpu and --cuda exclude each other; leave both out to go by what is here")
+    settings, found = load_settings(), gpus()
+    device: Any = "cuda" if cuda or (found and not cpu) else "cpu"
+    console = stdout()
+    if as_json:
+        built = build(settings.environments, device, lambda _: None)
+    else:
+        why = f"{len(found)} GPU(s) found" if found else "no GPU found"
+        console.print(f"vLLM for [b]{device}[/]" + ("" if cpu or cuda else f" ({why})"))
+        with console.status("starting") as shown:
+
+            def tell(line: str) -> None:
+                shown.update(line)
+
+            built = build(settings.environments, device, tell)
+    if as_json:
+        answer({"python": str(built.python), "device": device, "versions": built.versions})
+    else:
+        console.print(f"vLLM {built.vllm} is ready in {home_of(settings.environments, device)}")
+        console.print("next: [b]art-patch serve --engine vllm --base MODEL[/]")

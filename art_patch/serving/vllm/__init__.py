@@ -1,0 +1,19 @@
+"""vLLM behind the engine's contract: its own environment, its own processes, and a server of ours in front of them.
+
+::
+
+    app, job --HTTP--> server --> engine --> replica --unix socket--> keeper > vLLM
+                                     |           starts, watches, restarts, tells it every policy again
+                                     `-- policies: checked, copied, loaded, proven; which replica answers whom
+
+- `environment`  finds or builds the virtual environment that vLLM lives in
+- `command`      the command line and variables of one vLLM, as data
+- `process`      one vLLM with all its children: started, ended, swept up; `keeper` is the script that it runs under
+- `link`         HTTP over the unix socket
+- `proof`        whether what is served is what was trained
+- `replica`      one vLLM that is kept alive
+- `engine`       all of them, as the contract has it
+- `forward`      a chat completion on its way through
+
+Nothing here imports vLLM or torch.
+"""

@@ -1,0 +1,276 @@
+"""All vLLM replicas as one engine: which policies they serve, and which of them answers whom.
+
+A policy is served when every replica that takes traffic has loaded and proven it; a replica that is being started again
+takes none until it has caught up. What vLLM loads is our own copy of the very bytes that were checked, under a name
+that no other content ever gets: its prefix cache goes by name and path, and it reads a file again whenever it likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from art_patch.errors import AdapterRejected, EngineError
+from art_patch.serving.adapters import CONFIG, WEIGHTS, ValidatedAdapter, check_name, validate_adapter
+from art_patch.serving.base_model import BaseModel
+from art_patch.serving.contract import Overloaded, UnknownPolicy
+from art_patch.serving.vllm.command import VllmOptions, command, environment
+from art_patch.serving.vllm.forward import Forward
+from art_patch.serving.vllm.link import Unreachable
+from art_patch.serving.vllm.process import VllmProcess, mark, sweep
+from art_patch.serving.vllm.proof import Poisoned
+from art_patch.serving.vllm.replica import Loaded, Replica
+
+_log = logging.getLogger(__name__)
+
+_SLACK = 4
+"""A replica may have this many requests more than twice its share before a conversation goes to another one."""
+
+
+class VllmEngine:
+    """Serves a base model and LoRAs of it by policy name, from one or several vLLM processes."""
+
+    def __init__(
+        self,
+        options: VllmOptions,
+        base: BaseModel,
+        *,
+        adapters_root: str | os.PathLike[str],
+        home: Path,
+        replicas: int = 1,
+        gpus: Sequence[Sequence[str]] | None = None,
+        ready_timeout_s: float = 600.0,
+        inherited: Mapping[str, str] = os.environ,
+    ) -> None:
+        """Prepares; `start` starts the processes.
+
+        Args:
+            options: How each vLLM is run.
+            base: The checkpoint they serve.
+            adapters_root: Directory of published adapters.
+            home: Directory for logs and for the copies of adapters; made if it is not there.
+            replicas: How many processes.
+            gpus: For each replica the GPUs it may use.
+            ready_timeout_s: How long one may take to get ready.
+            inherited: Environment variables.
+        """
+        self.base = base
+        self.base_policy = check_name(f"{options.name}@0")
+        self.adapters_root = Path(adapters_root).resolve()
+        self.chat = Forward(self)
+        self._options, self._home = options, home
+        self._policies: dict[str, Loaded] = {}
+        self._base_loaded = Loaded(self.base_policy, base.directory)
+        self._lock = asyncio.Lock()  # held while policies or the replicas that take traffic change
+        self._draining: set[asyncio.Task[None]] = set()
+        # A unix socket's path may have no more than about 100 bytes, so it cannot lie below `home`.
+        self._sockets = Path(tempfile.mkdtemp(prefix="art-patch-vllm-"))
+        self._copies = home / f"served-{mark(Path()).replace(':', '-').lstrip('.-')}"
+
+        def starter(number: int, socket: Path) -> Callable[[], VllmProcess]:
+            variables = environment(options, inherited, gpus=None if gpus is None else gpus[number])
+            return lambda: VllmProcess(command(options, socket), variables, log=home / f"vllm-{number}.log", home=home)
+
+        self.replicas = [
+            Replica(
+                number,
+                base=self.base_policy,
+                dtype=options.dtype,
+                socket=(socket := self._sockets / f"{number}.sock"),
+                start=starter(number, socket),
+                catch_up=self._catch_up,
+                ready_timeout_s=ready_timeout_s,
+            )
+            for number in range(replicas)
+        ]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether any replica takes requests."""
+        return any(replica.ready for replica in self.replicas)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and answer together that every replica takes."""
+        return min(replica.max_model_len for replica in self.replicas)
+
+    def policies(self) -> list[str]:
+        """Served names, the base first."""
+        return [self.base_policy, *self._policies]
+
+    async def start(self) -> None:
+        """Starts every replica; returns when all take requests.
+
+        Raises:
+            EngineError: One does not start; with the end of its log.
+        """
+        self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if swept := await asyncio.to_thread(sweep, self._home):
+            _log.warning("%d processes that an earlier server had left behind were ended", swept)
+        for left in self._home.glob("served-*"):  # no vLLM that knows them is left
+            if left.name.split("-")[1] not in _living():
+                await asyncio.to_thread(shutil.rmtree, left, ignore_errors=True)
+        self._copies.mkdir(mode=0o700, exist_ok=True)
+        await asyncio.gather(*(replica.boot() for replica in self.replicas))
+        for replica in self.replicas:
+            replica.supervise()
+
+    async def stop(self) -> None:
+        """Ends every replica, each when it has finished what it had begun."""
+        for task in self._draining:
+            task.cancel()
+        await asyncio.gather(*(replica.stop() for replica in self.replicas))
+        self.close()
+
+    def close(self) -> None:
+        """Ends every replica now."""
+        for replica in self.replicas:
+            replica.kill()
+        shutil.rmtree(self._sockets, ignore_errors=True)
+        shutil.rmtree(self._copies, ignore_errors=True)
+
+    async def load(self, name: str) -> None:
+        """Checks `adapters_root/name`, and serves it once every replica that takes traffic has proven it.
+
+        Raises:
+            AdapterRejected: It is unsafe, does not fit, does not compute what it was trained to, or is served already.
+            Overloaded: No replica takes traffic just now.
+        """
+        check_name(name)
+        async with self._lock:
+            if name in self.policies():
+                raise AdapterRejected(
+                    f"{name} is served already and a policy never changes. Publish the new weights as the next step."
+                )
+            adapter = await asyncio.to_thread(
+                validate_adapter, self.adapters_root, name, self.base, max_rank=self._options.max_lora_rank
+            )
+            policy = Loaded(name, await asyncio.to_thread(self._copy, adapter), adapter.canary)
+            await self._load_everywhere(policy)
+            self._policies[name] = policy
+
+    async def unload(self, name: str) -> None:
+        """Stops serving a policy: new requests for it fail at once, the replicas drop it when the last one is done.
+
+        Raises:
+            UnknownPolicy: The name is not served.
+            AdapterRejected: It is the base.
+        """
+        if name == self.base_policy:
+            raise AdapterRejected(f"{name} is the base model and cannot be unloaded. Stop the server instead.")
+        policy = self._policies.pop(name, None)
+        if policy is None:
+            raise UnknownPolicy(f"The adapter `{name}` is not served. Served models: {', '.join(self.policies())}.")
+        task = asyncio.create_task(self._drop(policy))
+        self._draining.add(task)
+        task.add_done_callback(self._draining.discard)
+
+    @contextmanager
+    def answering(self, name: str) -> Generator[Loaded]:
+        """Counts a request of a policy while the block runs, so that it is not dropped under it.
+
+        Raises:
+            UnknownPolicy: The name is not served (any more).
+        """
+        policy = self._base_loaded if name == self.base_policy else self._policies.get(name)
+        if policy is None:
+            raise UnknownPolicy(f"The model `{name}` does not exist. Served models: {', '.join(self.policies())}.")
+        policy.running += 1
+        try:
+            yield policy
+        finally:
+            policy.running -= 1
+            if not policy.running:
+                policy.idle.set()
+
+    def choose(self, conversation: bytes, tried: Sequence[Replica] = ()) -> Replica | None:
+        """Returns the replica that a conversation belongs to, `None` if none takes requests.
+
+        Rendezvous hashing, so that a replica's going takes only its own conversations elsewhere; with a bound on how
+        unevenly work may lie ("Consistent hashing with bounded loads", Mirrokni et al. 2016), because agents often
+        begin alike.
+
+        Args:
+            conversation: What stays the same from call to call; any bytes.
+            tried: Those that failed this request.
+        """
+        ready = [replica for replica in self.replicas if replica.ready and replica not in tried]
+        if len(ready) < 2:
+            return ready[0] if ready else None
+        bound = 2 * sum(replica.running for replica in ready) / len(ready) + _SLACK
+        ranked = sorted(ready, key=lambda r: hashlib.blake2b(conversation, key=str(r.number).encode()).digest())
+        return next((replica for replica in ranked if replica.running <= bound), ranked[0])
+
+    async def reload(self, replica: Replica, policy: Loaded) -> None:
+        """Loads a policy again into a replica that has lost it.
+
+        Raises:
+            EngineError: It cannot.
+        """
+        async with self._lock:
+            if self._policies.get(policy.name) is policy and replica.ready:
+                await replica.load(policy)
+
+    async def _load_everywhere(self, policy: Loaded) -> None:
+        """One replica after the other: if the policy spoils the first one, the others go on serving."""
+        loaded: list[Replica] = []
+        for replica in self.replicas:
+            if not replica.ready:
+                continue
+            try:
+                await replica.load(policy)
+                loaded.append(replica)
+            except Unreachable as error:
+                replica.condemn(str(error))  # it catches up when it is back
+            except EngineError as error:
+                if isinstance(error, Poisoned):
+                    replica.condemn(f"{policy.name} spoiled it")
+                for other in [*loaded, replica]:
+                    if other.ready:
+                        await other.unload(policy.name)
+                if isinstance(error, AdapterRejected):
+                    raise
+                raise AdapterRejected(f"{policy.name}: {error}") from error
+        if not loaded:
+            raise Overloaded("vLLM is being started again; try again in a moment")
+
+    async def _catch_up(self, replica: Replica) -> None:
+        async with self._lock:
+            for policy in self._policies.values():
+                await replica.load(policy)
+            replica.ready = True
+
+    async def _drop(self, policy: Loaded) -> None:
+        while policy.running:
+            policy.idle.clear()
+            await policy.idle.wait()
+        async with self._lock:
+            if policy.name not in self._policies:
+                for replica in self.replicas:
+                    if replica.ready:
+                        await replica.unload(policy.name)
+
+    def _copy(self, adapter: ValidatedAdapter) -> Path:
+        """Write the bytes that were checked where only we and vLLM look."""
+        content = hashlib.sha256(adapter.weights + json.dumps(adapter.config, sort_keys=True).encode()).hexdigest()
+        directory = self._copies / f"{adapter.name}-{content[:16]}"
+        if not directory.exists():
+            with tempfile.TemporaryDirectory(dir=self._copies) as made:
+                Path(made, CONFIG).write_text(json.dumps(adapter.config))
+                Path(made, WEIGHTS).write_bytes(adapter.weights)
+                with suppress(FileExistsError):
+                    Path(made).rename(directory)
+                    Path(made).mkdir()  # what the context manager is going to remove
+        return directory
+
+
+def _living() -> set[str]:
+    return {entry.name for entry in Path("/proc").glob("[0-9]*")}

@@ -1,0 +1,141 @@
+"""A chat completion on its way to a replica and back: checked, counted, sent on byte by byte.
+
+A replica that fails before the first byte of an answer is no caller's problem: another one is asked, or the caller is
+told 503 and turns to its provider. Once an answer has begun it is that replica's; if it breaks off, the connection
+breaks off, so that nobody takes half an answer for a whole one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import TYPE_CHECKING, Any, cast
+
+import aiohttp
+from starlette.types import Receive, Scope, Send
+
+from art_patch.asgi_caller import Caller, Gone
+from art_patch.errors import EngineError
+from art_patch.serving.contract import UnknownPolicy
+from art_patch.serving.http_errors import ApiError
+from art_patch.serving.vllm.link import Unreachable
+from art_patch.serving.vllm.replica import Loaded, Replica
+from art_patch.serving.vllm.request import check_request, conversation_of
+
+if TYPE_CHECKING:
+    from art_patch.serving.vllm.engine import VllmEngine
+
+_log = logging.getLogger(__name__)
+
+_MAX_BODY_BYTES = 64 << 20
+_LARGE_BODY_BYTES = 64 << 10  # reading more than this would hold up everybody's streams
+_HEADERS = {"Content-Type": "application/json"}
+_PASSED = ("content-type", "content-length", "cache-control")
+_NOT_A_NUMBER = b"JSON compliant"
+"""What vLLM says instead of an answer with NaN in it."""
+
+
+class Forward:
+    """The route; one instance serves all requests."""
+
+    def __init__(self, engine: VllmEngine) -> None:
+        self._engine = engine
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        caller = Caller(scope, receive, send)
+        try:
+            if caller.method != "POST":
+                raise ApiError(405, "use POST")
+            caller.has_body  # noqa: B018 - tells the caller's watcher whether there is something to read first
+            body = await _read(caller)
+            read = asyncio.to_thread(_understand, body) if len(body) > _LARGE_BODY_BYTES else None
+            model, conversation = _understand(body) if read is None else await read
+            await caller.while_here(self._answer(caller, body, model, conversation))
+        except ApiError as error:
+            if not caller.started:
+                await caller.refuse(error.status, error.body())
+        except Gone:
+            pass
+
+    async def _answer(self, caller: Caller, body: bytes, model: str, conversation: bytes) -> None:
+        tried: list[Replica] = []
+        try:
+            with self._engine.answering(model) as policy:
+                while (replica := self._engine.choose(conversation, tried)) is not None:
+                    if await self._ask(caller, replica, policy, body, again=replica not in tried):
+                        return
+                    tried.append(replica)
+        except UnknownPolicy as error:
+            raise ApiError(404, str(error), param="model", code="model_not_found") from error
+        raise ApiError(503, "no vLLM takes requests just now; it is being started again", code="overloaded")
+
+    async def _ask(self, caller: Caller, replica: Replica, policy: Loaded, body: bytes, *, again: bool) -> bool:
+        """Whether the caller got its answer; if not, another replica may be asked."""
+        replica.running += 1
+        try:
+            async with replica.link.chat(body, _HEADERS) as response:
+                if response.status == 200:
+                    await _pass_on(caller, response)
+                    return True
+                return await self._refused(caller, replica, policy, body, response, again=again)
+        except (aiohttp.ClientError, OSError, Unreachable) as error:
+            if caller.started:
+                _log.warning("an answer of %s broke off: %s", policy.name, error)
+                raise
+            return False
+        finally:
+            replica.running -= 1
+
+    async def _refused(
+        self, caller: Caller, replica: Replica, policy: Loaded, body: bytes, response: Any, *, again: bool
+    ) -> bool:
+        content: bytes = await response.read()
+        if _NOT_A_NUMBER in content:
+            replica.condemn("it answered with numbers that are not finite")
+            return False
+        if response.status >= 500:
+            return False
+        if response.status == 404 and again:  # we know better: it is loaded, or was
+            try:
+                await self._engine.reload(replica, policy)
+            except EngineError as error:
+                replica.condemn(f"it lost {policy.name}: {error}")
+                return False
+            return await self._ask(caller, replica, policy, body, again=False)
+        await caller.answer(response.status, [(b"content-type", b"application/json")], content)
+        return True
+
+
+async def _pass_on(caller: Caller, response: Any) -> None:
+    headers = [
+        (name.encode(), response.headers[name].encode("latin-1")) for name in _PASSED if name in response.headers
+    ]
+    await caller.begin(200, headers)
+    async for chunk in response.content.iter_any():
+        await caller.write(chunk)
+    await caller.end()
+
+
+async def _read(caller: Caller) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in caller.chunks():
+        size += len(part)
+        if size > _MAX_BODY_BYTES:
+            raise ApiError(413, f"the body is larger than {_MAX_BODY_BYTES} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _understand(body: bytes) -> tuple[str, bytes]:
+    """Return which policy is asked, and the conversation's beginning."""
+    try:
+        parsed: Any = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON ({error})") from error
+    if not isinstance(parsed, dict):
+        raise ApiError(400, "the body must be a JSON object")
+    fields = cast("dict[str, Any]", parsed)
+    return check_request(fields), conversation_of(fields)

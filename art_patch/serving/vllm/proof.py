@@ -1,0 +1,78 @@
+"""Whether a vLLM that says 200 really computes: one token, or the trainer's own tokens scored again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+from art_patch.errors import EngineError
+from art_patch.serving.canary import Canary, check_canary
+from art_patch.serving.vllm.link import Link, Refused
+
+_PROBE = (1, 2, 3)
+"""A prompt that every vocabulary has."""
+
+
+class Poisoned(EngineError):
+    """It answers with numbers that are not finite; no policy of this process can be trusted any more."""
+
+
+async def probe(link: Link, model: str, *, timeout_s: float = 60.0) -> None:
+    """Samples one token.
+
+    Raises:
+        EngineError: no answer came.
+        Poisoned: its log-probability is not finite.
+    """
+    body = {"model": model, "prompt": list(_PROBE), "max_tokens": 1, "temperature": 0, "logprobs": 0}
+    answer = await _complete(link, body, timeout_s)
+    logprobs = (answer["choices"][0].get("logprobs") or {}).get("token_logprobs") or []
+    if len(logprobs) != 1 or not _finite(logprobs):
+        raise Poisoned(f"{model} answered with a log-probability of {logprobs}")
+
+
+async def score(link: Link, model: str, token_ids: Sequence[int], *, timeout_s: float = 120.0) -> list[float]:
+    """Returns the log-probability at temperature 1 of each token but the first, given those before it.
+
+    Raises:
+        EngineError: no answer came.
+        Poisoned: one is not finite.
+    """
+    body = {"model": model, "prompt": list(token_ids), "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+    answer = await _complete(link, body, timeout_s)
+    entries: list[Any] = answer["choices"][0]["prompt_logprobs"][1:]
+    found = [entry[str(token)]["logprob"] for entry, token in zip(entries, token_ids[1:], strict=True)]
+    if not _finite(found):
+        raise Poisoned(f"{model} answered with log-probabilities that are not finite")
+    return found
+
+
+async def prove(link: Link, name: str, base: str, canary: Canary | None, *, dtype: str) -> None:
+    """Passes if the policy computes what it was trained to compute.
+
+    Raises:
+        AdapterRejected: it does not; the process itself is well.
+        Poisoned: its numbers are not finite.
+        EngineError: the process does not answer.
+    """
+    await probe(link, name)
+    if canary is not None:
+        served = await score(link, name, canary.token_ids)
+        check_canary(name, canary, served, await score(link, base, canary.token_ids), dtype=dtype)
+
+
+async def _complete(link: Link, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    try:
+        answer = await link.post("/v1/completions", body, timeout_s=timeout_s)
+    except Refused as error:
+        if "JSON compliant" in str(error):  # what vLLM makes of a NaN
+            raise Poisoned(f"{body['model']} answered with numbers that are not finite") from error
+        raise
+    if not isinstance(answer, dict) or not answer.get("choices"):
+        raise EngineError(f"vLLM answered a completion with {answer!r:.200}")
+    return cast("dict[str, Any]", answer)
+
+
+def _finite(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) and math.isfinite(value) for value in values)
