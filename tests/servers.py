@@ -7,6 +7,7 @@ request wants them. `will()` queues answers for the next requests.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from collections import deque
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 TEXT = ("Hello", " there", "!")
@@ -343,6 +345,22 @@ def _handler(stub: StubServer) -> type[BaseHTTPRequestHandler]:
                 self.connection.shutdown(socket.SHUT_RDWR)
 
     return Handler
+
+
+@contextmanager
+def no_certificates(empty: Path) -> Iterator[None]:
+    """Let an empty directory be all certificates of the machine, here and in what is started meanwhile.
+
+    Each client of the SDK reads them, which costs more than most tests; only where nothing speaks TLS.
+    """
+    names = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+    before = {name: os.environ.pop(name) for name in names if name in os.environ}
+    os.environ["SSL_CERT_DIR"] = str(empty)
+    try:
+        yield
+    finally:
+        del os.environ["SSL_CERT_DIR"]
+        os.environ.update(before)
 
 
 @contextmanager

@@ -21,8 +21,9 @@ def doctor(
     base_url: BaseUrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at SDK, settings, store and engine, and say what to do. Run it in the app's environment.
+    """Look at SDK, settings, store, engine, adapter, vLLM and judge, and say what to do.
 
+    Run it in the app's environment.
     Exit codes: 0 nothing is red; 1 something is.
     """
     from dataclasses import asdict

@@ -28,7 +28,7 @@ def vllm(
     """
     from art_patch.cli.output import answer, stdout
     from art_patch.errors import ConfigError
-    from art_patch.serving.vllm.environment import build, gpus, home_of
+    from art_patch.serving.vllm.environment import build, built, gpus, home_of
     from art_patch.settings import load_settings
 
     if cpu and cuda:
@@ -36,19 +36,22 @@ def vllm(
     settings, found = load_settings(), gpus()
     device: Any = "cuda" if cuda or (found and not cpu) else "cpu"
     console = stdout()
-    if as_json:
-        built = build(settings.environments, device, lambda _: None)
-    else:
+    here = there = built(settings.environments, device)
+    if not as_json:
         why = f"{len(found)} GPU(s) found" if found else "no GPU found"
         console.print(f"vLLM for [b]{device}[/]" + ("" if cpu or cuda else f" ({why})"))
+    if here is None and as_json:
+        here = build(settings.environments, device, lambda _: None)
+    elif here is None:
         with console.status("starting") as shown:
 
             def tell(line: str) -> None:
                 shown.update(line)
 
-            built = build(settings.environments, device, tell)
+            here = build(settings.environments, device, tell)
     if as_json:
-        answer({"python": str(built.python), "device": device, "versions": built.versions})
+        answer({"python": str(here.python), "device": device, "versions": here.versions})
     else:
-        console.print(f"vLLM {built.vllm} is ready in {home_of(settings.environments, device)}")
+        word = "is ready" if there is None else "was there already,"
+        console.print(f"vLLM {here.vllm} {word} in {home_of(settings.environments, device)}")
         console.print("next: [b]art-patch serve --engine vllm --base MODEL[/]")

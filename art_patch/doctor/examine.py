@@ -11,12 +11,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from art_patch.doctor import configuration, packages, serving, storage
+from art_patch.doctor import configuration, job, machine, packages, serving, storage
+from art_patch.doctor.adapter import adapter
 from art_patch.doctor.finding import Finding
 from art_patch.doctor.server import server
 from art_patch.errors import ConfigError, StoreError
 from art_patch.patching.wrapping import MODULE
 from art_patch.records import Route
+from art_patch.serving.vllm import environment as environments
 from art_patch.settings import Settings
 from art_patch.store.route import read_route
 from art_patch.store.urls import is_postgres, sqlite_path
@@ -37,6 +39,8 @@ def examine(
     found = configuration.sources(settings, arguments, environment)
     store, last_call_at = _store(settings.store_url)
     route, trouble = _route(settings.store_url)
+    file = None if is_postgres(settings.store_url) else sqlite_path(settings.store_url)
+    gpus = environments.gpus()
     checks: list[_Check] = [
         packages.python,
         lambda: packages.sdk(packages.installed_version, lambda: import_module(MODULE)),
@@ -45,10 +49,17 @@ def examine(
         lambda: configuration.chosen(found),
         lambda: configuration.strangers(environment),
         *store,
+        lambda: storage.adapters(settings.adapters, file),
         lambda: trouble,
         lambda: serving.mode(settings.mode, found["mode"]["source"], route),
         lambda: serving.champion(route),
-        lambda: serving.engine(route, settings.base_url, _connect),
+        lambda: serving.engine(route, settings.base_url, _connect(5.0)),
+        # One that takes longer than this for eight tokens loses its calls to the provider as well.
+        lambda: adapter(route, settings.base_url, _connect(settings.timeout_s)),
+        lambda: machine.gpu(gpus),
+        lambda: machine.vllm(lambda: environments.find(settings.vllm_python, settings.environments), gpus),
+        lambda: job.judge(settings.judge, packages.installed_version),
+        lambda: job.libraries(packages.installed_version),
         lambda: serving.clock(time.time(), last_call_at()),
     ]
     findings: list[Finding] = []
@@ -87,11 +98,14 @@ def _head() -> str:
     return HEAD
 
 
-def _connect(base_url: str, key_file: str | None) -> serving.Engine:
-    from art_patch.serving.client import EngineClient
-    from art_patch.serving.keys import read_key
+def _connect(timeout_s: float) -> Callable[[str, str | None], serving.Engine]:
+    def connect(base_url: str, key_file: str | None) -> serving.Engine:
+        from art_patch.serving.client import EngineClient
+        from art_patch.serving.keys import read_key
 
-    return EngineClient(base_url, read_key(key_file), timeout_s=5.0)
+        return EngineClient(base_url, read_key(key_file), timeout_s=timeout_s)
+
+    return connect
 
 
 def _last_call_at(path: Path) -> float | None:

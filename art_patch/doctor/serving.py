@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from art_patch.doctor.finding import Finding
 from art_patch.errors import ArtPatchError
@@ -25,6 +25,10 @@ class Engine(Protocol):
 
     def models(self) -> Sequence[str]:
         """What it serves."""
+        ...
+
+    def chat(self, **body: Any) -> dict[str, Any]:
+        """One chat completion; body and answer are OpenAI's JSON."""
         ...
 
 
@@ -64,6 +68,8 @@ def engine(route: Route, base_url: str | None, connect: Callable[[str, str | Non
         names = client.models()
     except ArtPatchError as error:
         return Finding("engine", "bad", " ".join(str(error).split()), START)
+    except ValueError:
+        return Finding("engine", "bad", f"{address} is not an engine: it answers with no JSON", START)
     if route.champion is not None and route.champion not in names:
         shown = ", ".join(names) or "nothing"
         text = f"{address} serves {shown}, and not the champion {route.champion}: calls go upstream"

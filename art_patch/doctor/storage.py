@@ -73,12 +73,36 @@ def filesystem(path: Path, mounts: Sequence[Mount]) -> Finding | None:
 
 def disk(path: Path, free: Callable[[Path], int] = lambda place: shutil.disk_usage(place).free) -> Finding:
     """Whether there is room."""
-    left = free(_nearest(path.parent))
-    shown = f"{left / 1024 / MIB:.1f} GiB free"
+    cure = "free some space; what cannot be written is kept in memory, then dropped"
+    return _room(free(_nearest(path.parent)), "", cure)
+
+
+def adapters(
+    directory: Path,
+    store: Path | None,
+    free: Callable[[Path], int] = lambda place: shutil.disk_usage(place).free,
+    device: Callable[[Path], object] = lambda place: place.stat().st_dev,
+) -> Finding | None:
+    """Whether there is room for policies; `None` if they lie on the store's disk, which `disk` looks at.
+
+    Args:
+        directory: of the adapters.
+        store: the store's file; `None` if it is no file.
+        free: bytes that are left at a place.
+        device: tells disks apart.
+    """
+    place = _nearest(directory)
+    if store is not None and device(place) == device(_nearest(store.parent)):
+        return None
+    cure = "free some space; `art-patch retrain` writes every policy there, and stops where it cannot"
+    return _room(free(place), f" for adapters in {directory}", cure)
+
+
+def _room(left: int, what: str, cure: str) -> Finding:
+    shown = f"{left / 1024 / MIB:.1f} GiB free{what}"
     if left >= _LITTLE:
         return Finding("disk", "ok", shown)
-    level = "bad" if left < _TOO_LITTLE else "warn"
-    return Finding("disk", level, shown, "free some space; what cannot be written is kept in memory, then dropped")
+    return Finding("disk", "bad" if left < _TOO_LITTLE else "warn", shown, cure)
 
 
 def database(path: Path, head: str) -> list[Finding]:

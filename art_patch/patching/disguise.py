@@ -99,17 +99,35 @@ class Disguise:
         answer["system_fingerprint"] = self.policy
         if not keeps_ids:
             answer.pop("prompt_token_ids", None)
+        _drop_nulls(answer, _NULLS_OF_ANSWER)
         for choice in answer.get("choices") or ():
             if not keeps_ids:
                 choice.pop("token_ids", None)
             if not keeps_logprobs and "logprobs" in choice:
                 choice["logprobs"] = None
+            _drop_nulls(choice, _NULLS_OF_CHOICE)
+            said = choice.get("message") or choice.get("delta")
+            if said:
+                _drop_nulls(said, _NULLS_OF_MESSAGE)
 
     def _check_policy(self, answer: dict[str, Any]) -> None:
         if answer.get("error"):
             raise InvalidAnswer("it holds an error")
         if answer.get("model") != self.policy:
             raise InvalidAnswer("it comes from another model")
+
+
+# What vLLM adds to OpenAI's format and has nothing to say in. Apps send messages back to their provider as they came,
+# and a provider refuses fields that it does not know.
+_NULLS_OF_ANSWER = ("prompt_logprobs", "prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics")
+_NULLS_OF_CHOICE = ("stop_reason", "routed_experts")
+_NULLS_OF_MESSAGE = ("reasoning", "reasoning_content", "annotations", "audio", "function_call")
+
+
+def _drop_nulls(part: dict[str, Any], names: tuple[str, ...]) -> None:
+    for name in names:
+        if part.get(name, name) is None:
+            del part[name]
 
 
 _LOGPROBS = b',"logprobs":'

@@ -17,6 +17,8 @@ KEPT_BY_PROVIDER = frozenset({"conversation", "previous_response_id", "prompt"})
 
 KNOWN_ENDS = frozenset({"stop", "length", "tool_calls", "function_call"})
 
+_LOWEST_TEMPERATURE = 0.01
+
 
 def why_untrainable(call: Call) -> str | None:
     """Return the first reason in `REASONS` that holds, `None` if the call is trainable."""
@@ -30,6 +32,12 @@ def _counts_differ(call: Call) -> bool:
 def _usage_differs(call: Call) -> bool:
     sampled = sum(len(choice.token_ids or ()) for choice in call.choices)
     return call.completion_tokens not in (0, sampled)
+
+
+def _is_greedy(call: Call) -> bool:
+    """Below a hundredth vLLM does not sample at the temperature that was asked for."""
+    temperature = call.params.get("temperature")
+    return isinstance(temperature, int | float) and temperature < _LOWEST_TEMPERATURE
 
 
 def _any_param(name: str, neutral: tuple[Any, ...]) -> Callable[[Call], bool]:
@@ -55,7 +63,7 @@ REASONS: tuple[tuple[str, Callable[[Call], bool]], ...] = (
         lambda call: not all(math.isfinite(value) for choice in call.choices for value in choice.logprobs or ()),
     ),
     ("how the answer ended is not known", lambda call: any(c.finish_reason not in KNOWN_ENDS for c in call.choices)),
-    ("greedy sampling has no exploration", lambda call: call.params.get("temperature") == 0),
+    ("greedy sampling has no exploration", _is_greedy),
     ("top_p cuts the distribution", _any_param("top_p", (None, 1))),
     ("top_k cuts the distribution", _any_param("top_k", (None, 0, -1))),
     ("min_p cuts the distribution", _any_param("min_p", (None, 0))),
@@ -63,5 +71,12 @@ REASONS: tuple[tuple[str, Callable[[Call], bool]], ...] = (
     ("presence_penalty shifts the distribution", _any_param("presence_penalty", (None, 0))),
     ("frequency_penalty shifts the distribution", _any_param("frequency_penalty", (None, 0))),
     ("repetition_penalty shifts the distribution", _any_param("repetition_penalty", (None, 1))),
+    # What masks tokens: an engine reports log-probabilities over what is left of the vocabulary.
+    ("response_format constrains the answer", _any_param("response_format", (None, {"type": "text"}))),
+    ("structured_outputs constrains the answer", _any_param("structured_outputs", (None, {}))),
+    ("tool_choice constrains the answer", _any_param("tool_choice", (None, "auto", "none"))),
+    ("min_tokens constrains the answer", _any_param("min_tokens", (None, 0))),
+    ("bad_words constrains the answer", _any_param("bad_words", (None, []))),
+    ("allowed_token_ids constrains the answer", _any_param("allowed_token_ids", (None, []))),
 )
 """Every reason, in the order in which they are tried."""

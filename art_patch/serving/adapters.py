@@ -14,6 +14,7 @@ import hashlib
 import math
 import os
 import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +72,9 @@ _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "ensure_weight_tying": (False, None),
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal"),
 }
+
+_MOST_CHANGE = 1e3
+"""What a LoRA may add to a weight. Weights are about 1 at most, and what training adds is a small part of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +155,14 @@ def check_content(
         raise AdapterRejected(
             f"{name}: {WEIGHTS} is not a whole safetensors file ({error}). Publish it again with publish_adapter()."
         ) from error
-    sides: dict[str, set[str]] = {}
+    sides: dict[str, dict[str, float]] = {}
     for key, tensor in sorted(tensors, key=lambda item: item[0]):
-        module, side = _check_tensor(name, key, tensor, rank, base)
-        sides.setdefault(module, set()).add(side)
+        module, side, largest = _check_tensor(name, key, tensor, rank, base)
+        sides.setdefault(module, {})[side] = largest
     if halves := sorted(module for module, found in sides.items() if len(found) != 2):
         raise AdapterRejected(f"{name}: {WEIGHTS} holds only one of lora_A and lora_B for {some(halves)}. Save both.")
     _check_targets(name, config.get("target_modules"), set(sides), base)
+    _check_size(name, config, rank, sides)
     return rank, tuple(sorted(sides))
 
 
@@ -180,7 +185,8 @@ def _check_config(name: str, config: Mapping[str, Any], max_rank: int) -> int:
     return rank
 
 
-def _check_tensor(name: str, key: str, tensor: Mapping[str, Any], rank: int, base: BaseModel) -> tuple[str, str]:
+def _check_tensor(name: str, key: str, tensor: Mapping[str, Any], rank: int, base: BaseModel) -> tuple[str, str, float]:
+    """Returns module, side and the largest absolute value."""
     match = _KEY.fullmatch(key)
     if match is None:
         raise AdapterRejected(
@@ -211,9 +217,31 @@ def _check_tensor(name: str, key: str, tensor: Mapping[str, Any], rank: int, bas
         raise AdapterRejected(f"{name}: tensor {key} has dtype {tensor['dtype']}. Save it as float32 or bfloat16.")
     view, mask = _EXPONENT_BITS[tensor["dtype"]]
     bits = np.frombuffer(cast(bytes, tensor["data"]), dtype=view)
-    if bool(((bits & bits.dtype.type(mask)) == mask).any()):
+    magnitude = bits & bits.dtype.type((1 << (8 * bits.dtype.itemsize - 1)) - 1)  # without the sign
+    largest = magnitude.max() if len(magnitude) else bits.dtype.type(0)
+    if int(largest) >= mask:
         raise AdapterRejected(f"{name}: tensor {key} holds NaN or infinity. The training diverged; drop this step.")
-    return module, side
+    return module, side, _value(int(largest), tensor["dtype"])
+
+
+def _value(bits: int, dtype: str) -> float:
+    """The number whose bits, without a sign, these are."""
+    if dtype == "BF16":
+        bits, dtype = bits << 16, "F32"  # the upper half of a float32
+    width, code = {"F64": (8, "<d"), "F32": (4, "<f"), "F16": (2, "<e")}[dtype]
+    return float(struct.unpack(code, bits.to_bytes(width, "little"))[0])
+
+
+def _check_size(name: str, config: Mapping[str, Any], rank: int, sides: Mapping[str, Mapping[str, float]]) -> None:
+    """Finite weights can still overflow on the way, and one NaN in a cache spoils every policy that is served."""
+    scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    for module, largest in sides.items():
+        change = scale * rank * largest["A"] * largest["B"]
+        if change > _MOST_CHANGE:
+            raise AdapterRejected(
+                f"{name}: it may change a weight of {module} by {change:.2g}, more than {_MOST_CHANGE:g}. "
+                "The training diverged; drop this step."
+            )
 
 
 def _check_targets(name: str, targets: object, found: set[str], base: BaseModel) -> None:

@@ -116,7 +116,7 @@ class EngineClient:
             raise EngineError(
                 f"cannot reach the engine at {self.base_url} ({cause}). Start one with `art-patch serve`."
             ) from error
-        except OpenAIError as error:
+        except (OpenAIError, ValueError) as error:  # ValueError: a 200 that is no JSON
             raise EngineError(f"{self.base_url}{path} failed: {error}") from error
 
     def _refusal(self, path: str, status: int, body: object, fallback: str) -> EngineError:

@@ -22,7 +22,9 @@ import torch  # with transformers it takes seconds: import this module only to t
 from art_patch.errors import TrainingError
 from art_patch.records import Trajectory
 from art_patch.serving.adapters import publish_adapter
+from art_patch.serving.canary import ENTRY, Canary
 from art_patch.training.advantages import Sample
+from art_patch.training.canary import canary_of
 from art_patch.training.config import TrainConfig
 from art_patch.training.logprobs import TrainRow, micro_batches, score_rows
 from art_patch.training.loss import LossInput, grpo_loss
@@ -102,7 +104,8 @@ def update(
     model, device = load_policy(base, parent, config)
     gap = _gap(model, own, config, device)
     tally = _train(model, rows, config, device, progress)
-    _publish(model, target, base_sha256=base_sha256, config=config, base=base)
+    canary = canary_of(model, rows, device)
+    _publish(model, target, canary, base_sha256=base_sha256, config=config, base=base)
     steps = config.epochs * len(_cut(rows, config.minibatches))
     return UpdateMetrics(
         trajectories=trained,
@@ -242,7 +245,7 @@ def _cut(rows: Sequence[TrainRow], parts: int) -> list[Sequence[TrainRow]]:
     return [rows[a:b] for a, b in pairwise(edges)]
 
 
-def _publish(model: Any, target: Path, *, base_sha256: str, config: TrainConfig, base: str) -> None:
+def _publish(model: Any, target: Path, canary: Canary, *, base_sha256: str, config: TrainConfig, base: str) -> None:
     for name, weight in model.named_parameters():
         if weight.requires_grad and not bool(torch.isfinite(weight).all()):
             raise TrainingError(
@@ -252,7 +255,8 @@ def _publish(model: Any, target: Path, *, base_sha256: str, config: TrainConfig,
     directory = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         model.save_pretrained(directory, safe_serialization=True)
-        publish_adapter(directory, target, base_sha256=base_sha256, extra={"base": base, "config": asdict(config)})
+        extra = {"base": base, "config": asdict(config), ENTRY: canary.entry()}
+        publish_adapter(directory, target, base_sha256=base_sha256, extra=extra)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -14,7 +14,7 @@ from art_patch.patching import control, flush, unpatch
 from art_patch.recording import Exchange, Recorder, faults, set_recorder
 from art_patch.records import Record, Route
 from art_patch.settings import Settings
-from tests.servers import StubServer, serving
+from tests.servers import StubServer, no_certificates, serving
 
 
 class Recording:
@@ -38,7 +38,8 @@ class Recording:
         assert self._recorder.flush(10)
         return [record for record in self.records if isinstance(record, kind)]
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """Not named `close`: a recorder that stops closes its sink, which would wait for the recorder."""
         set_recorder(None)
         assert self._recorder.stop(10)
 
@@ -47,7 +48,7 @@ class Recording:
 def seen() -> Iterator[Recording]:
     recording = Recording()
     yield recording
-    recording.close()
+    recording.end()
 
 
 @pytest.fixture(autouse=True)
@@ -82,12 +83,9 @@ class Patched:
 
 
 @pytest.fixture
-def patched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Patched]:
+def patched(tmp_path: Path) -> Iterator[Patched]:
     faults.clear()
-    # A client reads all certificates of the machine, which costs more than the tests, and nothing here speaks TLS.
-    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
-    with serving() as upstream:
+    with no_certificates(tmp_path), serving() as upstream:
         yield Patched(upstream)
         unpatch()
     assert faults.counts == {}

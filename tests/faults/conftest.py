@@ -22,7 +22,7 @@ import pytest
 import art_patch as art
 from art_patch.recording import faults
 from art_patch.store import open_store
-from tests.servers import StubServer, serving
+from tests.servers import StubServer, no_certificates, serving
 
 ROOT = Path(__file__).parents[2]
 FULL = bool(os.environ.get("ART_PATCH_FULL"))
@@ -53,8 +53,8 @@ def figure(record_property: Callable[[str, object], None]) -> Callable[[str, obj
 
 
 @pytest.fixture(scope="package")
-def running() -> Iterator[tuple[StubServer, StubServer]]:
-    with serving() as upstream, serving() as local:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StubServer, StubServer]]:
+    with no_certificates(tmp_path_factory.mktemp("no-certificates")), serving() as upstream, serving() as local:
         yield upstream, local
 
 

@@ -176,7 +176,7 @@ for round_ in range(int(sys.argv[2]) // 4):
 @pytest.mark.slow
 def test_s05_kill_minus_9(programs: Programs, store: Store, tmp_path: Any, figure):
     """Four processes write, each is killed at a random moment. What `flush()` said yes to is in the store."""
-    kills = 200 if FULL else 32
+    kills = 200 if FULL else 20
     log = tmp_path / "acknowledged"
     ran = programs.run(KILLED, str(log), str(kills), str(random.randrange(1000)), timeout=280)
     assert ran.code == 0, ran.err

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import art_patch as art
-from tests.faults.conftest import App, Store
+from tests.faults.conftest import FULL, App, Store
 
 LARGE = 50_000_000
 
@@ -225,7 +225,7 @@ MESSAGES = st.lists(
     ),
     max_size=3,
 )
-CASES = 2_000
+CASES = 2_000 if FULL else 500
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from art_patch.patching.runtime import Runtime
 from art_patch.recording import faults
 from art_patch.records import Call, Record, Route
 from art_patch.settings import Settings
-from tests.servers import StubServer, serving
+from tests.servers import StubServer, no_certificates, serving
 
 CHAMPION = "shop@3"
 
@@ -61,14 +61,9 @@ class Bench:
 
 @pytest.fixture(scope="package")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StubServer, StubServer]]:
-    with pytest.MonkeyPatch.context() as environment:
-        # Each client of the SDK reads all certificates of the machine, which costs more than most tests, and no test
-        # here speaks TLS. An empty directory is read in no time.
-        environment.delenv("SSL_CERT_FILE", raising=False)
-        environment.setenv("SSL_CERT_DIR", str(tmp_path_factory.mktemp("no-certificates")))
-        with serving() as upstream, serving() as local:
-            yield upstream, local
-        gc.unfreeze()
+    with no_certificates(tmp_path_factory.mktemp("no-certificates")), serving() as upstream, serving() as local:
+        yield upstream, local
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_what_is_cut_out_unread_is_what_the_app_does_not_get(text, n, gap):
         said = {"index": index, "message": {"role": "assistant", "content": text}, "logprobs": None}
         if proof:
             said["logprobs"] = {"content": [{"token": "]", "logprob": -0.5, "bytes": [93]}]}
-        return said | {"finish_reason": "stop", "stop_reason": None} | ({"token_ids": [7, 8]} if proof else {})
+        return said | {"finish_reason": "stop"} | ({"stop_reason": None, "token_ids": [7, 8]} if proof else {})
 
     head = {"id": "chatcmpl-1", "model": "shop@1", "choices": [choice(index, True) for index in range(n)]}
     tail = {"usage": {"total_tokens": 9}, "prompt_token_ids": [1, 2, 3], "last": [4]}
@@ -65,3 +65,27 @@ def test_what_is_cut_out_unread_is_what_the_app_does_not_get(text, n, gap):
         "last": [4],
         "system_fingerprint": "shop@1",
     }
+
+
+@pytest.mark.parametrize("key", ["message", "delta"])
+def test_what_vllm_adds_and_leaves_empty_does_not_reach_the_app(key: str):
+    said = {"role": "assistant", "content": "Hi", "refusal": None, "reasoning": None, "annotations": None}
+    choice = {"index": 0, key: said | {"audio": None, "function_call": None}, "finish_reason": "stop"}
+    answer = {"model": "shop@1", "choices": [choice | {"stop_reason": None, "routed_experts": None}]}
+    answer |= {"prompt_logprobs": None, "kv_transfer_params": None, "metrics": None, "service_tier": None}
+    Disguise("shop@1", "gpt-x", 1, keeps_logprobs=False, keeps_token_ids=False).strip(answer)
+    assert answer == {
+        "model": "gpt-x",
+        "system_fingerprint": "shop@1",
+        "service_tier": None,
+        "choices": [
+            {"index": 0, key: {"role": "assistant", "content": "Hi", "refusal": None}, "finish_reason": "stop"}
+        ],
+    }
+
+
+def test_what_vllm_adds_and_fills_stays():
+    said = {"role": "assistant", "content": "Hi", "reasoning": "because"}
+    answer = {"choices": [{"message": said, "stop_reason": "\n", "finish_reason": "stop"}]}
+    Disguise("shop@1", "gpt-x", 1, keeps_logprobs=False, keeps_token_ids=False).strip(answer)
+    assert answer["choices"] == [{"message": said, "stop_reason": "\n", "finish_reason": "stop"}]

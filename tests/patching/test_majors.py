@@ -1,8 +1,9 @@
 """The tests that look at the SDK, run for each of its majors in a virtual environment of that major's own.
 
 An environment holds one openai, what art_patch and these tests need besides, and art_patch from this source tree. It is
-made once and kept in pytest's cache, under a hash of what was asked for. In each the tests run twice: as installed,
-where the other HTTP library must not be importable, and the call shapes once more with that one beside.
+made once and kept in pytest's cache, under a hash of what was asked for. What this interpreter has of it is copied, and
+pip, which has the last word, fetches the rest. In each the tests run twice: as installed, where the other HTTP library
+must not be importable, and the call shapes once more with that one beside.
 
 Two environments are worked on at a time. What was run, with which versions, and what was skipped why is printed in the
 end.
@@ -24,10 +25,13 @@ import venv
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -113,6 +117,52 @@ def requirements(major: Major) -> list[str]:
     return [major.openai, *needed, *testers]
 
 
+def closure(wanted: list[str], but: tuple[str, ...]) -> tuple[dict[str, Distribution], bool]:
+    """What is installed here of some requirements and of what those need, leaving `but` and what only it needs out.
+
+    Returns:
+        The distributions by name, and whether they are all that is wanted, in versions that will do.
+    """
+    found: dict[str, Distribution] = {}
+    whole, seen = True, set[str]()
+    todo = [(Requirement(line), "") for line in wanted]
+    while todo:
+        asked, extra = todo.pop()
+        name = canonicalize_name(asked.name)
+        if f"{asked} for {extra}" in seen or (asked.marker and not asked.marker.evaluate({"extra": extra})):
+            continue
+        seen.add(f"{asked} for {extra}")
+        try:
+            installed = distribution(name)
+        except PackageNotFoundError:
+            whole = False
+            continue
+        if name not in but:
+            whole = whole and asked.specifier.contains(installed.version, prereleases=True)
+            found[name] = installed
+        # What the SDK needs here, its other majors need too; if not, pip sees to it.
+        if name not in but or name == "openai":
+            needs = [Requirement(line) for line in installed.requires or ()]
+            todo += [(need, one) for need in needs for one in ("", *asked.extras)]
+    return found, whole
+
+
+def copy_installed(wanted: list[str], site: Path, but: tuple[str, ...] = ()) -> bool:
+    """Copy what `closure` finds into a directory, compiled files included; returns whether that is all of it."""
+    found, whole = closure(wanted, but)
+    for installed in found.values():
+        files = [(file, Path(str(file.locate()))) for file in installed.files or ()]
+        inside = [(file, source) for file, source in files if ".." not in file.parts and source.is_file()]
+        if not any(file.name == "RECORD" for file, _ in inside) or (installed.read_text("direct_url.json") or ""):
+            whole = False  # not as pip installs from the index
+            continue
+        for file, source in inside:
+            target = site / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+    return whole
+
+
 def environment(major: Major, folder: Path) -> Path:
     """Return the directory of a major's environment; make it if it is not there yet."""
     wanted = requirements(major)
@@ -124,12 +174,19 @@ def environment(major: Major, folder: Path) -> Path:
         venv.create(place, symlinks=True, with_pip=own_pip)
         pip = [place / "bin/python" if own_pip else sys.executable, "-m", "pip", "--python", place / "bin/python"]
         install = [*pip, "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
+        copy_installed(wanted, site_of(place), but=("openai", major.other))
         say([*install, *wanted])
-        say([*install, "--target", place / "other", major.other])
+        if not copy_installed([major.other], place / "other"):
+            shutil.rmtree(place / "other", ignore_errors=True)
+            say([*install, "--target", place / "other", major.other])
         (place / "made").touch()
-    (site,) = place.glob("lib/python*/site-packages")
-    (site / "art_patch.pth").write_text(f"{ROOT}\n{ROOT / 'integrations'}\n")
+    (site_of(place) / "art_patch.pth").write_text(f"{ROOT}\n{ROOT / 'integrations'}\n")
     return place
+
+
+def site_of(place: Path) -> Path:
+    (site,) = place.glob("lib/python*/site-packages")
+    return site
 
 
 def say(command: list[Any], **options: Any) -> subprocess.CompletedProcess[str]:
@@ -146,7 +203,9 @@ def tail(text: str) -> str:
 def work_on(name: str, major: Major, folder: Path) -> list[Run]:
     """Make the environment and run the tests in it, without the other HTTP library and with it."""
     place = environment(major, folder)
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "PYTHONPATH"))}
+    # With PYTHONDONTWRITEBYTECODE each process would compile the whole SDK anew.
+    left = ("PYTEST", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(left)}
     beside = inherited | {"PYTHONPATH": str(place / "other")}
     return [
         run_tests(name, place, inherited, FILES),

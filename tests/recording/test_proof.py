@@ -42,6 +42,12 @@ BAD = {
     "presence_penalty shifts the distribution": replace(GOOD, params={"presence_penalty": 0.1}),
     "frequency_penalty shifts the distribution": replace(GOOD, params={"frequency_penalty": 0.1}),
     "repetition_penalty shifts the distribution": replace(GOOD, params={"repetition_penalty": 1.1}),
+    "response_format constrains the answer": replace(GOOD, params={"response_format": {"type": "json_object"}}),
+    "structured_outputs constrains the answer": replace(GOOD, params={"structured_outputs": {"choice": ["a", "b"]}}),
+    "tool_choice constrains the answer": replace(GOOD, params={"tool_choice": "required"}),
+    "min_tokens constrains the answer": replace(GOOD, params={"min_tokens": 5}),
+    "bad_words constrains the answer": replace(GOOD, params={"bad_words": ["no"]}),
+    "allowed_token_ids constrains the answer": replace(GOOD, params={"allowed_token_ids": [5, 6]}),
 }
 
 
@@ -54,7 +60,19 @@ def test_every_reason_is_tried_here():
     assert list(BAD) == [reason for reason, _ in REASONS]
 
 
-@pytest.mark.parametrize("params", [{}, {"temperature": 0.7, "top_p": 1, "top_k": -1, "presence_penalty": 0.0}])
+def test_a_temperature_that_vllm_does_not_sample_at_is_greedy():
+    assert why_untrainable(replace(GOOD, params={"temperature": 0.001})) == "greedy sampling has no exploration"
+    assert why_untrainable(replace(GOOD, params={"temperature": 0.01})) is None
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"temperature": 0.7, "top_p": 1, "top_k": -1, "presence_penalty": 0.0},
+        {"response_format": {"type": "text"}, "tool_choice": "auto", "min_tokens": 0},
+    ],
+)
 def test_trainable(params):
     assert why_untrainable(replace(GOOD, params=params)) is None
     assert why_untrainable(replace(GOOD, completion_tokens=0)) is None

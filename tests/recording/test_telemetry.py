@@ -22,7 +22,7 @@ from art_patch.records import Call, Record, Route, SpanInfo
 from art_patch.settings import Settings
 from tests.patching.conftest import CHAMPION
 from tests.patching.samples import ASK, MESSAGES, TOOLS
-from tests.servers import PROMPT_IDS, TEXT, TOOL_CALL, Answer, chunks, error, serving
+from tests.servers import PROMPT_IDS, TEXT, TOOL_CALL, Answer, chunks, error, no_certificates, serving
 
 pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed")
 
@@ -78,10 +78,7 @@ class App:
 @pytest.fixture
 def app(monkeypatch, tmp_path) -> Iterator[App]:
     faults.clear()
-    # A client reads all certificates of the machine, which costs more than the tests, and nothing here speaks TLS.
-    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
-    with serving() as upstream, serving() as local:
+    with no_certificates(tmp_path), serving() as upstream, serving() as local:
         app = App(monkeypatch, upstream, local)
         yield app
         unpatch()

@@ -39,6 +39,14 @@ def fill(value: float, dtype: torch.dtype = torch.float32) -> Callable[[Path], N
     return spoil
 
 
+def multiply(factor: float) -> Callable[[Path], None]:
+    def change(tensors: dict[str, Any]) -> None:
+        for tensor in tensors.values():
+            tensor *= factor
+
+    return lambda work: edit_tensors(work, change)
+
+
 def rename_all(old: str, new: str) -> Callable[[Path], None]:
     def change(tensors: dict[str, Any]) -> None:
         for key in list(tensors):
@@ -103,6 +111,8 @@ BEFORE_PUBLISHING: dict[str, tuple[Callable[[Path], object], str]] = {
     "NaN in bfloat16": (fill(float("nan"), torch.bfloat16), "holds NaN or infinity"),
     "NaN in float16": (fill(float("inf"), torch.float16), "holds NaN or infinity"),
     "integers": (fill(1, torch.int32), "has dtype I32"),
+    "exploded": (multiply(1e5), "it may change a weight of model.layers"),
+    "overflowing": (fill(1e30), "more than 1000"),
 }  # fmt: skip
 
 
@@ -224,3 +234,34 @@ def test_a_directory_without_a_model_says_what_is_missing(broken: str, tmp_path:
     (directory / broken).unlink()
     with pytest.raises(ModelNotFound):
         read_base_model(directory)
+
+
+CANARY = {"token_ids": [1, 2, 3], "logprobs": [-1.0, -2.0], "base_logprobs": [-1.5, -2.5], "dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"logprobs": [-1.0, float("nan")]}, "the trainer's own log-probabilities are not finite"),
+        ({"base_logprobs": [-1.0]}, "has the wrong number of values"),
+        ({"token_ids": "abc"}, "cannot be read"),
+        ({"dtype": None, "logprobs": None}, "cannot be read"),
+    ],
+)
+def test_a_canary_that_says_nothing_is_refused(
+    change: dict[str, Any], reason: str, base_dir: Path, tmp_path: Path
+) -> None:
+    base = read_base_model(base_dir)
+    work = make_adapter_files(tmp_path / "work", base_dir)
+    publish_adapter(work, tmp_path / "agent@1", base_sha256=base.sha256, extra={"canary": {**CANARY, **change}})
+    with pytest.raises(AdapterRejected, match=reason):
+        validate_adapter(tmp_path, "agent@1", base)
+
+
+def test_a_canary_is_read_with_the_adapter(base_dir: Path, tmp_path: Path) -> None:
+    base = read_base_model(base_dir)
+    work = make_adapter_files(tmp_path / "work", base_dir)
+    publish_adapter(work, tmp_path / "agent@1", base_sha256=base.sha256, extra={"canary": CANARY})
+    found = validate_adapter(tmp_path, "agent@1", base).canary
+    assert found is not None
+    assert found.entry() == CANARY

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import shutil
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,52 +16,13 @@ import pytest
 import torch
 from openai import OpenAI
 
-from art_patch.errors import AdapterRejected, ConfigError, EngineError, ModelNotFound, PortInUse
+from art_patch.errors import ConfigError, EngineError, ModelNotFound, PortInUse
 from art_patch.listening import listen
-from art_patch.serving.base_model import base_fingerprint
 from art_patch.serving.client import EngineClient
 from art_patch.serving.embedded import cohort as cohort_module
 from art_patch.serving.embedded.engine import EmbeddedEngine, EngineLimits
+from tests.serving.asking import HELLO, PROOF, ask, assembled, greedy, wait_until
 from tests.serving.conftest import Running, serve
-from tests.serving.test_adapters import AFTER_PUBLISHING, BEFORE_PUBLISHING
-from tests.tiny import make_adapter_files, make_tiny_adapter
-
-HELLO = [{"role": "user", "content": "what is the price of 3 plums?"}]
-PROOF = {"logprobs": True, "extra_body": {"return_token_ids": True}}
-
-
-def ask(client: OpenAI, policy: str = "agent@0", messages: Any = HELLO, **options: Any) -> dict[str, Any]:
-    return client.chat.completions.create(model=policy, messages=messages, **options).to_dict()
-
-
-def greedy(client: OpenAI, policy: str, content: str, tokens: int = 24) -> list[int]:
-    messages = [{"role": "user", "content": content}]
-    answer = ask(client, policy, messages, temperature=0, max_tokens=tokens, **PROOF)
-    return answer["choices"][0]["token_ids"]
-
-
-def assembled(stream: Any) -> dict[str, Any]:
-    """Puts a stream together; checks what must hold of every chunk."""
-    out: dict[int, dict[str, Any]] = {}
-    usage = None
-    for chunk in stream:
-        chunk = chunk.to_dict()
-        assert chunk["object"] == "chat.completion.chunk"
-        assert chunk["system_fingerprint"] == chunk["model"]
-        usage = chunk.get("usage") or usage
-        for choice in chunk["choices"]:
-            state = out.setdefault(
-                choice["index"],
-                {"content": "", "ids": [], "logprobs": [], "calls": [], "reason": None, "prompt": None},
-            )
-            assert state["reason"] is None, "nothing may follow the finish reason"
-            state["prompt"] = state["prompt"] or chunk.get("prompt_token_ids")
-            state["content"] += choice["delta"].get("content") or ""
-            state["ids"] += choice.get("token_ids") or []
-            state["logprobs"] += [e["logprob"] for e in (choice.get("logprobs") or {"content": []})["content"]]
-            state["calls"] += choice["delta"].get("tool_calls") or []
-            state["reason"] = choice["finish_reason"]
-    return {"choices": [out[index] for index in sorted(out)], "usage": usage}
 
 
 def reference_logprobs(
@@ -119,18 +78,6 @@ def test_the_whole_answer(running: Running) -> None:
     assert len(ids) == 6
 
 
-def test_proof_is_left_out_unless_asked_for(running: Running) -> None:
-    answer = ask(running.openai, max_tokens=2)
-    assert "prompt_token_ids" not in answer
-    assert answer["choices"][0]["logprobs"] is None
-    assert "token_ids" not in answer["choices"][0]
-
-
-def test_models_lists_every_policy(running: Running) -> None:
-    assert running.client.models()[:3] == ["agent@0", "agent@1", "agent@2"]
-    assert [model.id for model in running.openai.models.list()] == running.client.models()
-
-
 @pytest.mark.parametrize("merge", [True, False])
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_logprobs_are_those_of_a_plain_forward(merge: bool, temperature: float, base_dir: Path, adapters: Path) -> None:
@@ -154,71 +101,6 @@ def test_logprobs_are_those_of_a_plain_forward(merge: bool, temperature: float, 
             expected = reference_logprobs(holder, answer["prompt_token_ids"], choice["token_ids"], temperature)
             got = [entry["logprob"] for entry in choice["logprobs"]["content"]]
             assert got == pytest.approx(expected, abs=1e-4)
-
-
-def test_ragged_neighbours_of_other_policies_change_nothing(running: Running) -> None:
-    jobs = [
-        (f"agent@{step}", "apple " * length + f"{length}", tokens)
-        for step in (0, 1, 2)
-        for length, tokens in ((1, 30), (40, 5), (7, 17), (100, 40), (3, 9))
-    ]
-    alone = [greedy(running.openai, *job) for job in jobs]
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        together = list(pool.map(lambda job: greedy(running.openai, *job), jobs * 3))
-    assert together == alone * 3
-    assert alone[0][:5] != alone[5][:5] != alone[10][:5], "the policies must differ for this to mean anything"
-
-
-def test_a_seed_gives_the_same_tokens_in_any_company(running: Running) -> None:
-    def draw(seed: int) -> list[int]:
-        return ask(running.openai, "agent@1", seed=seed, max_tokens=20, **PROOF)["choices"][0]["token_ids"]
-
-    alone = [draw(seed) for seed in range(6)]
-    with ThreadPoolExecutor(12) as pool:
-        assert list(pool.map(draw, [0, 1, 2, 3, 4, 5] * 2)) == alone * 2
-    assert len({tuple(ids) for ids in alone}) == 6
-
-
-def test_choices_differ_and_are_numbered(running: Running) -> None:
-    answer = ask(running.openai, n=3, seed=7, max_tokens=12, **PROOF)
-    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
-    assert len({tuple(choice["token_ids"]) for choice in answer["choices"]}) == 3
-    sampled = sum(len(choice["token_ids"]) for choice in answer["choices"])
-    assert answer["usage"]["completion_tokens"] == sampled
-    second = ask(running.openai, seed=8, max_tokens=12, **PROOF)
-    assert second["choices"][0]["token_ids"] == answer["choices"][1]["token_ids"]
-
-
-@pytest.mark.parametrize("options", [{"n": 1}, {"n": 3}, {"n": 2, "stop": ["a", "e"]}, {"top_p": 0.5}])
-def test_a_stream_put_together_is_the_whole_answer(running: Running, options: dict[str, Any]) -> None:
-    options = {**options, "seed": 11, "max_tokens": 40, **PROOF}
-    whole = ask(running.openai, "agent@2", **options)
-    stream = assembled(
-        running.openai.chat.completions.create(
-            model="agent@2", messages=HELLO, stream=True, stream_options={"include_usage": True}, **options
-        )
-    )
-    assert stream["usage"] == whole["usage"]
-    for streamed, choice in zip(stream["choices"], whole["choices"], strict=True):
-        assert streamed == {
-            "content": choice["message"]["content"],
-            "ids": choice["token_ids"],
-            "logprobs": pytest.approx([e["logprob"] for e in choice["logprobs"]["content"]], abs=1e-5),
-            "calls": [],
-            "reason": choice["finish_reason"],
-            "prompt": whole["prompt_token_ids"],
-        }
-
-
-def test_a_stop_string_ends_the_answer(running: Running) -> None:
-    text = ask(running.openai, temperature=0, max_tokens=40)["choices"][0]["message"]["content"]
-    stop = text[len(text) // 2 : len(text) // 2 + 2]
-    answer = ask(running.openai, temperature=0, max_tokens=40, stop=stop, **PROOF)
-    choice = answer["choices"][0]
-    assert choice["message"]["content"] == text[: text.index(stop)]
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
-    assert stop in running.engine.prompts.decode(choice["token_ids"]), "the sampled ids are all reported"
-    assert len(choice["token_ids"]) == answer["usage"]["completion_tokens"] == len(choice["logprobs"]["content"])
 
 
 def test_the_stop_token_is_among_the_ids(scripted: Running) -> None:
@@ -328,116 +210,6 @@ def test_neutral_values_and_names_of_the_caller_are_accepted(running: Running) -
     assert answer["usage"]["completion_tokens"] == 3
 
 
-def test_unknown_things_get_openai_shaped_errors(running: Running) -> None:
-    with pytest.raises(openai.NotFoundError, match=r"does not exist\. Served models: agent@0, agent@1, agent@2"):
-        ask(running.openai, "agent@77")
-    with pytest.raises(openai.NotFoundError) as missing:
-        running.openai.get("/nowhere", cast_to=object)
-    assert set(missing.value.body) == {"message", "type", "param", "code"}
-    with pytest.raises(openai.APIStatusError) as method:
-        running.openai.get("/chat/completions", cast_to=object)
-    assert method.value.status_code == 405
-    with socket.create_connection(("127.0.0.1", int(running.url.rsplit(":", 1)[1]))) as raw:
-        raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n{x}")
-        answer = b""
-        while b"}" not in answer:
-            answer += raw.recv(4096)
-    assert b'"message":"the body is not JSON' in answer
-
-
-def test_policies_come_and_go_under_traffic_without_a_failure(running: Running) -> None:
-    stop = threading.Event()
-    expected = greedy(running.openai, "agent@1", "pear")
-
-    def talk(worker: int) -> int:
-        count = 0
-        while not stop.is_set():
-            if worker % 2:
-                assert greedy(running.openai, "agent@1", "pear") == expected
-            else:
-                options: Any = {"max_tokens": 20, "stream": True}
-                stream = running.openai.chat.completions.create(model="agent@0", messages=HELLO, **options)
-                assert [chunk.choices[0].finish_reason for chunk in stream][-1] in ("stop", "length")
-            count += 1
-        return count
-
-    with ThreadPoolExecutor(8) as pool:
-        talkers = [pool.submit(talk, worker) for worker in range(8)]
-        try:
-            for _ in range(4):
-                for name in ("agent@3", "agent@4"):
-                    running.client.load(name)
-                    assert greedy(running.openai, name, "pear") != expected
-                    running.client.unload(name)
-        finally:
-            stop.set()
-        assert all(talker.result() > 0 for talker in talkers)
-
-
-def test_what_runs_on_an_unloaded_policy_finishes_on_it(running: Running) -> None:
-    running.client.load("agent@3")
-    undisturbed = greedy(running.openai, "agent@3", "plum", 200)
-    options: Any = {"temperature": 0, "max_tokens": 200, "stream": True, **PROOF}
-    messages: Any = [{"role": "user", "content": "plum"}]
-    stream = running.openai.chat.completions.create(model="agent@3", messages=messages, **options)
-    first = next(stream)
-    running.client.unload("agent@3")
-    with pytest.raises(openai.NotFoundError):
-        ask(running.openai, "agent@3")
-    running.client.load("agent@3")  # the same name again, while the old one still runs
-    assert assembled([first, *stream])["choices"][0]["ids"] == undisturbed
-    running.client.unload("agent@3")
-    wait_until(lambda: running.engine.stats()["retired"] == 0)
-
-
-def test_loading_twice_and_unloading_the_base_are_refused(running: Running) -> None:
-    with pytest.raises(AdapterRejected, match="is served already"):
-        running.client.load("agent@1")
-    with pytest.raises(AdapterRejected, match="is served already"):
-        running.client.load("agent@0")
-    with pytest.raises(AdapterRejected, match="is the base model"):
-        running.client.unload("agent@0")
-    with pytest.raises(EngineError, match="answered 404"):
-        running.client.unload("agent@99")
-
-
-def test_a_path_may_only_confirm_the_name(running: Running, adapters: Path) -> None:
-    for path in ("/etc/passwd", str(adapters / "agent@1"), "../agent@4", str(adapters / "agent@4" / ".."), 3, "\0"):
-        with pytest.raises(openai.BadRequestError, match="lora_path"):
-            body = {"lora_name": "agent@4", "lora_path": path}
-            running.openai.post("/load_lora_adapter", body=body, cast_to=object)
-    body = {"lora_name": "agent@4", "lora_path": str(adapters / "agent@4")}
-    running.openai.post("/load_lora_adapter", body=body, cast_to=object)
-    running.client.unload("agent@4")
-    for name in ("../../etc", "agent@4/..", "agent", "", "agent@404"):
-        with pytest.raises(AdapterRejected):
-            running.client.load(name)
-
-
-def test_bad_adapters_are_refused_while_serving_goes_on(running: Running, base_dir: Path, adapters: Path) -> None:
-    from art_patch.serving.adapters import publish_adapter
-
-    expected = greedy(running.openai, "agent@1", "pear")
-    fingerprint = base_fingerprint(base_dir)
-    cases = [(spoil, reason, True) for spoil, reason in BEFORE_PUBLISHING.values()]
-    cases += [(spoil, reason, False) for spoil, reason in AFTER_PUBLISHING.values()]
-    for step, (spoil, reason, before) in enumerate(cases, start=1000):
-        work = make_adapter_files(adapters / f"work{step}", base_dir)
-        if before:
-            spoil(work)
-        final = publish_adapter(work, adapters / f"bad@{step}", base_sha256=fingerprint)
-        if not before:
-            spoil(final)
-            for leftover in ("elsewhere", "real"):  # where some of them move a file to
-                if (adapters / leftover).exists():
-                    (adapters / leftover).rename(adapters / f"{leftover}{step}")
-        with pytest.raises(AdapterRejected) as refusal:
-            running.client.load(f"bad@{step}")
-        assert before is False or reason in str(refusal.value)
-    assert not [name for name in running.client.models() if name.startswith("bad")]
-    assert greedy(running.openai, "agent@1", "pear") == expected
-
-
 def test_a_failed_step_fails_its_batch_and_nothing_else(
     running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -479,13 +251,6 @@ def test_a_row_that_computes_nan_fails_alone(base_dir: Path, tmp_path: Path) -> 
             with pytest.raises(openai.InternalServerError, match="computed NaN"):
                 ask(server.openai, messages=[{"role": "user", "content": f"{text}{text}"}], n=2, max_tokens=5)
             assert all(e is not None for e in good.result()["choices"])
-
-
-def wait_until(condition: Any, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -613,11 +378,3 @@ def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelNotFound, match=r"config\.json is missing"):
         EmbeddedEngine.from_pretrained(tmp_path / "empty", adapters_root=tmp_path)
-
-
-def test_the_policy_directory_is_the_name(running: Running, base_dir: Path, adapters: Path) -> None:
-    final = make_tiny_adapter(adapters, base_dir, "other.bot", 5, seed=9)
-    running.client.load("other.bot@5")
-    assert ask(running.openai, "other.bot@5", max_tokens=1)["model"] == "other.bot@5"
-    running.client.unload("other.bot@5")
-    shutil.rmtree(final)

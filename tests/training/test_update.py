@@ -174,6 +174,18 @@ def score(base: Path, adapter: Path | None, sample: Sample) -> float:
     return sum(full_logprobs(model, TrainRow(only, 1.0)))
 
 
+def ids_of(sample: Sample) -> tuple[int, ...]:
+    (only,) = rows_of(sample.trajectory, max_tokens=99)
+    return only.ids_T
+
+
+def every_logprob(base: Path, adapter: Path | None, ids: tuple[int, ...]) -> list[float]:
+    model, _ = load_policy(str(base), adapter, TrainConfig())
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0], dim=-1)
+    return [logprobs[place, token].item() for place, token in enumerate(ids[1:])]
+
+
 def test_an_update_moves_the_policy_towards_the_better_answer_and_publishes_what_an_engine_accepts(
     base: Path, samples: list[Sample], tmp_path: Path
 ):
@@ -182,7 +194,14 @@ def test_an_update_moves_the_policy_towards_the_better_answer_and_publishes_what
     good, bad = samples
     assert score(base, target, good) > score(base, None, good)
     assert score(base, target, bad) < score(base, None, bad)
-    assert validate_adapter(tmp_path, "agent@1", read_base_model(base)).rank == 4
+    published = validate_adapter(tmp_path, "agent@1", read_base_model(base))
+    assert published.rank == 4
+    assert published.canary is not None
+    assert published.canary.token_ids in (ids_of(good), ids_of(bad))
+    assert published.canary.logprobs == pytest.approx(every_logprob(base, target, published.canary.token_ids), abs=1e-5)
+    assert published.canary.base_logprobs == pytest.approx(
+        every_logprob(base, None, published.canary.token_ids), abs=1e-5
+    )
     assert (metrics.trajectories, metrics.rows, metrics.tokens, metrics.steps) == (2, 2, 4, 1)
     assert metrics.logprob_gap_nats < 1e-5
     assert [p.name for p in tmp_path.iterdir()] == ["agent@1"]

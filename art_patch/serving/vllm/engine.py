@@ -31,8 +31,8 @@ from art_patch.serving.vllm.replica import Loaded, Replica
 
 _log = logging.getLogger(__name__)
 
-_SLACK = 4
-"""A replica may have this many requests more than twice its share before a conversation goes to another one."""
+_UNEVEN, _SLACK = 1.5, 4
+"""A replica may have this many times its share of the requests, and some, before a conversation goes to another."""
 
 
 class VllmEngine:
@@ -70,6 +70,7 @@ class VllmEngine:
         self._policies: dict[str, Loaded] = {}
         self._base_loaded = Loaded(self.base_policy, base.directory)
         self._lock = asyncio.Lock()  # held while policies or the replicas that take traffic change
+        self._leaving: dict[str, Loaded] = {}  # unloaded, and still answering what had begun
         self._draining: set[asyncio.Task[None]] = set()
         # A unix socket's path may have no more than about 100 bytes, so it cannot lie below `home`.
         self._sockets = Path(tempfile.mkdtemp(prefix="art-patch-vllm-"))
@@ -154,7 +155,15 @@ class VllmEngine:
                 validate_adapter, self.adapters_root, name, self.base, max_rank=self._options.max_lora_rank
             )
             policy = Loaded(name, await asyncio.to_thread(self._copy, adapter), adapter.canary)
-            await self._load_everywhere(policy)
+            leaving = self._leaving.get(name)
+            if leaving is None:
+                await self._load_everywhere(policy)
+            elif leaving.directory == policy.directory:  # unloaded a moment ago, and still answering
+                policy = leaving
+            else:
+                raise AdapterRejected(
+                    f"{name} still answers requests with other weights. Publish them as the next step."
+                )
             self._policies[name] = policy
 
     async def unload(self, name: str) -> None:
@@ -169,6 +178,7 @@ class VllmEngine:
         policy = self._policies.pop(name, None)
         if policy is None:
             raise UnknownPolicy(f"The adapter `{name}` is not served. Served models: {', '.join(self.policies())}.")
+        self._leaving[name] = policy
         task = asyncio.create_task(self._drop(policy))
         self._draining.add(task)
         task.add_done_callback(self._draining.discard)
@@ -205,7 +215,7 @@ class VllmEngine:
         ready = [replica for replica in self.replicas if replica.ready and replica not in tried]
         if len(ready) < 2:
             return ready[0] if ready else None
-        bound = 2 * sum(replica.running for replica in ready) / len(ready) + _SLACK
+        bound = _UNEVEN * sum(replica.running for replica in ready) / len(ready) + _SLACK
         ranked = sorted(ready, key=lambda r: hashlib.blake2b(conversation, key=str(r.number).encode()).digest())
         return next((replica for replica in ranked if replica.running <= bound), ranked[0])
 
@@ -253,6 +263,7 @@ class VllmEngine:
             policy.idle.clear()
             await policy.idle.wait()
         async with self._lock:
+            del self._leaving[policy.name]
             if policy.name not in self._policies:
                 for replica in self.replicas:
                     if replica.ready:

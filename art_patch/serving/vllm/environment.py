@@ -22,8 +22,11 @@ from art_patch.errors import ConfigError, EngineError
 from art_patch.serving.vllm.command import Device
 
 BUILD = "art-patch init vllm"
-_HERE = Path(__file__).parent
+_REQUIREMENTS = Path(__file__).parent / "requirements"
 _CUDA = "vllm>=0.32,<0.34"
+_TORCH_CPU = "--no-deps --retries 1 --timeout 15 --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0"
+"""First, and from PyTorch's own index: what PyPI has under that version brings 3 GB of CUDA and triton along. An index
+that cannot be reached is passed over, so that a mirror, or PyPI, may have it."""
 _COMPLETE = "art-patch.json"
 """Written last: an environment without it was left half built."""
 
@@ -64,7 +67,10 @@ class Found(NamedTuple):
 
 def home_of(root: Path, device: Device) -> Path:
     """Returns where `art-patch init vllm` builds; another recipe is another directory."""
-    recipe = hashlib.sha256("\n".join([device, platform.python_version(), *_recipe(device)]).encode()).hexdigest()
+    # A virtual environment outlives the patch releases of its Python; built again it would be another 2 GB.
+    python = "{}.{}".format(*sys.version_info)
+    files = [file.read_text() for file in sorted(_REQUIREMENTS.glob(f"{device}_*.txt"))]
+    recipe = hashlib.sha256("\n".join([device, python, *_recipe(device), *files]).encode()).hexdigest()
     return root / f"vllm-{device}-{recipe[:8]}"
 
 
@@ -88,10 +94,15 @@ def find(given: Path | None, root: Path) -> Found | None:
         return found
     devices: tuple[Device, ...] = ("cuda", "cpu") if gpus() else ("cpu", "cuda")
     for device in devices:
-        directory = home_of(root, device)
-        if (directory / _COMPLETE).is_file() and (found := look(directory / "bin" / "python")) is not None:
+        if (found := built(root, device)) is not None:
             return found
     return look(Path(sys.executable)) if find_spec("vllm") is not None else None
+
+
+def built(root: Path, device: Device) -> Found | None:
+    """Returns the environment that `build` has made for a device, if it is complete."""
+    directory = home_of(root, device)
+    return look(directory / "bin" / "python") if (directory / _COMPLETE).is_file() else None
 
 
 def look(python: Path) -> Found | None:
@@ -120,7 +131,7 @@ def gpus() -> list[str]:
 
 
 def build(root: Path, device: Device, tell: Callable[[str], None]) -> Found:
-    """Builds an environment, or returns the one that is there.
+    """Builds an environment; one that is there is built anew.
 
     Args:
         root: where environments are built.
@@ -133,9 +144,6 @@ def build(root: Path, device: Device, tell: Callable[[str], None]) -> Found:
     """
     directory = home_of(root, device)
     python = directory / "bin" / "python"
-    if (directory / _COMPLETE).is_file() and (found := look(python)) is not None:
-        tell(f"it is there already: {directory}")
-        return found
     if device == "cpu" and platform.machine() != "x86_64":
         raise ConfigError(
             f"there is no tried CPU build for {platform.machine()}. Install vLLM into an environment of its own and "
@@ -146,7 +154,8 @@ def build(root: Path, device: Device, tell: Callable[[str], None]) -> Found:
     tell(f"building {directory} ...")
     _run([sys.executable, "-m", "venv", str(directory)], tell)
     for arguments in _recipe(device):
-        _run([str(python), "-m", "pip", "install", "--disable-pip-version-check", *arguments.split()], tell)
+        words = [str(_REQUIREMENTS / word) if word.endswith(".txt") else word for word in arguments.split()]
+        _run([str(python), "-m", "pip", "install", "--disable-pip-version-check", *words], tell)
     found = look(python)
     if found is None:
         raise EngineError(f"pip installed no vLLM into {directory}; see what it said above")
@@ -159,18 +168,21 @@ def _recipe(device: Device) -> list[str]:
     """Arguments of one `pip install` after the other."""
     if device == "cuda":
         return [_CUDA]
-    files = ("-r", "cpu_requirements.txt"), ("--no-deps -r", "cpu_no_deps.txt"), ("--no-deps -r", "cpu_hashed.txt")
-    return [f"{flags} {_HERE / 'requirements' / file}" for flags, file in files]
+    return [_TORCH_CPU, "-r cpu_requirements.txt", "--no-deps -r cpu_no_deps.txt", "--no-deps -r cpu_hashed.txt"]
 
 
 def _run(line: list[str], tell: Callable[[str], None]) -> None:
     said: list[str] = []
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=_clean()) as process:
         assert process.stdout is not None
-        for text in process.stdout:
-            said = [*said[-20:], text.rstrip()]
-            if text.startswith(("Collecting ", "Downloading ", "Installing ", "Successfully ")):
-                tell(text.strip()[:110])
+        try:
+            for text in process.stdout:
+                said = [*said[-20:], text.rstrip()]
+                if text.startswith(("Collecting ", "Downloading ", "Installing ", "Successfully ")):
+                    tell(text.strip()[:110])
+        except BaseException:  # SIGTERM reaches us alone, and pip would go on for minutes
+            process.kill()
+            raise
     if process.returncode:
         raise EngineError(f"{' '.join(line[:4])} ... failed with exit code {process.returncode}:\n" + "\n".join(said))
 
