@@ -21,8 +21,8 @@ import uvicorn
 from art_patch.errors import ConfigError, PortInUse
 
 
-def listen(host: str, port: int, *, key: str | None, what: str) -> socket.socket:
-    """Bind the server's socket, before anything slow is done.
+def bind(host: str, port: int, *, key: str | None, what: str) -> socket.socket:
+    """Bind the server's socket, before anything slow is done; until it listens, callers are refused and do not wait.
 
     Args:
         host: an address of this machine.
@@ -45,15 +45,34 @@ def listen(host: str, port: int, *, key: str | None, what: str) -> socket.socket
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        sock.listen(2048)
     except OSError as error:
         sock.close()
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUse(
-                f"another process listens on {host}:{port}; stop it, or choose another port (0 takes a free one)"
-            ) from error
-        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); choose another address") from error
+        raise _cannot_listen(host, port, error) from error
     return sock
+
+
+def listen(host: str, port: int, *, key: str | None, what: str) -> socket.socket:
+    """Bind the server's socket and listen; see `bind`."""
+    sock = bind(host, port, key=key, what=what)
+    _begin(sock)
+    return sock
+
+
+def _begin(sock: socket.socket) -> None:
+    try:
+        sock.listen(2048)
+    except OSError as error:  # somebody else was quicker
+        host, port = sock.getsockname()[:2]
+        sock.close()
+        raise _cannot_listen(host, port, error) from error
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError | PortInUse:
+    if error.errno == errno.EADDRINUSE:
+        return PortInUse(
+            f"another process listens on {host}:{port}; stop it, or choose another port (0 takes a free one)"
+        )
+    return ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); choose another address")
 
 
 def is_loopback(address: str) -> bool:
@@ -65,8 +84,9 @@ def is_loopback(address: str) -> bool:
 
 
 def url_of(host: str, sock: socket.socket) -> str:
-    """Return `http://HOST:PORT` of a bound socket."""
-    shown = f"[{host}]" if ":" in host else host
+    """Return `http://HOST:PORT` of a bound socket, as callers on this machine reach it."""
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    shown = f"[{here}]" if ":" in here else here
     return f"http://{shown}:{sock.getsockname()[1]}"
 
 
@@ -107,6 +127,8 @@ class Server(uvicorn.Server):
         if self.should_exit:
             await self._wind_up()
             return
+        for sock in sockets or ():
+            _begin(sock)
         await super().startup(sockets)
         if self.started and self._on_ready is not None:
             self._on_ready()

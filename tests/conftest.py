@@ -1,8 +1,32 @@
-"""The figures that tests have measured, in a table at the end of the run, whichever process ran the test."""
+"""Figures of all processes in one table at the end of the run; and which files several processes begin with.
+
+Where each process takes whole files, the one that takes a long file last keeps everybody waiting: so files with many
+slow tests come first.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
 from typing import Any
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have pytest-xdist, which sorts files by how many tests they have, keep the order of the next function."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a process of pytest-xdist, put the files with most slow tests first, then those with most tests."""
+    if not hasattr(config, "workerinput"):
+        return
+    tests: Counter[Path] = Counter(item.path for item in items)
+    slow: Counter[Path] = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: (-slow[item.path], -tests[item.path], item.path))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -46,7 +46,11 @@ def vllm(
         with console.status("starting") as shown:
 
             def tell(line: str) -> None:
-                shown.update(line)
+                # Without a terminal nothing would be seen for minutes; each package is too much to be read there.
+                if console.is_terminal:
+                    shown.update(line)
+                elif not line.startswith("Collecting "):
+                    console.print(line, highlight=False)
 
             here = build(settings.environments, device, tell)
     if as_json:

@@ -51,6 +51,10 @@ def serve(
     api_key_file: Annotated[
         Path | None, typer.Option("--api-key-file", help="File with the key that callers must send; mode 600.")
     ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option("--advertise", help="Address that apps on other machines call, such as http://gpu1:8700."),
+    ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     dtype: Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")] = "auto",
     threads: Annotated[
@@ -90,6 +94,7 @@ def serve(
     finished, and the apps go back to their provider.
     """
     from art_patch.cli.output import answer, stdout
+    from art_patch.errors import ConfigError
     from art_patch.listening import listen
     from art_patch.promotion.promote import wanted
     from art_patch.serving.adapters import check_name
@@ -101,6 +106,8 @@ def serve(
     from art_patch.store import open_store
 
     settings = load_settings(project=project, home=home, store=store)
+    if advertise is not None and not advertise.startswith(("http://", "https://")):
+        raise ConfigError(f"--advertise {advertise} is not an address; write it like http://gpu1:8700")
     key_file = str(api_key_file.absolute()) if api_key_file else None
     key, me = read_key(key_file), who_am_i(who, "serve")
     check_name(f"{name}@0")
@@ -123,7 +130,7 @@ def serve(
     here: list[str] = []
 
     def on_ready(url: str) -> None:
-        here.append(f"{url}/v1")
+        here.append(f"{(advertise or url).rstrip('/').removesuffix('/v1')}/v1")
         opened.ledger.set_engine(here[0], key_file=key_file, who=me)
         champion = opened.ledger.champion()
         serves = champion.name if champion else None

@@ -26,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from art_patch.errors import AdapterRejected
-from art_patch.listening import Server, listen, url_of
+from art_patch.listening import Server, bind, url_of
 from art_patch.serving.contract import Overloaded, Served, UnknownPolicy
 from art_patch.serving.http_errors import ApiError, error_body
 
@@ -117,7 +117,7 @@ def run_server(
         KeyboardInterrupt: It was stopped by SIGINT; after draining.
     """
     try:
-        with listen(host, port, key=api_key, what="the model") as sock:
+        with bind(host, port, key=api_key, what="the model") as sock:
             config = uvicorn.Config(
                 build_app(engine, api_key=api_key),
                 log_config=None,

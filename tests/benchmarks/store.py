@@ -54,18 +54,10 @@ sys.path.insert(0, str(ROOT))
 from art_patch.ids import new_id  # noqa: E402 - the line above makes it importable
 from art_patch.records import Call, Group, Record, Trajectory, TrajectoryInfo  # noqa: E402
 from art_patch.store import Store, open_store  # noqa: E402
+from tests.benchmarks.report import Target, finish, percentile, say  # noqa: E402
 from tests.benchmarks.samples import Pair, agent_run, big_call, small_run  # noqa: E402
 
 Figures = dict[str, Any]
-
-
-class Target(NamedTuple):
-    """A figure and its limit."""
-
-    figure: str
-    at_least: float | None
-    at_most: float | None
-    means: str
 
 
 TARGETS = (
@@ -104,14 +96,6 @@ QUICK = Scale(ingest_batches=10, agents=15, contention_s=3, kills=5, calls=10_00
 
 PROCESSES = 8
 CALLS_A_SECOND = 200
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def percentile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
 # Ingest.
@@ -470,18 +454,6 @@ def run(scale: Scale, parts: list[str], url: str | None) -> Figures:
     return figures
 
 
-def missed(figures: Figures) -> list[str]:
-    return [
-        target.figure
-        for target in TARGETS
-        if target.figure in figures
-        and not (
-            (target.at_least is None or figures[target.figure] >= target.at_least)
-            and (target.at_most is None or figures[target.figure] <= target.at_most)
-        )
-    ]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one JSON object, last line of stdout")
@@ -494,22 +466,7 @@ def main() -> None:
     random.seed(4)
     scale = QUICK if given.quick else FULL if given.full else USUAL
     figures = run(scale, given.only or list(PARTS), given.url)
-    figures = {name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}
-    figures["missed"] = missed(figures)
-    if given.json:
-        print(json.dumps(figures))
-        return
-    targets = {target.figure: target for target in TARGETS}
-    for name, value in figures.items():
-        target = targets.get(name)
-        limit = (
-            ""
-            if target is None
-            else f">= {target.at_least:g}"
-            if target.at_least is not None
-            else f"<= {target.at_most:g}"
-        )
-        print(f"{name:<28} {value!s:>12}  {limit:<10} {'' if target is None else target.means}".rstrip())
+    finish(figures, TARGETS, as_json=given.json)
 
 
 if __name__ == "__main__":

@@ -81,6 +81,34 @@ def serving(base: Path, tmp_path: Path) -> Iterator[Serving]:
     server.stop()
 
 
+@pytest.fixture(scope="module")
+def served_home(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The home of a server that runs as long as these tests do."""
+    home = tmp_path_factory.mktemp("served")
+    server = Serving(base, home)
+    yield home
+    assert server.stop() == (0, "")
+
+
+@pytest.fixture
+def served(served_home: Path, tmp_path: Path) -> Path:
+    """A home as that server made it, of the test's own: the same champion, at the same address."""
+    store = open_store(f"sqlite:///{served_home}/default/store.db")
+    (tmp_path / "default").mkdir()
+    store.maintain.backup(tmp_path / "default" / "store.db")
+    store.close()
+    return tmp_path
+
+
+@pytest.fixture
+def ended(served: Path) -> Path:
+    """A home as a server leaves it that was stopped in order."""
+    store = open_store(f"sqlite:///{served}/default/store.db")
+    store.ledger.set_engine(None, who="test")
+    store.close()
+    return served
+
+
 def record_a_call(home: Path) -> None:
     store = open_store(f"sqlite:///{home}/default/store.db")
     answer = Choice(0, {"role": "assistant", "content": "yo"}, "stop", (1,), (-0.5,))
@@ -89,15 +117,34 @@ def record_a_call(home: Path) -> None:
     store.close()
 
 
+COMMANDS = (
+    "run", "proxy", "serve", "retrain", "status", "doctor", "mode", "promote", "rollback", "demo", "trajectories",
+    "export", "import",
+)  # fmt: skip
+HELP = """
+import json, os, sys
+from art_patch.cli import main
+
+for command in sys.argv[1:]:
+    sys.stdout.flush()
+    if not os.fork():
+        sys.argv[1:] = [command, "--help"]
+        main()
+    print(json.dumps([command, os.waitstatus_to_exitcode(os.wait()[1])]))
+"""
+"""The command line is imported once, and each command has a process."""
+
+
 def test_help_and_version(tmp_path: Path):
     shown = art_patch("--help", home=tmp_path)
     assert shown.returncode == 0
-    for command in (
-        "run", "proxy", "serve", "retrain", "status", "doctor", "mode", "promote", "rollback", "demo",
-        "trajectories", "export", "import",
-    ):  # fmt: skip
+    for command in COMMANDS:
         assert command in shown.stdout
-        assert art_patch(command, "--help", home=tmp_path).returncode == 0
+    run = [sys.executable, "-c", HELP, *COMMANDS]
+    helped = subprocess.run(run, capture_output=True, text=True, timeout=120, env=ENVIRONMENT, check=True).stdout
+    assert [json.loads(line) for line in helped.splitlines() if line.startswith("[")] == [[c, 0] for c in COMMANDS]
+    for command in COMMANDS:
+        assert f"{command} [OPTIONS]" in helped
     assert art_patch("--version", home=tmp_path).stdout.strip() == "0.1.0"
 
 
@@ -193,32 +240,30 @@ def test_a_share_is_a_percentage(percent: str, tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_empty_store_is_nothing_to_do(tmp_path: Path, serving: Serving):
+def test_an_empty_store_is_nothing_to_do(served: Path):
     for _ in range(2):
-        result = art_patch("retrain", "--json", home=tmp_path)
+        result = art_patch("retrain", "--json", home=served)
         assert result.returncode == 0
         assert json.loads(result.stdout)["outcome"] == "nothing to do"
-    assert "no calls are recorded" in art_patch("retrain", home=tmp_path).stdout
+    assert "no calls are recorded" in art_patch("retrain", home=served).stdout
 
 
-def test_no_judge_is_said_and_nothing_lost(tmp_path: Path, serving: Serving):
-    record_a_call(tmp_path)
-    says(art_patch("retrain", home=tmp_path), 7, "ART_PATCH_JUDGE", "openai/")
-    assert json.loads(art_patch("status", "--json", home=tmp_path).stdout)["recorded"]["calls"] == 1
+def test_no_judge_is_said_and_nothing_lost(served: Path):
+    record_a_call(served)
+    says(art_patch("retrain", home=served), 7, "ART_PATCH_JUDGE", "openai/")
+    assert json.loads(art_patch("status", "--json", home=served).stdout)["recorded"]["calls"] == 1
 
 
-def test_no_engine_is_said(tmp_path: Path, base: Path):
-    server = Serving(base, tmp_path)
-    server.stop()
-    record_a_call(tmp_path)
-    says(art_patch("retrain", "--judge", "openai/x", home=tmp_path), 6, "art-patch serve")
-    says(art_patch("promote", "agent@0", home=tmp_path), 6, "art-patch serve")
+def test_no_engine_is_said(ended: Path):
+    record_a_call(ended)
+    says(art_patch("retrain", "--judge", "openai/x", home=ended), 6, "art-patch serve")
+    says(art_patch("promote", "agent@0", home=ended), 6, "art-patch serve")
 
 
-def test_a_second_cycle_is_told_that_one_runs(tmp_path: Path, serving: Serving):
-    record_a_call(tmp_path)
-    with only_one(tmp_path / "default"):
-        says(art_patch("retrain", "--judge", "openai/x", home=tmp_path), 5, "another cycle")
+def test_a_second_cycle_is_told_that_one_runs(served: Path):
+    record_a_call(served)
+    with only_one(served / "default"):
+        says(art_patch("retrain", "--judge", "openai/x", home=served), 5, "another cycle")
 
 
 def test_errors_as_json(tmp_path: Path):
@@ -260,15 +305,14 @@ def test_a_killed_server_is_seen_as_unreachable(tmp_path: Path, serving: Serving
     says(art_patch("retrain", "--judge", "openai/x", home=tmp_path), 6, "art-patch serve")
 
 
-def test_another_base_is_refused_for_the_same_project(tmp_path: Path, serving: Serving):
-    serving.stop()
-    other = make_tiny_model(tmp_path / "other", seed=5, hidden=32, vocab_size=320)
-    says(art_patch("serve", "--base", other, "--port", "0", home=tmp_path), 2, "agent@0 was trained on", "--project")
-    says(art_patch("serve", "--base", other, "--name", "bob", "--port", "0", home=tmp_path), 2, "--name agent")
+def test_another_base_is_refused_for_the_same_project(ended: Path):
+    other = make_tiny_model(ended / "other", seed=5, hidden=32, vocab_size=320)
+    says(art_patch("serve", "--base", other, "--port", "0", home=ended), 2, "agent@0 was trained on", "--project")
+    says(art_patch("serve", "--base", other, "--name", "bob", "--port", "0", home=ended), 2, "--name agent")
 
 
-def test_status_reads_well(tmp_path: Path, serving: Serving):
-    record_a_call(tmp_path)
-    shown = art_patch("status", home=tmp_path).stdout
+def test_status_reads_well(served: Path):
+    record_a_call(served)
+    shown = art_patch("status", home=served).stdout
     for words in ("champion      agent@0", "healthy", "1 (1 by our policies, 0 fell back", "first policy served"):
         assert words in shown

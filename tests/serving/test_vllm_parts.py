@@ -93,6 +93,7 @@ def test_the_environment_holds_what_the_contract_needs_and_no_secret_of_the_app(
     assert environment(OPTIONS, inherited, gpus=["3", "4"]) == {
         "PATH": "/bin", "VLLM_CPU_KVCACHE_SPACE": "7", "VLLM_SERVER_DEV_MODE": "0", "HF_HUB_OFFLINE": "1",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_COMPUTE_NANS_IN_LOGITS": "1", "TRANSFORMERS_OFFLINE": "1",
+        "SPT_NOENV": "1",
         "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind", "CUDA_VISIBLE_DEVICES": "3,4",
     }  # fmt: skip
@@ -167,9 +168,9 @@ def test_what_a_dead_server_left_is_swept_and_what_a_living_one_runs_is_not(
     tmp_path: Path, clean_environment: dict[str, str]
 ) -> None:
     # As if server and keeper had been killed at the same moment.
-    left = subprocess.Popen(["sleep", "60"], env={**clean_environment, MARK: f"{tmp_path}:999999999:1"})
+    left = subprocess.Popen(["sleep", "60"], env={**clean_environment, MARK: f"{tmp_path}:999999999-1"})
     ours = subprocess.Popen(["sleep", "60"], env={**clean_environment, MARK: mark(tmp_path)})
-    other = subprocess.Popen(["sleep", "60"], env={**clean_environment, MARK: f"{tmp_path}-2:999999999:1"})
+    other = subprocess.Popen(["sleep", "60"], env={**clean_environment, MARK: f"{tmp_path}-2:999999999-1"})
     try:
         wait_until(lambda: len(marked(tmp_path)) == 2)
         assert sweep(tmp_path) == 1

@@ -52,6 +52,7 @@ _FORCED = {
     "VLLM_SERVER_DEV_MODE": "0",  # its routes ask for no key
     "HF_HUB_OFFLINE": "1",  # a LoRA's path that is a hub id would be downloaded
     "TRANSFORMERS_OFFLINE": "1",
+    "SPT_NOENV": "1",  # setproctitle would overwrite the variable by which a process is known to be ours
 }
 _DEFAULTS = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
 _DEFAULTS_CPU = {

@@ -25,11 +25,13 @@ from art_patch.serving.contract import Overloaded, UnknownPolicy
 from art_patch.serving.vllm.command import VllmOptions, command, environment
 from art_patch.serving.vllm.forward import Forward
 from art_patch.serving.vllm.link import Unreachable
-from art_patch.serving.vllm.process import VllmProcess, mark, sweep
+from art_patch.serving.vllm.process import VllmProcess, lives, owner, sweep
 from art_patch.serving.vllm.proof import Poisoned
 from art_patch.serving.vllm.replica import Loaded, Replica
 
 _log = logging.getLogger(__name__)
+
+_COPIES = "served-"
 
 _UNEVEN, _SLACK = 1.5, 4
 """A replica may have this many times its share of the requests, and some, before a conversation goes to another."""
@@ -74,7 +76,7 @@ class VllmEngine:
         self._draining: set[asyncio.Task[None]] = set()
         # A unix socket's path may have no more than about 100 bytes, so it cannot lie below `home`.
         self._sockets = Path(tempfile.mkdtemp(prefix="art-patch-vllm-"))
-        self._copies = home / f"served-{mark(Path()).replace(':', '-').lstrip('.-')}"
+        self._copies = home / f"{_COPIES}{owner()}"
 
         def starter(number: int, socket: Path) -> Callable[[], VllmProcess]:
             variables = environment(options, inherited, gpus=None if gpus is None else gpus[number])
@@ -116,8 +118,8 @@ class VllmEngine:
         self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
         if swept := await asyncio.to_thread(sweep, self._home):
             _log.warning("%d processes that an earlier server had left behind were ended", swept)
-        for left in self._home.glob("served-*"):  # no vLLM that knows them is left
-            if left.name.split("-")[1] not in _living():
+        for left in self._home.glob(f"{_COPIES}*"):
+            if not lives(left.name.removeprefix(_COPIES)):  # no vLLM that knows them is left
                 await asyncio.to_thread(shutil.rmtree, left, ignore_errors=True)
         self._copies.mkdir(mode=0o700, exist_ok=True)
         await asyncio.gather(*(replica.boot() for replica in self.replicas))
@@ -281,7 +283,3 @@ class VllmEngine:
                     Path(made).rename(directory)
                     Path(made).mkdir()  # what the context manager is going to remove
         return directory
-
-
-def _living() -> set[str]:
-    return {entry.name for entry in Path("/proc").glob("[0-9]*")}

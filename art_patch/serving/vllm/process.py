@@ -20,7 +20,9 @@ MARK = "ART_PATCH_SERVED_BY"
 _KEEPER = Path(__file__).with_name("keeper.py")
 _LOG_BYTES = 16 << 20
 _TAIL_BYTES = 64 << 10
-_ERROR = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception): .{1,400})")
+_PREFIX = re.compile(r"^\(\w+ pid=\d+\) ", re.MULTILINE)
+# With the lines below it that are set in: pydantic says there what is wrong.
+_ERROR = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception): .{1,400}(?:\n  \S.{1,400}){0,2})")
 
 
 class VllmProcess:
@@ -77,7 +79,7 @@ class VllmProcess:
         with self.log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(self._start, size - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
+            text = _PREFIX.sub("", file.read().decode(errors="replace"))
         found = dict.fromkeys(_ERROR.findall(text))
         errors = [error for error in found if "EngineDeadError" not in error]  # what the death of the engine leads to
         return "\n".join(errors[:3] or text.strip().splitlines()[-5:]) or "it wrote nothing"
@@ -89,7 +91,18 @@ class VllmProcess:
 
 def mark(home: Path) -> str:
     """Returns the value by which processes of this very server are known."""
-    return f"{home}:{os.getpid()}:{_started_at(os.getpid())}"
+    return f"{home}:{owner()}"
+
+
+def owner() -> str:
+    """Returns what names this process and no other that ever runs under its number."""
+    return f"{os.getpid()}-{_started_at(os.getpid())}"
+
+
+def lives(owner: str) -> bool:
+    """Whether the process that `owner` named is still there."""
+    pid, _, started = owner.partition("-")
+    return pid.isdigit() and _started_at(int(pid)) == started
 
 
 def sweep(home: Path) -> int:
@@ -100,7 +113,7 @@ def sweep(home: Path) -> int:
     """
     found = 0
     for _ in range(20):
-        orphans = [pid for pid, owner in _marked(home) if not _lives(owner)]
+        orphans = [pid for pid, server in _marked(home) if not lives(server)]
         if not orphans:
             break
         found = max(found, len(orphans))
@@ -126,11 +139,6 @@ def _marked(home: Path) -> list[tuple[int, str]]:
             continue
         found += [(int(entry.name), v[len(prefix) :].decode()) for v in variables if v.startswith(prefix)]
     return found
-
-
-def _lives(owner: str) -> bool:
-    pid, _, started = owner.partition(":")
-    return _started_at(int(pid)) == started
 
 
 def _started_at(pid: int) -> str:
