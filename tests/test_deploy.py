@@ -237,7 +237,7 @@ def test_compose_fits_the_image():
     assert (server["build"], server["volumes"]) == (job["build"], job["volumes"])
     assert (DEPLOY / server["build"]["context"]).resolve() == ROOT
     assert (ROOT / server["build"]["dockerfile"]).is_file()
-    assert job["environment"]["ART_PATCH_BASE_URL"] == f"http://server:{options['port']}/v1"
+    assert options["advertise"] == f"http://server:{options['port']}", "the store tells job and apps"
     assert f"127.0.0.1:{options['port']}/health" in CONTAINERFILE
     assert CUDA["services"].keys() == COMPOSE["services"].keys()
     assert all(service["build"]["args"] == {"DEVICE": "cuda"} for service in CUDA["services"].values())

@@ -20,6 +20,9 @@ def demo(
     judge_base_url: Annotated[
         str | None, typer.Option("--judge-base-url", envvar="ART_PATCH_JUDGE_BASE_URL", help="Where the judge answers.")
     ] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", help="vllm, embedded, or auto: vLLM on a GPU, else embedded.")
+    ] = "auto",
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -36,7 +39,7 @@ def demo(
     settings = load_settings(project=project, home=home, judge=judge, judge_base_url=judge_base_url)
     with bars(quiet=as_json) as shown:
         teller = _Teller(shown, quiet=as_json, judge=settings.judge, directory=str(settings.directory))
-        figures = run_demo(settings, seed=seed, cycles=cycles or CYCLES, control=control, tell=teller)
+        figures = run_demo(settings, seed=seed, cycles=cycles or CYCLES, control=control, tell=teller, engine=engine)
     if as_json:
         answer(figures)
     else:
@@ -88,6 +91,7 @@ def _summary(console: Any, figures: Mapping[str, Any], home: object) -> None:
     )
     where = f" --home {home}" if home else ""
     again = f"art-patch demo --seed {figures['seed']}{' --control' if figures['control'] else ''}{where}"
+    again += " --engine vllm" if figures["engine"] == "vllm" else ""
     project = f"demo-{figures['seed']}{'-control' if figures['control'] else ''}"
     console.print(f"database  {figures['store']}")
     console.print(f"next      [b]{again}[/]   goes on learning")

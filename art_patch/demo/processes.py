@@ -104,13 +104,14 @@ class Process:
 class Engine(Process):
     """`art-patch serve` on a free port."""
 
-    def __init__(self, base: Path, home: Path, project: str, log: Path) -> None:
+    def __init__(self, base: Path, home: Path, project: str, log: Path, engine: str = "embedded") -> None:
         """Start it and wait until it answers.
 
         Raises:
             EngineError: if it stops instead.
         """
         command = [sys.executable, "-m", "art_patch", "serve", "--base", str(base), "--port", "0", "--json"]
+        command += ["--engine", engine]
         command += ["--home", str(home), "--project", project, "--threads", "1", "--who", "demo"]
         super().__init__(command, {}, log)
         assert self.process.stdout is not None
@@ -124,6 +125,7 @@ class Engine(Process):
             raise EngineError(f"the engine did not start: {first.get('message') or self.why()}")
         self.base_url: str = first["base_url"]
         self.champion: str = first["champion"]
+        self.kind: str = first["engine"]
 
 
 class Agent(Process):

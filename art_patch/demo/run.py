@@ -81,7 +81,9 @@ class Curve:
         temporary.replace(self.path)
 
 
-def run_demo(settings: Settings, *, seed: int, cycles: int, control: bool, tell: Teller) -> dict[str, Any]:
+def run_demo(
+    settings: Settings, *, seed: int, cycles: int, control: bool, tell: Teller, engine: str = "embedded"
+) -> dict[str, Any]:
     """Run the demo and return its figures.
 
     Args:
@@ -90,6 +92,7 @@ def run_demo(settings: Settings, *, seed: int, cycles: int, control: bool, tell:
         cycles: how many to run now.
         control: shuffle the judge's scores and let every candidate pass, to show that learning comes from rewards.
         tell: shows what goes on.
+        engine: what serves, as `art-patch serve --engine` has it.
     """
     started = time.monotonic()
     directory = settings.directory
@@ -101,7 +104,7 @@ def run_demo(settings: Settings, *, seed: int, cycles: int, control: bool, tell:
     )
     with ExitStack() as stack:
         judge = _judge(settings, stack, seed, control)
-        world = stack.enter_context(_World(settings, base, seed))
+        world = stack.enter_context(_World(settings, base, seed, engine))
         tell.say(f"{world.engine.champion} serves at {world.engine.base_url}")
         curve = Curve.load(directory / "demo-curve.json")
         resumed = bool(curve.rows)
@@ -121,6 +124,7 @@ def run_demo(settings: Settings, *, seed: int, cycles: int, control: bool, tell:
     return figures | {
         "seed": seed,
         "control": control,
+        "engine": world.engine.kind,
         "judge": judge.model,
         "store": without_password(settings.store_url),
         "wall_s": round(time.monotonic() - started, 1),
@@ -130,8 +134,8 @@ def run_demo(settings: Settings, *, seed: int, cycles: int, control: bool, tell:
 class _World:
     """The running parts: engine, patched agent, unpatched agent, store."""
 
-    def __init__(self, settings: Settings, base: Path, seed: int) -> None:
-        self._settings, self._base, self._seed = settings, base, seed
+    def __init__(self, settings: Settings, base: Path, seed: int, engine: str) -> None:
+        self._settings, self._base, self._seed, self._engine = settings, base, seed, engine
         self._stack = ExitStack()
         self.errors = 0
         self._asked = 0
@@ -148,7 +152,9 @@ class _World:
     def _start(self, stack: ExitStack) -> None:
         settings, directory = self._settings, self._settings.directory
         home, project = str(directory.parent), settings.project
-        self.engine = stack.enter_context(Engine(self._base, directory.parent, project, directory / "engine.log"))
+        self.engine = stack.enter_context(
+            Engine(self._base, directory.parent, project, directory / "engine.log", self._engine)
+        )
         self.store: Store = open_store(settings.store_url)
         stack.callback(self.store.close)
         self.client = stack.enter_context(EngineClient(self.engine.base_url))
