@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print what `tests/faults` recorded."""
+    """Print what tests recorded as `figure`: its name, what was measured, what was wanted."""
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
     rows = [
         value
@@ -41,7 +41,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     ]
     if not rows:
         return
-    terminalreporter.section("fault figures")
+    terminalreporter.section("figures")
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for name, value, target in rows:
         terminalreporter.write_line(f"{name:<{widths[0]}}  {value:>{widths[1]}}  {target}".rstrip())

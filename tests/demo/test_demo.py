@@ -57,14 +57,15 @@ def processes_of(home: Path) -> list[str]:
 
 
 def test_it_learns_and_a_second_run_goes_on(home: Path):
-    first = run(home, "--cycles", "2")
-    assert first["success_after"] - first["success_before"] >= 0.25
-    assert first["promotions"] >= 1
-    assert (first["failed_calls"], first["cycles"], first["resumed"]) == (0, 2, False)
+    first = run(home, "--cycles", "1")
+    assert (first["failed_calls"], first["cycles"], first["resumed"]) == (0, 1, False)
     assert first["app_rss_added_mib"] <= 64
     second = run(home, "--cycles", "1")
-    assert (second["resumed"], second["cycles"], second["failed_calls"]) == (True, 3, 0)
-    assert second["curve"][:3] == first["curve"]
+    assert (second["resumed"], second["cycles"], second["failed_calls"]) == (True, 2, 0)
+    assert second["curve"][:2] == first["curve"]
+    assert second["success_before"] == first["success_before"]
+    assert second["success_after"] - second["success_before"] >= 0.25
+    assert second["promotions"] >= 1
     assert int(second["policy"].split("@")[1]) >= int(first["policy"].split("@")[1])
     assert processes_of(home) == []
 

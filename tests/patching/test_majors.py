@@ -45,6 +45,10 @@ FILES = (
     ),
 )
 TESTERS = ("hypothesis", "pytest", "pytest-timeout")
+# With PYTHONDONTWRITEBYTECODE each process would compile the whole SDK anew. Taken now: a fixture of the other tests
+# here does without certificates, and pip does not.
+LEFT_OUT = ("PYTEST", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith(LEFT_OUT)}
 AT_A_TIME = 2
 
 
@@ -100,13 +104,13 @@ class Run:
         return [f"{count} x {why}" for count, why in re.findall(r"^SKIPPED \[(\d+)\] \S+ (.*)", self.output, re.M)]
 
     @property
-    def line(self) -> str:
-        """One line of the table."""
-        versions = " ".join(f"{self.versions[name] or '-':<8}" for name in ("openai", "httpx", "httpx2"))
-        figures = (
-            f"{self.count('passed'):>6} {self.count('failed') + self.count('error'):>6} {self.count('skipped'):>7}"
-        )
-        return f"{self.name:<12} {versions} {figures} {self.seconds:>5.0f} s"
+    def rows(self) -> list[list[str]]:
+        """Its rows of the table at the end of the run: what became of it, and what was skipped why."""
+        versions = ", ".join(f"{name} {self.versions[name] or '-'}" for name in ("openai", "httpx", "httpx2"))
+        failed = self.count("failed") + self.count("error")
+        figures = f"{self.count('passed')} passed, {failed} failed, {self.count('skipped')} skipped"
+        whole = [f"major {self.name}: {versions}", figures, f"{self.seconds:.0f} s"]
+        return [whole, *([f"major {self.name}: skipped", "", skip] for skip in self.skips)]
 
 
 def requirements(major: Major) -> list[str]:
@@ -175,10 +179,10 @@ def environment(major: Major, folder: Path) -> Path:
         pip = [place / "bin/python" if own_pip else sys.executable, "-m", "pip", "--python", place / "bin/python"]
         install = [*pip, "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
         copy_installed(wanted, site_of(place), but=("openai", major.other))
-        say([*install, *wanted])
+        say([*install, *wanted], env=ENVIRONMENT)
         if not copy_installed([major.other], place / "other"):
             shutil.rmtree(place / "other", ignore_errors=True)
-            say([*install, "--target", place / "other", major.other])
+            say([*install, "--target", place / "other", major.other], env=ENVIRONMENT)
         (place / "made").touch()
     (site_of(place) / "art_patch.pth").write_text(f"{ROOT}\n{ROOT / 'integrations'}\n")
     return place
@@ -203,12 +207,9 @@ def tail(text: str) -> str:
 def work_on(name: str, major: Major, folder: Path) -> list[Run]:
     """Make the environment and run the tests in it, without the other HTTP library and with it."""
     place = environment(major, folder)
-    # With PYTHONDONTWRITEBYTECODE each process would compile the whole SDK anew.
-    left = ("PYTEST", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(left)}
-    beside = inherited | {"PYTHONPATH": str(place / "other")}
+    beside = ENVIRONMENT | {"PYTHONPATH": str(place / "other")}
     return [
-        run_tests(name, place, inherited, FILES),
+        run_tests(name, place, ENVIRONMENT, FILES),
         run_tests(f"{name} + {major.other}", place, beside, (SHAPES,)),
     ]
 
@@ -249,20 +250,13 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[list[Run]]
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         found = {name: pool.submit(work_on, name, MAJORS[name], Path(folder)) for name in wanted}
         yield found
-    done = [run for future in found.values() if future.exception() is None for run in future.result()]
-    reporter = request.config.pluginmanager.getplugin("terminalreporter")
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        reporter.write_line("")
-        reporter.write_line("environment  openai   httpx    httpx2   passed failed skipped    time")
-        for run in done:
-            reporter.write_line(run.line)
-            for skip in run.skips:
-                reporter.write_line(f"             skipped {skip}")
 
 
 @pytest.mark.parametrize("name", MAJORS)
-def test_major(runs, name):
+def test_major(runs, name, record_property):
     alone, beside = runs[name].result()
+    for row in (*alone.rows, *beside.rows):
+        record_property("figure", row)
     major = MAJORS[name]
     assert alone.versions["openai"].startswith(name)
     assert alone.versions[major.own] is not None

@@ -1,0 +1,25 @@
+"""A CUDA machine with vLLM, or the reason why these tests are skipped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from art_patch.serving.vllm.environment import find, gpus
+from art_patch.settings import load_settings
+from tests.serving.conftest import adapters, base_dir, lookup_tool, one_thread
+
+__all__ = ["adapters", "base_dir", "cuda_vllm", "lookup_tool", "one_thread"]
+
+
+@pytest.fixture(scope="session")
+def cuda_vllm() -> Path:
+    """The interpreter of a vLLM for CUDA."""
+    if not gpus():
+        pytest.skip("no NVIDIA GPU")
+    settings = load_settings()
+    found = find(settings.vllm_python, settings.environments)
+    if found is None or found.device != "cuda":
+        pytest.skip("no vLLM for CUDA: art-patch init vllm --cuda")
+    return found.python
