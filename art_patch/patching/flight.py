@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from art_patch.context import Identity, identify
 from art_patch.patching.disguise import Disguise, InvalidAnswer, StreamDisguise, TooSlow
 from art_patch.patching.local_request import patience_s
+from art_patch.patching.pins import Key
 from art_patch.patching.runtime import Runtime
 from art_patch.patching.sticky import sticky_key
 from art_patch.patching.surfaces import Surface, surface_of
@@ -49,7 +51,9 @@ class Flight:
 
     __slots__ = (
         "_claimed",
+        "_identity",
         "_legs",
+        "_run",
         "client",
         "exchange",
         "is_async",
@@ -81,6 +85,8 @@ class Flight:
         self.leg: Leg | None = None
         self._claimed = False
         self._legs = 0
+        self._identity = identity
+        self._run: Key | None = None
         model = options.json_data.get("model")
         self.exchange = Exchange(
             runtime.recorder,
@@ -131,11 +137,18 @@ class Flight:
             self.exchange.fallback = "the engine failed repeatedly and is left alone for a moment"
             return None
         self._legs += 1
+        target = self._pinned(target)
         leg = Leg(target, twin, self.surface.localise(self.options, target, self.client))
         self.runtime.began(self)
         self.exchange.policy = target.champion
         self.exchange.server = target.base_url
         return leg
+
+    def _pinned(self, target: Target) -> Target:
+        """The target, with the policy that this run of the agent began with."""
+        champion = target.champion or ""
+        asked, self._run = self.runtime.pins.policy(self._identity, self.options.json_data, champion)
+        return target if asked == champion else replace(target, champion=asked)
 
     def leg_failed(self, error: Exception) -> None:
         """The champion did not answer; decide whether its successor is asked."""
@@ -151,6 +164,8 @@ class Flight:
             status: Any = getattr(error, "status_code", None)
             # A champion may have been replaced this second: ask the store who serves now.
             may_be_gone = status == 404 and self._legs < _MAX_LEGS
+            if status == 404 and self._run is not None:
+                self.runtime.pins.forget(self._run)
             if may_be_gone and leg is not None and self.runtime.refreshed().champion != leg.target.champion:
                 self.runtime.engine_released()
                 return

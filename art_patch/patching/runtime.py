@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from art_patch.patching.breaker import Breaker
 from art_patch.patching.local_request import Twins
 from art_patch.patching.matching import compile_match
+from art_patch.patching.pins import Pins
 from art_patch.patching.pulse import is_alive
 from art_patch.patching.shadow import Shadow
 from art_patch.patching.target import Target, resolve
@@ -57,6 +58,7 @@ class Runtime:
         self.settings = settings
         self._remote = waits_for_network(settings.store)
         self.shadow = Shadow(self)
+        self.pins = Pins()
         self.recorder = Recorder(settings, open_sink=open_sink, on_tick=self._tick, on_shadow=self._on_shadow)
         self.matches = compile_match(settings.match)
         self.twins = Twins()
