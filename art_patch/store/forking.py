@@ -24,7 +24,10 @@ from queue import Empty
 from typing import Protocol
 
 FORK_DEADLINE_S = 2.0
-"""How long a fork may wait."""
+"""How long a fork may wait for a database."""
+
+IMPORT_DEADLINE_S = 30.0
+"""How long it may wait for an import, which takes half a second, or some on a busy machine, and never hangs."""
 
 
 class Holder(Protocol):
@@ -66,8 +69,8 @@ def in_database() -> Generator[None]:
 
 
 def _before_fork() -> None:
+    _importing.acquire(timeout=IMPORT_DEADLINE_S)
     deadline = time.monotonic() + FORK_DEADLINE_S
-    _importing.acquire(timeout=FORK_DEADLINE_S)
     _gate.acquire(timeout=max(0.0, deadline - time.monotonic()))
     never: SimpleQueue[None] = SimpleQueue()
     while _inside and time.monotonic() < deadline:

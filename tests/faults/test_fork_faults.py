@@ -94,8 +94,8 @@ for round_ in range(int(sys.argv[1]) // 5):  # the first forks come while the wr
     for place in range(5):
         child = os.fork()
         if child == 0:
-            faulthandler.dump_traceback_later(95)  # a deadlock says where,
-            signal.alarm(100)  # and ends with a signal
+            faulthandler.dump_traceback_later(60)  # a deadlock says where,
+            signal.alarm(100)  # and ends, with a signal if need be
             # The parent's connection pool has locks of its own, which its threads may hold right now.
             client = openai.OpenAI(api_key="k", base_url=os.environ["UPSTREAM"], max_retries=0)
             call(f"child {round_ * 5 + place}")

@@ -411,6 +411,8 @@ def check_record(bench: Any, shape: Shape, routed: bool) -> None:
     expected = replace(LOCAL if routed else UPSTREAM, api=shape.api)
     if shape.api == "completions":
         expected = replace(expected, untrainable="a completion is not a chat")
+    elif routed and "response_format" in call.params:
+        expected = replace(expected, untrainable="response_format constrains the answer")
     if shape.stream or (shape.api != "chat" and not routed):  # only a whole chat completion tells of a refusal
         expected = streamed(expected)
     if shape.stream and not shape.usage and not routed:
