@@ -19,7 +19,8 @@ How it is measured:
 - `p99_ratio`: of whole answers, stretches with promotions / stretches without, which take turns.
 - `logprob_max_diff`: of every trainable call that was recorded, at temperatures 0.7 and 1, streamed and whole, with
   tools and with several choices: the largest difference from what the trainer's own code computes for the same ids.
-- `boot_s`: from the start of `art-patch serve` to the first token of a LoRA. `restart_s`: from a `kill -9` of the
+- `boot_s`: from the start of `art-patch serve` to the first token of a LoRA. vLLM imports itself in two processes, one
+  after the other; `vllm_import_s` is one of them, measured between the boots. `restart_s`: from a `kill -9` of the
   engine's server process to the first answer of the champion, while 8 clients call, streaming or not, with an upstream
   to fall back to. `restart_errors` counts their exceptions; `restart_cut_streams` counts streams of which the caller
   had read something when the process died: nobody can splice those.
@@ -55,7 +56,9 @@ from art_patch.promotion.promote import promote  # noqa: E402
 from art_patch.records import Policy  # noqa: E402
 from art_patch.serving.base_model import base_fingerprint  # noqa: E402
 from art_patch.serving.client import EngineClient  # noqa: E402
+from art_patch.serving.vllm.environment import find  # noqa: E402
 from art_patch.serving.vllm.process import marked  # noqa: E402
+from art_patch.settings import load_settings  # noqa: E402
 from art_patch.store import Store, open_store  # noqa: E402
 from tests.benchmarks.report import Target, finish, percentile, say  # noqa: E402
 from tests.servers import serving as serve_upstream  # noqa: E402
@@ -285,7 +288,13 @@ def part_exact(world: World, quick: bool) -> Figures:
 def part_boot(world: World, quick: bool) -> Figures:
     """Boots."""
     times: list[float] = []
+    imports: list[float] = []
     for _ in range(1 if quick else 3):
+        if world.engine == "vllm":
+            began = time.monotonic()
+            subprocess.run([vllm_python(), "-c", "import vllm.entrypoints.openai.api_server"], check=True,
+                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+            imports.append(time.monotonic() - began)
         began = time.monotonic()
         with world.serving(), EngineClient(world.url) as engine:
             champion = world.store.ledger.champion()
@@ -293,7 +302,18 @@ def part_boot(world: World, quick: bool) -> Figures:
             engine.chat(model=champion.name, messages=QUESTION, max_tokens=1)
             times.append(time.monotonic() - began)
         say(f"  boot {times[-1]:.1f} s")
-    return {"boot_s": statistics.median(times), "boot_s_max": max(times)}
+    figures = {"boot_s": statistics.median(times), "boot_s_max": max(times)}
+    if imports:
+        figures["vllm_import_s"] = statistics.median(imports)
+    return figures
+
+
+def vllm_python() -> Path:
+    settings = load_settings()
+    found = find(settings.vllm_python, settings.environments)
+    if found is None:
+        raise SystemExit("there is no vLLM; run: art-patch init vllm")
+    return found.python
 
 
 def part_restart(world: World, quick: bool) -> Figures:

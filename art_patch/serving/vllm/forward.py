@@ -82,9 +82,9 @@ class Forward:
                 return await self._refused(caller, replica, policy, body, response, again=again)
         except (aiohttp.ClientError, OSError, Unreachable) as error:
             if caller.started:
+                # Returning without an end has the server close the connection, which is what the caller must see.
                 _log.warning("an answer of %s broke off: %s", policy.name, error)
-                raise
-            return False
+            return caller.started
         finally:
             replica.running -= 1
 
