@@ -24,6 +24,8 @@ How it is measured:
   engine's server process to the first answer of the champion, while 8 clients call, streaming or not, with an upstream
   to fall back to. `restart_errors` counts their exceptions; `restart_cut_streams` counts streams of which the caller
   had read something when the process died: nobody can splice those.
+- `bad_*`: adapters that are broken in one way each (those of `tests/serving/test_adapters.py`): how many were accepted,
+  how many vLLM's log names, whether the champion answers as before.
 - `orphans`: processes left 5 s after a `kill -9`, for each kind of process in turn.
 """
 
@@ -52,8 +54,10 @@ sys.path.insert(0, str(ROOT))
 import openai  # noqa: E402 - the line above makes ours importable
 
 import art_patch as art  # noqa: E402
+from art_patch.errors import AdapterRejected  # noqa: E402
 from art_patch.promotion.promote import promote  # noqa: E402
 from art_patch.records import Policy  # noqa: E402
+from art_patch.serving.adapters import publish_adapter  # noqa: E402
 from art_patch.serving.base_model import base_fingerprint  # noqa: E402
 from art_patch.serving.client import EngineClient  # noqa: E402
 from art_patch.serving.vllm.environment import find  # noqa: E402
@@ -62,7 +66,8 @@ from art_patch.settings import load_settings  # noqa: E402
 from art_patch.store import Store, open_store  # noqa: E402
 from tests.benchmarks.report import Target, finish, percentile, say  # noqa: E402
 from tests.servers import serving as serve_upstream  # noqa: E402
-from tests.tiny import make_tiny_adapter, make_tiny_model  # noqa: E402
+from tests.serving.test_adapters import AFTER_PUBLISHING, BEFORE_PUBLISHING  # noqa: E402
+from tests.tiny import make_adapter_files, make_tiny_adapter, make_tiny_model  # noqa: E402
 
 Figures = dict[str, Any]
 
@@ -71,6 +76,8 @@ TARGETS = (
     Target("mixed", None, 0, "answers that no single policy gives"),
     Target("p99_ratio", None, 1.2, "latency p99 with promotions / without"),
     Target("logprob_max_diff", None, 1e-4, "trainer - engine, nats, float32"),
+    Target("bad_accepted", None, 0, "bad adapters that were loaded"),
+    Target("bad_seen_by_vllm", None, 0, "bad adapters that vLLM heard of"),
     Target("boot_s", None, 20, "start to the first token of a LoRA, s"),
     Target("restart_s", None, 30, "kill -9 to the champion's first answer, s"),
     Target("restart_errors", None, 0, "callers' exceptions meanwhile"),
@@ -402,10 +409,45 @@ def part_orphans(world: World, quick: bool) -> Figures:
     return {"orphans": sum(left.values()), "orphans_by_victim": left}
 
 
+def part_bad(world: World, quick: bool) -> Figures:
+    """Adapters that must not be loaded."""
+    cases = [(spoil, True) for spoil, _ in BEFORE_PUBLISHING.values()]
+    cases += [(spoil, False) for spoil, _ in AFTER_PUBLISHING.values()]
+    sha256, adapters = base_fingerprint(world.base), world.directory / "adapters"
+    refused, reasons = 0, set[str]()
+    with world.serving(), EngineClient(world.url) as engine:
+        before, served = alone(engine, "agent@1"), engine.models()
+        for step, (spoil, early) in enumerate(cases, start=1000):
+            work = make_adapter_files(adapters / f"work{step}", world.base)
+            if early:
+                spoil(work)
+            final = publish_adapter(work, adapters / f"bad@{step}", base_sha256=sha256)
+            if not early:
+                spoil(final)
+                for left in ("elsewhere", "real"):  # where some of them move a file to
+                    with suppress(FileNotFoundError):
+                        (adapters / left).rename(adapters / f"{left}{step}")
+            try:
+                engine.load(f"bad@{step}")
+            except AdapterRejected as error:
+                refused += 1
+                reasons.add(str(error).partition(": ")[2])
+        untouched = engine.models() == served and alone(engine, "agent@1") == before
+    log = world.vllm_home / "vllm-0.log"
+    return {
+        "bad_adapters": len(cases),
+        "bad_accepted": len(cases) - refused,
+        "bad_reasons": len(reasons),
+        "bad_seen_by_vllm": log.read_text().count("bad@") if log.exists() else 0,
+        "bad_serving_touched": int(not untouched),
+    }
+
+
 PARTS: dict[str, Callable[[World, bool], Figures]] = {
     "boot": part_boot,
     "swaps": part_swaps,
     "exact": part_exact,
+    "bad": part_bad,
     "restart": part_restart,
     "orphans": part_orphans,
 }
