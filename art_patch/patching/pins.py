@@ -20,32 +20,18 @@ _KEPT = 10_000
 Key = str | int
 
 
-def run_of(identity: Identity, body: Mapping[str, Any]) -> Key | None:
-    """Return the key of the run that a call goes on with; `None` if it begins one that only its words could name."""
+def run_of(identity: Identity, body: Mapping[str, Any]) -> tuple[Key, bool]:
+    """Return the key of the call's run, and whether this call begins it as far as its words tell."""
     if identity.trajectory is not None:
-        return identity.trajectory.id
+        return identity.trajectory.id, False
     messages: Any = body.get("messages")
-    if not isinstance(messages, list):
-        return None
     opening: list[str] = []
-    for message in cast(list[Any], messages):
-        role: Any = cast(Mapping[str, Any], message).get("role") if isinstance(message, Mapping) else None
-        if role == "assistant":
-            return hash(tuple(opening))
-        opening.append(str(cast(Mapping[str, Any], message).get("content")) if role else "")
-    return None
-
-
-def beginning_of(body: Mapping[str, Any]) -> Key:
-    """Return the key by which the later calls of a conversation will be known, from its first one."""
-    messages: Any = body.get("messages")
-    said = cast(list[Any], messages) if isinstance(messages, list) else []
-    return hash(
-        tuple(
-            str(cast(Mapping[str, Any], message).get("content")) if isinstance(message, Mapping) else ""
-            for message in said
-        )
-    )
+    for message in cast(list[Any], messages) if isinstance(messages, list) else ():
+        fields = cast(Mapping[str, Any], message) if isinstance(message, Mapping) else {}
+        if fields.get("role") == "assistant":
+            return hash(tuple(opening)), False
+        opening.append(str(fields.get("content")))
+    return hash(tuple(opening)), True
 
 
 class Pins:
@@ -57,11 +43,8 @@ class Pins:
 
     def policy(self, identity: Identity, body: Mapping[str, Any], champion: str) -> tuple[str, Key]:
         """Return whom to ask, and the key to `forget` it by."""
-        key = run_of(identity, body)
-        if key is None:
-            key, pinned = beginning_of(body), None
-        else:
-            pinned = self._pins.get(key)
+        key, begins = run_of(identity, body)
+        pinned = None if begins else self._pins.get(key)
         if pinned is not None and pinned != champion and _is_surpassed(pinned, champion):
             return pinned, key
         if pinned != champion:

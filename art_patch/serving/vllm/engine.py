@@ -265,7 +265,7 @@ class VllmEngine:
             policy.idle.clear()
             await policy.idle.wait()
         async with self._lock:
-            del self._leaving[policy.name]
+            self._leaving.pop(policy.name, None)  # unloaded, loaded and unloaded again, it leaves twice
             if policy.name not in self._policies:
                 for replica in self.replicas:
                     if replica.ready:

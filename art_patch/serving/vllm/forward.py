@@ -19,7 +19,6 @@ from art_patch.asgi_caller import Caller, Gone
 from art_patch.errors import EngineError
 from art_patch.serving.contract import UnknownPolicy
 from art_patch.serving.http_errors import ApiError
-from art_patch.serving.vllm.link import Unreachable
 from art_patch.serving.vllm.replica import Loaded, Replica
 from art_patch.serving.vllm.request import check_request, conversation_of
 
@@ -48,7 +47,6 @@ class Forward:
         try:
             if caller.method != "POST":
                 raise ApiError(405, "use POST")
-            caller.has_body  # noqa: B018 - tells the caller's watcher whether there is something to read first
             body = await _read(caller)
             read = asyncio.to_thread(_understand, body) if len(body) > _LARGE_BODY_BYTES else None
             model, conversation = _understand(body) if read is None else await read
@@ -64,14 +62,14 @@ class Forward:
         try:
             with self._engine.answering(model) as policy:
                 while (replica := self._engine.choose(conversation, tried)) is not None:
-                    if await self._ask(caller, replica, policy, body, again=replica not in tried):
+                    if await self._ask(caller, replica, policy, body):
                         return
                     tried.append(replica)
         except UnknownPolicy as error:
             raise ApiError(404, str(error), param="model", code="model_not_found") from error
         raise ApiError(503, "no vLLM takes requests just now; it is being started again", code="overloaded")
 
-    async def _ask(self, caller: Caller, replica: Replica, policy: Loaded, body: bytes, *, again: bool) -> bool:
+    async def _ask(self, caller: Caller, replica: Replica, policy: Loaded, body: bytes, *, again: bool = True) -> bool:
         """Whether the caller got its answer; if not, another replica may be asked."""
         replica.running += 1
         try:
@@ -80,7 +78,7 @@ class Forward:
                     await _pass_on(caller, response)
                     return True
                 return await self._refused(caller, replica, policy, body, response, again=again)
-        except (aiohttp.ClientError, OSError, Unreachable) as error:
+        except (aiohttp.ClientError, OSError) as error:
             if caller.started:
                 # Returning without an end has the server close the connection, which is what the caller must see.
                 _log.warning("an answer of %s broke off: %s", policy.name, error)
