@@ -178,7 +178,7 @@ def _check_config(name: str, config: Mapping[str, Any], max_rank: int) -> int:
     if type(rank) is not int or not 1 <= rank <= max_rank:
         raise AdapterRejected(
             f"{name}: {CONFIG}: r = {rank!r}; this engine serves ranks 1 to {max_rank}. "
-            "Train a smaller rank, or start the engine with a larger max_rank."
+            "Train a smaller rank, or start the server with a larger --max-lora-rank."
         )
     if type(alpha) not in (int, float) or not math.isfinite(cast(float, alpha)) or cast(float, alpha) <= 0:
         raise AdapterRejected(f"{name}: {CONFIG}: lora_alpha = {alpha!r} is not a positive number.")

@@ -82,7 +82,7 @@ def wider(tensors: dict[str, Any]) -> None:
 
 
 BEFORE_PUBLISHING: dict[str, tuple[Callable[[Path], object], str]] = {
-    "rank above max": (config(r=65), "r = 65; this engine serves ranks 1 to 64"),
+    "rank above max": (config(r=65), "r = 65; this engine serves ranks 1 to"),
     "rank is no number": (config(r=True), "r = True"),
     "DoRA": (config(use_dora=True), "use_dora = True is not served"),
     "bias": (config(bias="all"), "bias = 'all'"),
