@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 __all__ = [
+    "COPIES",
     "JSON",
     "UPSTREAM",
     "Api",
@@ -25,6 +26,7 @@ __all__ = [
     "Call",
     "CallStatus",
     "Choice",
+    "Correction",
     "Group",
     "Mode",
     "Origin",
@@ -41,7 +43,10 @@ __all__ = [
 JSON = Mapping[str, Any]
 
 CallStatus = Literal["ok", "error", "cancelled", "abandoned"]
-Origin = Literal["explicit", "otel", "stitched", "single", "shadow", "imported"]
+Origin = Literal["explicit", "otel", "stitched", "single", "shadow", "imported", "resampled", "span"]
+
+COPIES: tuple[Origin, ...] = ("shadow", "resampled", "span")
+"""Origins of trajectories that the app never ran: made from calls of others, which their calls name in `shadow_of`."""
 Mode = Literal["off", "record", "shadow", "canary", "route"]
 Api = Literal["chat", "completions", "responses"]
 PolicyState = Literal["candidate", "champion", "retired", "rejected"]
@@ -58,7 +63,8 @@ class TrajectoryInfo:
         id: uuid7 hex, the caller's own id, or the trace id of an OpenTelemetry trace.
         started_at: start of the first call or of the `trajectory()` block.
         origin: how its identity was found: `explicit`, `otel`, `stitched` (a call extends an earlier one), `single`;
-            `shadow` holds one call that the app never saw; `imported` came from a file of another tool.
+            `shadow` holds one call that the app never saw; `imported` came from a file of another tool; `resampled`
+            holds one turn of another run, answered again; `span` is the part of another run below one of its spans.
         ended_at: end of the `trajectory()` block; `None` for the other origins, which end by falling silent.
         name: given by the user.
         scenario_key: given by the user: trajectories with one key are the same task.
@@ -123,6 +129,29 @@ class Score:
     group_id: str | None = None
     rubric: str | None = None
     judge: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What an answer should have been. Never trained on by GRPO; it feeds SFT and preference pairs.
+
+    Attributes:
+        id: uuid7 hex or the caller's own id; writing the same id again replaces the correction.
+        trajectory_id: the run that went wrong.
+        at: when.
+        source: `user` or `code`.
+        message: the right assistant message, as OpenAI JSON.
+        call_id: the call whose answer is corrected; `None` means the run's last one.
+        comment: why.
+    """
+
+    id: str
+    trajectory_id: str
+    at: float
+    source: str
+    message: JSON
+    call_id: str | None = None
+    comment: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

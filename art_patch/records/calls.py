@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from art_patch.records import JSON, UPSTREAM, Api, CallStatus, Score, SpanInfo, TrajectoryInfo
+from art_patch.records import JSON, UPSTREAM, Api, CallStatus, Correction, Score, SpanInfo, TrajectoryInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Call:
         fallback: why the champion did not answer although the call was meant for it; `None` if nothing fell back.
         untrainable: why the call cannot be trained on; `None` if it can.
         api: which of the SDK's surfaces was called; messages and choices are in the words of chat whatever it was.
-        shadow_of: id of the call that this one repeats at the champion without the app seeing it.
+        shadow_of: id of the call that this one repeats or copies without the app seeing it.
     """
 
     id: str
@@ -93,5 +93,5 @@ class AppReport:
     facts: JSON
 
 
-Record = Call | TrajectoryInfo | SpanInfo | Score | AppReport
+Record = Call | TrajectoryInfo | SpanInfo | Score | Correction | AppReport
 """What the recorder hands to the store."""

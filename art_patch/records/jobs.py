@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from art_patch.records import JSON, PolicyState, Score, TrajectoryInfo
+from art_patch.records import JSON, PolicyState, Score, SpanInfo, TrajectoryInfo
 from art_patch.records.calls import Call
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A trajectory as the job reads it: its calls in the order they started, and its scores."""
+    """A trajectory as the job reads it: its calls in the order they started, its scores and its spans."""
 
     info: TrajectoryInfo
     calls: tuple[Call, ...]
     scores: tuple[Score, ...] = ()
+    spans: tuple[SpanInfo, ...] = ()
 
     @property
     def id(self) -> str:
@@ -30,9 +31,11 @@ class Group:
     Attributes:
         id: uuid7 hex.
         scenario_key: key of the scenario.
-        how: how the group came about: `group_key`, `scenario_key` or `same_task`.
+        how: how the group came about: `group_key`, `scenario_key`, `sibling_spans`, `same_task`, `near_duplicate` or
+            `resampled`; `single` is one held-out run, which only the gate uses.
         trajectories: two or more siblings.
         held_out: a scenario kept for the gate; never trained on.
+        followed: for `resampled`, the messages that really came after the turn that the siblings answer.
     """
 
     id: str
@@ -40,6 +43,7 @@ class Group:
     how: str
     trajectories: tuple[Trajectory, ...]
     held_out: bool = False
+    followed: tuple[JSON, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

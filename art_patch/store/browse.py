@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Text, and_, cast, exists, func, or_, select
 
 from art_patch.chain import ROOT
+from art_patch.records import COPIES
 from art_patch.store import tables
 from art_patch.store.codec import expand
 from art_patch.store.connect import Database
@@ -256,7 +257,7 @@ def _conditions(filter: Filter) -> Iterable[ColumnElement[bool]]:
         if getattr(filter, field) is not None:
             yield column == getattr(filter, field)
     if filter.origin is None and not filter.shadows:
-        yield _T.origin != "shadow"
+        yield _T.origin.not_in(COPIES)
     if filter.scenario is not None:
         grouped = exists().where(_G.id == _T.group_id, _G.scenario_key == filter.scenario)
         yield or_(_T.scenario_key == filter.scenario, grouped)

@@ -21,6 +21,7 @@ from sqlalchemy import Connection, func, select, text
 from sqlalchemy.exc import DBAPIError
 
 from art_patch.errors import StoreError
+from art_patch.records import COPIES
 from art_patch.store import tables
 from art_patch.store.collect import collect_all
 from art_patch.store.connect import Database
@@ -97,7 +98,7 @@ class Maintenance:
             }
             calls, trajectories = tables.calls.c.started_at, tables.trajectories
             first, last = connection.execute(select(func.min(calls), func.max(calls))).one()
-            seen = select(func.count()).select_from(trajectories).where(trajectories.c.origin != "shadow")
+            seen = select(func.count()).select_from(trajectories).where(trajectories.c.origin.not_in(COPIES))
             count = connection.scalar(seen) or 0
             compression = _compression(connection)
             if connection.dialect.name == "sqlite":

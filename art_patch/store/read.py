@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from sqlalchemy import Connection, Select, func, select
+from sqlalchemy import Connection, Select, Table, func, select
 
-from art_patch.records import AppReport, Group, Score, Trajectory, TrajectoryInfo
+from art_patch.records import COPIES, AppReport, Group, Score, SpanInfo, Trajectory, TrajectoryInfo
 from art_patch.store import tables
 from art_patch.store.connect import Database
 from art_patch.store.loading import load_calls, some_of
+
+_Record = TypeVar("_Record", Score, SpanInfo)
 
 
 class Reader:
@@ -30,9 +32,12 @@ class Reader:
                 for row in _rows(connection, select(tables.trajectories).where(tables.trajectories.c.id.in_(some)))
             }
             calls = load_calls(connection, ids)
-            scores = _scores(connection, ids)
+            scores = _hanging_on(connection, tables.scores, Score, "at", ids)
+            spans = _hanging_on(connection, tables.spans, SpanInfo, "started_at", ids)
         return tuple(
-            Trajectory(infos[key], tuple(calls.get(key, ())), tuple(scores.get(key, ()))) for key in ids if key in infos
+            Trajectory(infos[key], tuple(calls.get(key, ())), tuple(scores[key]), tuple(spans[key]))
+            for key in ids
+            if key in infos
         )
 
     def recent(self, *, limit: int = 20) -> tuple[Trajectory, ...]:
@@ -47,7 +52,7 @@ class Reader:
         table = tables.trajectories
         query = (
             select(table.c.id)
-            .where(table.c.group_id.is_(None), table.c.last_call_at <= settled_before, table.c.origin != "shadow")
+            .where(table.c.group_id.is_(None), table.c.last_call_at <= settled_before, table.c.origin.not_in(COPIES))
             .order_by(table.c.last_call_at)
             .limit(limit)
         )
@@ -124,7 +129,7 @@ class Reader:
                 .order_by(func.count().desc())
             ).all()
             states = connection.execute(select(groups.c.state, func.count()).group_by(groups.c.state)).all()
-            seen = tables.trajectories.c.origin != "shadow"
+            seen = tables.trajectories.c.origin.not_in(COPIES)
             trajectories = connection.scalar(select(func.count()).select_from(tables.trajectories).where(seen))
             scenarios = connection.scalar(select(func.count()).select_from(tables.scenarios))
             scored = connection.scalar(select(func.count()).select_from(tables.scores))
@@ -150,11 +155,12 @@ def _info(row: Mapping[str, Any]) -> TrajectoryInfo:
     return TrajectoryInfo(**values)
 
 
-def _scores(connection: Connection, trajectory_ids: Sequence[str]) -> dict[str, list[Score]]:
-    found: dict[str, list[Score]] = defaultdict(list)
-    table = tables.scores
+def _hanging_on(
+    connection: Connection, table: Table, record: type[_Record], order: str, trajectory_ids: Sequence[str]
+) -> Mapping[str, list[_Record]]:
+    found: dict[str, list[_Record]] = defaultdict(list)
     for some in some_of(trajectory_ids):
-        query = select(table).where(table.c.trajectory_id.in_(some)).order_by(table.c.at, table.c.id)
+        query = select(table).where(table.c.trajectory_id.in_(some)).order_by(table.c[order], table.c.id)
         for row in _rows(connection, query):
-            found[row["trajectory_id"]].append(Score(**row))
+            found[row["trajectory_id"]].append(record(**row))
     return found

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
 from art_patch.errors import ConfigError
+from art_patch.records import COPIES
 from art_patch.store import tables
 from art_patch.store.connect import Database
 from art_patch.store.deletion import Deletion, Progress
@@ -142,7 +143,7 @@ class Rights:
 
         Args:
             older_than_s: delete those whose last call, else whose start, is longer ago than this.
-            keep: how many of the newest stay, shadow calls not counted.
+            keep: how many of the newest stay, copies not counted; those go with what they copy.
             who: for the audit log.
             dry_run: only count.
             progress: told how it goes on.
@@ -199,7 +200,7 @@ def _too_old(connection: Connection, before: float | None, keep: int | None) -> 
     last = func.coalesce(_T.c.last_call_at, _T.c.started_at)
     conditions: list[ColumnElement[bool]] = [] if before is None else [last < before]
     if keep is not None:
-        newest = select(last, _T.c.id).where(_T.c.origin != "shadow").order_by(last.desc(), _T.c.id.desc())
+        newest = select(last, _T.c.id).where(_T.c.origin.not_in(COPIES)).order_by(last.desc(), _T.c.id.desc())
         first_to_go = connection.execute(newest.offset(keep).limit(1)).one_or_none()
         if first_to_go is not None:
             at, key = first_to_go

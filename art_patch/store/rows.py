@@ -10,9 +10,9 @@ from typing import Any
 from sqlalchemy import Connection
 
 from art_patch.chain import ROOT, chain, verbatim
-from art_patch.records import AppReport, Call, Record, Score, SpanInfo, TrajectoryInfo
+from art_patch.records import AppReport, Call, Correction, Record, Score, SpanInfo, TrajectoryInfo
 from art_patch.store.codec import pack_ids, pack_logprobs, squeeze, squeeze_ids, uint32
-from art_patch.store.statements import APP, SCORE, SPAN, Row, Statements
+from art_patch.store.statements import APP, CORRECTION, SCORE, SPAN, Row, Statements
 from art_patch.store.tokens import blocks, rest
 
 _encode = json.JSONEncoder(separators=(",", ":"), default=repr, allow_nan=False).encode
@@ -36,6 +36,7 @@ class Batch:
         self._calls: list[Row] = []
         self._choices: list[Row] = []
         self._scores: list[Row] = []
+        self._corrections: list[Row] = []
         self._apps: list[Row] = []
         self._last_call_at: dict[str, float] = {}
         for record in records:
@@ -44,7 +45,7 @@ class Batch:
     @property
     def durable(self) -> bool:
         """Whether it holds what was costly to come by."""
-        return bool(self._scores)
+        return bool(self._scores or self._corrections)
 
     @property
     def latest_report(self) -> float | None:
@@ -62,6 +63,10 @@ class Batch:
                 self._spans.append(tuple(_plain(getattr(record, name)) for name in SPAN))
             case Score():
                 self._scores.append(tuple(_plain(getattr(record, name)) for name in SCORE))
+            case Correction():
+                values = {name: _plain(getattr(record, name)) for name in CORRECTION if name != "message"}
+                values["message"] = _json(record.message)
+                self._corrections.append(tuple(values[name] for name in CORRECTION))
             case AppReport():
                 self._apps.append((record.id, record.at, _json(record.facts)))
 
@@ -78,6 +83,7 @@ class Batch:
         statements.ends(connection, [(self._last_call_at[key], key, self._last_call_at[key]) for key in others])
         statements.spans(connection, sorted(self._spans, key=_first))
         statements.scores(connection, sorted(self._scores, key=_first))
+        statements.corrections(connection, sorted(self._corrections, key=_first))
         statements.apps(connection, self._apps)
 
     def _trajectory(self, info: TrajectoryInfo) -> Row:

@@ -20,6 +20,7 @@ TRAJECTORY = ("id", "origin", "started_at", "ended_at", "last_call_at", "name", 
               "session_id", "user_id", "tags", "metadata", "error")  # fmt: skip
 SPAN = ("id", "trajectory_id", "parent_id", "name", "started_at", "ended_at")
 SCORE = ("id", "trajectory_id", "name", "value", "source", "at", "comment", "group_id", "rubric", "judge")
+CORRECTION = ("id", "trajectory_id", "call_id", "at", "source", "message", "comment")
 APP = ("id", "at", "facts")
 NODE = ("id", "parent", "body")
 BLOCK = ("id", "parent", "ids")
@@ -46,6 +47,7 @@ class Statements:
         self._choices = self._insert(tables.choices, CHOICE)
         self._spans = self._replace(tables.spans, SPAN, "ended_at")
         self._scores = self._replace(tables.scores, SCORE, *SCORE[2:])
+        self._corrections = self._replace(tables.corrections, CORRECTION, *CORRECTION[2:])
         self._apps = self._replace(tables.apps, APP, "at", "facts")
         self._trajectories = self._upsert_trajectory()
         self._ends = self._text(_set_last_call(), ("at", "id", "at"))
@@ -85,6 +87,10 @@ class Statements:
     def scores(self, connection: Connection, rows: Sequence[Row]) -> None:
         """Insert scores, or replace them."""
         _run(connection, self._scores, rows)
+
+    def corrections(self, connection: Connection, rows: Sequence[Row]) -> None:
+        """Insert corrections, or replace them."""
+        _run(connection, self._corrections, rows)
 
     def apps(self, connection: Connection, rows: Sequence[Row]) -> None:
         """Insert or replace what app processes say of themselves."""

@@ -21,7 +21,7 @@ from sqlalchemy import (
     text,
 )
 
-HEAD = "0003"
+HEAD = "0004"
 """Newest migration. A store at another revision is migrated, or refused if the revision is unknown."""
 
 metadata = MetaData()
@@ -185,6 +185,39 @@ scores = Table(
     Column("rubric", Text),
     Column("judge", Text),
     Index("scores_trajectory", "trajectory_id"),
+)
+
+judgements = Table(
+    "judgements",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("group_id", Text),
+    Column("at", Float, nullable=False),
+    Column("judge", Text, nullable=False),
+    Column("rubric", Text, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("reason", Text),
+    Column("calls", _Count, nullable=False),
+    Column("prompt_tokens", _Count, nullable=False),
+    Column("completion_tokens", _Count, nullable=False),
+    Column("cost_usd", Float),
+    Column("facts", JSON, nullable=False),
+    Index("judgements_group", "group_id"),
+    Index("judgements_at", "at"),
+)
+
+corrections = Table(
+    "corrections",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("trajectory_id", Text, nullable=False),
+    Column("call_id", Text),
+    Column("at", Float, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("message", JSON, nullable=False),
+    Column("comment", Text),
+    Index("corrections_trajectory", "trajectory_id"),
 )
 
 policies = Table(

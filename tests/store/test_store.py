@@ -46,8 +46,9 @@ def test_what_is_written_is_read_back_whole(store: Store):
     )
     about = info(name="n", scenario_key="s", tags=("a", "b"), metadata={"lang": "de"}, session_id="1", user_id="u")
     score = Score("k", "t1", "thumbs", 1.0, "user", 3.0, comment="good")
-    store.write([about, SpanInfo("s1", "t1", "plan", 1.0), first, follow_up, score])
-    assert store.read.trajectories(["t1", "unknown"]) == (Trajectory(about, (first, follow_up), (score,)),)
+    span = SpanInfo("s1", "t1", "plan", 1.0)
+    store.write([about, span, first, follow_up, score])
+    assert store.read.trajectories(["t1", "unknown"]) == (Trajectory(about, (first, follow_up), (score,), (span,)),)
     assert store.verify() == []
 
 
