@@ -28,7 +28,9 @@ __all__ = [
     "StoreError",
     "TrainingError",
     "bind",
+    "correct",
     "current_trajectory",
+    "feedback_url",
     "flush",
     "group",
     "patch",
@@ -43,7 +45,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from art_patch.context import bind, current_trajectory, group, reward, score, span, suppress, trajectory
+    from art_patch.context import bind, correct, current_trajectory, group, reward, score, span, suppress, trajectory
     from art_patch.errors import (
         ArtPatchError,
         Busy,
@@ -54,10 +56,11 @@ if TYPE_CHECKING:
         StoreError,
         TrainingError,
     )
+    from art_patch.feedback import feedback_url
     from art_patch.patching import flush, patch, status, unpatch, wrap
 else:
-    _CONTEXT = ("bind", "current_trajectory", "group", "reward", "score", "span", "suppress", "trajectory")
-    _HOME = dict.fromkeys(_CONTEXT, "context")
+    _CONTEXT = ("bind", "correct", "current_trajectory", "group", "reward", "score", "span", "suppress", "trajectory")
+    _HOME = dict.fromkeys(_CONTEXT, "context") | {"feedback_url": "feedback"}
     _HOME |= dict.fromkeys(("flush", "patch", "status", "unpatch", "wrap"), "patching")
 
     def __getattr__(name):

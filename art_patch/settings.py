@@ -104,6 +104,26 @@ class Settings(BaseModel):
     rubric: str | None = None
     """File or text that replaces RULER's default rubric."""
 
+    reward: str = Field(default="ruler", pattern=r"^(ruler|criteria|[\w.]+:[\w.]+)$")
+    """What a trajectory is learned by, made of its scores: `ruler` (a reward that a user or their code gave, else the
+    judge's score), `criteria` (a weighted mean), or a function of a group, `module:function` (`rewards.combine`)."""
+
+    criteria: str | None = None
+    """Other weights or rules for `reward=criteria`: `accuracy=0.5,efficiency=0,tone=0.2@evals:tone`. Criteria that are
+    not named keep their weight; weight 0 leaves one out; `@module:function` is a rule of your own."""
+
+    checks: tuple[str, ...] = ()
+    """Functions of a trajectory that the job runs, `module:function`; what they return stands as scores beside the
+    judge's. As a variable: separated by commas."""
+
+    feedback_secret: str | None = Field(default=None, min_length=16, repr=False)
+    """What feedback links are signed with, the same for the app and `art-patch feedback serve`. Unset: a key file in
+    the project's directory, made when first needed, which serves where both run on one machine."""
+
+    feedback_base_url: str | None = None
+    """Public address of `art-patch feedback serve` in links, such as `https://feedback.example.com`. Unset: the one
+    that the server on this machine said last."""
+
     vllm_python: Path | None = None
     """Interpreter of the environment that vLLM is installed in; the one that `art-patch init vllm` built unless set."""
 
@@ -133,7 +153,17 @@ class Settings(BaseModel):
             raise ValueError(f"{value!r} cannot redact; give 'secrets' or a function from text to text")
         return value
 
-    @field_validator("base_url", "judge_base_url")
+    @field_validator("checks", mode="before")
+    @classmethod
+    def _are_checks(cls, value: Any) -> Any:
+        names: Any = value.split(",") if isinstance(value, str) else value
+        names = tuple(name.strip() for name in names if name.strip())
+        for name in names:
+            if not re.fullmatch(r"[\w.]+:[\w.]+", name):
+                raise ValueError(f"{name!r} names no check; write module:function, several separated by commas")
+        return names
+
+    @field_validator("base_url", "judge_base_url", "feedback_base_url")
     @classmethod
     def _is_http(cls, value: str | None) -> str | None:
         if value is not None and not value.startswith(("http://", "https://")):

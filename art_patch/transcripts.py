@@ -40,6 +40,22 @@ def transcript(trajectory: Trajectory) -> tuple[JSON, ...]:
     return call.messages if answer is None else (*call.messages, answer.message)
 
 
+def followed(trajectory: Trajectory, call: Call) -> tuple[JSON, ...]:
+    """Return the messages that came after the answer to `call`; empty if the run did not go on from there.
+
+    Those of the longest conversation that begins with the prompt of `call`.
+    """
+    prompt = [canonical(message) for message in call.messages]
+    after: tuple[JSON, ...] = ()
+    for other in trajectory.calls:
+        answer = min(other.choices, key=lambda choice: choice.index, default=None)
+        messages = other.messages if answer is None else (*other.messages, answer.message)
+        beyond = messages[len(prompt) + 1 :]
+        if len(beyond) > len(after) and [canonical(message) for message in messages[: len(prompt)]] == prompt:
+            after = beyond
+    return after
+
+
 def offered_tools(trajectories: Iterable[Trajectory]) -> tuple[JSON, ...]:
     """Return every tool that any call offered, each once, in the order they first came up."""
     tools: dict[bytes, JSON] = {}

@@ -24,9 +24,11 @@ ALLOWED: dict[str, set[str]] = {
     "settings": {"errors", "records"},
     "transcripts": {"chain", "records"},
     "promotion.states": {"errors", "records"},
-    "store": {"chain", "errors", "ids", "promotion.states", "records"},
+    "proof": {"records"},
+    "store": {"chain", "errors", "ids", "promotion.states", "records", "transcripts"},
     "context": {"errors", "ids", "records", "recording"},
-    "recording": {"chain", "errors", "ids", "records", "settings", "store"},
+    "recording": {"chain", "errors", "ids", "proof", "records", "settings", "store"},
+    "feedback": {"context", "errors", "listening", "recording", "records", "serving", "settings", "store"},
     "patching": {"context", "errors", "garbage", "ids", "records", "recording", "settings", "store"},
     "transfer": {"chain", "errors", "records", "transcripts"},
     "grouping": {"records", "transcripts"},
@@ -38,10 +40,23 @@ ALLOWED: dict[str, set[str]] = {
     "proxy": {"asgi_caller", "context", "errors", "listening", "patching", "serving"},
     "doctor": {"errors", "patching", "records", "serving", "settings", "store"},
     "training": {"errors", "records", "serving", "transcripts"},
-    "gate": {"records"},
+    "gate": {"chain", "records"},
     "promotion": {"errors", "promotion.states", "records", "serving"},
-    "cycle": {"errors", "gate", "grouping", "promotion", "ids", "records", "rewards", "serving", "store", "training"},
-    "demo": {"cycle", "errors", "gate", "records", "rewards", "serving", "settings", "store", "training"},
+    "stages": {
+        "errors",
+        "gate",
+        "grouping",
+        "ids",
+        "promotion",
+        "proof",
+        "records",
+        "rewards",
+        "serving",
+        "store",
+        "training",
+    },
+    "cycle": {"errors", "promotion", "records", "rewards", "serving", "stages", "store"},
+    "demo": {"cycle", "errors", "gate", "grouping", "records", "rewards", "serving", "settings", "store", "training"},
     "cli": {
         "autostart",
         "chain",
@@ -49,6 +64,8 @@ ALLOWED: dict[str, set[str]] = {
         "demo",
         "doctor",
         "errors",
+        "feedback",
+        "grouping",
         "listening",
         "patching",
         "promotion",
@@ -57,6 +74,7 @@ ALLOWED: dict[str, set[str]] = {
         "rewards",
         "serving",
         "settings",
+        "stages",
         "store",
         "training",
         "transfer",
@@ -152,8 +170,8 @@ def test_the_public_signatures():
         if not isinstance(getattr(art_patch, name), type)
     }
     assert shown.keys() == {
-        "bind", "current_trajectory", "flush", "group", "patch", "reward", "score", "span", "status", "suppress",
-        "trajectory", "unpatch", "wrap",
+        "bind", "correct", "current_trajectory", "feedback_url", "flush", "group", "patch", "reward", "score", "span",
+        "status", "suppress", "trajectory", "unpatch", "wrap",
     }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from art_patch.gate import GateConfig
 from art_patch.ids import new_id
 from art_patch.promotion.promote import ensure_loaded, promote, rollback
 from art_patch.records import Call, Choice, Score, TrajectoryInfo
+from art_patch.rewards.defences import DefenceConfig
 from art_patch.rewards.judge import Judge
 from art_patch.serving.client import EngineClient
 from art_patch.serving.embedded.engine import EmbeddedEngine
@@ -34,8 +35,9 @@ QUESTIONS = [f"how many {word}?" for word in WORDS]
 CONFIG = CycleConfig(
     settle_s=0.0,
     min_group_size=2,
-    holdout_share=0.4,
+    holdout_share=0.5,
     min_groups=2,
+    defence=DefenceConfig(canary_share=0),  # a judge that likes short answers likes empty ones, too
     train=TrainConfig(learning_rate=2e-2, epochs=2, minibatches=4, lora_rank=4, warmup_steps=0),
     gate=GateConfig(min_scenarios=3, samples=8, turns_per_scenario=1),
 )
@@ -131,7 +133,7 @@ def eager(config: CycleConfig = CONFIG) -> CycleConfig:
 def test_a_cycle_trains_gates_and_promotes_and_the_next_goes_on_from_there(place: Place, judge: Judge):
     place.traffic()
     report = place.cycle(judge)
-    assert (report.outcome, report.champion, report.candidate) == ("promoted", "agent@1", "agent@1")
+    assert (report.outcome, report.champion, report.candidate) == ("promoted", "agent@1", "agent@1"), report
     assert place.states() == {"agent@0": "retired", "agent@1": "champion"}
     assert place.store.ledger.route().champion == "agent@1"
     assert place.client.models() == ["agent@0", "agent@1"]

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from art_patch.cycle import CycleConfig, _retention, retrain
+from art_patch.cycle import CycleConfig, retrain
 from art_patch.errors import JudgeError
 from art_patch.records import Call, TrajectoryInfo
+from art_patch.stages.retention import retention
 from art_patch.store import Store, open_store
 
 DAY_S = 86_400.0
@@ -58,7 +59,7 @@ def test_a_cycle_with_nothing_to_do_prunes(store: Store, tmp_path: Path, config:
 def test_a_judge_that_is_down_keeps_nothing_for_longer(store: Store):
     with (
         pytest.raises(JudgeError),
-        _retention(store, CycleConfig(keep_trajectories=1), quiet, who="me", now=4 * DAY_S),
+        retention(store, CycleConfig(keep_trajectories=1), quiet, who="me", now=4 * DAY_S),
     ):
         raise JudgeError("down")
     assert left(store) == ["day-3"]
@@ -67,7 +68,7 @@ def test_a_judge_that_is_down_keeps_nothing_for_longer(store: Store):
 def test_whoever_is_interrupted_is_let_go_at_once(store: Store):
     with (
         pytest.raises(KeyboardInterrupt),
-        _retention(store, CycleConfig(keep_trajectories=1), quiet, who="me", now=4 * DAY_S),
+        retention(store, CycleConfig(keep_trajectories=1), quiet, who="me", now=4 * DAY_S),
     ):
         raise KeyboardInterrupt
     assert len(left(store)) == 4

@@ -16,13 +16,19 @@ from art_patch.cli.demo import demo
 from art_patch.cli.doctor import doctor
 from art_patch.cli.erase import erase
 from art_patch.cli.export import export
+from art_patch.cli.feedback import app as feedback
+from art_patch.cli.feedback import serve_feedback
+from art_patch.cli.groups import groups
 from art_patch.cli.imports import import_file
 from art_patch.cli.init import app as init
 from art_patch.cli.init import vllm
+from art_patch.cli.judge import app as judge
+from art_patch.cli.judge import test_judge
 from art_patch.cli.policies import promote, rollback
 from art_patch.cli.proxy import proxy
 from art_patch.cli.retrain import retrain
 from art_patch.cli.run import run as run_program
+from art_patch.cli.score import score
 from art_patch.cli.serve import serve
 from art_patch.cli.status import mode, status
 from art_patch.cli.store import backup, prune, stats, vacuum, verify
@@ -54,7 +60,7 @@ def interruptible(command: Callable[..., None]) -> Callable[..., None]:
 
 
 app.command(context_settings={"allow_interspersed_args": False})(interruptible(run_program))
-for each in (proxy, serve, retrain, status, doctor, mode, promote, rollback, export, erase, demo):
+for each in (proxy, serve, score, retrain, status, groups, doctor, mode, promote, rollback, export, erase, demo):
     app.command()(interruptible(each))
 
 store = typer.Typer(help="Look after the database: verify, stats, vacuum, backup, prune.", no_args_is_help=True)
@@ -64,6 +70,10 @@ app.add_typer(store, name="store")
 init.command()(interruptible(vllm))
 app.add_typer(init)
 app.command("import")(interruptible(import_file))
+feedback.command("serve")(interruptible(serve_feedback))
+app.add_typer(feedback)
+judge.command("test")(interruptible(test_judge))
+app.add_typer(judge)
 trajectories.command("list")(interruptible(list_trajectories))
 trajectories.command()(interruptible(show))
 app.add_typer(trajectories)

@@ -125,6 +125,15 @@ def _print_facts(page: _Page, bundle: Bundle, summary: Summary, now: float) -> N
         if score.comment:
             line.append("\n" + visible(score.comment), style="not bold")
         table.add_row("score", line)
+    for correction in bundle.corrections:
+        of_call = "" if correction.call_id is None else f"of call {one_line(correction.call_id)}, "
+        line = Text("it should have been", style="bold").append(
+            f"  {of_call}by {one_line(correction.source)}", style="not bold dim"
+        )
+        said = [_content(correction.message.get("content") or ""), correction.comment or ""]
+        said[1:1] = [_tool_call(call) for call in correction.message.get("tool_calls") or ()]
+        line.append("".join(f"\n{visible(part)}" for part in said if part), style="not bold")
+        table.add_row("correction", line)
     page.console.print(table)
 
 

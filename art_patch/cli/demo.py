@@ -14,6 +14,9 @@ def demo(
     seed: Annotated[int, typer.Option("--seed", help="Of model, tasks and update.", min=0)] = 1,
     cycles: Annotated[int | None, typer.Option("--cycles", help="How many to run.", min=1, show_default=False)] = None,
     control: Annotated[bool, typer.Option("--control", help="Shuffle the rewards: success must not rise.")] = False,
+    single_shot: Annotated[
+        bool, typer.Option("--single-shot", help="Ask every question once; siblings are re-sampled.")
+    ] = False,
     judge: Annotated[
         str | None, typer.Option("--judge", envvar="ART_PATCH_JUDGE", help="A real judge instead of the stand-in.")
     ] = None,
@@ -35,15 +38,18 @@ def demo(
     from art_patch.demo.run import run_demo
     from art_patch.settings import load_settings
 
-    project = f"demo-{seed}" + ("-control" if control else "")
+    project = f"demo-{seed}" + ("-single-shot" if single_shot else "") + ("-control" if control else "")
     settings = load_settings(project=project, home=home, judge=judge, judge_base_url=judge_base_url)
     with bars(quiet=as_json) as shown:
         teller = _Teller(shown, quiet=as_json, judge=settings.judge, directory=str(settings.directory))
-        figures = run_demo(settings, seed=seed, cycles=cycles or CYCLES, control=control, tell=teller, engine=engine)
+        figures = run_demo(
+            settings, seed=seed, cycles=cycles or CYCLES, control=control, tell=teller, engine=engine,
+            single_shot=single_shot,
+        )  # fmt: skip
     if as_json:
         answer(figures)
     else:
-        _summary(stdout(), figures, home is not None and str(settings.directory.parent))
+        _summary(stdout(), figures, project, home is not None and str(settings.directory.parent))
 
 
 _BLOCKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
@@ -71,7 +77,7 @@ class _Teller:
         )
 
 
-def _summary(console: Any, figures: Mapping[str, Any], home: object) -> None:
+def _summary(console: Any, figures: Mapping[str, Any], project: str, home: object) -> None:
     from rich.table import Table
 
     table = Table(title="held-out questions answered right", title_justify="left", box=None, padding=(0, 3))
@@ -90,9 +96,9 @@ def _summary(console: Any, figures: Mapping[str, Any], home: object) -> None:
         f"the agent's memory grew by {figures['app_rss_added_mib']:.0f} MiB"
     )
     where = f" --home {home}" if home else ""
-    again = f"art-patch demo --seed {figures['seed']}{' --control' if figures['control'] else ''}{where}"
+    given = "".join(f" --{name.replace('_', '-')}" for name in ("single_shot", "control") if figures[name])
+    again = f"art-patch demo --seed {figures['seed']}{given}{where}"
     again += " --engine vllm" if figures["engine"] == "vllm" else ""
-    project = f"demo-{figures['seed']}{'-control' if figures['control'] else ''}"
     console.print(f"database  {figures['store']}")
     console.print(f"next      [b]{again}[/]   goes on learning")
     console.print(f"          [b]art-patch status --project {project}{where}[/]   who serves, and why")

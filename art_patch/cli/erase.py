@@ -120,6 +120,8 @@ def _sentence(erasure: Erasure, whose: str) -> str:
         _count(erasure.calls, "call", "calls"),
         _count(erasure.scores, "score", "scores"),
         _count(erasure.spans, "span", "spans"),
+        _count(erasure.corrections, "correction", "corrections"),
+        _count(erasure.judgements, "judgement", "judgements"),
     ]
     if erasure.messages is not None:
         counts.insert(2, _count(erasure.messages, "message", "messages"))

@@ -16,6 +16,7 @@ from art_patch.cli.options import HomeOption, JsonOption, ProjectOption, StoreOp
 
 if TYPE_CHECKING:
     from art_patch.records import Trajectory
+    from art_patch.rewards.combine import Combination
     from art_patch.store import Store
     from art_patch.store.browse import Filter
 
@@ -69,10 +70,12 @@ def export(
     """Write trajectories to a file: JSON lines or Parquet, newest first.
 
     The file holds what users said. It can be read by you alone, and the store notes whose data it has, so that
-    erasing a user can name it. Trajectories that give no row are counted with the reason.
+    erasing a user can name it. Trajectories that give no row are counted with the reason. What people said an answer
+    should have been (`art_patch.correct`) is the answer in chat and sft, and a pair of its own in preference.
     """
     from art_patch.cli.output import bars
     from art_patch.errors import ConfigError
+    from art_patch.rewards.combine import load_combination
     from art_patch.settings import load_settings
     from art_patch.store import open_store
     from art_patch.transfer.files import STREAM, is_parquet, writing
@@ -92,11 +95,13 @@ def export(
         max_reward=max_reward, status=status, trainable=trainable,
     )  # fmt: skip
     settings = load_settings(project=project, home=home, store=store)
+    combination = load_combination(settings.reward, criteria=settings.criteria)
     opened = open_store(settings.store_url, create=False)
     try:
         matching = opened.browse.count(wanted)
         as_parquet = is_parquet(file, parquet)
-        source = _Source(opened, wanted, limit, _Options(format, style, pairs == "all", margin, as_parquet))
+        options = _Options(format, style, pairs == "all", margin, as_parquet, combination)
+        source = _Source(opened, wanted, limit, options)
         total = matching if limit is None else min(matching, limit)
         path = file if file == STREAM else str(Path(file).absolute())
         done = _Done(file, format)
@@ -161,6 +166,7 @@ class _Options:
     all_pairs: bool
     margin: float
     parquet: bool
+    combination: Combination
 
 
 class _Source:
@@ -186,11 +192,32 @@ class _Source:
             yield from self._by_trajectory(self._training)
         elif self._options.format == "preference":
             yield from self._by_group()
+            yield from self._by_correction()
         else:
             yield from self._by_group()
             yield from self._by_trajectory(self._prompt)
 
     def _by_trajectory(self, rows_of: Callable[[Sequence[Trajectory], _Page], None]) -> Iterator[_Page]:
+        for ids in self._ids():
+            page = _Page(len(ids))
+            rows_of(self._store.read.trajectories(ids), page)
+            yield page
+
+    def _by_correction(self) -> Iterator[_Page]:
+        from art_patch.transfer.conversation import Unusable
+        from art_patch.transfer.rows import correction_row
+
+        for ids in self._ids():
+            corrections, page = self._store.corrections(ids), _Page(0)
+            for trajectory in self._store.read.trajectories([key for key in ids if key in corrections]):
+                try:
+                    page.rows.append((correction_row(trajectory, corrections[trajectory.id]), [trajectory.id]))
+                except Unusable as reason:
+                    page.skipped[str(reason)] += 1
+            yield page
+
+    def _ids(self) -> Iterator[list[str]]:
+        """Pages of matching trajectories."""
         from art_patch.store.browse import PAGE, Cursor
 
         left = self._limit
@@ -201,28 +228,31 @@ class _Source:
                 return
             after = found[-1]
             left = None if left is None else left - len(found)
-            page = _Page(len(found))
-            rows_of(self._store.read.trajectories([key for _, key in found]), page)
-            yield page
+            yield [key for _, key in found]
 
     def _complete(self, trajectories: Sequence[Trajectory], page: _Page) -> None:
         from art_patch.transfer.complete import Bundle, encode, indexed
 
         ids = [trajectory.id for trajectory in trajectories]
         spans, groups = self._store.transfers.spans(ids), self._store.transfers.groups_of(ids)
+        corrections = self._store.corrections(ids)
         for trajectory in trajectories:
             policies = {call.policy for call in trajectory.calls if call.policy in self._bases}
             bases = {policy: self._bases[policy] for policy in sorted(filter(None, policies))}
-            bundle = Bundle(trajectory, spans.get(trajectory.id, ()), groups.get(trajectory.id), bases)
+            beside = tuple(corrections.get(trajectory.id, ()))
+            bundle = Bundle(trajectory, spans.get(trajectory.id, ()), groups.get(trajectory.id), bases, beside)
             line = encode(bundle)
             page.rows.append((indexed(line) if self._options.parquet else line, [trajectory.id]))
 
     def _training(self, trajectories: Sequence[Trajectory], page: _Page) -> None:
         from art_patch.transfer.conversation import Unusable
+        from art_patch.transfer.correcting import corrected
         from art_patch.transfer.rows import chat_row, sft_prompt_rows, sft_row
 
-        for trajectory in trajectories:
+        corrections = self._store.corrections([trajectory.id for trajectory in trajectories])
+        for recorded in trajectories:
             try:
+                trajectory = corrected(recorded, corrections.get(recorded.id, ()))
                 if self._options.format == "chat":
                     rows = [chat_row(trajectory)]
                 elif self._options.style == "messages":
@@ -232,7 +262,7 @@ class _Source:
             except Unusable as reason:
                 page.skipped[str(reason)] += 1
             else:
-                page.rows += [(row, [trajectory.id]) for row in rows]
+                page.rows += [(row, [recorded.id]) for row in rows]
 
     def _prompt(self, trajectories: Sequence[Trajectory], page: _Page) -> None:
         """A prompt to sample from for what no group holds yet, each once."""
@@ -274,7 +304,8 @@ class _Source:
         pairs = self._options.format == "preference"
         for key, scenario, how, ids in self._groups():
             group = Group(key, scenario, how, self._store.read.trajectories(ids))
-            page, rewards = _Page(len(ids) if pairs else 0), rewards_G(group)
+            rewards = rewards_G(group, combination=self._options.combination)
+            page = _Page(len(ids) if pairs else 0)
             try:
                 if pairs:
                     given = self._options

@@ -3,19 +3,52 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from art_patch.cli.judging import (
+    CheckOption,
+    JudgeBaseUrlOption,
+    JudgeOption,
+    MaxCallsOption,
+    MaxUsdOption,
+    RubricOption,
+    make_judge,
+)
 from art_patch.cli.options import HomeOption, JsonOption, ProjectOption, StoreOption, WhoOption, who_am_i
 
 
 def retrain(
-    judge: Annotated[
-        str | None, typer.Option("--judge", envvar="ART_PATCH_JUDGE", help="litellm name of the judge model.")
+    judge: JudgeOption = None,
+    judge_base_url: JudgeBaseUrlOption = None,
+    rubric: RubricOption = None,
+    max_usd: MaxUsdOption = None,
+    max_calls: MaxCallsOption = None,
+    check: CheckOption = None,
+    resample: Annotated[
+        int,
+        typer.Option(
+            min=0, envvar="ART_PATCH_RESAMPLE", help="Further answers to a turn of a run without siblings; 0 for none."
+        ),
+    ] = 7,
+    resample_turns: Annotated[
+        int, typer.Option(min=1, envvar="ART_PATCH_RESAMPLE_TURNS", help="How many turns of each such run.")
+    ] = 1,
+    resample_pick: Annotated[
+        Literal["spread", "last", "fault"],
+        typer.Option(envvar="ART_PATCH_RESAMPLE_PICK", help="Which of its turns."),
+    ] = "spread",
+    resample_max: Annotated[
+        int, typer.Option(min=0, envvar="ART_PATCH_RESAMPLE_MAX", help="How many turns in this cycle.")
+    ] = 200,
+    resample_per_minute: Annotated[
+        float | None,
+        typer.Option(min=0.01, envvar="ART_PATCH_RESAMPLE_PER_MINUTE", help="How many turns a minute."),
     ] = None,
-    judge_base_url: Annotated[
-        str | None, typer.Option("--judge-base-url", envvar="ART_PATCH_JUDGE_BASE_URL", help="Where the judge answers.")
+    resample_window: Annotated[
+        str | None,
+        typer.Option(envvar="ART_PATCH_RESAMPLE_WINDOW", help="Only at this time of day: 22:00-06:00."),
     ] = None,
     settle_s: Annotated[
         float, typer.Option("--settle-s", help="A trajectory is whole when it was silent this long.")
@@ -34,22 +67,34 @@ def retrain(
     engine is down; 7 the judge failed; 1 and above for other errors. Serving is never touched by a failed cycle.
     """
     from art_patch.cli.output import answer, bars
-    from art_patch.cycle import CycleConfig, prune
+    from art_patch.cycle import CycleConfig
     from art_patch.cycle import retrain as run
     from art_patch.errors import EngineError, GateRejected
-    from art_patch.rewards.judge import Judge
-    from art_patch.rewards.rubric import load_rubric
+    from art_patch.grouping.resample import ResampleConfig
+    from art_patch.rewards.checks import load_checks
+    from art_patch.rewards.combine import load_combination
     from art_patch.serving.client import EngineClient
     from art_patch.serving.keys import read_key
     from art_patch.settings import load_settings
+    from art_patch.stages.retention import prune
     from art_patch.store import open_store
     from art_patch.training import TrainConfig
 
-    settings = load_settings(project=project, home=home, store=store, judge=judge, judge_base_url=judge_base_url)
+    settings = load_settings(
+        project=project, home=home, store=store, judge=judge, judge_base_url=judge_base_url, rubric=rubric,
+        checks=tuple(check) if check else None,
+    )  # fmt: skip
     opened = open_store(settings.store_url)
     config = CycleConfig(
         settle_s=settle_s,
         min_groups=min_groups,
+        resample=None
+        if not resample
+        else ResampleConfig(
+            resample, resample_turns, resample_pick, resample_max, resample_per_minute, resample_window
+        ),
+        checks=load_checks(settings.checks),
+        combination=load_combination(settings.reward, criteria=settings.criteria),
         train=TrainConfig(learning_rate=learning_rate),
         keep_days=settings.keep_days,
         keep_trajectories=settings.keep_trajectories,
@@ -59,12 +104,7 @@ def retrain(
             prune(opened, config, progress, who=who_am_i(who, "retrain"))
         _say({"outcome": "nothing to do", "reason": _what_is_missing(opened)}, as_json)
         return
-    chief = Judge(
-        settings.judge,
-        base_url=settings.judge_base_url,
-        api_key=settings.judge_api_key,
-        rubric=load_rubric(settings.rubric),
-    )
+    chief = make_judge(settings, max_usd=max_usd, max_calls=max_calls)
     route = opened.ledger.route()
     base_url = settings.base_url or route.base_url
     if base_url is None:

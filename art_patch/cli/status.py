@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Annotated, Any, cast, get_args
 
 import typer
@@ -18,6 +19,7 @@ def status(
 ) -> None:
     """What is recorded, who serves, and what happened last."""
     from art_patch.cli.output import answer
+    from art_patch.rewards.feedback import PEOPLE, disagreement
     from art_patch.settings import load_settings
     from art_patch.store import open_store
     from art_patch.store.urls import without_password
@@ -25,6 +27,7 @@ def status(
     settings = load_settings(project=project, home=home, store=store)
     opened = open_store(settings.store_url, create=False)
     route, champion = opened.ledger.route(), opened.ledger.champion()
+    differ = disagreement(opened.browse.opinions(PEOPLE))
     facts: dict[str, Any] = {
         "project": settings.project,
         "store": without_password(settings.store_url),
@@ -33,6 +36,7 @@ def status(
         "champion": champion.name if champion else None,
         "engine": _engine(route.base_url, route.key_file),
         "recorded": opened.read.counts(),
+        "disagreement": asdict(differ) | {"share": differ.share},
         "policies": [
             {"name": p.name, "state": p.state, "created_at": p.created_at, "parent": p.parent}
             for p in opened.ledger.policies()
@@ -129,6 +133,8 @@ def _print(facts: dict[str, Any]) -> None:
     ]
     if recorded["calls_shadow"]:
         rows.append(("shadow", f"{recorded['calls_shadow']} calls asked in the background, beside the above"))
+    if (differ := facts["disagreement"])["pairs"]:
+        rows.append(("people", _differ(differ)))
     for name, value in rows:
         table.add_row(name, str(value))
     for reason, count in recorded["untrainable"].items():
@@ -143,6 +149,14 @@ def _print(facts: dict[str, Any]) -> None:
             moves.add_row(f"{ago(now - move['at'])} ago", move["policy"], move["to_state"], move["who"], move["reason"])
         console.print()
         console.print(moves)
+
+
+def _differ(figures: dict[str, Any]) -> str:
+    tied = f", sees no difference in {figures['tied']}" if figures["tied"] else ""
+    return (
+        f"the judge orders {figures['against']} of {figures['pairs']} sibling pairs ({figures['share']:.0%}) "
+        f"the other way round than they do{tied}"
+    )
 
 
 def _print_apps(apps: list[dict[str, Any]], now: float) -> None:

@@ -111,7 +111,9 @@ def show(
     try:
         key = the_one(opened, trajectory)
         (whole,) = opened.read.trajectories([key])
-        bundle = Bundle(whole, opened.transfers.spans([key]).get(key, ()), opened.transfers.groups_of([key]).get(key))
+        spans, groups = opened.transfers.spans([key]), opened.transfers.groups_of([key])
+        corrections = tuple(opened.corrections([key]).get(key, ()))
+        bundle = Bundle(whole, spans.get(key, ()), groups.get(key), corrections=corrections)
         (summary,) = opened.browse.summaries([key])
     finally:
         opened.close()

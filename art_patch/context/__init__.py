@@ -1,8 +1,8 @@
 """Context: which trajectory, span and group a call belongs to, and what the app says about it.
 
 In: `trajectory()`, `span()`, `group()`, `suppress()` around the app's code. Out: an `Identity` for each call that
-starts, and trajectories, spans and scores for the store. Ambient state lives on `opentelemetry.context`; it is read
-when a call starts and never again.
+starts, and trajectories, spans, scores and corrections for the store. Ambient state lives on
+`opentelemetry.context`; it is read when a call starts and never again.
 
 Identity, first that holds: an explicit `trajectory()` (or an outermost `span()`); the active OpenTelemetry trace; a
 conversation that extends an earlier one (found by `recording`); the single call.
@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from art_patch.context.ambient import Identity, identify
 from art_patch.context.scopes import bind, group, span, suppress, trajectory
-from art_patch.context.scoring import current_trajectory, reward, score
+from art_patch.context.scoring import correct, current_trajectory, reward, score
 
 __all__ = [
     "Identity",
     "bind",
+    "correct",
     "current_trajectory",
     "group",
     "identify",

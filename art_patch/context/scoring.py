@@ -1,19 +1,22 @@
-"""`score()`, `reward()`, `current_trajectory()`: what the app's own code knows about a run.
+"""`score()`, `reward()`, `correct()`, `current_trajectory()`: what the app's own code knows about a run.
 
-A mistake of the caller's (a value that is no finite number, nothing to score) raises `ConfigError` at once, patched or
-not, so that it shows in the first test and not as a missing reward months later.
+A mistake of the caller's (a value that is no finite number, an answer that says nothing, no run to judge) raises
+`ConfigError` at once, patched or not, so that it shows in the first test and not as a missing reward months later.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import time
+from collections.abc import Mapping
+from typing import Any, cast
 
 from art_patch.context.ambient import identify
 from art_patch.errors import ConfigError
 from art_patch.ids import new_id
 from art_patch.recording import emit
-from art_patch.records import Score, TrajectoryInfo
+from art_patch.records import Correction, Score, TrajectoryInfo
 
 
 def current_trajectory() -> TrajectoryInfo | None:
@@ -48,15 +51,7 @@ def score(
         raise ConfigError("a score needs a name, such as 'thumbs'")
     if not isinstance(value, int | float) or not math.isfinite(value):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"score {name!r} must be a finite number, not {value!r}")
-    info = None if trajectory_id is not None else identify().trajectory
-    if trajectory_id is None and info is None:
-        raise ConfigError(
-            f"there is no trajectory to give the score {name!r} to; call it inside art_patch.trajectory(), "
-            "or pass trajectory_id="
-        )
-    if info is not None:
-        emit(info)  # the first thing recorded of a run may be its score
-    target = trajectory_id or (info.id if info is not None else "")
+    target = _target(f"give the score {name!r} to", trajectory_id)
     emit(Score(score_id or new_id(), target, name, float(value), "user", time.time(), comment=comment))
 
 
@@ -67,3 +62,89 @@ def reward(value: float, *, comment: str | None = None) -> None:
         ConfigError: as `score` does.
     """
     score("reward", value, comment=comment)
+
+
+def correct(
+    answer: str | Mapping[str, Any],
+    *,
+    trajectory_id: str | None = None,
+    call_id: str | None = None,
+    comment: str | None = None,
+    correction_id: str | None = None,
+) -> None:
+    """Say what an answer should have been. It is exported as the answer to learn, and as the better one of a pair.
+
+    Args:
+        answer: the right answer: a text, or an assistant message as OpenAI JSON (`content`, `tool_calls`).
+        trajectory_id: the run, for corrections that come later or from elsewhere; the current one unless given.
+        call_id: the call that was answered wrongly; the last one of the run's conversation unless given.
+        comment: why.
+        correction_id: giving the same id again replaces the correction.
+
+    Raises:
+        ConfigError: if the answer says nothing or is no assistant message, or there is no trajectory to correct.
+    """
+    message = _assistant_message(answer)
+    target = _target("correct", trajectory_id)
+    emit(Correction(correction_id or new_id(), target, time.time(), "user", message, call_id=call_id, comment=comment))
+
+
+def _target(what: str, trajectory_id: str | None) -> str:
+    """The run that is meant; the current one is announced, because its first record may be its score."""
+    if trajectory_id is not None:
+        return trajectory_id
+    info = identify().trajectory
+    if info is None:
+        raise ConfigError(
+            f"there is no trajectory to {what}; call it inside art_patch.trajectory(), or pass trajectory_id="
+        )
+    emit(info)
+    return info.id
+
+
+def _assistant_message(answer: Any) -> dict[str, Any]:
+    """Return the message as OpenAI JSON, a copy that the app cannot change any more."""
+    if isinstance(answer, str):
+        answer = {"content": answer}
+    if not isinstance(answer, Mapping):
+        raise ConfigError(
+            f"a correction is a text or an assistant message as a dict, not {type(answer).__name__}; "
+            "of an object of the OpenAI SDK give message.model_dump()"
+        )
+    given = {key: value for key, value in cast(Mapping[str, Any], answer).items() if value is not None}
+    if given.setdefault("role", "assistant") != "assistant":
+        raise ConfigError(f"a correction is an assistant's message, not one of {given['role']!r}")
+    content = given.get("content", "")
+    if not isinstance(content, str | list):
+        raise ConfigError(f"the content of a correction is a text or a list of parts, not {type(content).__name__}")
+    calls = given.pop("tool_calls", ())
+    if not isinstance(calls, list | tuple):
+        raise ConfigError(f"the tool_calls of a correction are a list, not {type(calls).__name__}")
+    if not (content.strip() if isinstance(content, str) else content) and not calls:
+        raise ConfigError("a correction says what the right answer is: give it a text, or tool_calls")
+    if calls:
+        each = enumerate(cast("list[Any]", calls), 1)
+        given["tool_calls"] = [_tool_call(call, number) for number, call in each]
+    try:
+        return json.loads(json.dumps({"role": "assistant", **given}, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"a correction must be JSON ({error}); give texts, numbers, lists and dicts") from None
+
+
+def _tool_call(call: Any, number: int) -> dict[str, Any]:
+    function: Any = cast("Mapping[str, Any]", call).get("function") if isinstance(call, Mapping) else None
+    name: Any = cast("Mapping[str, Any]", function).get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not name:
+        raise ConfigError(
+            f"tool call {number} of a correction must be {{'function': {{'name': ..., 'arguments': ...}}}}"
+        )
+    arguments = function.get("arguments", "{}")
+    try:
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        readable = isinstance(json.loads(text), dict)
+    except (TypeError, ValueError):
+        text, readable = "", False
+    if not readable:
+        raise ConfigError(f"the arguments of {name!r} in a correction must be an object, or its JSON as a text")
+    key = call.get("id") or f"call_{number}"
+    return {"id": key, "type": "function", "function": {"name": name, "arguments": text}}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from art_patch.cycle import CycleConfig
 from art_patch.gate import GateConfig
+from art_patch.grouping.resample import ResampleConfig
 from art_patch.training import TrainConfig
 
 SCENARIOS = 120
@@ -32,3 +35,13 @@ CYCLE = CycleConfig(
     train=TrainConfig(learning_rate=1e-3, epochs=3, minibatches=16, warmup_steps=5, lora_rank=8, lora_alpha=16),
     gate=GateConfig(min_scenarios=8, max_scenarios=64, turns_per_scenario=6, samples=24),
 )
+
+SINGLE_SHOT = replace(
+    CYCLE,
+    min_group_size=1_000_000,  # what happens to be asked twice is no group here: every sibling is a re-sampled one
+    resample=ResampleConfig(samples=7, turns=2, max_turns=400, concurrency=8),
+)
+"""The same for traffic in which every question is asked once."""
+
+QUESTIONS = 120
+"""Questions a cycle of that traffic."""

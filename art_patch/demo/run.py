@@ -15,6 +15,7 @@ import json
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -29,12 +30,15 @@ from art_patch.demo.recipe import (
     CYCLE,
     EVALUATION_SAMPLES,
     EVALUATION_TASKS,
+    QUESTIONS,
     ROLLOUTS,
     SCENARIOS,
+    SINGLE_SHOT,
 )
 from art_patch.demo.shop import Task, is_success, make_tasks
 from art_patch.demo.tiny_model import build_model
 from art_patch.errors import ArtPatchError
+from art_patch.rewards.defences import DefenceConfig
 from art_patch.rewards.judge import Judge
 from art_patch.rewards.rubric import load_rubric
 from art_patch.serving.client import EngineClient
@@ -82,7 +86,14 @@ class Curve:
 
 
 def run_demo(
-    settings: Settings, *, seed: int, cycles: int, control: bool, tell: Teller, engine: str = "embedded"
+    settings: Settings,
+    *,
+    seed: int,
+    cycles: int,
+    control: bool,
+    tell: Teller,
+    engine: str = "embedded",
+    single_shot: bool = False,
 ) -> dict[str, Any]:
     """Run the demo and return its figures.
 
@@ -93,6 +104,7 @@ def run_demo(
         control: shuffle the judge's scores and let every candidate pass, to show that learning comes from rewards.
         tell: shows what goes on.
         engine: what serves, as `art-patch serve --engine` has it.
+        single_shot: ask every question once, and learn from re-sampled siblings alone.
     """
     started = time.monotonic()
     directory = settings.directory
@@ -104,7 +116,7 @@ def run_demo(
     )
     with ExitStack() as stack:
         judge = _judge(settings, stack, seed, control)
-        world = stack.enter_context(_World(settings, base, seed, engine))
+        world = stack.enter_context(_World(settings, base, seed, engine, single_shot))
         tell.say(f"{world.engine.champion} serves at {world.engine.base_url}")
         curve = Curve.load(directory / "demo-curve.json")
         resumed = bool(curve.rows)
@@ -124,6 +136,7 @@ def run_demo(
     return figures | {
         "seed": seed,
         "control": control,
+        "single_shot": single_shot,
         "engine": world.engine.kind,
         "judge": judge.model,
         "store": without_password(settings.store_url),
@@ -134,8 +147,9 @@ def run_demo(
 class _World:
     """The running parts: engine, patched agent, unpatched agent, store."""
 
-    def __init__(self, settings: Settings, base: Path, seed: int, engine: str) -> None:
+    def __init__(self, settings: Settings, base: Path, seed: int, engine: str, single_shot: bool) -> None:
         self._settings, self._base, self._seed, self._engine = settings, base, seed, engine
+        self._single_shot = single_shot
         self._stack = ExitStack()
         self.errors = 0
         self._asked = 0
@@ -191,9 +205,10 @@ class _World:
         }
 
     def traffic(self, number: int, progress: Callable[[str, int, int, str], None]) -> None:
-        """Let the agent answer this cycle's questions, several times each, as users would ask them."""
-        tasks = make_tasks("traffic", SCENARIOS, seed=self._seed * 1_000 + number)
-        rollouts = [task for task in tasks for _ in range(ROLLOUTS)]
+        """Let the agent answer this cycle's questions as users would ask them, several times each or once."""
+        size, times = (QUESTIONS, 1) if self._single_shot else (SCENARIOS, ROLLOUTS)
+        tasks = make_tasks("traffic", size, seed=self._seed * 1_000 + number)
+        rollouts = [task for task in tasks for _ in range(times)]
         results = self.agent.ask(
             map(_as_asked, rollouts), done=lambda n: progress("traffic", n, len(rollouts), "conversations")
         )
@@ -205,13 +220,14 @@ class _World:
         stop = threading.Event()
         trickle = threading.Thread(target=self._trickle, args=(number, stop), name="demo-traffic")
         trickle.start()
+        config = SINGLE_SHOT if self._single_shot else CYCLE
         try:
             return retrain(
                 self.store,
                 self.client,
                 judge,
                 self._settings.adapters,
-                CYCLE if not control else _ungated(CYCLE),
+                _ungated(config) if control else config,
                 who=WHO,
                 progress=tell.progress,
             )
@@ -243,6 +259,18 @@ class _World:
         """Calls recorded since the demo started."""
         return self.store.read.counts()["calls"] - self._before["calls"]
 
+    def groups_by_way(self) -> dict[str, int]:
+        """How the groups came about that policies were trained on."""
+        return dict(Counter(group.how for group in self.store.read.groups(state="trained", limit=100_000)))
+
+    def tools_run_by_job(self) -> int:
+        """Turns that were answered again after messages, tool results among them, that the agent did not get itself."""
+        sources = self.store.read.groups(state="resampled", limit=100_000)
+        got = {call.id: call.messages for group in sources for run in group.trajectories for call in run.calls}
+        copies = [group for group in self.store.read.groups(state="trained", limit=100_000) if group.how == "resampled"]
+        asked = [call for group in copies for run in group.trajectories for call in run.calls]
+        return sum(call.messages != got.get(str(call.shadow_of)) for call in asked)
+
     def failed(self) -> int:
         """Calls since the demo started that failed or fell back, and conversations that ended in an error."""
         now = self.store.read.counts()
@@ -256,12 +284,17 @@ def _judge(settings: Settings, stack: ExitStack, seed: int, control: bool) -> Ju
         return Judge(settings.judge, base_url=settings.judge_base_url, api_key=settings.judge_api_key, rubric=rubric)
     shuffle = random.Random(seed) if control else None
     url = stack.enter_context(serve_stand_in_judge(shop_rule, shuffle=shuffle))
-    return Judge(STAND_IN_MODEL, base_url=url, api_key="none", rubric=rubric)
+    return Judge(STAND_IN_MODEL, base_url=url, api_key="none", rubric=rubric, max_siblings=64)
 
 
 def _ungated(config: CycleConfig) -> CycleConfig:
-    """A gate that lets everything pass that can be scored, for the control alone."""
-    return replace(config, gate=replace(config.gate, margin=-1.0))
+    """A gate that lets everything pass that can be scored, and a judge that nobody doubts, for the control alone.
+
+    With its defences up, a judge that deals scores out at random is found out and quarantined.
+    """
+    return replace(
+        config, gate=replace(config.gate, margin=-1.0), defence=DefenceConfig(double_share=0, canary_share=0)
+    )
 
 
 def _as_asked(task: Task) -> dict[str, Any]:
@@ -286,5 +319,7 @@ def _figures(curve: Curve, world: _World, resumed: bool) -> dict[str, Any]:
         "cycles": len(curve.rows) - 1,
         "promotions": sum(row.get("outcome") == "promoted" for row in curve.rows),
         "app_rss_added_mib": round(world.agent.peak_mib() - max(row["unpatched_peak_mib"] for row in curve.rows), 1),
+        "groups_by_way": world.groups_by_way(),
+        "tools_run_by_job": world.tools_run_by_job(),
         "resumed": resumed,
     }

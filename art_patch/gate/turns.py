@@ -6,8 +6,13 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from art_patch.chain import canonical
 from art_patch.records import Call, Choice, Group, Trajectory, TrajectoryInfo
+
+_ASKABLE = (None, "answered by upstream", "greedy sampling has no exploration")
+"""Whoever answered, and however it was sampled, the prompt is traffic's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +35,13 @@ def held_out_turns(groups: Sequence[Group], *, scenarios: int, turns_per_scenari
     calls: dict[str, list[Call]] = defaultdict(list)
     for group in reversed(groups):
         for trajectory in group.trajectories:
-            calls[group.scenario_key] += [c for c in trajectory.calls if c.untrainable is None]
+            calls[group.scenario_key] += [c for c in trajectory.calls if c.untrainable in _ASKABLE and c.choices]
     rng = random.Random(seed)
     chosen: list[Turn] = []
     for key in list(calls)[:scenarios]:
-        by_depth: dict[int, dict[tuple[int, ...], Call]] = defaultdict(dict)
+        by_depth: dict[int, dict[Any, Call]] = defaultdict(dict)
         for call in calls[key]:
-            by_depth[len(call.messages)].setdefault(call.prompt_token_ids or (), call)
+            by_depth[len(call.messages)].setdefault(call.prompt_token_ids or tuple(map(canonical, call.messages)), call)
         depths = [rng.sample(list(same.values()), len(same)) for _, same in sorted(by_depth.items())]
         taken = [same[rank] for rank in range(max(map(len, depths), default=0)) for same in depths if rank < len(same)]
         chosen += [Turn(key, call) for call in taken[:turns_per_scenario]]

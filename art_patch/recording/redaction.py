@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 from art_patch.recording.scrubbing import hide
-from art_patch.records import Call, Record, Score, TrajectoryInfo
+from art_patch.records import Call, Correction, Record, Score, TrajectoryInfo
 from art_patch.settings import Redact
 
 UNTRAINABLE = "it was redacted"
@@ -47,6 +47,8 @@ class Redactor:
                 return replace(record, **clean)
             case Score():
                 return replace(record, comment=self._any(record.comment))
+            case Correction():
+                return replace(record, message=self._any(record.message), comment=self._any(record.comment))
             case _:
                 return record
 

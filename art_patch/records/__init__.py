@@ -28,6 +28,7 @@ __all__ = [
     "Choice",
     "Correction",
     "Group",
+    "Judgement",
     "Mode",
     "Origin",
     "Policy",
@@ -182,10 +183,10 @@ class Route:
 
 if TYPE_CHECKING:
     from art_patch.records.calls import AppReport, Call, Choice, Record
-    from art_patch.records.jobs import Group, Policy, Trajectory
+    from art_patch.records.jobs import Group, Judgement, Policy, Trajectory
 else:
     _HOME = dict.fromkeys(("AppReport", "Call", "Choice", "Record"), "calls")
-    _HOME |= dict.fromkeys(("Group", "Policy", "Trajectory"), "jobs")
+    _HOME |= dict.fromkeys(("Group", "Judgement", "Policy", "Trajectory"), "jobs")
 
     def __getattr__(name):
         if name not in _HOME:

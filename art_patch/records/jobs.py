@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from art_patch.records import JSON, PolicyState, Score, SpanInfo, TrajectoryInfo
 from art_patch.records.calls import Call
@@ -44,6 +44,41 @@ class Group:
     trajectories: tuple[Trajectory, ...]
     held_out: bool = False
     followed: tuple[JSON, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A group put to a judge: what it took and how it ended. The scores stand beside it, as `Score`.
+
+    Attributes:
+        id: unique; writing the same id again replaces it.
+        group_id: what was judged.
+        at: when.
+        judge: model that was asked.
+        rubric: version of the rubric that was used.
+        purpose: `score` to learn from, `gate` to test a candidate, ...
+        state: `ok`, every sibling has a score; `failed`, none has.
+        reason: why it failed.
+        calls: requests made, repair tries and retries included.
+        prompt_tokens: as the judge's server counted them.
+        completion_tokens: as the judge's server counted them.
+        cost_usd: `None` where the price of an answer is not known.
+        facts: further findings, such as the order of the siblings and the parts that the group was split into.
+    """
+
+    id: str
+    group_id: str
+    at: float
+    judge: str
+    rubric: str
+    purpose: str
+    state: Literal["ok", "failed"]
+    reason: str | None = None
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_usd: float | None = None
+    facts: JSON = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)

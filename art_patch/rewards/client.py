@@ -14,13 +14,15 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from art_patch.errors import JudgeError
+from art_patch.rewards.budget import Budget, BudgetUsedUp
 from art_patch.rewards.verdict import VERDICT_SCHEMA
 
 if TYPE_CHECKING:
@@ -37,13 +39,14 @@ class AskError(Exception):
 
     Attributes:
         reason: what happened, in one line.
-        for_all: the same is to be expected of every other question; otherwise it was this one (too long, refused).
+        at_fault: the `judge`: the same is to be expected of every other question; this `question`: it was refused;
+            its `length`: it is more than the judge can read; the `budget`: it is used up.
     """
 
-    def __init__(self, reason: str, *, for_all: bool) -> None:
+    def __init__(self, reason: str, at_fault: Literal["judge", "question", "length", "budget"]) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.for_all = for_all
+        self.at_fault = at_fault
 
 
 @dataclass(slots=True)
@@ -74,6 +77,8 @@ class JudgeClient:
         max_retries: how often a question is asked again after a passing failure.
         timeout_s: how long one answer may take.
         pause_s: the first pause is up to this long; each further one up to twice as long as the last.
+        budget: what all questions together may cost.
+        extra: further arguments of `litellm.completion`; they win over ours.
     """
 
     def __init__(
@@ -85,12 +90,16 @@ class JudgeClient:
         max_retries: int,
         timeout_s: float,
         pause_s: float,
+        budget: Budget,
+        extra: Mapping[str, Any],
     ) -> None:
         self.model = model
         self.base_url = base_url
         self.timeout_s = timeout_s
         self.max_retries = max_retries
         self.pause_s = pause_s
+        self.budget = budget
+        self._extra = dict(extra)
         # A server on this machine that needs no key must not be sent the provider's key from the environment either.
         self._api_key = api_key or ("none" if base_url and _is_loopback(base_url) else None)
         self._wishes: dict[str, Any] = {
@@ -101,18 +110,28 @@ class JudgeClient:
             },
         }
 
-    def ask(self, messages: Sequence[dict[str, str]], usage: Usage, stop: threading.Event) -> str:
+    def ask(
+        self, messages: Sequence[dict[str, str]], estimate_usd: float | None, usage: Usage, stop: threading.Event
+    ) -> str:
         """Return the judge's text (empty if it refused), adding what it took to `usage`.
 
+        Args:
+            messages: the question.
+            estimate_usd: what one request is likely to cost, for the budget; `None` where no price is known.
+            usage: is added to.
+            stop: when set, no more requests are made.
+
         Raises:
-            AskError: no answer, after all retries or once `stop` was set.
+            AskError: no answer, after all retries, once `stop` was set, or because the budget is used up.
         """
         import openai  # litellm's errors are subclasses of the SDK's
 
         while True:
             wishes = dict(self._wishes)
             try:
-                return self._complete(messages, wishes, usage, stop)
+                return self._complete(messages, wishes, estimate_usd, usage, stop)
+            except BudgetUsedUp as error:
+                raise AskError(f"budget used up: {error}", "budget") from error
             except openai.BadRequestError as error:
                 refused = [wish for wish in wishes if wish in str(error)]
                 if not refused:
@@ -123,25 +142,17 @@ class JudgeClient:
                 raise _ask_error(error) from error
 
     def _complete(
-        self, messages: Sequence[dict[str, str]], wishes: dict[str, Any], usage: Usage, stop: threading.Event
+        self,
+        messages: Sequence[dict[str, str]],
+        wishes: dict[str, Any],
+        estimate_usd: float | None,
+        usage: Usage,
+        stop: threading.Event,
     ) -> str:
         import tenacity
 
-        litellm = load_litellm()
-
         def attempt() -> Any:
-            usage.calls += 1
-            return litellm.completion(
-                model=self.model,
-                messages=list(messages),
-                api_base=self.base_url,
-                api_key=self._api_key,
-                timeout=self.timeout_s,
-                max_retries=0,
-                num_retries=0,
-                drop_params=True,
-                **wishes,
-            )
+            return self._request(messages, wishes, estimate_usd, usage, stop)
 
         backoff = tenacity.wait_random_exponential(multiplier=self.pause_s, max=_LONGEST_PAUSE_S)
         retrying = tenacity.Retrying(
@@ -152,8 +163,46 @@ class JudgeClient:
             reraise=True,
         )
         response = retrying(attempt)
+        return response.choices[0].message.content or "" if response.choices else ""
+
+    def _request(
+        self,
+        messages: Sequence[dict[str, str]],
+        wishes: dict[str, Any],
+        estimate_usd: float | None,
+        usage: Usage,
+        stop: threading.Event,
+    ) -> Any:
+        """Make one HTTP request, within the budget."""
+        import openai
+
+        reserved = self.budget.reserve(estimate_usd)
+        cost: float | None = 0.0
+        try:
+            if stop.is_set():  # while the budget made us wait, or another part of the group was asked about
+                raise AskError("stopped", "question")
+            usage.calls += 1
+            response = load_litellm().completion(
+                **{
+                    "model": self.model,
+                    "messages": list(messages),
+                    "api_base": self.base_url,
+                    "api_key": self._api_key,
+                    "timeout": self.timeout_s,
+                    "max_retries": 0,
+                    "num_retries": 0,
+                    "drop_params": True,
+                    **wishes,
+                    **self._extra,
+                }
+            )
+            cost = getattr(response, "_hidden_params", {}).get("response_cost")
+        except openai.APITimeoutError:
+            cost = None
+            raise
+        finally:
+            self.budget.settle(reserved, cost)
         spent = getattr(response, "usage", None)
-        cost: Any = getattr(response, "_hidden_params", {}).get("response_cost")
         usage.add(
             Usage(
                 prompt_tokens=getattr(spent, "prompt_tokens", None) or 0,
@@ -161,7 +210,7 @@ class JudgeClient:
                 cost_usd=cost,
             )
         )
-        return response.choices[0].message.content or "" if response.choices else ""
+        return response
 
 
 def load_litellm() -> Any:
@@ -171,13 +220,18 @@ def load_litellm() -> Any:
         JudgeError: litellm is not installed.
     """
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    first = "litellm" not in sys.modules
     try:
         importlib.import_module("tenacity")
         # Any: litellm ships annotations that a strict checker cannot follow.
         litellm: Any = importlib.import_module("litellm")
     except ModuleNotFoundError as error:
         raise JudgeError(f"{error.name} is not installed; the judge needs it: pip install 'art-patch[judge]'") from None
+    if first:
+        # Its models are put together when first used, with warnings that it silences when imported: do both at once.
+        litellm.ModelResponse()
     litellm.telemetry = False
+    litellm.disable_hf_tokenizer_download = True
     litellm.suppress_debug_info = True
     if "LITELLM_LOG" not in os.environ:
         for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):
@@ -215,7 +269,9 @@ def _asked_pause_s(state: RetryCallState) -> float | None:
 def _ask_error(error: Exception) -> AskError:
     reason = " ".join(str(error).split())
     clipped = reason if len(reason) <= _REASON_LENGTH else reason[: _REASON_LENGTH - 3] + "..."
-    return AskError(clipped, for_all=_is_passing(error) or _status(error) in _REFUSED_FOR_ALL)
+    if isinstance(error, load_litellm().ContextWindowExceededError):
+        return AskError(clipped, "length")
+    return AskError(clipped, "judge" if _is_passing(error) or _status(error) in _REFUSED_FOR_ALL else "question")
 
 
 def _is_loopback(url: str) -> bool:

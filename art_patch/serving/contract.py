@@ -12,7 +12,8 @@ HTTP, on loopback, every error as `{"error": {"message", "type", "param", "code"
     token is among the ids, so with n = 1: `len(token_ids) == usage.completion_tokens == len(logprobs.content)`.
     A log-probability is that of the token under the distribution at the request's temperature before any top_p cut,
     `log_softmax(logits / T)`; at temperature 0 it is `log_softmax(logits)`. Left out, temperature and top_p are 1,
-    whatever the checkpoint suggests. `model` is the policy that answered.
+    whatever the checkpoint suggests. `model` is the policy that answered. Requests wait by `priority`, smaller first,
+    0 where none is given: what is not urgent gives way to the app's calls.
     A parameter that cannot be honoured exactly is refused with 400, an unknown policy with 404, a full queue with 503:
     callers then turn to their provider.
 `POST /v1/load_lora_adapter {"lora_name": "agent@3"}`

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Text, and_, cast, exists, func, or_, select
 
 from art_patch.chain import ROOT
-from art_patch.records import COPIES
+from art_patch.records import COPIES, Group
 from art_patch.store import tables
 from art_patch.store.codec import expand
 from art_patch.store.connect import Database
@@ -185,6 +185,12 @@ class Browser:
                 members[group_id].append(trajectory_id)
         return [(key, facts[key].scenario_key, facts[key].how, members[key]) for key in ids if key in facts]
 
+    def opinions(self, names: Sequence[str]) -> tuple[Group, ...]:
+        """Return groups that users spoke of under these names, with their scores and the judge's, without calls."""
+        from art_patch.store.corrections import opinions
+
+        return opinions(self._database, names)
+
     def resolve(self, prefix: str, *, limit: int = 11) -> list[str]:
         """Return the ids that begin with `prefix`; only the id itself if there is one of that name."""
         with self._database.read() as connection:
@@ -244,11 +250,17 @@ class Browser:
 
 
 def _reward() -> ColumnElement[float | None]:
-    """What a trajectory is learned by: the rule of `rewards.combine`, in SQL, for a query of trajectories."""
+    """What a trajectory is learned by: the rule of `rewards.combine`, in SQL, for a query of trajectories.
+
+    What a combination made of the scores was kept and comes first; `ruler` keeps nothing, and is read off the scores.
+    """
     mine = select(_S.value).where(_S.trajectory_id == _T.id).order_by(_S.at.desc(), _S.id.desc()).limit(1)
-    given = mine.where(_S.name == "reward", _S.source.in_(("user", "code"))).correlate(tables.trajectories)
-    ruler = mine.where(_S.name == "ruler", _S.source == "ruler", _S.group_id == _T.group_id)
-    return func.coalesce(given.scalar_subquery(), ruler.correlate(tables.trajectories).scalar_subquery())
+    rules = (
+        mine.where(_S.name == "reward", _S.source == "combined", _S.group_id == _T.group_id),
+        mine.where(_S.name == "reward", _S.source.in_(("user", "code"))),
+        mine.where(_S.name == "ruler", _S.source == "ruler", _S.group_id == _T.group_id),
+    )
+    return func.coalesce(*(rule.correlate(tables.trajectories).scalar_subquery() for rule in rules))
 
 
 def _conditions(filter: Filter) -> Iterable[ColumnElement[bool]]:

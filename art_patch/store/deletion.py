@@ -21,7 +21,7 @@ Progress = Callable[[int, int], None]
 """Told how many trajectories are deleted, and how many there were to delete."""
 
 _CALLS = 100  # in one step; a transaction takes steps until its time is over
-_ROWS = 500  # spans or scores in one step
+_ROWS = 500  # spans, scores or corrections in one step
 _TRAJECTORIES = 50  # in one step
 _MANY_BLOBS = 500
 
@@ -47,7 +47,7 @@ _DELETE_SOME = {
     name: delete(table).where(
         table.c.id.in_(select(table.c.id).where(table.c.trajectory_id.in_(_SOME_TRAJECTORIES)).limit(_ROWS))
     )
-    for name, table in (("spans", tables.spans), ("scores", tables.scores))
+    for name, table in (("spans", tables.spans), ("scores", tables.scores), ("corrections", tables.corrections))
 }
 
 
@@ -71,7 +71,7 @@ class Deletion:
 
     def figures(self) -> dict[str, int]:
         """Return how much was deleted."""
-        names = ("trajectories", "calls", "messages", "scores", "spans")
+        names = ("trajectories", "calls", "messages", "scores", "spans", "corrections", "judgements")
         return {name: self._counts[name] for name in names}
 
     def delete(self, ids: Sequence[str], only: ColumnElement[bool] | None = None) -> None:
@@ -135,12 +135,14 @@ class Deletion:
         groups = set(connection.scalars(_GROUPS_OF, {"trajectories": ids}))
         self._counts["trajectories"] += connection.execute(_DELETE_TRAJECTORIES, {"trajectories": ids}).rowcount
         self.groups |= groups
-        self.dead |= _settle(connection, groups, self._reason)
+        self.dead |= _settle(connection, groups, self._reason, self._counts)
         return True
 
 
-def _settle(connection: Connection, groups: Collection[str], reason: str) -> set[str]:
+def _settle(connection: Connection, groups: Collection[str], reason: str, counts: Counter[str]) -> set[str]:
     """Delete groups without members; of those with one, let those that wait for training die. Return the latter.
+
+    What a judge said of a group goes with it: its findings may quote the members.
 
     What a policy was trained on stays in `trainings`, even where the group is gone: it names nobody.
     """
@@ -156,6 +158,8 @@ def _settle(connection: Connection, groups: Collection[str], reason: str) -> set
         connection.execute(update(g).where(g.c.id.in_(dead)).values(values))
     if empty:
         connection.execute(delete(g).where(g.c.id.in_(empty)))
+        judgements = tables.judgements
+        counts["judgements"] += connection.execute(delete(judgements).where(judgements.c.group_id.in_(empty))).rowcount
         scenarios = tables.scenarios  # a key may be anything the app's authors chose, so it goes with its last group
         unused = ~exists().where(g.c.scenario_key == scenarios.c.key)
         keys = {scenario for key, scenario, _, _ in rows if key in empty}

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, delete, insert, or_, select, update
 
 from art_patch.errors import StoreError
 from art_patch.promotion.states import check_move
-from art_patch.records import JSON, Group, Mode, Policy, PolicyState, Route
+from art_patch.records import JSON, Group, Judgement, Mode, Policy, PolicyState, Route
 from art_patch.store import tables
 from art_patch.store.connect import Database
 from art_patch.store.locks import decide_alone
@@ -39,8 +39,8 @@ class Ledger:
 
     # groups
 
-    def add_groups(self, groups: Sequence[Group], *, now: float | None = None) -> None:
-        """Keep new groups as `formed`; their trajectories are then no longer ungrouped."""
+    def add_groups(self, groups: Sequence[Group], *, state: str = "formed", now: float | None = None) -> None:
+        """Keep new groups in this state; their trajectories are then no longer ungrouped."""
         at = time.time() if now is None else now
         if not groups:
             return
@@ -54,7 +54,7 @@ class Ledger:
                 insert(tables.groups),
                 [
                     {"id": g.id, "scenario_key": g.scenario_key, "how": g.how, "held_out": g.held_out}
-                    | {"created_at": at, "state": "formed"}
+                    | {"created_at": at, "state": state}
                     for g in groups
                 ],
             )
@@ -121,6 +121,12 @@ class Ledger:
         with self._database.write(durable=True) as connection:
             for key in [None] if ids is None else sorted(ids):
                 connection.execute(release if key is None else release.where(table.c.id == key))
+
+    def add_judgement(self, judgement: Judgement) -> None:
+        """Keep what judging a group took."""
+        row = {name: getattr(judgement, name) for name in Judgement.__slots__} | {"facts": dict(judgement.facts)}
+        with self._database.write(durable=True) as connection:
+            connection.execute(self._database.insert(tables.judgements).on_conflict_do_nothing(), [row])
 
     # policies
 

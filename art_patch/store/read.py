@@ -8,10 +8,11 @@ from typing import Any, TypeVar, cast
 
 from sqlalchemy import Connection, Select, Table, func, select
 
-from art_patch.records import COPIES, AppReport, Group, Score, SpanInfo, Trajectory, TrajectoryInfo
+from art_patch.records import COPIES, JSON, AppReport, Group, Score, SpanInfo, Trajectory, TrajectoryInfo
 from art_patch.store import tables
 from art_patch.store.connect import Database
 from art_patch.store.loading import load_calls, some_of
+from art_patch.transcripts import followed
 
 _Record = TypeVar("_Record", Score, SpanInfo)
 
@@ -87,6 +88,15 @@ class Reader:
                 for group_id, trajectory_id in connection.execute(query.order_by(tables.trajectories.c.id)):
                     members[group_id].append(trajectory_id)
         whole = {t.id: t for t in self.trajectories([key for keys in members.values() for key in keys])}
+        turns = {
+            key: call.shadow_of
+            for key, row in found.items()
+            if row["how"] == "resampled"
+            for member in members[key][:1]
+            for call in whole[member].calls[:1]
+            if call.shadow_of is not None
+        }
+        after = self._followed(turns) if turns else {}
         return tuple(
             Group(
                 id=row["id"],
@@ -94,9 +104,24 @@ class Reader:
                 how=row["how"],
                 held_out=bool(row["held_out"]),
                 trajectories=tuple(whole[key] for key in members[row["id"]] if key in whole),
+                followed=after.get(row["id"], ()),
             )
             for row in (found[key] for key in ids if key in found)
         )
+
+    def _followed(self, turns: Mapping[str, str]) -> dict[str, tuple[JSON, ...]]:
+        """Return what followed each of these calls in its own run, by the key that names the call."""
+        table = tables.calls
+        with self._database.read() as connection:
+            runs = {
+                call_id: trajectory_id
+                for some in some_of(sorted(set(turns.values())))
+                for call_id, trajectory_id in connection.execute(
+                    select(table.c.id, table.c.trajectory_id).where(table.c.id.in_(some))
+                )
+            }
+        calls = {call.id: (run, call) for run in self.trajectories(sorted(set(runs.values()))) for call in run.calls}
+        return {key: followed(*calls[call_id]) for key, call_id in turns.items() if call_id in calls}
 
     def apps(self, *, since: float) -> tuple[AppReport, ...]:
         """Return the last report of each app process that reported after `since`, newest first."""
@@ -121,7 +146,14 @@ class Reader:
                 .select_from(calls)
                 .where(calls.c.shadow_of.is_(None))
             ).one()
-            shadows = connection.scalar(select(func.count(calls.c.shadow_of)))
+            copies = {
+                origin: count
+                for origin, count in connection.execute(
+                    select(tables.trajectories.c.origin, func.count())
+                    .where(tables.trajectories.c.origin.in_(COPIES))
+                    .group_by(tables.trajectories.c.origin)
+                )
+            }
             reasons = connection.execute(
                 select(calls.c.untrainable, func.count())
                 .where(calls.c.untrainable.is_not(None), calls.c.shadow_of.is_(None))
@@ -135,7 +167,8 @@ class Reader:
             scored = connection.scalar(select(func.count()).select_from(tables.scores))
         names = ("calls", "calls_by_policy", "calls_fell_back", "calls_not_ok", "calls_trainable", "last_call_at")
         return dict(zip(names, one, strict=True)) | {
-            "calls_shadow": shadows,
+            "calls_shadow": copies.get("shadow", 0),
+            "calls_resampled": copies.get("resampled", 0),
             "trajectories": trajectories,
             "scenarios": scenarios,
             "scores": scored,

@@ -118,6 +118,8 @@ class Rights:
             messages=gone["messages"],
             scores=gone["scores"],
             spans=gone["spans"],
+            corrections=gone["corrections"],
+            judgements=gone["judgements"],
             groups=tuple(sorted(deletion.groups)),
             dead_groups=tuple(sorted(deletion.dead)),
             in_training=plan.in_training,
@@ -177,8 +179,10 @@ class Rights:
         while True:
             with self._database.read() as connection:
                 ids = list(connection.scalars(select(_T.c.id).where(old).limit(_LISTED)))
+                copies = [key for key in with_shadows(connection, ids) if key not in set(ids)]
             if not ids:
                 break
+            deletion.delete(copies)  # made later than what they copy, they would outlive it
             deletion.delete(ids, only=old)
         deletion.finish()
         scrub(self._database)

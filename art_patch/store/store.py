@@ -9,6 +9,9 @@ from art_patch.store.connect import Database, Trouble, open_database
 from art_patch.store.write import Writer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from art_patch.records import Correction
     from art_patch.store.browse import Browser
     from art_patch.store.ledger import Ledger
     from art_patch.store.maintain import Maintenance
@@ -46,6 +49,12 @@ class Store:
         from art_patch.store.browse import Browser
 
         return Browser(self._database)
+
+    def corrections(self, trajectory_ids: Sequence[str]) -> dict[str, list[Correction]]:
+        """Return what people say the answers of these trajectories should have been, oldest first."""
+        from art_patch.store.corrections import corrections_of
+
+        return corrections_of(self._database, trajectory_ids)
 
     @cached_property
     def transfers(self) -> Transfers:

@@ -61,6 +61,8 @@ class Erasure:
         messages: those that nothing else refers to; `None` in a dry run, because only deleting tells.
         scores: of these trajectories.
         spans: theirs.
+        corrections: of their answers.
+        judgements: of groups of which nothing is left.
         groups: those that held one of the trajectories.
         dead_groups: those of them that waited for training and have fewer than two members left.
         in_training: those of them that a cycle has claimed now: its candidate will hold the data.
@@ -76,6 +78,8 @@ class Erasure:
     messages: int | None = 0
     scores: int = 0
     spans: int = 0
+    corrections: int = 0
+    judgements: int = 0
     groups: tuple[str, ...] = ()
     dead_groups: tuple[str, ...] = ()
     in_training: tuple[str, ...] = ()
@@ -109,14 +113,19 @@ def strays(connection: Connection, trajectories: Collection[str]) -> list[str]:
     """Return those that rows still name: apps write on while their trajectories are erased."""
     found: set[str] = set()
     for some in some_of(list(trajectories)):
-        for table in (_C, tables.spans, tables.scores, tables.export_members):
+        for table in (_C, tables.spans, tables.scores, tables.corrections, tables.export_members):
             found.update(connection.scalars(select(table.c.trajectory_id).where(table.c.trajectory_id.in_(some))))
     return sorted(found)
 
 
 def count_rows(connection: Connection, these: Callable[[Any], ColumnElement[bool]]) -> dict[str, int]:
-    """Return how many calls, scores and spans have a trajectory id of `these`."""
-    counted = (("calls", _C), ("scores", tables.scores), ("spans", tables.spans))
+    """Return how many calls, scores, spans and corrections have a trajectory id of `these`."""
+    counted = (
+        ("calls", _C),
+        ("scores", tables.scores),
+        ("spans", tables.spans),
+        ("corrections", tables.corrections),
+    )
     return {
         name: connection.scalar(select(func.count()).select_from(table).where(these(table.c.trajectory_id))) or 0
         for name, table in counted
@@ -136,11 +145,16 @@ def plan_of(connection: Connection, ids: Sequence[str], noted: dict[str, Any] | 
         exports.update(connection.scalars(select(members.c.export_id).where(members.c.trajectory_id.in_(some))))
     dead: set[str] = set()
     claimed: set[str] = set()
+    judgements, judged = tables.judgements.c.group_id, 0
     for some in some_of(sorted(groups)):
         trained.update(connection.scalars(select(trainings.c.policy).where(trainings.c.group_id.in_(some))))
         left: Counter[str] = Counter()
         for group, member in connection.execute(select(_T.c.group_id, _T.c.id).where(_T.c.group_id.in_(some))):
             left[group] += member not in goes
+        empty = [group for group in some if not left[group]]
+        judged += (
+            connection.scalar(select(func.count()).select_from(tables.judgements).where(judgements.in_(empty))) or 0
+        )
         for row in connection.execute(select(g).where(g.c.id.in_(some))):
             if row.policy is not None:
                 trained.add(row.policy)
@@ -153,6 +167,8 @@ def plan_of(connection: Connection, ids: Sequence[str], noted: dict[str, Any] | 
         calls=found["calls"],
         scores=found["scores"],
         spans=found["spans"],
+        corrections=found["corrections"],
+        judgements=judged,
         messages=None if ids else 0,
         groups=tuple(sorted(groups)),
         dead_groups=tuple(sorted(dead)),

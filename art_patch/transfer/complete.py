@@ -1,9 +1,9 @@
 """Whole trajectories as JSON and back, nothing lost: `art_patch.trajectory/1`.
 
 A line holds what the store knows of one trajectory: what is known of it (`trajectory`), its calls with all choices,
-token ids and log-probabilities, its scores and spans, and the group that it is in. Fields with their usual value are
-left out. `bases` are the fingerprints of the models behind the policies that sampled its tokens: tokens of another
-base model mean something else.
+token ids and log-probabilities, its scores, spans and corrections, and the group that it is in. Fields with their
+usual value are left out. `bases` are the fingerprints of the models behind the policies that sampled its tokens: tokens
+of another base model mean something else.
 
 Reading is strict: a field that is unknown or of the wrong type is an error with the field's path, because what is
 wrong here would be trained on.
@@ -24,6 +24,7 @@ from art_patch.records import (
     Call,
     CallStatus,
     Choice,
+    Correction,
     Origin,
     Record,
     Score,
@@ -53,17 +54,20 @@ class Bundle:
         spans: the named parts.
         group: `id`, `scenario_key`, `how`, `held_out`, `state`, `created_at`, `reason` of its group, if it has one.
         bases: fingerprint of the base model behind each policy that answered.
+        corrections: what people say its answers should have been.
     """
 
     trajectory: Trajectory
     spans: tuple[SpanInfo, ...] = ()
     group: JSON | None = None
     bases: JSON = field(default_factory=dict[str, Any])
+    corrections: tuple[Correction, ...] = ()
 
     @property
     def records(self) -> list[Record]:
         """What to write, in an order in which nothing refers to what is not there yet."""
-        return [self.trajectory.info, *self.spans, *self.trajectory.calls, *self.trajectory.scores]
+        whole = self.trajectory
+        return [whole.info, *self.spans, *whole.calls, *whole.scores, *self.corrections]
 
     def without_tokens_of(self, strangers: Iterable[str]) -> Bundle:
         """Return the bundle with the calls of these policies marked as not trainable."""
@@ -85,6 +89,8 @@ def encode(bundle: Bundle) -> dict[str, Any]:
         line["scores"] = [_shown(score, without="trajectory_id") for score in trajectory.scores]
     if bundle.spans:
         line["spans"] = [_shown(span, without="trajectory_id") for span in bundle.spans]
+    if bundle.corrections:
+        line["corrections"] = [_shown(each, without="trajectory_id") for each in bundle.corrections]
     if bundle.group is not None:
         line["group"] = dict(bundle.group)
     if bundle.bases:
@@ -109,20 +115,25 @@ def decode(line: Mapping[str, Any]) -> Bundle:
     if line.get("format") != FORMAT:
         said = line.get("format")
         raise MalformedFile(f"format is {said!r}, this release reads {FORMAT}; upgrade art-patch")
-    known = {"format", "trajectory", "calls", "scores", "spans", "group", "bases"}
+    known = {"format", "trajectory", "calls", "scores", "spans", "corrections", "group", "bases"}
     _no_more(line, known, "")
     info = _built(TrajectoryInfo, line.get("trajectory"), "trajectory", _INFO)
     about = {"trajectory_id": info.id}
     calls = [_call(_built(Call, each, where, _CALL, **about)) for each, where in _each(line.get("calls", []), "calls")]
     scores = [_built(Score, each, where, _SCORE, **about) for each, where in _each(line.get("scores", []), "scores")]
     spans = [_built(SpanInfo, each, where, _SPAN, **about) for each, where in _each(line.get("spans", []), "spans")]
+    corrections = [
+        _built(Correction, each, where, _CORRECTION, **about)
+        for each, where in _each(line.get("corrections", []), "corrections")
+    ]
     _distinct((call.id for call in calls), "calls")
     calls.sort(key=lambda call: (call.started_at, call.id))
     scores.sort(key=lambda score: (score.at, score.id))
     spans.sort(key=lambda span: (span.started_at, span.id))
+    corrections.sort(key=lambda correction: (correction.at, correction.id))
     group = None if line.get("group") is None else _checked(line["group"], "group", _GROUP, optional=("reason",))
     bases = _map_of_texts(line.get("bases", {}), "bases")
-    return Bundle(Trajectory(info, tuple(calls), tuple(scores)), tuple(spans), group, bases)
+    return Bundle(Trajectory(info, tuple(calls), tuple(scores)), tuple(spans), group, bases, tuple(corrections))
 
 
 def _call(call: Call) -> Call:
@@ -291,6 +302,14 @@ _SCORE: Mapping[str, Check] = {
     "group_id": _or_null(_text),
     "rubric": _or_null(_text),
     "judge": _or_null(_text),
+}
+_CORRECTION: Mapping[str, Check] = {
+    "id": _name,
+    "at": _number,
+    "source": _text,
+    "message": _object,
+    "call_id": _or_null(_text),
+    "comment": _or_null(_text),
 }
 _GROUP: Mapping[str, Check] = {
     "id": _name,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Literal
 
-from art_patch.records import JSON, Group, Trajectory
+from art_patch.records import JSON, Correction, Group, Trajectory
 from art_patch.transcripts import chosen_choice
 from art_patch.transfer.conversation import (
     Run,
@@ -25,6 +25,7 @@ from art_patch.transfer.conversation import (
     trl_message,
     writable,
 )
+from art_patch.transfer.correcting import right_and_wrong
 
 Row = dict[str, Any]
 Kind = Literal["json", "json_list", "text", "number", "integer", "boolean"]
@@ -132,6 +133,18 @@ def preference_rows(
             yield writable(row | {"scenario_key": group.scenario_key, "group_id": group.id})
     if not found:
         raise Unusable("no two siblings with the same prompt and different rewards")
+
+
+def correction_row(trajectory: Trajectory, corrections: Sequence[Correction]) -> Row:
+    """Return a pair for `preference`: what a person says the answer should have been, and what it was.
+
+    Nobody gave them rewards, so their scores are null.
+    """
+    right, wrong = right_and_wrong(trajectory, corrections)
+    run = answered(run_of(right))
+    row: Row = {"prompt": _trl(run.prompt), "chosen": _trl(run.rest), "rejected": _trl([wrong])}
+    row |= _tools(run.tools) | {"score_chosen": None, "score_rejected": None}
+    return writable(row | {"scenario_key": trajectory.info.scenario_key, "group_id": None})
 
 
 def grpo_row(trajectory: Trajectory, *, group: Group | None = None, rewards_G: Sequence[float | None] = ()) -> Row:

@@ -19,6 +19,8 @@ from art_patch.store import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+whole = pytest.mark.skipif("ART_PATCH_FULL" not in os.environ, reason="takes minutes; ART_PATCH_FULL=1 runs it")
+
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("ART_PATCH_")}
 
 
@@ -81,10 +83,18 @@ def test_it_learns_and_a_second_run_goes_on(home: Path):
     assert int(json.loads(shown.stdout)["champion"].split("@")[1]) < int(second["policy"].split("@")[1])
 
 
+@whole
 def test_with_the_rewards_shuffled_nothing_is_learned(home: Path):
     figures = run(home, "--cycles", "2", "--control")
     assert figures["promotions"] == 2  # the control's gate lets everything pass, or it would show nothing
     assert figures["success_after"] - figures["success_before"] <= 0.10
+
+
+@whole
+def test_what_is_asked_once_is_learned_from_by_asking_the_model_again(home: Path):
+    figures = run(home, "--cycles", "1", "--single-shot")
+    assert figures["success_after"] - figures["success_before"] >= 0.15
+    assert (list(figures["groups_by_way"]), figures["tools_run_by_job"]) == (["resampled"], 0)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +105,10 @@ def often_interrupted(home: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return directory
 
 
-@pytest.mark.parametrize("moment", ["serves at", "measure:", "score:", "train:", "gate: answers:"])
+MOMENTS = ["serves at", "train:", *(pytest.param(m, marks=whole) for m in ("measure:", "score:", "gate: answers:"))]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_ctrl_c_at_any_moment_leaves_nothing_behind_and_loses_nothing(often_interrupted: Path, moment: str):
     with subprocess.Popen(
         command(often_interrupted), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT

@@ -92,6 +92,153 @@ def test_the_price_is_summed_where_it_is_known(judge_server: Serve, groups_of: G
     assert "temperature" not in server.asked[0].body  # litellm knows that this model refuses it
 
 
+def test_what_is_known_is_not_asked_again(judge_server: Serve, groups_of: GroupsOf, half_for_all: Any) -> None:
+    server = judge_server(half_for_all)
+    groups = groups_of(3)
+    before = judge(server).score_groups(groups[:2]).scores
+    report = judge(server).score_groups(groups, known=before[:-1])  # one sibling of g1 has none
+    assert {score.group_id for score in report.scores} == {"g0", "g1", "g2"} and len(report.scores) == 9
+    assert [j.group_id for j in report.judgements] != [] and report.calls == 2
+    everything = judge(server).score_groups(groups, known=report.scores)
+    assert (everything.calls, everything.judgements, len(everything.scores)) == (0, (), 9)
+    for other in (judge(server, rubric=Rubric("Another.")), judge(server, model="openai/another-judge")):
+        assert other.score_groups(groups, known=report.scores).calls == 3
+
+
+def test_each_group_is_handed_over_as_soon_as_it_is_judged(
+    judge_server: Serve, groups_of: GroupsOf, reply: Any, half_for_all: Any
+) -> None:
+    bad = reply("no")
+    server = judge_server(lambda asked: bad if "question 1" in str(asked.body) else half_for_all(asked))
+    seen: list[tuple[str, int, int, str]] = []
+    judgements: list[Any] = []
+
+    def on_scored(group: Group, scores: Any, usage: Any) -> None:
+        seen.append((group.id, len(scores), usage.calls, threading.current_thread().name))
+
+    report = judge(server, concurrency=2).score_groups(
+        groups_of(4), on_scored=on_scored, on_judgement=judgements.append
+    )
+    assert sorted(seen) == [(name, 3, 1, threading.current_thread().name) for name in ("g0", "g2", "g3")]
+    assert tuple(judgements) == report.judgements
+
+
+def test_a_kill_loses_only_what_was_under_way(judge_server: Serve, groups_of: GroupsOf, half_for_all: Any) -> None:
+    server, kept, groups = judge_server(half_for_all), list[Any](), groups_of(10)
+
+    def keep(_group: Group, scores: Any, _usage: Any) -> None:
+        kept.extend(scores)
+        if len(kept) == 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        judge(server).score_groups(groups, on_scored=keep)
+    report = judge(server).score_groups(groups, known=kept)
+    assert report.calls == 6 and len(report.scores) == 30
+
+
+def test_what_each_group_took_is_reported(
+    judge_server: Serve, groups_of: GroupsOf, reply: Any, half_for_all: Any
+) -> None:
+    server = judge_server(lambda asked: reply("no") if "question 1" in str(asked.body) else half_for_all(asked))
+    report = judge(server, model="openai/gpt-5-mini").score_groups(groups_of(2), purpose="gate", now=7.0)
+    good, bad = sorted(report.judgements, key=lambda judgement: judgement.group_id)
+    assert (good.state, good.reason, good.calls, good.prompt_tokens, good.completion_tokens) == ("ok", None, 1, 100, 10)
+    assert (bad.state, bad.calls, bad.prompt_tokens) == ("failed", 2, 200)
+    assert bad.reason == report.unscored["g1"]
+    assert good.cost_usd and bad.cost_usd == pytest.approx(2 * good.cost_usd)
+    assert (good.judge, good.rubric, good.purpose, good.at) == (
+        "openai/gpt-5-mini", DEFAULT_RUBRIC.version, "gate", 7.0,
+    )  # fmt: skip
+    assert good.facts == {"order": "shuffled", "attempts": 3, "parts": 1}
+    assert good.id != bad.id
+
+
+def test_a_second_pass_shows_the_reverse_order(judge_server: Serve, groups_of: GroupsOf, half_for_all: Any) -> None:
+    server = judge_server(half_for_all)
+    groups = groups_of(1, siblings=6)
+    for order in ("shuffled", "reversed"):
+        judge(server).score_groups(groups, order=order)
+    there, back = ([t[-1]["content"] for t in asked.transcripts.values()] for asked in server.asked)
+    assert there == back[::-1]
+
+
+def test_a_large_group_is_judged_in_parts_on_one_scale(
+    judge_server: Serve, group_of: Any, reply: Any, verdict_text: Any
+) -> None:
+    """A judge whose scale shifts with each question, as those of LLMs do: the merged order is the true one."""
+
+    def shifted(asked: Any) -> Any:
+        quality = {key: int(t[-1]["content"]) / 20 for key, t in asked.transcripts.items()}
+        shift = 0.1 * (asked.number % 3)
+        return reply(verdict_text({key: round(value * 0.7 + shift, 6) for key, value in quality.items()}))
+
+    server = judge_server(shifted)
+    transcripts = [[{"role": "user", "content": "q"}, {"role": "assistant", "content": str(i)}] for i in range(20)]
+    report = judge(server).score_groups([group_of(transcripts)])
+    assert report.calls == len(server.asked) == 3
+    assert report.judgements[0].facts["parts"] == 3
+    assert all(len(asked.ids) == 8 for asked in server.asked)
+    value = {int(score.trajectory_id[2:]): score.value for score in report.scores}
+    ordered = sorted(value, key=lambda i: value[i])
+    assert sum(abs(place - i) for place, i in enumerate(ordered)) <= 10
+
+
+def test_a_part_that_fails_leaves_the_whole_group_unscored(
+    judge_server: Serve, group_of: Any, reply: Any, half_for_all: Any
+) -> None:
+    server = judge_server(lambda asked: half_for_all(asked) if asked.number == 0 else reply("no"))
+    transcripts = [[{"role": "user", "content": "q"}, {"role": "assistant", "content": str(i)}] for i in range(10)]
+    told: list[Any] = []
+    with pytest.raises(JudgeError, match="no valid verdict"):
+        judge(server).score_groups([group_of(transcripts)], on_scored=lambda *given: told.append(given))
+    assert told == []
+
+
+def test_a_group_too_long_for_the_judge_is_named_with_the_reason(
+    judge_server: Serve, groups_of: GroupsOf, half_for_all: Any
+) -> None:
+    server = judge_server(half_for_all)
+    with pytest.raises(JudgeError, match="too long for the judge: rubric and tools alone take"):
+        judge(server, max_prompt_tokens=100).score_groups(groups_of(1))
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("model", ["openai/some-judge", "hosted_vllm/mine"])
+def test_a_judge_that_reads_less_than_we_thought_is_asked_in_smaller_parts(
+    judge_server: Serve, group_of: Any, reply: Any, half_for_all: Any, model: str
+) -> None:
+    limit = 14_000  # characters
+
+    def short_sighted(asked: Any) -> Any:
+        if sum(len(message["content"]) for message in asked.body["messages"]) <= limit:
+            return half_for_all(asked)
+        said = "This model's maximum context length is 4096 tokens. However, you requested 9000 tokens."
+        return reply(said, status=400)
+
+    server = judge_server(short_sighted)
+    question = {"role": "user", "content": "q"}
+    groups = [
+        group_of(
+            [[question, {"role": "assistant", "content": f"{i} " + "a word, " * 500}] for i in range(6)], name=name
+        )
+        for name in ("g", "h")
+    ]
+    report = judge(server, model=model).score_groups(groups)
+    assert len(report.scores) == 12
+    assert [judgement.facts["parts"] > 1 for judgement in report.judgements] == [True, True]
+    refusals = sum(1 for asked in server.asked if len(asked.body["messages"][1]["content"]) > limit)
+    assert refusals <= 2  # the second group profits from what the first found out
+    assert report.calls == len(server.asked)
+
+
+def test_a_vllm_of_ones_own_is_asked_by_its_name(judge_server: Serve, groups_of: GroupsOf, half_for_all: Any) -> None:
+    server = judge_server(half_for_all)
+    report = judge(server, model="hosted_vllm/Qwen/Qwen3-32B").score_groups(groups_of(1))
+    assert len(report.scores) == 3
+    assert server.asked[0].body["model"] == "Qwen/Qwen3-32B"
+
+
 def test_the_same_transcripts_are_sent_once_and_score_the_same(
     judge_server: Serve, group_of: Any, reply: Any, verdict_text: Any
 ) -> None:
@@ -234,11 +381,11 @@ def test_a_judge_that_dies_half_way_leaves_the_scores_it_gave(
 def test_a_question_that_the_judge_refuses_costs_only_its_own_group(
     judge_server: Serve, groups_of: GroupsOf, reply: Any, half_for_all: Any
 ) -> None:
-    too_long = reply("this model's maximum context length is 8 tokens", status=400)
-    server = judge_server(lambda asked: half_for_all(asked) if asked.number >= 5 else too_long)
+    refused = reply("this content is not allowed", status=400)
+    server = judge_server(lambda asked: half_for_all(asked) if asked.number >= 5 else refused)
     report = judge(server).score_groups(groups_of(6))
     assert {score.group_id for score in report.scores} == {"g5"}
-    assert all("maximum context length" in reason for reason in report.unscored.values())
+    assert all("not allowed" in reason for reason in report.unscored.values())
     assert report.calls == 6
 
 

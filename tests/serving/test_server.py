@@ -330,6 +330,25 @@ def test_requests_wait_for_room_and_are_refused_beyond_the_queue(base_dir: Path,
         assert results.count(alone) >= 5
 
 
+def test_what_is_not_urgent_waits_for_what_is(base_dir: Path, adapters: Path) -> None:
+    limits = EngineLimits(max_rows=1, max_model_len=1024)
+    engine = EmbeddedEngine.from_pretrained(base_dir, adapters_root=adapters, limits=limits)
+    done: list[str] = []
+
+    def answered(name: str, client: OpenAI, tokens: int, **body: Any) -> None:
+        ask(client, max_tokens=tokens, extra_body={"ignore_eos": True, **body})
+        done.append(name)
+
+    with serve(engine) as server, ThreadPoolExecutor(4) as pool:
+        pool.submit(answered, "running", server.openai, 300)
+        wait_until(lambda: engine.stats()["running"] == 1)
+        for waiting, (name, priority) in enumerate((("idle", 100), ("late", 0), ("urgent", -1)), 1):
+            pool.submit(answered, name, server.openai, 2, priority=priority)
+            wait_until(lambda waiting=waiting: engine.stats()["waiting"] == waiting)
+        pool.shutdown()
+    assert done == ["running", "urgent", "late", "idle"]
+
+
 def outcome(client: OpenAI) -> Any:
     try:
         return greedy(client, "agent@0", "plum", 30)

@@ -44,7 +44,7 @@ def test_the_command_line_keeps_the_contract() -> None:
         "--enable-lora": None, "--max-lora-rank": "16", "--max-loras": "4", "--max-cpu-loras": "16",
         "--logprobs-mode": "processed_logprobs", "--generation-config": "vllm", "--enable-auto-tool-choice": None,
         "--tool-call-parser": "hermes", "--shutdown-timeout": "20", "--disable-uvicorn-access-log": None,
-        "--disable-fastapi-docs": None, "--enforce-eager": None,
+        "--disable-fastapi-docs": None, "--enforce-eager": None, "--scheduling-policy": "priority",
     }  # fmt: skip
 
 

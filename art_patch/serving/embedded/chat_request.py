@@ -23,7 +23,7 @@ _UNDERSTOOD = frozenset(
     {
         "model", "messages", "tools", "tool_choice", "n", "temperature", "top_p", "max_tokens", "max_completion_tokens",
         "stop", "seed", "logprobs", "stream", "stream_options", "return_token_ids", "parallel_tool_calls", "ignore_eos",
-        "chat_template_kwargs",
+        "chat_template_kwargs", "priority",
     }
 )  # fmt: skip
 _MAX_STOPS = 16
@@ -83,6 +83,7 @@ def parse_chat_request(body: object) -> ChatRequest:
         stops=_stops(fields),
         one_call=bool(tools) and not _flag(fields, "parallel_tool_calls", True),
         parse_tools=bool(tools),
+        priority=_integer(fields, "priority", 0, -(1 << 31), 1 << 31),
     )
     return ChatRequest(
         model=model,

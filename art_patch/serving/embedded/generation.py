@@ -40,6 +40,7 @@ class SamplingParams:
         stops: Stop strings.
         one_call: End after the first well-formed tool call.
         parse_tools: Whether text is scanned for tool calls.
+        priority: Smaller is admitted first.
     """
 
     temperature: float = 1.0
@@ -51,6 +52,7 @@ class SamplingParams:
     stops: tuple[str, ...] = ()
     one_call: bool = False
     parse_tools: bool = False
+    priority: int = 0
 
     @property
     def greedy(self) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -102,7 +103,7 @@ class Scheduler:
         if len(self._waiting) >= self._limits.max_waiting:
             raise Overloaded(f"{len(self._waiting)} requests wait already; try again later")
         policy.users += generation.params.n
-        self._waiting.append((generation, policy))
+        insort(self._waiting, (generation, policy), key=lambda waiting: waiting[0].params.priority)
         self.lock.notify()
 
     def retire(self, policy: Policy) -> None:
@@ -213,7 +214,7 @@ class Scheduler:
                     or tokens + n * length > self._limits.max_total_tokens
                     or prefill + length > self._limits.max_prefill_tokens
                 ):
-                    break  # first come, first served: a large request must not starve behind small ones
+                    break  # first come, first served among equals: a large request must not starve behind small ones
                 else:
                     rows, tokens, prefill = rows + n, tokens + n * length, prefill + length
                     arrivals.append((generation, policy))

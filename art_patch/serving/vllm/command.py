@@ -33,7 +33,8 @@ _OURS = frozenset(
     {
         "--api-key", "--enable-lora", "--generation-config", "--host", "--logprobs-mode", "--lora-modules",
         "--max-cpu-loras", "--max-lora-rank", "--max-loras", "--middleware", "--model", "--port", "--root-path",
-        "--served-model-name", "--shutdown-timeout", "--tensor-parallel-size", "-tp", "--trust-remote-code", "--uds",
+        "--scheduling-policy", "--served-model-name", "--shutdown-timeout", "--tensor-parallel-size", "-tp",
+        "--trust-remote-code", "--uds",
     }
 )  # fmt: skip
 
@@ -107,6 +108,7 @@ def command(options: VllmOptions, socket: Path) -> list[str]:
     line += ["--enable-lora", "--max-lora-rank", str(options.max_lora_rank), "--max-loras", str(LORAS_AT_ONCE)]
     line += ["--max-cpu-loras", str(LORAS_LOADED), "--logprobs-mode", "processed_logprobs"]
     line += ["--generation-config", "vllm", "--enable-auto-tool-choice", "--tool-call-parser", _tool_parser(options)]
+    line += ["--scheduling-policy", "priority"]
     line += ["--shutdown-timeout", str(SHUTDOWN_S), "--disable-uvicorn-access-log", "--disable-fastapi-docs"]
     if options.max_model_len is not None:
         line += ["--max-model-len", str(options.max_model_len)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from art_patch.recording.proof import REASONS, why_untrainable
+from art_patch.proof import REASONS, why_untrainable
 from art_patch.records import Call, Choice
 
 CHOICE = Choice(0, {"role": "assistant", "content": "x"}, "stop", (5, 6), (-0.5, -0.1))

@@ -1,0 +1,200 @@
+"""Links: made in the app, read by the server, signed with HMAC-SHA256 by a secret that both know.
+
+`ADDRESS/feedback?trajectory=...&name=...&expires=...&signature=...`. The signature is over the project, too, so that a
+secret which several projects share opens none of them to another's links. `&value=1` may be added to a link: it chooses
+an answer beforehand, and the person still confirms it, so it is not signed.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import math
+import os
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from art_patch.context import current_trajectory
+from art_patch.errors import ConfigError
+from art_patch.recording import emit, outlet
+from art_patch.serving.keys import read_key
+from art_patch.settings import Settings, load_settings
+
+PATH = "/feedback"
+DAY_S = 86_400
+
+_PURPOSE = "art_patch.feedback/1"
+_KEY_FILE = "feedback.key"
+_ADDRESS_FILE = "feedback.address"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a link allows: one score, `name`, of one trajectory, until `expires_at` (seconds since the epoch)."""
+
+    trajectory_id: str
+    name: str
+    expires_at: int
+
+
+class Forged(Exception):
+    """The link is not one of ours, or was changed."""
+
+
+class Expired(Exception):
+    """The link was ours and is no longer valid."""
+
+
+def feedback_url(
+    *,
+    trajectory_id: str | None = None,
+    name: str = "thumbs",
+    expires_s: float = 30 * DAY_S,
+    base_url: str | None = None,
+) -> str:
+    """Return a link for a person, or an app, to score a run with; `art-patch feedback serve` answers it.
+
+    Args:
+        trajectory_id: the run; the current one unless given.
+        name: of the score: `thumbs` takes 0 or 1, `reward` 0 to 1, any other name -1 to 1.
+        expires_s: how long the link holds.
+        base_url: address of the server as people reach it; `ART_PATCH_FEEDBACK_BASE_URL`, else what the server on this
+            machine said last, unless given.
+
+    Raises:
+        ConfigError: if there is no trajectory, no address is known, or the key cannot be read or made.
+    """
+    if not name:
+        raise ConfigError("a feedback link needs the name of a score, such as 'thumbs'")
+    if not (math.isfinite(expires_s) and expires_s > 0):
+        raise ConfigError(f"a feedback link cannot expire after {expires_s!r} s; give a positive number of seconds")
+    info = None if trajectory_id is not None else current_trajectory()
+    target = trajectory_id or (info.id if info is not None else "")
+    if not target:
+        raise ConfigError(
+            "there is no trajectory to ask about; call feedback_url() inside art_patch.trajectory(), "
+            "or pass trajectory_id="
+        )
+    if info is not None:
+        emit(info)  # the server takes feedback on what the store knows
+    settings = _settings()
+    link = Link(target, name, math.ceil(time.time() + expires_s))
+    return url_of(link, address_of(settings, base_url), secret_of(settings), settings.project)
+
+
+def url_of(link: Link, address: str, secret: bytes, project: str) -> str:
+    """Return the link as text."""
+    query = {"trajectory": link.trajectory_id, "name": link.name, "expires": str(link.expires_at)}
+    return f"{address}{PATH}?{urlencode(query | {'signature': signature_of(link, secret, project)})}"
+
+
+def signature_of(link: Link, secret: bytes, project: str) -> str:
+    """Return the signature as text for a query."""
+    signed = json.dumps([_PURPOSE, project, link.trajectory_id, link.name, link.expires_at])
+    return base64.urlsafe_b64encode(hmac.digest(secret, signed.encode(), hashlib.sha256)).decode().rstrip("=")
+
+
+def read_link(query: Iterable[tuple[str, str]], secret: bytes, project: str, *, now: float) -> tuple[Link, str]:
+    """Return what a link allows, and its signature.
+
+    Args:
+        query: names and values of the address.
+        secret: what it must be signed with.
+        project: whose it must be.
+        now: seconds since the epoch.
+
+    Raises:
+        Forged: it is not signed so.
+        Expired: it is, and its time is over.
+    """
+    given: dict[str, str] = {}
+    for name, value in query:
+        if name in given:
+            raise Forged
+        given[name] = value
+    try:
+        link = Link(given["trajectory"], given["name"], int(given["expires"]))
+        signature = given["signature"]
+    except (KeyError, ValueError):
+        raise Forged from None
+    expected = signature_of(link, secret, project)
+    # As bytes: texts beyond ASCII are no argument of `compare_digest`. Before the time: that is worth knowing, too.
+    if not hmac.compare_digest(signature.encode("utf-8", "replace"), expected.encode()):
+        raise Forged
+    if link.expires_at <= now:
+        raise Expired
+    return link, signature
+
+
+def address_of(settings: Settings, base_url: str | None = None) -> str:
+    """Return the server's address without a slash at its end.
+
+    Raises:
+        ConfigError: none is known, or it is no http(s) address.
+    """
+    address = base_url or settings.feedback_base_url
+    if address is None:
+        try:
+            address = (settings.directory / _ADDRESS_FILE).read_text("utf-8").strip()
+        except OSError:
+            address = None
+    if not address:
+        raise ConfigError(
+            "no feedback server is known; start `art-patch feedback serve` on this machine, or set "
+            "ART_PATCH_FEEDBACK_BASE_URL to its public address"
+        )
+    if not address.startswith(("http://", "https://")):
+        raise ConfigError(f"{address!r} is not an http(s) address; write it like https://feedback.example.com")
+    return address.rstrip("/")
+
+
+def say_address(settings: Settings, address: str) -> None:
+    """Note where the server is reached, for apps of the project on this machine."""
+    _write_whole(settings.directory / _ADDRESS_FILE, f"{address}\n", replace=True)
+
+
+def secret_of(settings: Settings) -> bytes:
+    """Return what links are signed with; a key file is made if there is none.
+
+    Raises:
+        ConfigError: the key file cannot be made or read, or others may read it.
+    """
+    if settings.feedback_secret is not None:
+        return settings.feedback_secret.encode()
+    path = settings.directory / _KEY_FILE
+    if not path.exists():
+        _write_whole(path, f"{secrets.token_urlsafe(32)}\n", replace=False)
+    return (read_key(str(path)) or "").encode()
+
+
+def _write_whole(path: Path, text: str, *, replace: bool) -> None:
+    """Write a file of ours alone, so that others see all of it or none; without `replace`, the first writer wins."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        try:
+            if replace:
+                draft.replace(path)
+            else:
+                os.link(draft, path)
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}); make {path.parent} writable") from None
+
+
+def _settings() -> Settings:
+    """The settings of the patch that is in force, else those of the environment."""
+    recorder: Any = getattr(outlet, "_recorder", None)
+    return load_settings() if recorder is None else recorder.settings

@@ -1,0 +1,237 @@
+"""Code checks: functions of the user's that judge one trajectory, run by the job beside the judge.
+
+A check takes a `records.Trajectory` (`info`, `calls` with messages and answers, `scores` so far) and returns
+
+- a number or a truth value: the score, named like the function;
+- a dict of them: one score for each key;
+- `None`, for the whole or for a key: it has nothing to say about this run.
+
+A score lies in 0..1 unless the function says otherwise by an attribute: `check.range = (-1, 1)`.
+
+A check that raises, takes too long, or returns something else leaves the trajectory without that score: never a zero,
+which would be learned from. Failures are counted by check and reason. Scores are named by trajectory, check, and a hash
+of the function's source, so running the same check again replaces them; changed code makes new ones, which are newer
+and so count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import math
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Thread
+from typing import Any, NamedTuple, cast
+
+from art_patch.errors import ConfigError
+from art_patch.records import Score, Trajectory
+
+SOURCE = "code"
+TIMEOUT_S = 30.0
+
+_GIVE_UP_AFTER = 3
+"""Python cannot end a thread, so a check that hangs this often is not run again."""
+
+Returned = float | bool | None | Mapping[str, float | bool | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A function that judges a trajectory.
+
+    Attributes:
+        name: of the function; its score is named so unless it returns a dict.
+        function: what is called.
+        version: first 12 hex digits of the sha256 of its source.
+        lowest: no score is below.
+        highest: no score is above.
+    """
+
+    name: str
+    function: Callable[[Trajectory], Returned]
+    version: str
+    lowest: float = 0.0
+    highest: float = 1.0
+
+
+class Checked(NamedTuple):
+    """What checks found: the scores, and how often each check failed for which reason (`name: reason`)."""
+
+    scores: tuple[Score, ...]
+    failures: dict[str, int]
+
+
+class _Refused(Exception):
+    """Why there is no score, in words that can be counted."""
+
+
+def load_checks(specs: Iterable[str]) -> tuple[Check, ...]:
+    """Return the checks that a setting names as `module:function`.
+
+    Raises:
+        ConfigError: one cannot be imported, is no function, or declares an impossible range.
+    """
+    checks = tuple(make_check(load_function(spec, what="check")) for spec in specs)
+    for name, count in Counter(check.name for check in checks).items():
+        if count > 1:
+            raise ConfigError(f"two checks are named {name!r}, so their scores could not be told apart; rename one")
+    return checks
+
+
+def make_check(function: Callable[[Trajectory], Returned]) -> Check:
+    """Return a function as a check.
+
+    Raises:
+        ConfigError: it declares an impossible range.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    lowest, highest = _range(name, getattr(function, "range", (0.0, 1.0)))
+    return Check(name, function, version_of(function), lowest, highest)
+
+
+def load_function(spec: str, *, what: str) -> Callable[..., Any]:
+    """Import `module:function`; the working directory counts as a place to import from, as for `python -m`.
+
+    Args:
+        spec: what the user wrote.
+        what: what it is for, for the error.
+
+    Raises:
+        ConfigError: it cannot be imported, or is no function.
+    """
+    module_name, colon, path = spec.partition(":")
+    if not (module_name and colon and path):
+        raise ConfigError(f"{what} {spec!r} names no function; write module:function")
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's module does while it is imported
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module_name
+        why = f"there is no module {module_name!r}" if missing else f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"{what} {spec!r} cannot be imported ({why}); run the job where {module_name!r} can be, or set PYTHONPATH"
+        ) from error
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    if not callable(found):
+        raise ConfigError(f"{what} {spec!r}: {module_name!r} has no function {path!r}; is it spelt right?")
+    return cast(Callable[..., Any], found)
+
+
+def version_of(function: Callable[..., Any]) -> str:
+    """Return the first 12 hex digits of the sha256 of a function's source; of its name where there is no source."""
+    try:
+        text = inspect.getsource(function)
+    except (OSError, TypeError):
+        text = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', repr(type(function)))}"
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:12]
+
+
+def run_checks(
+    trajectories: Iterable[Trajectory],
+    checks: Sequence[Check],
+    *,
+    timeout_s: float = TIMEOUT_S,
+    now: float | None = None,
+) -> Checked:
+    """Run every check on every trajectory.
+
+    Args:
+        trajectories: what to judge.
+        checks: what judges.
+        timeout_s: how long one check may take for one trajectory.
+        now: `Score.at`; the present unless given.
+    """
+    at = time.time() if now is None else now
+    scores: list[Score] = []
+    failures: Counter[str] = Counter()
+    hung: Counter[str] = Counter()
+    for trajectory in trajectories:
+        for check in checks:
+            if hung[check.name] >= _GIVE_UP_AFTER:
+                failures[f"{check.name}: not run, it had hung {_GIVE_UP_AFTER} times"] += 1
+                continue
+            try:
+                returned = _call(check, trajectory, timeout_s)
+            except _Refused as reason:
+                failures[f"{check.name}: {reason}"] += 1
+                hung[check.name] += isinstance(reason, _Hung)
+                continue
+            for name, value in returned.items():
+                try:
+                    number = _number(check, value)
+                except _Refused as reason:
+                    failures[f"{check.name}: {reason}"] += 1
+                    continue
+                if number is not None:
+                    scores.append(_score(trajectory.id, check, name, number, at))
+    return Checked(tuple(scores), dict(failures))
+
+
+class _Hung(_Refused):
+    """It took longer than it may."""
+
+
+def _call(check: Check, trajectory: Trajectory, timeout_s: float) -> dict[str, Any]:
+    """Return what the check says, by the name of the score."""
+    returned: list[Any] = []
+    failed: list[Exception] = []
+
+    def work() -> None:
+        try:
+            returned.append(check.function(trajectory))
+        except Exception as error:  # the user's function
+            failed.append(error)
+
+    # A daemon, so that one that hangs does not keep the job from ending.
+    thread = Thread(target=work, name=f"art-patch-check-{check.name}", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if failed:
+        raise _Refused(f"raised {type(failed[0]).__name__}") from failed[0]
+    if not returned:
+        raise _Hung(f"took longer than {timeout_s:g} s") if thread.is_alive() else _Refused("ended its thread")
+    answer = returned[0]
+    if not isinstance(answer, Mapping):
+        return {check.name: answer}
+    given = dict(cast("Mapping[Any, Any]", answer))
+    if not all(isinstance(name, str) and name for name in given):
+        raise _Refused("returned a dict with a key that is no name")
+    return given
+
+
+def _number(check: Check, value: Any) -> float | None:
+    if value is None:
+        return None
+    if hasattr(value, "item") and not isinstance(value, int | float):
+        value = value.item()  # numpy's and torch's numbers
+    if not isinstance(value, int | float):
+        raise _Refused(f"returned {type(value).__name__} instead of a number")
+    if not math.isfinite(value):
+        raise _Refused(f"returned {float(value)}")
+    if not check.lowest <= value <= check.highest:
+        raise _Refused(f"returned a number that is not in {check.lowest:g}..{check.highest:g}")
+    return float(value)
+
+
+def _score(trajectory_id: str, check: Check, name: str, value: float, at: float) -> Score:
+    key = "\0".join((SOURCE, trajectory_id, check.name, check.version, name))
+    score_id = hashlib.sha256(key.encode("utf-8", "backslashreplace")).hexdigest()[:32]
+    return Score(score_id, trajectory_id, name, value, SOURCE, at, rubric=check.version)
+
+
+def _range(name: str, given: Any) -> tuple[float, float]:
+    try:
+        lowest, highest = (float(bound) for bound in given)
+    except (TypeError, ValueError):
+        lowest, highest = math.nan, math.nan
+    if not lowest < highest:
+        raise ConfigError(f"the range of check {name!r} is two numbers, the lower first, not {given!r}")
+    return lowest, highest

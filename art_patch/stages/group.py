@@ -1,0 +1,40 @@
+"""Settled trajectories -> groups in the store."""
+
+from __future__ import annotations
+
+from art_patch.grouping import Grouping, form_groups
+from art_patch.ids import new_id
+from art_patch.records import Group
+from art_patch.stages.run import Run
+
+
+def group(run: Run) -> Grouping:
+    """Form groups of what no group holds yet, and keep them."""
+    config, store = run.config, run.store
+    pending = store.read.ungrouped(settled_before=run.now - config.settle_s)
+    run.progress("group", 0, len(pending))
+    grouping = form_groups(
+        pending,
+        new_id=new_id,
+        min_size=config.min_group_size,
+        max_size=config.max_group_size,
+        holdout_share=config.holdout_share,
+        singles=config.resample is not None,
+    )
+    if grouping.derived:
+        store.write([record for its in grouping.derived for record in (its.info, *its.calls)])
+        # What a run's spans are taken from goes into a group of its own, so that no later cycle takes it again.
+        run_of = {call.id: trajectory for trajectory in pending for call in trajectory.calls}
+        sources = {run_of[str(call.shadow_of)].id: its for its in grouping.derived for call in its.calls[:1]}
+        whole = {trajectory.id: trajectory for trajectory in pending}
+        taken = [Group(new_id(), f"run:{key}", "single", (whole[key],)) for key in sources]
+        store.ledger.add_groups(taken, state="in spans", now=run.now)
+    store.ledger.add_groups(grouping.groups, now=run.now)
+    run.progress("group", len(pending), len(pending), f"{len(grouping.groups)} groups")
+    run.figures["group"] = {
+        "trajectories": len(pending),
+        "groups": len(grouping.groups),
+        "held_out": sum(group.held_out for group in grouping.groups),
+        "left": dict(grouping.left),
+    }
+    return grouping

@@ -1,0 +1,97 @@
+"""What the stages of one cycle share: the store, the engine, the judge, how they are to work, and what they found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from art_patch.gate import GateConfig
+from art_patch.grouping.resample import ResampleConfig
+from art_patch.rewards.batch import OrderedJudge
+from art_patch.rewards.checks import Check
+from art_patch.rewards.combine import RULER, Combination
+from art_patch.rewards.defences import DefenceConfig
+from art_patch.serving.contract import Engine
+from art_patch.store import Store
+from art_patch.training import TrainConfig
+
+
+class Progress(Protocol):
+    """Called as work goes on: stage, how much is done, how much there is, a word on it."""
+
+    def __call__(self, stage: str, done: int, total: int, note: str = "") -> None:
+        """Show it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CycleConfig:
+    """How a cycle is made.
+
+    Attributes:
+        settle_s: a trajectory is whole when its last call ended this long ago.
+        min_group_size: siblings that a group needs.
+        max_group_size: siblings that the judge ranks at once.
+        holdout_share: part of the scenarios that only the gate sees.
+        min_groups: with fewer scored groups nothing is trained; they wait for more.
+        resample: how siblings are made for runs that have none; `None` makes none.
+        checks: functions of the user's that score trajectories.
+        combination: how scores make a reward.
+        defence: how far the judge is trusted.
+        train: the update.
+        gate: the test.
+        keep_days: trajectories whose last call is longer ago are deleted at the end.
+        keep_trajectories: of the others, all but the newest so many are deleted at the end.
+    """
+
+    settle_s: float = 60.0
+    min_group_size: int = 4
+    max_group_size: int = 16
+    holdout_share: float = 0.2
+    min_groups: int = 4
+    resample: ResampleConfig | None = None
+    checks: Sequence[Check] = ()
+    combination: Combination = RULER
+    defence: DefenceConfig = field(default_factory=DefenceConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
+    keep_days: float | None = None
+    keep_trajectories: int | None = None
+
+
+@dataclass(slots=True)
+class Run:
+    """What groups and scores are made with.
+
+    Attributes:
+        store: where traffic was recorded.
+        judge: ranks siblings.
+        config: how.
+        progress: told what goes on.
+        now: when it began, seconds since the epoch.
+        figures: what each stage found, by its name.
+    """
+
+    store: Store
+    judge: OrderedJudge
+    config: CycleConfig
+    progress: Progress
+    now: float
+    figures: dict[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+
+
+@dataclass(slots=True)
+class Cycle(Run):
+    """What a whole cycle is made with.
+
+    Attributes:
+        engine: the serving engine.
+        adapters: directory of published policies.
+        who: for the ledger.
+    """
+
+    engine: Engine
+    adapters: Path
+    who: str

@@ -1,0 +1,67 @@
+"""What people said of runs: what an answer should have been, and how they judged what the judge judged too."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from sqlalchemy import and_, or_, select
+
+from art_patch.records import Correction, Group, Score, Trajectory, TrajectoryInfo
+from art_patch.store import tables
+from art_patch.store.connect import Database
+from art_patch.store.loading import some_of
+
+_GROUPS = 1_000
+
+
+def corrections_of(database: Database, trajectory_ids: Sequence[str]) -> dict[str, list[Correction]]:
+    """Return the corrections of these trajectories, oldest first; those without any are left out."""
+    table = tables.corrections
+    found: dict[str, list[Correction]] = defaultdict(list)
+    with database.read() as connection:
+        for some in some_of(trajectory_ids):
+            query = select(table).where(table.c.trajectory_id.in_(some)).order_by(table.c.at, table.c.id)
+            for row in connection.execute(query).mappings():
+                values = cast("Mapping[str, Any]", row)
+                found[values["trajectory_id"]].append(Correction(**values))
+    return dict(found)
+
+
+def opinions(database: Database, names: Sequence[str], *, limit: int = _GROUPS) -> tuple[Group, ...]:
+    """Return the newest groups in which users gave scores of these names, for a comparison with the judge.
+
+    Their siblings hold those scores and the judge's, and no calls: that is all a comparison needs.
+    """
+    t, s, g = tables.trajectories.c, tables.scores.c, tables.groups.c
+    theirs = and_(s.source == "user", s.name.in_(names))
+    of_judge = and_(s.name == "ruler", s.group_id == t.group_id)
+    spoken_of = select(t.group_id).join(tables.scores, s.trajectory_id == t.id).where(theirs, t.group_id.is_not(None))
+    newest = select(g.id, g.scenario_key, g.how, g.held_out).where(g.id.in_(spoken_of)).order_by(g.id.desc())
+    with database.read() as connection:
+        groups = connection.execute(newest.limit(limit)).all()
+        given: dict[str, dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
+        for some in some_of([group.id for group in groups]):
+            query = (
+                select(t.group_id.label("their_group"), tables.scores)
+                .join(tables.scores, s.trajectory_id == t.id)
+                .where(t.group_id.in_(some), or_(theirs, of_judge))
+                .order_by(t.id, s.at, s.id)
+            )
+            for row in connection.execute(query).mappings():
+                values = {str(name): value for name, value in row.items()}
+                group_id = values.pop("their_group")
+                given[group_id][values["trajectory_id"]].append(Score(**values))
+    return tuple(
+        Group(
+            id=group.id,
+            scenario_key=group.scenario_key,
+            how=group.how,
+            held_out=bool(group.held_out),
+            trajectories=tuple(
+                Trajectory(TrajectoryInfo(key, 0.0), (), tuple(scores)) for key, scores in given[group.id].items()
+            ),
+        )
+        for group in groups
+    )

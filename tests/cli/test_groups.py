@@ -1,0 +1,115 @@
+"""`art-patch groups` on a store that has all kinds of runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from art_patch.ids import new_id
+from art_patch.records import Call, Choice, Group, SpanInfo, Trajectory, TrajectoryInfo
+from art_patch.store import Store, open_store
+from tests.cli.test_cli import art_patch, says
+
+PROMPTS = ["price of 3 plums", "3 plums price", "price of 4 plums"]
+
+
+def run(text: str, *, spans: int = 0, **about: str) -> Trajectory:
+    key = new_id()
+    answer = (Choice(0, {"role": "assistant", "content": "yes"}, "stop"),)
+    inside = tuple(SpanInfo(new_id(), key, "try", 1_000.0 + n) for n in range(spans))
+    calls = tuple(
+        Call(
+            new_id(),
+            key,
+            1_000.0 + n,
+            "m",
+            ({"role": "user", "content": text},),
+            answer,
+            span_id=span,
+            policy="agent@0",
+        )
+        for n, span in enumerate([span.id for span in inside] or [None])
+    )
+    return Trajectory(TrajectoryInfo(key, 1_000.0, "explicit", **about), calls, spans=inside)
+
+
+def keep(store: Store, *runs: Trajectory) -> None:
+    store.write([record for each in runs for record in (each.info, *each.spans, *each.calls)])
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Twelve runs: 2 + 3 in groups, of which one is dead; 2 near-duplicates, 1 with attempts, 1 upstream, 3 alone."""
+    store = open_store(f"sqlite:///{tmp_path}/default/store.db")
+    told = [run("x", group_key="k") for _ in range(2)]
+    same = [run("y") for _ in range(3)]
+    keep(store, *told, *same)
+    store.ledger.add_groups([Group("g1", "group:k", "group_key", tuple(told))], state="trained")
+    store.ledger.add_groups([Group("g2", "task:y", "same_task", tuple(same), held_out=True)], state="dead")
+    keep(store, *map(run, PROMPTS), run("try it", spans=3), run("alone"), run("lonely"))
+    upstream = run("what is up")
+    store.write(
+        [
+            upstream.info,
+            Call(new_id(), upstream.id, 1_000.0, "m", upstream.calls[0].messages, untrainable="answered by upstream"),
+        ]
+    )
+    store.close()
+    return tmp_path
+
+
+def test_the_report_as_json(home: Path):
+    told = json.loads(art_patch("groups", "--json", "--min-size", "2", home=home).stdout)
+    assert told == {
+        "runs": 12,
+        "in_groups": 5,
+        "would_be_grouped": 3,
+        "groupable_share": 8 / 12,
+        "looked_at": 7,
+        "ways": {
+            "group_key": {"groups": 1, "runs": 2, "would_be": 0},
+            "sibling_spans": {"groups": 0, "runs": 0, "would_be": 1},
+            "same_task": {"groups": 1, "runs": 3, "would_be": 0},
+            "near_duplicate": {"groups": 0, "runs": 0, "would_be": 2},
+        },
+        "left": {"waits for a sibling": 3, "answered by upstream": 1},
+        "groups": 2,
+        "states": {"trained": 1, "dead": 1},
+        "held_out": 1,
+        "sizes": {"2": 1, "3": 1},
+        "dead_share": 0.5,
+    }
+
+
+def test_the_report_reads_well_and_changes_nothing(home: Path):
+    first = art_patch("groups", "--min-size", "2", home=home, COLUMNS="80")
+    assert first.returncode == 0, first.stderr
+    assert max(map(len, first.stdout.splitlines())) <= 80
+    for words in ("67% of 12 runs", "1 trained", "1 dead", "1 held out", "50% of those that were judged", "1 of 3",
+                  "near_duplicate", "3 left: waits for a sibling", "1 left: answered by upstream"):  # fmt: skip
+        assert words in first.stdout, words
+    assert art_patch("groups", "--min-size", "2", home=home, COLUMNS="80").stdout == first.stdout
+
+
+def test_copies_count_for_the_run_that_they_were_taken_from(home: Path):
+    store = open_store(f"sqlite:///{home}/default/store.db")
+    source = run("best of two")
+    copies = [Trajectory(TrajectoryInfo(new_id(), 1_000.0, "span"), ()) for _ in range(2)]
+    keep(store, source, *copies)
+    store.ledger.add_groups([Group(new_id(), "run", "single", (source,))], state="in spans")
+    store.ledger.add_groups([Group(new_id(), "task:x/try", "sibling_spans", tuple(copies))])
+    store.close()
+    told = json.loads(art_patch("groups", "--json", home=home).stdout)
+    assert (told["runs"], told["in_groups"]) == (13, 6)
+    assert told["ways"]["sibling_spans"] == {"groups": 1, "runs": 1, "would_be": 0}
+    assert told["states"] == {"trained": 1, "dead": 1, "formed": 1}
+
+
+def test_nothing_to_report(tmp_path: Path):
+    says(art_patch("groups", home=tmp_path), 8, "there is no store")
+    open_store(f"sqlite:///{tmp_path}/default/store.db").close()
+    assert "no trajectories are recorded yet" in art_patch("groups", home=tmp_path).stdout
+    told = json.loads(art_patch("groups", "--json", home=tmp_path).stdout)
+    assert (told["runs"], told["groupable_share"], told["dead_share"]) == (0, None, None)

@@ -1,0 +1,149 @@
+"""The budget by itself, and the judge under it over real HTTP."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from art_patch.errors import ConfigError, JudgeError
+from art_patch.records import Group
+from art_patch.rewards import Budget, Judge
+from art_patch.rewards.budget import BudgetUsedUp
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+GroupsOf = Callable[..., list[Group]]
+Serve = Callable[[Callable[[Any], Any]], Any]
+PRICED = "openai/gpt-5-mini"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collect_litellm_connections() -> Iterator[None]:
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+def judge(server: Any, budget: Budget, **given: Any) -> Judge:
+    settings: dict[str, Any] = {"model": PRICED, "concurrency": 1, "timeout_s": 10.0, "pause_s": 0.01, **given}
+    return Judge(settings.pop("model"), base_url=server.base_url, budget=budget, **settings)
+
+
+def test_calls_are_counted_when_they_are_allowed() -> None:
+    budget = Budget(max_calls=2)
+    for _ in range(2):
+        budget.settle(budget.reserve(None), None)
+    with pytest.raises(BudgetUsedUp, match="2 of 2 calls"):
+        budget.reserve(None)
+    assert budget.calls == 2
+
+
+def test_money_is_held_while_requests_are_under_way() -> None:
+    budget = Budget(max_usd=1.0)
+    budget.settle(budget.reserve(0.25), 0.25)
+    first, second = budget.reserve(0.25), budget.reserve(0.25)
+    budget.settle(budget.reserve(0.25), 0.0)  # refused: it cost nothing
+    budget.settle(first, 0.0)
+    budget.settle(second, None)  # nobody knows: it counts as expected
+    assert budget.spent_usd == pytest.approx(0.5)
+    budget.reserve(0.5)
+    with pytest.raises(BudgetUsedUp, match=r"\$0.5 of \$1 were spent, \$0.5 are held"):
+        budget.reserve(0.01)
+
+
+def test_a_request_is_expected_to_be_as_dear_as_the_dearest_so_far() -> None:
+    budget = Budget(max_usd=1.0)
+    budget.settle(budget.reserve(0.1), 0.4)
+    budget.settle(budget.reserve(0.1), 0.1)
+    with pytest.raises(BudgetUsedUp, match=r"expected to cost \$0.8"):
+        budget.reserve(0.2)
+
+
+def test_until_a_price_is_known_requests_go_one_at_a_time() -> None:
+    budget, allowed = Budget(max_usd=1.0), threading.Event()
+    first = budget.reserve(0.1)
+    refused: list[str] = []
+
+    def ask() -> None:
+        try:
+            budget.reserve(0.1)
+        except BudgetUsedUp as error:
+            refused.append(str(error))
+        allowed.set()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert not allowed.wait(0.1)
+    budget.settle(first, 0.7)  # seven times what was thought: the second would be too much
+    thread.join()
+    assert len(refused) == 1
+
+
+@pytest.mark.parametrize("limits", [{"max_usd": -1.0}, {"max_calls": -1}, {"max_usd": float("nan")}])
+def test_impossible_limits_are_refused(limits: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="0 or more"):
+        Budget(**limits)
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_calls_never_go_over_the_limit_and_the_rest_waits(
+    judge_server: Serve, groups_of: GroupsOf, reply: Any, half_for_all: Any, concurrency: int
+) -> None:
+    server = judge_server(lambda asked: reply(status=500) if asked.number % 3 == 1 else half_for_all(asked))
+    report = judge(server, Budget(max_calls=7), concurrency=concurrency).score_groups(groups_of(20))
+    assert len(server.asked) == report.calls == 7
+    assert len(report.scores) == 15
+    assert len(report.unscored) == 15
+    assert all(reason == "budget used up: 7 of 7 calls were made" for reason in report.unscored.values())
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_money_is_not_overrun_by_more_than_a_call(
+    judge_server: Serve, groups_of: GroupsOf, half_for_all: Any, concurrency: int
+) -> None:
+    server = judge_server(half_for_all)
+    one = judge(server, Budget()).score_groups(groups_of(1)).cost_usd
+    assert one is not None
+    for calls in (2.5, 5.5):
+        report = judge(server, Budget(max_usd=one * calls), concurrency=concurrency).score_groups(groups_of(30))
+        assert report.cost_usd is not None and report.cost_usd <= one * (calls + 1)
+        assert all("budget used up: $" in reason for reason in report.unscored.values())
+
+
+def test_a_budget_for_nothing_is_no_error_and_asks_nothing(
+    judge_server: Serve, groups_of: GroupsOf, half_for_all: Any
+) -> None:
+    server = judge_server(half_for_all)
+    for budget in (Budget(max_calls=0), Budget(max_usd=0.0)):
+        report = judge(server, budget).score_groups(groups_of(3))
+        assert (report.scores, len(report.unscored), report.calls) == ((), 3, 0)
+    assert server.asked == []
+
+
+def test_a_limit_in_money_needs_a_known_price(judge_server: Serve, groups_of: GroupsOf, half_for_all: Any) -> None:
+    server = judge_server(half_for_all)
+    with pytest.raises(JudgeError, match=r"price of hosted_vllm/mine is unknown.*--max-calls"):
+        judge(server, Budget(max_usd=1.0), model="hosted_vllm/mine").score_groups(groups_of(1))
+    assert server.asked == []
+    report = judge(server, Budget(max_calls=1), model="hosted_vllm/mine").score_groups(groups_of(2))
+    assert len(report.scores) == 3 and report.cost_usd is None
+
+
+def test_a_repair_that_the_budget_does_not_allow_leaves_the_group_unscored(
+    judge_server: Serve, groups_of: GroupsOf, reply: Any
+) -> None:
+    server = judge_server(lambda asked: reply("no JSON"))
+    report = judge(server, Budget(max_calls=1)).score_groups(groups_of(1))
+    assert report.unscored == {"g0": "budget used up: 1 of 1 calls were made"}
+
+
+def test_one_budget_holds_for_several_rounds(judge_server: Serve, groups_of: GroupsOf, half_for_all: Any) -> None:
+    server = judge_server(half_for_all)
+    chief = judge(server, Budget(max_calls=3))
+    assert [chief.score_groups(groups_of(2)).calls for _ in range(3)] == [2, 1, 0]

@@ -1,0 +1,94 @@
+"""Corrections and judgements: kept, replaced, read, erased; and what people say beside what the judge says."""
+
+from __future__ import annotations
+
+import json
+
+from art_patch.records import Correction, Group, Score
+from art_patch.rewards.feedback import PEOPLE, Disagreement, disagreement
+from art_patch.store import Store
+from art_patch.store.browse import Filter
+from tests.store.conftest import Execute
+from tests.store.samples import call, info
+
+ANSWER = {"role": "assistant", "content": "caf\u00e9 \U0001f600"}
+
+
+def correction(key: str, trajectory: str = "t1", at: float = 1.0, **changes) -> Correction:
+    values = {"id": key, "trajectory_id": trajectory, "at": at, "source": "user", "message": ANSWER, "comment": "why"}
+    return Correction(**(values | changes))
+
+
+def judgement(execute: Execute, key: str, group: str) -> None:
+    columns = "id, group_id, at, judge, rubric, purpose, state, calls, prompt_tokens, completion_tokens, facts"
+    execute(
+        f"INSERT INTO judgements ({columns}) VALUES ('{key}', '{group}', 1, 'j', 'r', 'score', 'ok', 1, 1, 1, '{{}}')"
+    )
+
+
+def test_they_come_back_as_they_went_in_and_are_replaced_by_id(store: Store):
+    late, early = correction("b", at=2.0, call_id="c1"), correction("a", comment=None)
+    store.write([info("t1"), info("t2"), late, early, correction("c", "t2")])
+    assert store.corrections(["t1", "t2", "t3"]) == {"t1": [early, late], "t2": [correction("c", "t2")]}
+    again = correction("b", at=3.0, message={"role": "assistant", "content": "no"})
+    store.write([again])
+    assert store.corrections(["t1"]) == {"t1": [early, again]}
+    assert store.verify() == []
+
+
+def test_erasing_takes_corrections_and_the_judgements_of_groups_that_end(store: Store, execute: Execute):
+    for key, user in (("t1", "u"), ("t2", "u"), ("t3", "u"), ("t4", "v")):
+        store.write([info(key, user_id=user), call(f"{key}-c", key), correction(f"{key}-x", key)])
+    whole = Group("own", "task:own", "same_task", store.read.trajectories(["t1", "t2"]))
+    part = Group("shared", "task:shared", "same_task", store.read.trajectories(["t3", "t4"]))
+    store.ledger.add_groups([whole, part], now=1.0)
+    for key, group in (("j1", "own"), ("j2", "own"), ("j3", "shared")):
+        judgement(execute, key, group)
+    plan = store.rights.erase(user="u", dry_run=True)
+    assert (plan.trajectories, plan.corrections, plan.judgements) == (3, 3, 2)
+    store.rights.erase(user="u", now=9.0)
+    assert execute("SELECT id FROM corrections") == [("t4-x",)]
+    assert execute("SELECT id FROM judgements") == [("j3",)]
+    ((detail,),) = execute("SELECT detail FROM audit WHERE action = 'erased'")
+    noted = json.loads(detail) if isinstance(detail, str) else detail
+    assert (noted["corrections"], noted["judgements"]) == (3, 2)
+    assert store.verify() == []
+
+
+def test_a_correction_that_comes_after_the_erasure_can_be_erased_too(store: Store, execute: Execute):
+    store.write([correction("late", "gone")])
+    assert store.rights.erase(trajectory="gone", dry_run=True).corrections == 1
+    store.rights.erase(trajectory="gone")
+    assert execute("SELECT id FROM corrections") == []
+
+
+def grouped(store: Store, *keys: str, group: str = "g") -> None:
+    for key in keys:
+        store.write([info(key), call(f"{key}-c", key)])
+    store.ledger.add_groups([Group(group, f"task:{group}", "same_task", store.read.trajectories(keys))], now=1.0)
+
+
+def given(key: str, name: str, value: float, source: str, group: str | None = "g", at: float = 1.0) -> Score:
+    return Score(f"{key}-{name}-{source}-{at}", key, name, value, source, at, group_id=group)
+
+
+def test_the_reward_that_is_shown_is_the_combined_one_of_its_group(store: Store):
+    grouped(store, "a", "b", "c")
+    store.write([given(key, "ruler", 0.9, "ruler") for key in "abc"])
+    store.write([given("a", "reward", 0.4, "combined"), given("a", "reward", 1.0, "user", None, at=9.0)])
+    store.write([given("b", "reward", 0.4, "combined", "other"), given("b", "reward", 0.6, "code", None)])
+    assert [one.reward for one in store.browse.summaries(["a", "b", "c"])] == [0.4, 0.6, 0.9]
+    assert store.browse.count(Filter(max_reward=0.5)) == 1
+
+
+def test_people_and_the_judge_are_compared_without_reading_calls(store: Store):
+    grouped(store, "a", "b")
+    grouped(store, "c", "d", group="h")
+    store.write([given("a", "ruler", 0.9, "ruler"), given("b", "ruler", 0.1, "ruler")])
+    store.write([given("a", "ruler", 0.0, "ruler", "other", at=5.0)])
+    store.write([given("a", "thumbs", 0.0, "user", None), given("b", "thumbs", 1.0, "user", None)])
+    store.write([given("c", "ruler", 0.9, "ruler", "h"), given("d", "other", 1.0, "user", None)])
+    (group,) = store.browse.opinions(PEOPLE)
+    assert (group.id, group.scenario_key, [t.id for t in group.trajectories]) == ("g", "task:g", ["a", "b"])
+    assert all(t.calls == () for t in group.trajectories)
+    assert disagreement([group]) == Disagreement(pairs=1, against=1, tied=0, groups=1)
