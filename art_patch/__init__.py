@@ -34,6 +34,7 @@ __all__ = [
     "flush",
     "group",
     "patch",
+    "replayable",
     "reward",
     "score",
     "span",
@@ -45,7 +46,18 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from art_patch.context import bind, correct, current_trajectory, group, reward, score, span, suppress, trajectory
+    from art_patch.context import (
+        bind,
+        correct,
+        current_trajectory,
+        group,
+        replayable,
+        reward,
+        score,
+        span,
+        suppress,
+        trajectory,
+    )
     from art_patch.errors import (
         ArtPatchError,
         Busy,
@@ -59,7 +71,10 @@ if TYPE_CHECKING:
     from art_patch.feedback import feedback_url
     from art_patch.patching import flush, patch, status, unpatch, wrap
 else:
-    _CONTEXT = ("bind", "correct", "current_trajectory", "group", "reward", "score", "span", "suppress", "trajectory")
+    _CONTEXT = (
+        "bind", "correct", "current_trajectory", "group", "replayable", "reward", "score", "span", "suppress",
+        "trajectory",
+    )  # fmt: skip
     _HOME = dict.fromkeys(_CONTEXT, "context") | {"feedback_url": "feedback"}
     _HOME |= dict.fromkeys(("flush", "patch", "status", "unpatch", "wrap"), "patching")
 

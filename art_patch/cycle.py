@@ -1,4 +1,4 @@
-"""One cycle: group -> re-sample -> score -> train -> gate -> promote. `retrain` reads as the table of contents.
+"""One cycle: group -> replay -> resample -> score -> train -> gate -> promote. `retrain` is the table of contents.
 
 The stages are pure; `art_patch.stages` reads and writes the store around them. Every stage's result is in the store
 before the next begins, so a cycle that was killed goes on where it stopped: groups that were formed are scored, groups
@@ -24,6 +24,7 @@ from art_patch.rewards.batch import OrderedJudge
 from art_patch.serving.contract import Engine
 from art_patch.stages.contest import contest_of
 from art_patch.stages.group import group
+from art_patch.stages.replay import replay
 from art_patch.stages.resample import resample
 from art_patch.stages.retention import retention
 from art_patch.stages.run import Cycle, CycleConfig, Progress
@@ -94,6 +95,8 @@ def retrain(
         candidate = _left_over(store, champion)
         if candidate is None:
             grouping = group(run)
+            if repeated := replay(run, grouping):
+                grouping = group(run, repeated)
             resample(run, champion, grouping)
             score(run)
             candidate, why_not = train(run, champion)

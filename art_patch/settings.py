@@ -92,6 +92,21 @@ class Settings(BaseModel):
     poll_interval_s: float = Field(default=1.0, gt=0, le=2.0)
     """How often the app looks whether mode, champion or engine changed."""
 
+    group_across: bool = False
+    """Whether the same words are the same task under other system prompts and other tools, too. Unset, a prompt that
+    was reworded makes another task of each question."""
+
+    embeddings: str | None = None
+    """Name of an embedding model that brings together wordings of one task; words alone decide unless set. It sees the
+    first user message of each run. Where it is down the cycle goes on by words alone, and what it would have brought
+    together may lie on both sides of the hold-out."""
+
+    embeddings_base_url: str | None = None
+    """OpenAI-compatible address of that model, ending in /v1. It has no default: what users ask goes there."""
+
+    embeddings_api_key: str | None = Field(default=None, repr=False)
+    """Key for that address where it wants one."""
+
     judge: str | None = None
     """litellm name of the model that ranks siblings, such as `openai/gpt-5-mini` or `hosted_vllm/NAME`."""
 
@@ -163,7 +178,7 @@ class Settings(BaseModel):
                 raise ValueError(f"{name!r} names no check; write module:function, several separated by commas")
         return names
 
-    @field_validator("base_url", "judge_base_url", "feedback_base_url")
+    @field_validator("base_url", "judge_base_url", "embeddings_base_url", "feedback_base_url")
     @classmethod
     def _is_http(cls, value: str | None) -> str | None:
         if value is not None and not value.startswith(("http://", "https://")):

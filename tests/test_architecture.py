@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "listening": {"errors"},
     "asgi_caller": set(),
     "autostart": set(),
+    "replay_runner": {"context", "errors", "recording"},
     "proxy": {"asgi_caller", "context", "errors", "listening", "patching", "serving"},
     "doctor": {"errors", "patching", "records", "serving", "settings", "store"},
     "training": {"errors", "records", "serving", "transcripts"},
@@ -170,8 +171,8 @@ def test_the_public_signatures():
         if not isinstance(getattr(art_patch, name), type)
     }
     assert shown.keys() == {
-        "bind", "correct", "current_trajectory", "feedback_url", "flush", "group", "patch", "reward", "score", "span",
-        "status", "suppress", "trajectory", "unpatch", "wrap",
+        "bind", "correct", "current_trajectory", "feedback_url", "flush", "group", "patch", "replayable", "reward",
+        "score", "span", "status", "suppress", "trajectory", "unpatch", "wrap",
     }  # fmt: skip
 
 

@@ -19,8 +19,9 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_python_blocks_run(block: str, tmp_path: Path):
     environment = {"ART_PATCH_HOME": str(tmp_path), "PATH": "", "PYTHONWARNINGS": "error"}
-    script = block + "\nart.unpatch()\n"
-    subprocess.run([sys.executable, "-c", script], check=True, env=environment, timeout=60)
+    script = tmp_path / "agent.py"
+    script.write_text(block + "\nart.unpatch()\n")
+    subprocess.run([sys.executable, str(script)], check=True, env=environment, timeout=60)
 
 
 def test_there_are_blocks():

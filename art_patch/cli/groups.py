@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -25,7 +26,7 @@ _NOT_JUDGED = ("formed", "quarantined")
 
 def groups(
     min_size: Annotated[
-        int | None, typer.Option("--min-size", min=2, help="Siblings that a group needs; as in `retrain`.")
+        int | None, typer.Option("--min-size", min=2, help="Siblings that a group needs; as many as `retrain` wants.")
     ] = None,
     settle_s: Annotated[
         float, typer.Option("--settle-s", help="A trajectory is whole when it was silent this long.")
@@ -38,32 +39,33 @@ def groups(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """How much of the traffic can be learned from in groups, and how it was grouped. Changes nothing."""
+    """How much of the traffic can be learned from in groups, and how it was grouped. Changes nothing.
+
+    What is not grouped yet is grouped as `retrain` would; an embedding model is asked if settings name one.
+    """
     from itertools import count
 
+    from art_patch.cli.meaning import make_embed
     from art_patch.cli.output import answer
     from art_patch.cycle import CycleConfig
-    from art_patch.grouping import form_groups
     from art_patch.settings import load_settings
+    from art_patch.stages.group import form
     from art_patch.store.connect import open_database
     from art_patch.store.grouping_stats import group_stats
     from art_patch.store.read import Reader
 
     settings = load_settings(project=project, home=home, store=store)
-    config, ids = CycleConfig(), count()
+    config = CycleConfig(settle_s=settle_s, across=settings.group_across, embed=make_embed(settings))
+    if min_size is not None:
+        config = replace(config, min_group_size=min_size)
+    ids = count()
     database = open_database(settings.store_url, create=False)
     try:
         stats = group_stats(database)
-        pending = Reader(database).ungrouped(settled_before=time.time() - settle_s, limit=limit)
+        pending = Reader(database).ungrouped(settled_before=time.time() - config.settle_s, limit=limit)
     finally:
         database.close()
-    grouping = form_groups(
-        pending,
-        new_id=lambda: str(next(ids)),
-        min_size=config.min_group_size if min_size is None else min_size,
-        max_size=config.max_group_size,
-        holdout_share=config.holdout_share,
-    )
+    grouping = form(pending, config, lambda: str(next(ids)))
     would = dict.fromkeys(WAYS, 0)
     for group in grouping.groups:
         if group.how != "sibling_spans":
@@ -85,6 +87,7 @@ def groups(
         "looked_at": len(pending),
         "ways": ways,
         "left": left,
+        "embeddings": grouping.embeddings,
         "groups": sum(stats.states.values()),
         "states": dict(stats.states),
         "held_out": stats.held_out,
@@ -131,3 +134,5 @@ def _print(facts: dict[str, Any]) -> None:
         console.print()
         for reason, count in sorted(facts["left"].items(), key=lambda item: -item[1]):
             console.print(f"{count} left: {reason}", markup=False, style="dim")
+    if facts["embeddings"]:
+        console.print(f"\ngrouped by words alone: {facts['embeddings']}", markup=False, style="dim")

@@ -26,6 +26,25 @@ def retrain(
     max_usd: MaxUsdOption = None,
     max_calls: MaxCallsOption = None,
     check: CheckOption = None,
+    replay: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=15,
+            envvar="ART_PATCH_REPLAY",
+            help="Run your replayable functions again: so many further runs of a run without siblings; 0 for none.",
+        ),
+    ] = 0,
+    replay_max: Annotated[
+        int, typer.Option(min=1, envvar="ART_PATCH_REPLAY_MAX", help="How many such runs in this cycle.")
+    ] = 100,
+    replay_timeout_s: Annotated[
+        float, typer.Option(min=1.0, envvar="ART_PATCH_REPLAY_TIMEOUT_S", help="How long one of them may take.")
+    ] = 300.0,
+    replay_python: Annotated[
+        str | None,
+        typer.Option(envvar="ART_PATCH_REPLAY_PYTHON", help="Interpreter of your app, if not this one."),
+    ] = None,
     resample: Annotated[
         int,
         typer.Option(
@@ -66,10 +85,12 @@ def retrain(
     Exit codes: 0 promoted, or nothing to do; 4 the gate rejected the candidate; 5 another cycle is running; 6 the
     engine is down; 7 the judge failed; 1 and above for other errors. Serving is never touched by a failed cycle.
     """
+    from art_patch.cli.meaning import make_embed
     from art_patch.cli.output import answer, bars
     from art_patch.cycle import CycleConfig
     from art_patch.cycle import retrain as run
     from art_patch.errors import EngineError, GateRejected
+    from art_patch.grouping.replay import ReplayConfig
     from art_patch.grouping.resample import ResampleConfig
     from art_patch.rewards.checks import load_checks
     from art_patch.rewards.combine import load_combination
@@ -78,6 +99,7 @@ def retrain(
     from art_patch.settings import load_settings
     from art_patch.stages.retention import prune
     from art_patch.store import open_store
+    from art_patch.store.urls import absolute_url
     from art_patch.training import TrainConfig
 
     settings = load_settings(
@@ -88,6 +110,21 @@ def retrain(
     config = CycleConfig(
         settle_s=settle_s,
         min_groups=min_groups,
+        across=settings.group_across,
+        embed=make_embed(settings),
+        replay=None
+        if not replay
+        else ReplayConfig(
+            replay,
+            replay_max,
+            replay_timeout_s,
+            python=replay_python,
+            environment={
+                "project": settings.project,
+                "home": str(settings.directory.parent),
+                "store": absolute_url(settings.store_url),
+            },
+        ),
         resample=None
         if not resample
         else ResampleConfig(

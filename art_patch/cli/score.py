@@ -38,7 +38,9 @@ def score(
     max_prompt_tokens: Annotated[
         int | None, typer.Option("--max-prompt-tokens", help="Split groups whose prompt is longer.", show_default=False)
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent, and send nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what the judge would be sent, and send it nothing.")
+    ] = False,
     show: Annotated[bool, typer.Option("--show", help="With --dry-run: the whole prompt of the first group.")] = False,
     project: ProjectOption = None,
     home: HomeOption = None,
@@ -50,6 +52,7 @@ def score(
     Exit codes: 0 scored, nothing to do, or the budget is used up; 5 a cycle is running; 7 the judge failed; 1 and above
     for other errors.
     """
+    from art_patch.cli.meaning import make_embed
     from art_patch.cli.output import bars
     from art_patch.cycle import CycleConfig, only_one
     from art_patch.errors import ConfigError
@@ -72,6 +75,8 @@ def score(
     opened = open_store(settings.store_url, create=False)
     config = CycleConfig(
         settle_s=settle_s,
+        across=settings.group_across,
+        embed=make_embed(settings),
         checks=load_checks(settings.checks),
         combination=load_combination(settings.reward, criteria=settings.criteria),
     )
@@ -84,6 +89,8 @@ def score(
                 group_runs(run)
                 score_groups(run)
             _say(run.figures, as_json)
+    if unheard := run.figures.get("group", {}).get("embeddings"):
+        typer.echo(f"grouped by words alone: {unheard}", err=True)
     opened.close()
 
 
@@ -140,7 +147,7 @@ def _show_plans(judge: Judge, base_url: str | None, groups: Sequence[Group], *, 
         answer({**about, **sums, **prompts})
         return
     where = base_url or "its provider's own address"
-    typer.echo(f"nothing was sent; judge {judge.model} at {where}, rubric {judge.rubric.version}")
+    typer.echo(f"nothing was sent to judge {judge.model} at {where}, rubric {judge.rubric.version}")
     for plan in plans:
         size = plan.too_long or ", ".join(f"{request.prompt_tokens:,} tokens" for request in plan.requests)
         typer.echo(f"  group {plan.group_id}: {plan.attempts} attempts, {size}")

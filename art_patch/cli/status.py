@@ -133,6 +133,10 @@ def _print(facts: dict[str, Any]) -> None:
     ]
     if recorded["calls_shadow"]:
         rows.append(("shadow", f"{recorded['calls_shadow']} calls asked in the background, beside the above"))
+    if recorded["calls_resampled"]:
+        rows.append(("re-sampled", f"{recorded['calls_resampled']} answers of our own beside the above"))
+    if (judge := recorded["judge"])["calls"]:
+        rows.append(("judge", _spent(judge)))
     if (differ := facts["disagreement"])["pairs"]:
         rows.append(("people", _differ(differ)))
     for name, value in rows:
@@ -149,6 +153,12 @@ def _print(facts: dict[str, Any]) -> None:
             moves.add_row(f"{ago(now - move['at'])} ago", move["policy"], move["to_state"], move["who"], move["reason"])
         console.print()
         console.print(moves)
+
+
+def _spent(judge: dict[str, Any]) -> str:
+    unpriced = f", and {judge['unpriced']} calls of unknown price" if judge["unpriced"] else ""
+    tokens = judge["prompt_tokens"] + judge["completion_tokens"]
+    return f"{judge['calls']} calls, {tokens:,} tokens, ${judge['cost_usd']:.2f}{unpriced}"
 
 
 def _differ(figures: dict[str, Any]) -> str:

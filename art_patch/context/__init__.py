@@ -11,6 +11,7 @@ conversation that extends an earlier one (found by `recording`); the single call
 from __future__ import annotations
 
 from art_patch.context.ambient import Identity, identify
+from art_patch.context.replaying import replayable
 from art_patch.context.scopes import bind, group, span, suppress, trajectory
 from art_patch.context.scoring import correct, current_trajectory, reward, score
 
@@ -21,6 +22,7 @@ __all__ = [
     "current_trajectory",
     "group",
     "identify",
+    "replayable",
     "reward",
     "score",
     "span",

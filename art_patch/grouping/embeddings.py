@@ -13,7 +13,7 @@ from typing import Any
 from art_patch.grouping.scenario import Task
 
 Embed = Callable[[Sequence[str]], Sequence[Sequence[float]]]
-"""Texts -> one vector each, all of one length."""
+"""Texts -> one vector each, all of one length. Raises `ConnectionError` where it has none: the words decide then."""
 
 _COUNTING = frozenset(
     """
@@ -37,12 +37,27 @@ def embed_with(base_url: str, model: str, *, api_key: str | None = None, timeout
     """
 
     def embed(texts: Sequence[str]) -> list[list[float]]:
-        from openai import OpenAI
+        import numpy as np
+        from openai import APIStatusError, OpenAI, OpenAIError
 
-        with OpenAI(base_url=base_url, api_key=api_key or "none", timeout=timeout_s) as client:
-            batches = [list(texts[start : start + _BATCH]) for start in range(0, len(texts), _BATCH)]
-            answers = [client.embeddings.create(model=model, input=batch).data for batch in batches]
-        return [each.embedding for data in answers for each in sorted(data, key=lambda each: each.index)]
+        # What the server wrote stays out of the reason: it goes into figures, and may be a page or quote a key.
+        try:
+            with OpenAI(base_url=base_url, api_key=api_key or "none", timeout=timeout_s) as client:
+                batches = [list(texts[start : start + _BATCH]) for start in range(0, len(texts), _BATCH)]
+                answers = [client.embeddings.create(model=model, input=batch).data for batch in batches]
+            rows = [each.embedding for data in answers for each in sorted(data, key=lambda each: each.index)]
+            vectors = np.asarray(rows, dtype=np.float32)
+            if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():
+                raise ValueError("not one vector of numbers for each text")
+        except APIStatusError as error:
+            reason = f"HTTP {error.status_code}"
+        except OpenAIError as error:
+            reason = str(error)
+        except (AttributeError, TypeError, ValueError):  # the SDK takes any body for an answer
+            reason = "its answer holds no vectors"
+        else:
+            return vectors.tolist()
+        raise ConnectionError(f"{model} at {base_url} gave no embeddings: {reason}")
 
     return embed
 

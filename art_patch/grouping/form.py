@@ -29,6 +29,7 @@ class Grouping:
             what was sampled greedily. Those that no trainable run is a sibling of, oldest first.
         keys: scenario key of each run that waits and of each of the others. A run with a typo has the key of its task
             here, while `scenario_of` sees one text alone.
+        embeddings: why the embedding model had no say where there is one: words alone decided.
     """
 
     groups: tuple[Group, ...]
@@ -37,6 +38,7 @@ class Grouping:
     waiting: tuple[Trajectory, ...] = ()
     others: tuple[Trajectory, ...] = ()
     keys: Mapping[str, str] = field(default_factory=dict[str, str])
+    embeddings: str | None = None
 
 
 @dataclass(slots=True)
@@ -71,7 +73,8 @@ def form_groups(
         holdout_share: part of the scenarios that is kept for the gate.
         singles: a held-out scenario needs no siblings: the gate only asks its prompts again.
         across: the same words are the same task under other system prompts and other tools, too.
-        embed: texts -> vectors; brings together what words alone do not (`embeddings.embed_with`).
+        embed: texts -> vectors; brings together what words alone do not (`embeddings.embed_with`). Where it raises
+            `ConnectionError`, words alone decide.
         similar: least cosine of two texts that `embed` brings together, 0..1.
     """
     left: Counter[str] = Counter()
@@ -138,6 +141,7 @@ def form_groups(
         waiting=tuple(t for t in trajectories if t.id in waiting),
         others=tuple(t for t in trajectories if t.id in others),
         keys=waiting | others,
+        embeddings=texts.unheard,
     )
 
 
@@ -148,6 +152,7 @@ class _Texts:
         self, trajectories: Sequence[Trajectory], *, across: bool, embed: Embed | None, similar: float
     ) -> None:
         """Read them."""
+        self.unheard: str | None = None
         seen: dict[str, tuple[str, tuple[Word, ...]]] = {}
         self._tasks: dict[str, Task] = {
             trajectory.id: task_of(trajectory.calls[0], across=across, seen=seen)
@@ -159,9 +164,14 @@ class _Texts:
         self._keys = {key: keys[task] for key, task in self._tasks.items()}
         if embed is not None:
             counts = Counter(self._keys.values())
-            # Of a scenario's wordings the one that sorts first speaks for it, whatever the order of the runs.
-            tasks = {keys[task]: task for task in sorted(keys, key=lambda task: task.text, reverse=True)}
-            same = same_meaning(tasks, counts, embed, similar)
+            # Of a scenario's wordings the one that sorts first speaks for it, whatever the order of the runs; of one
+            # text in several cases that is the one with the names, so that the model judges less.
+            tasks = {keys[task]: task for task in sorted(keys, key=lambda task: (task.text, task.words), reverse=True)}
+            same: Mapping[str, str] = {}
+            try:
+                same = same_meaning(tasks, counts, embed, similar)
+            except ConnectionError as error:
+                self.unheard = str(error)
             self._keys = {key: same.get(scenario, scenario) for key, scenario in self._keys.items()}
 
     def scenario(self, trajectory: Trajectory) -> tuple[str, str] | None:

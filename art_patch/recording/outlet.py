@@ -19,6 +19,11 @@ def set_recorder(recorder: Recorder | None) -> None:
     _recorder = recorder
 
 
+def redacts() -> bool:
+    """Whether what this process records is redacted."""
+    return _recorder is not None and _recorder.settings.redact is not None
+
+
 def emit(*records: Record) -> None:
     """Queue records; never raises, never waits."""
     recorder = _recorder

@@ -2,8 +2,9 @@
 
 RULER, in flow order: `question` and `tree` say what the judge gets to see of a group, `splitting` and `eliding` what
 happens to what is too large, `prompt` puts it into words, `plan` counts it, `budget` allows it, `client` asks over
-HTTP, `verdict` reads the answer, `judge` does that for many groups; `ruler_api` is the same as functions. `combine`
-makes one reward of the scores that stand side by side. Importing this needs no litellm; judging does.
+HTTP, `verdict` reads the answer, `judge` does that for many groups; `ruler_api` is the same as functions. `batch`
+asks it with suspicion, as `canaries`, `injection` and `defences` have it. `combine` makes one reward of the scores that
+stand side by side. Importing this needs no litellm; judging does.
 """
 
 from art_patch.rewards.budget import Budget

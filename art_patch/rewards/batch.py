@@ -2,9 +2,9 @@
 
     users' share -> canaries -> first pass -> some in the reverse order -> agreement, caps, alarms
 
-`defences` decides; this asks. A canary is judged before anything else, in a copy of its group: a judge that falls for
-too many is asked no further. Neither the canaries nor the scores in their copies leave this file. What is quarantined
-is not to be trained on; what has no score, or was left, is as it was before.
+`canaries` and `defences` decide; this asks. A canary is judged before anything else, in a copy of its group: a judge
+that falls for too many is asked no further. Neither the canaries nor the scores in their copies leave this file. What
+is quarantined is not to be trained on; what has no score, or was left, is as it was before.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from art_patch.errors import JudgeError
 from art_patch.records import Group, Score
 from art_patch.rewards import defences
+from art_patch.rewards.canaries import Canary, plant, too_many_missed, why_missed
 from art_patch.rewards.defences import DefenceConfig
 from art_patch.rewards.judge import JudgeReport, OnJudgement, OnScored, Progress
 from art_patch.rewards.question import Order
@@ -111,14 +112,14 @@ def judge_batch(
     config = config or DefenceConfig()
     rng = random.Random(seed)
     taken, left = defences.within_user_share(groups, config)
-    canaries = defences.plant(taken, config, rng)
+    canaries = plant(taken, config, rng)
     twice = rng.sample(taken, math.ceil(config.double_share * len(taken)))
     asking = _Asking(judge, len(canaries) + len(taken) + len(twice), on_judgement, progress)
     result = JudgedBatch(left={_OVER_SHARE: len(left)} if left else {})
 
     planted, misses, alarms = _judge_canaries(asking, canaries, config)
     result = replace(result, canaries=(planted, planted - len(misses)), alarms=(*alarms, *misses))
-    if defences.too_many_missed(planted, len(misses), config):
+    if too_many_missed(planted, len(misses), config):
         reason = f"the judge fell for {len(misses)} of {planted} canaries: {misses[0]}"
         return asking.paid(replace(result, quarantined={group.id: reason for group in taken}))
 
@@ -130,7 +131,7 @@ def judge_batch(
 
 
 def _judge_canaries(
-    asking: _Asking, canaries: Sequence[defences.Canary], config: DefenceConfig
+    asking: _Asking, canaries: Sequence[Canary], config: DefenceConfig
 ) -> tuple[int, list[str], list[str]]:
     """How many were judged, why each that was missed was, and an alarm if nothing can be said."""
     if not canaries:
@@ -144,7 +145,7 @@ def _judge_canaries(
     values = {(score.group_id, score.trajectory_id): score.value for score in report.scores}
     judged = [canary for canary in canaries if canary.group.id not in report.unscored]
     found = (
-        (c.group.id, defences.why_missed(c, {t.id: values[c.group.id, t.id] for t in c.group.trajectories}, config))
+        (c.group.id, why_missed(c, {t.id: values[c.group.id, t.id] for t in c.group.trajectories}, config))
         for c in judged
     )
     return len(judged), [f"{name}: {reason}" for name, reason in found if reason], []

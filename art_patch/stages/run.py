@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from art_patch.gate import GateConfig
+from art_patch.grouping.embeddings import Embed
+from art_patch.grouping.replay import ReplayConfig
 from art_patch.grouping.resample import ResampleConfig
 from art_patch.rewards.batch import OrderedJudge
 from art_patch.rewards.checks import Check
@@ -35,7 +37,10 @@ class CycleConfig:
         min_group_size: siblings that a group needs.
         max_group_size: siblings that the judge ranks at once.
         holdout_share: part of the scenarios that only the gate sees.
+        across: the same words are the same task under other system prompts and tools, too.
+        embed: texts -> vectors; brings together what words alone do not. Where it is down, words alone decide.
         min_groups: with fewer scored groups nothing is trained; they wait for more.
+        replay: how runs that have no siblings are repeated; `None` repeats none, because it runs the user's code.
         resample: how siblings are made for runs that have none; `None` makes none.
         checks: functions of the user's that score trajectories.
         combination: how scores make a reward.
@@ -50,7 +55,10 @@ class CycleConfig:
     min_group_size: int = 4
     max_group_size: int = 16
     holdout_share: float = 0.2
+    across: bool = False
+    embed: Embed | None = None
     min_groups: int = 4
+    replay: ReplayConfig | None = None
     resample: ResampleConfig | None = None
     checks: Sequence[Check] = ()
     combination: Combination = RULER

@@ -9,13 +9,13 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from art_patch.grouping import form_groups
 from art_patch.records import Group, Score, Trajectory
 from art_patch.rewards.batch import JudgedBatch, judge_batch
 from art_patch.rewards.checks import run_checks
 from art_patch.rewards.combine import kept_scores, rewards_G
 from art_patch.rewards.judge import SCORE_SOURCE
 from art_patch.rewards.side_by_side import with_scores
+from art_patch.stages.group import form
 from art_patch.stages.run import Run
 
 
@@ -44,19 +44,16 @@ def score(run: Run) -> None:
 
 
 def to_judge(run: Run) -> list[Group]:
-    """Return the groups that would be put to the judge now; asks and writes nothing.
+    """Return the groups that would be put to the judge now; asks no judge and writes nothing.
 
-    Those that are in the store, and those that would be formed of the runs that no group holds.
+    Those that are in the store, and those that would be formed of the runs that no group holds. The figure
+    `group.embeddings` says why no embedding model was heard, as a cycle's does.
     """
-    config = run.config
     numbers = count()
-    would_be = form_groups(
-        run.store.read.ungrouped(settled_before=run.now - config.settle_s),
-        new_id=lambda: f"new-{next(numbers)}",
-        min_size=config.min_group_size,
-        max_size=config.max_group_size,
-        holdout_share=config.holdout_share,
-    )
+    pending = run.store.read.ungrouped(settled_before=run.now - run.config.settle_s)
+    would_be = form(pending, run.config, lambda: f"new-{next(numbers)}")
+    if would_be.embeddings:
+        run.figures["group"] = {"embeddings": would_be.embeddings}
     formed = run.store.read.groups(state="formed", held_out=False)
     every = (*formed, *(group for group in would_be.groups if not group.held_out))
     return [group for group in every if _needs_judge(run, group)]

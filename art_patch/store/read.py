@@ -48,18 +48,39 @@ class Reader:
             ids = list(connection.scalars(select(table.c.id).order_by(table.c.last_call_at.desc()).limit(limit)))
         return self.trajectories(ids)
 
-    def ungrouped(self, *, settled_before: float, limit: int = 10_000) -> tuple[Trajectory, ...]:
-        """Return trajectories that no group holds yet and whose last call ended by `settled_before`, oldest first."""
+    def known(self, ids: Sequence[str]) -> frozenset[str]:
+        """Return those of the ids that are trajectories."""
+        table = tables.trajectories.c.id
+        with self._database.read() as connection:
+            return frozenset(
+                key for some in some_of(ids) for key in connection.scalars(select(table).where(table.in_(some)))
+            )
+
+    def ungrouped(
+        self, *, settled_before: float, ended: Sequence[str] = (), limit: int = 10_000
+    ) -> tuple[Trajectory, ...]:
+        """Return trajectories that no group holds yet and that are whole, oldest first.
+
+        Args:
+            settled_before: whole are those whose last call ended by then, seconds since the epoch.
+            ended: whole are these too, because the caller knows that nothing more will come. The end of a
+                `trajectory()` block does not tell: another block with the same id may go on with it.
+            limit: of those that settled.
+        """
         table = tables.trajectories
+        theirs = (table.c.group_id.is_(None), table.c.origin.not_in(COPIES))
         query = (
             select(table.c.id)
-            .where(table.c.group_id.is_(None), table.c.last_call_at <= settled_before, table.c.origin.not_in(COPIES))
+            .where(*theirs, table.c.last_call_at <= settled_before)
             .order_by(table.c.last_call_at)
             .limit(limit)
         )
         with self._database.read() as connection:
             ids = list(connection.scalars(query))
-        return self.trajectories(ids)
+            for some in some_of(ended):
+                query = select(table.c.id).where(*theirs, table.c.id.in_(some), table.c.last_call_at.is_not(None))
+                ids += connection.scalars(query.order_by(table.c.last_call_at))
+        return self.trajectories(list(dict.fromkeys(ids)))
 
     def group_ids(self, *, state: str, held_out: bool | None = None, limit: int = 1_000) -> tuple[str, ...]:
         """Return the newest groups in this state, oldest of them first."""
@@ -165,6 +186,7 @@ class Reader:
             trajectories = connection.scalar(select(func.count()).select_from(tables.trajectories).where(seen))
             scenarios = connection.scalar(select(func.count()).select_from(tables.scenarios))
             scored = connection.scalar(select(func.count()).select_from(tables.scores))
+            spent = _spent(connection)
         names = ("calls", "calls_by_policy", "calls_fell_back", "calls_not_ok", "calls_trainable", "last_call_at")
         return dict(zip(names, one, strict=True)) | {
             "calls_shadow": copies.get("shadow", 0),
@@ -174,7 +196,21 @@ class Reader:
             "scores": scored,
             "groups": {state: count for state, count in states},
             "untrainable": {reason: count for reason, count in reasons},
+            "judge": spent,
         }
+
+
+def _spent(connection: Connection) -> dict[str, Any]:
+    """What judging took so far; `cost_usd` is of answers whose price is known, `unpriced` counts the other calls."""
+    table = tables.judgements.c
+    sums = [
+        func.coalesce(func.sum(column), 0) for column in (table.calls, table.prompt_tokens, table.completion_tokens)
+    ]
+    unpriced = func.coalesce(func.sum(table.calls).filter(table.cost_usd.is_(None)), 0)
+    row = connection.execute(select(*sums, func.coalesce(func.sum(table.cost_usd), 0.0), unpriced)).one()
+    names = ("calls", "prompt_tokens", "completion_tokens", "cost_usd", "unpriced")
+    kinds = (int, int, int, float, int)  # PostgreSQL sums whole numbers to decimals
+    return {name: kind(value) for name, kind, value in zip(names, kinds, row, strict=True)}
 
 
 def _rows(connection: Connection, query: Select[Any]) -> Iterable[Mapping[str, Any]]:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, func, select
+from sqlalchemy import ColumnElement, Connection, Text, cast, func, select
 
+from art_patch.ids import MOST_REPLAYS, replay_id
 from art_patch.store import tables
 from art_patch.store.loading import some_of
 
@@ -96,7 +97,8 @@ class Erasure:
 
 
 def with_shadows(connection: Connection, ids: list[str]) -> list[str]:
-    """Return the ids with those of the trajectories that copy their calls, copies first."""
+    """Return the ids with those of their re-runs and of the trajectories that copy any of their calls, copies first."""
+    ids = list(dict.fromkeys([*_replays(connection, ids), *ids]))
     copies: dict[str, None] = {}
     for some in some_of(ids):
         first = connection.scalar(select(func.min(_C.c.started_at)).where(_C.c.trajectory_id.in_(some)))
@@ -107,6 +109,18 @@ def with_shadows(connection: Connection, ids: list[str]) -> list[str]:
         query = select(_C.c.trajectory_id).where(_C.c.started_at >= first, _C.c.shadow_of.in_(originals)).distinct()
         copies |= dict.fromkeys(connection.scalars(query))
     return list(dict.fromkeys([*copies, *ids]))
+
+
+def _replays(connection: Connection, ids: list[str]) -> list[str]:
+    """Return the trajectories that the job made by running these again."""
+    found: list[str] = []
+    for some in some_of(ids):
+        # Few runs can be repeated at all; the others cost no look-ups.
+        query = select(_T.c.id).where(_T.c.id.in_(some), cast(_T.c.metadata, Text).contains('"replay"'))
+        again = [replay_id(key, number) for key in connection.scalars(query) for number in range(1, MOST_REPLAYS + 1)]
+        for part in some_of(again):
+            found += connection.scalars(select(_T.c.id).where(_T.c.id.in_(part)))
+    return found
 
 
 def strays(connection: Connection, trajectories: Collection[str]) -> list[str]:

@@ -11,11 +11,12 @@ from art_patch.ids import new_id
 from art_patch.records import Call, Choice, Group, SpanInfo, Trajectory, TrajectoryInfo
 from art_patch.store import Store, open_store
 from tests.cli.test_cli import art_patch, says
+from tests.grouping.test_embeddings import serve_embeddings
 
 PROMPTS = ["price of 3 plums", "3 plums price", "price of 4 plums"]
 
 
-def run(text: str, *, spans: int = 0, **about: str) -> Trajectory:
+def run(text: str, *, spans: int = 0, system: str = "", **about: str) -> Trajectory:
     key = new_id()
     answer = (Choice(0, {"role": "assistant", "content": "yes"}, "stop"),)
     inside = tuple(SpanInfo(new_id(), key, "try", 1_000.0 + n) for n in range(spans))
@@ -25,7 +26,7 @@ def run(text: str, *, spans: int = 0, **about: str) -> Trajectory:
             key,
             1_000.0 + n,
             "m",
-            ({"role": "user", "content": text},),
+            ({"role": "system", "content": system}, {"role": "user", "content": text}),
             answer,
             span_id=span,
             policy="agent@0",
@@ -75,6 +76,7 @@ def test_the_report_as_json(home: Path):
             "near_duplicate": {"groups": 0, "runs": 0, "would_be": 2},
         },
         "left": {"waits for a sibling": 3, "answered by upstream": 1},
+        "embeddings": None,
         "groups": 2,
         "states": {"trained": 1, "dead": 1},
         "held_out": 1,
@@ -113,3 +115,42 @@ def test_nothing_to_report(tmp_path: Path):
     assert "no trajectories are recorded yet" in art_patch("groups", home=tmp_path).stdout
     told = json.loads(art_patch("groups", "--json", home=tmp_path).stdout)
     assert (told["runs"], told["groupable_share"], told["dead_share"]) == (0, None, None)
+
+
+@pytest.fixture
+def worded(tmp_path: Path) -> Path:
+    """Four runs that ask for one thing, in three wordings and under two system prompts."""
+    store = open_store(f"sqlite:///{tmp_path}/default/store.db")
+    keep(store, run("I want a refund"), run("give me my money back"), run("money back, now"))
+    keep(store, run("I want a refund", system="be brief"))
+    store.close()
+    return tmp_path
+
+
+def would_be(home: Path, **environment: str) -> dict[str, object]:
+    told = art_patch("groups", "--json", "--min-size", "2", home=home, **environment)
+    assert told.returncode == 0, told.stderr
+    return json.loads(told.stdout)
+
+
+def test_settings_say_what_else_is_one_task(worded: Path):
+    assert would_be(worded)["would_be_grouped"] == 0
+    assert would_be(worded, ART_PATCH_GROUP_ACROSS="1")["would_be_grouped"] == 2
+    with serve_embeddings() as (url, seen):
+        model = {"ART_PATCH_EMBEDDINGS": "m", "ART_PATCH_EMBEDDINGS_BASE_URL": url}
+        told = would_be(worded, **model, ART_PATCH_EMBEDDINGS_API_KEY="key")
+        assert (told["would_be_grouped"], told["embeddings"]) == (3, None)
+        assert would_be(worded, **model, ART_PATCH_GROUP_ACROSS="1")["would_be_grouped"] == 4
+    assert [key for key, _ in seen] == ["Bearer key", "Bearer none"]
+    told = would_be(worded, **model)
+    assert told["would_be_grouped"] == 0
+    assert told["embeddings"] == f"m at {url} gave no embeddings: Connection error."
+    shown = art_patch("groups", home=worded, COLUMNS="200", **model)
+    assert f"grouped by words alone: {told['embeddings']}" in shown.stdout
+
+
+@pytest.mark.parametrize("command", ["groups", "retrain", "score"])
+def test_a_model_without_an_address_is_refused(command: str, worded: Path):
+    judge = {"ART_PATCH_JUDGE": "openai/x"}
+    told = art_patch(command, home=worded, ART_PATCH_EMBEDDINGS="m", **judge)
+    says(told, 2, "embeddings names m and no address", "ART_PATCH_EMBEDDINGS_BASE_URL")

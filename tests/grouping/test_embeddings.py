@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
 
 from art_patch.grouping.embeddings import embed_with
 from tests.grouping.test_grouping import asked, form, members
@@ -43,16 +46,47 @@ def test_no_model_judges_numbers_and_names():
     assert form(asked("a", "refund"), asked("b", "money", system="other"), embed=embed).groups == ()
 
 
-def test_the_client_asks_in_batches_and_keeps_the_order():
-    asked_for: list[int] = []
+def test_a_name_in_one_spelling_of_a_text_is_a_name_in_all():
+    for name in ("plum", "pear", "fig", "rose", "lily", "iris", "olive", "hazel", "mint", "sage"):  # chance passes few
+        runs = asked("a", f"about the {name.title()}"), asked("b", f"about the {name}"), asked("c", "about the weather")
+        assert members(form(*runs, embed=lambda texts: [(1.0, 0.0)] * len(texts))) == [["a", "b"]], name
+
+
+def test_without_vectors_words_alone_decide_and_it_is_said():
+    def down(texts: Sequence[str]) -> list[list[float]]:
+        raise ConnectionError(f"{len(texts)} texts and no server")
+
+    runs = asked("a", "I want a refund"), asked("b", "I want a refund!"), asked("c", "give me my money back")
+    told = form(*runs, embed=down)
+    assert members(told) == members(form(*runs)) == [["a", "b"]]
+    assert told.embeddings == "2 texts and no server"
+    assert form(*runs, embed=embed).embeddings is form(*runs).embeddings is None
+
+
+def test_across_brings_wordings_together_under_other_prompts():
+    runs = asked("a", "I want a refund"), asked("b", "give me my money back", system="other", tool="other")
+    assert form(*runs, embed=embed).groups == ()
+    assert members(form(*runs, embed=embed, across=True)) == [["a", "b"]]
+
+
+@contextmanager
+def serve_embeddings(
+    vector_of: Callable[[str], Sequence[float]] = lambda text: embed([text])[0], *, status: int = 200, body: str = ""
+) -> Iterator[tuple[str, list[tuple[str | None, list[str]]]]]:
+    """A server of embeddings, or of `status` and `body`: its address, and the key and texts of each request."""
+    seen: list[tuple[str | None, list[str]]] = []
 
     class Server(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            asked_for.append(len(body["input"]))
-            data = [{"object": "embedding", "index": n, "embedding": [float(t)]} for n, t in enumerate(body["input"])]
-            answer = json.dumps({"object": "list", "data": data[::-1], "model": body["model"]}).encode()
-            self.send_response(200)
+            asked_for = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            seen.append((self.headers["authorization"], asked_for["input"]))
+            data = [
+                {"object": "embedding", "index": number, "embedding": list(vector_of(text))}
+                for number, text in enumerate(asked_for["input"])
+            ]
+            whole = json.dumps({"object": "list", "data": data[::-1], "model": asked_for["model"]})
+            answer = (body or whole).encode()
+            self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(answer)))
             self.end_headers()
@@ -62,13 +96,47 @@ def test_the_client_asks_in_batches_and_keeps_the_order():
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Server)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
-        vectors = embed_with(f"http://127.0.0.1:{server.server_port}/v1", "m")([str(n) for n in range(300)])
+        yield f"http://127.0.0.1:{server.server_port}/v1", seen
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def test_the_client_asks_in_batches_and_keeps_the_order():
+    with serve_embeddings(lambda text: [float(text)]) as (url, seen):
+        vectors = embed_with(url, "m", api_key="k")([str(n) for n in range(300)])
     assert vectors == [[float(n)] for n in range(300)]
-    assert asked_for == [256, 44]
+    assert [(key, len(texts)) for key, texts in seen] == [("Bearer k", 256), ("Bearer k", 44)]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "reason"),
+    [
+        (401, '{"error": {"message": "no such key: sk-secret"}}', "HTTP 401"),
+        (404, "<html>not here</html>", "HTTP 404"),
+        (200, "<html>welcome</html>", "its answer holds no vectors"),
+        (200, "{}", "its answer holds no vectors"),
+        (200, '{"data": []}', "its answer holds no vectors"),
+        (200, '{"data": [{"index": 0, "embedding": [1.0]}]}', "its answer holds no vectors"),
+        (200, '{"data": [{"index": 0, "embedding": [1]}, {"index": 1, "embedding": [1, 2]}]}', "its answer holds"),
+        (200, '{"data": [{"index": 0, "embedding": [1]}, {"index": 1, "embedding": [NaN]}]}', "its answer holds"),
+        (200, '{"data": [{"index": 0, "embedding": ["x"]}, {"index": 1, "embedding": ["y"]}]}', "its answer holds"),
+        (200, '{"data": [{"index": null, "embedding": [1]}, {"index": 1, "embedding": [1]}]}', "its answer holds"),
+    ],
+)
+def test_what_is_no_answer_is_said_without_its_words(status: int, body: str, reason: str):
+    with serve_embeddings(status=status, body=body) as (url, _):
+        with pytest.raises(ConnectionError, match=f"^m at {url} gave no embeddings: {reason}") as error:
+            embed_with(url, "m")(["one", "two"])
+    assert "secret" not in str(error.value) and "html" not in str(error.value)
+
+
+def test_nobody_there_is_said():
+    with serve_embeddings() as (url, _):
+        pass
+    with pytest.raises(ConnectionError, match="gave no embeddings: Connection error"):
+        embed_with(url, "m")(["one", "two"])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from art_patch.errors import ConfigError
 from art_patch.records import Call, Choice, Group, Trajectory, TrajectoryInfo
+from art_patch.rewards.canaries import plant, too_many_missed, why_missed
 from art_patch.rewards.defences import (
     DefenceConfig,
     Flag,
@@ -17,15 +18,12 @@ from art_patch.rewards.defences import (
     flags,
     length_correlation,
     pairwise_agreement,
-    plant,
     shared_count,
-    suspicion,
-    too_many_missed,
     why_disagreed,
-    why_missed,
     within_user_share,
     written_length,
 )
+from art_patch.rewards.injection import suspicion
 from art_patch.transcripts import transcript
 from tests.rewards.attacks import BREAKOUTS, HONEST, PLEAS, UNSEEN_HONEST, UNSEEN_PLEAS
 

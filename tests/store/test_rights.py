@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from art_patch.errors import ConfigError
+from art_patch.ids import replay_id
 from art_patch.records import Choice, Group, Score, SpanInfo
 from art_patch.store import Store, collect, deletion, maintain, open_store
 from art_patch.store.rights import Pruned
@@ -104,6 +105,18 @@ def test_erasing_a_user(full: Store, execute: Execute):
     assert execute("SELECT key FROM scenarios ORDER BY key") == [("task:others",), ("task:taught",), ("task:waits",)]
     members = "SELECT trajectory_id FROM export_members ORDER BY trajectory_id"
     assert execute(members) == [("v1",), ("v2",)]
+
+
+def test_runs_that_were_repeated_take_their_repetitions_and_the_copies_of_those_along(store: Store):
+    offered = {"replay": {"target": "m:f", "args": ["I am here"], "kwargs": {}}}
+    again, other = replay_id("run", 16), replay_id("plain", 1)
+    store.write(run_of("run", metadata=offered))
+    store.write(run_of(again, at=50.0, metadata={"replay_of": "run"}))
+    store.write([info("copy", origin="resampled"), call("c", "copy", at=60.0, shadow_of=f"{again}-0")])
+    store.write(run_of("plain") + run_of(other, at=50.0))  # offered nothing, so it has none
+    assert store.rights.erase(trajectory="run", who="me", dry_run=True).trajectories == 3
+    assert store.rights.prune(older_than_s=45.0, who="me", now=50.0).trajectories == 4
+    assert [run.id for run in store.read.recent()] == [other]
 
 
 def test_the_audit_log_says_that_and_not_whose(full: Store, execute: Execute):

@@ -21,7 +21,7 @@ from sqlalchemy import create_engine
 
 from art_patch.chain import canonical
 from art_patch.errors import ConfigError, StoreError, StoreTooNew, TransitionError
-from art_patch.records import Choice, Group, Route, Score, SpanInfo, Trajectory
+from art_patch.records import Choice, Group, Judgement, Route, Score, SpanInfo, Trajectory
 from art_patch.store import Store, open_store
 from art_patch.store.route import read_route
 from tests.store.conftest import Execute
@@ -50,6 +50,18 @@ def test_what_is_written_is_read_back_whole(store: Store):
     store.write([about, span, first, follow_up, score])
     assert store.read.trajectories(["t1", "unknown"]) == (Trajectory(about, (first, follow_up), (score,), (span,)),)
     assert store.verify() == []
+
+
+def test_what_judging_took_is_added_up(store: Store):
+    nothing = {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "cost_usd": 0.0, "unpriced": 0}
+    assert store.read.counts()["judge"] == nothing
+    priced = Judgement("j1", "g1", 1.0, "gpt", "r1", "score", "ok", None, 2, 100, 10, 0.25)
+    unpriced = Judgement("j2", "g2", 1.0, "mine", "r1", "gate", "failed", "no answer", 3, 50, 5, None, {"parts": 1})
+    for judgement in (priced, unpriced, priced):
+        store.ledger.add_judgement(judgement)
+    assert store.read.counts()["judge"] == {
+        "calls": 5, "prompt_tokens": 150, "completion_tokens": 15, "cost_usd": 0.25, "unpriced": 3,
+    }  # fmt: skip
 
 
 def test_a_batch_written_twice_leaves_one_copy(store: Store):
@@ -140,6 +152,16 @@ def test_ungrouped_are_those_that_settled_and_no_group_holds(store: Store):
     store.ledger.set_groups(["g"], "scored")
     assert [g.id for g in store.read.groups(state="scored")] == ["g"]
     assert store.verify() == []
+
+
+def test_runs_that_are_known_to_have_ended_need_not_settle(store: Store):
+    for key, at in (("late", 200.0), ("old", 5.0), ("later", 300.0), ("grouped", 250.0)):
+        store.write([info(key), call(f"c-{key}", key, at=at)])
+    store.write([info("empty")])
+    store.ledger.add_groups([Group("g", "s", "same_task", store.read.trajectories(["grouped"]))])
+    found = store.read.ungrouped(settled_before=50.0, ended=["later", "late", "grouped", "empty", "unknown", "old"])
+    assert [t.id for t in found] == ["old", "late", "later"]
+    assert store.read.known(["late", "unknown", "empty"]) == {"late", "empty"}
 
 
 def test_a_promotion_moves_the_route_and_retires_the_old_champion(store: Store, url: str):

@@ -1,0 +1,162 @@
+"""`replayable()`: a function that the job may run again, so that a run which production saw once gets siblings.
+
+In: the app's calls of the function. Out: each is a run of its own, whose metadata says how to repeat it::
+
+    {"replay": {"target": "module:function", "args": [...], "kwargs": {...}}}
+
+The target is what another process can import: a module, or the absolute path of the script that was started. Only
+arguments that JSON gives back equal are noted, copied when the call starts; any other call goes on as it is and is
+never repeated. What happens while a run is repeated is not offered again.
+
+A mistake in use raises `ConfigError` where the function is decorated; a call never fails because of us.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, ParamSpec, TypeVar, cast
+
+from art_patch.context.ambient import ambient
+from art_patch.context.scopes import trajectory
+from art_patch.errors import ConfigError
+from art_patch.recording import faults
+from art_patch.recording.outlet import redacts
+from art_patch.records import JSON
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+REPLAY = "replay"
+"""Name of what is noted in a run's metadata."""
+
+MOST_BYTES = 64 << 10
+"""Arguments that are longer as JSON are not noted: every reader of the run would carry them along."""
+
+_encode = json.JSONEncoder(allow_nan=False).iterencode
+
+_offered: dict[tuple[str, str], Callable[..., Any]] = {}
+_noting = [True]
+
+
+def replayable(function: Callable[P, R]) -> Callable[P, R]:
+    """Offer `function` to the job: `art-patch retrain --replay 3` may call it again with the same arguments.
+
+    Offer only what may happen twice: a function whose tools read, or write into a sandbox. Each call of it is one run;
+    inside a `trajectory()` that has no call yet, that one is the run. Arguments must be JSON values, 64 KiB at most;
+    a call with others is recorded as ever and not repeated.
+
+    The job imports the module. What the app sets up behind `if __name__ == "__main__":`, such as `patch(redact=...)`,
+    is not set up there; what runs need belongs above it.
+
+    ::
+
+        @art.replayable
+        def answer(question: str) -> str: ...
+
+    Args:
+        function: plain or async, at the top level of a module, or of a script that is started as a file.
+
+    Raises:
+        ConfigError: if another process could not import the function, or it yields.
+    """
+    target = _target(function)
+    inner = cast(Callable[..., Any], function)
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        with _scope(inner.__name__, target, args, kwargs):
+            return inner(*args, **kwargs)
+
+    async def coroutine(*args: Any, **kwargs: Any) -> Any:
+        with _scope(inner.__name__, target, args, kwargs):
+            return await inner(*args, **kwargs)
+
+    run = functools.wraps(function)(coroutine if inspect.iscoroutinefunction(function) else plain)
+    # Found by name later, and not as an attribute of its module: there may be other decorators around it by then.
+    _offered[inner.__module__, inner.__qualname__] = run
+    return cast(Callable[P, R], run)
+
+
+def offered(module: str, name: str) -> Callable[..., Any] | None:
+    """Return the function of this name that the module offered when it was imported."""
+    return _offered.get((module, name))
+
+
+def note_no_more() -> None:
+    """From now on this process repeats runs, and none of what it does is offered to be repeated."""
+    _noting[0] = False
+
+
+def _scope(
+    name: str, target: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> AbstractContextManager[object, None]:
+    """The run that a call is: the one around it that has no calls yet, or a new one."""
+    try:
+        opened = ambient().open
+        noted = _noted(target, args, kwargs) if _noting[0] else {}
+        if opened is None:
+            return trajectory(name, metadata=noted)
+        # What has begun cannot be repeated from here on, and a run that holds two calls not by one of them.
+        if not opened.used and REPLAY not in opened.info.metadata:
+            opened.info = replace(opened.info, metadata={**opened.info.metadata, **noted})
+    except Exception as error:
+        faults.fault("context.replayable", error)
+    return nullcontext()
+
+
+def _noted(target: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JSON:
+    """Return the metadata; empty if the call cannot be repeated."""
+    given = [list(args), dict(kwargs)]
+    parts: list[str] = []
+    size = 0
+    try:
+        for part in _encode(given):  # in parts, so that a long list costs no more than what may be kept
+            parts.append(part)
+            size += len(part)
+            if size > MOST_BYTES:
+                return {}
+        copy = json.loads("".join(parts))
+        if copy != given:  # a tuple came back as a list, a number as the text of a key
+            return {}
+    except Exception:  # whatever the objects of the app raise when they are looked at
+        return {}
+    offer = {"target": target, "args": copy[0], "kwargs": copy[1]}
+    return {REPLAY: {**offer, "redacted": True} if redacts() else offer}
+
+
+def _target(function: Any) -> str:
+    """Return `module:name`, or `/path/of/script.py:name`."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not callable(function) or inspect.isclass(function) or not (isinstance(module, str) and isinstance(name, str)):
+        raise ConfigError(f"replayable() takes a function, not {function!r}; put @replayable above a `def`")
+    if "." in name or name == "<lambda>":
+        kind = "defined inside a function" if "<locals>" in name else "a lambda" if name == "<lambda>" else "a method"
+        raise ConfigError(
+            f"{name} is {kind}, which another process cannot import; "
+            "offer a function at the top level of a module, and make in it what it needs"
+        )
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"{name} yields, and a run is repeated by one call; offer a function that returns the answer")
+    return f"{_importable(module, name)}:{name}"
+
+
+def _importable(module: str, name: str) -> str:
+    if module not in ("__main__", "__mp_main__"):  # the latter is the script in a child of multiprocessing
+        return module
+    main = sys.modules.get(module)
+    spec: Any = getattr(main, "__spec__", None)
+    if spec is not None and spec.name not in ("__main__", "__mp_main__"):
+        return spec.name  # python -m package.agent
+    file: Any = getattr(main, "__file__", None)
+    if not isinstance(file, str):
+        raise ConfigError(
+            f"{name} was typed into an interpreter or a notebook, where no other process finds it; "
+            "move it into a file and import it from there"
+        )
+    return os.path.abspath(file)

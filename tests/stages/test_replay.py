@@ -1,0 +1,288 @@
+"""Runs that production saw once, repeated by real processes of a real app against a real engine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from art_patch.grouping.replay import ReplayConfig, choose_replays
+from art_patch.ids import MOST_REPLAYS, replay_id
+from art_patch.records import Trajectory, TrajectoryInfo
+from art_patch.rewards.judge import Judge
+from art_patch.stages.app_process import AppProcess, RunLost
+from tests.store.samples import call
+from tests.test_cycle import CONFIG, QUESTIONS, Place, base, eager, judge, place
+
+__all__ = ["base", "judge", "place"]
+
+pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
+
+AGENT = """
+import asyncio, os, sys, time
+from pathlib import Path
+
+import art_patch as art
+from openai import AsyncOpenAI, OpenAI
+
+given = {"base_url": "http://127.0.0.1:9/v1", "api_key": "sk-x", "max_retries": 0}
+client, later = OpenAI(**given), AsyncOpenAI(**given)
+REPEATED = __name__ == "__replayed_main__"
+
+
+def ask(question):
+    return {"model": "m", "messages": [{"role": "user", "content": question}], "max_tokens": 12}
+
+
+@art.trajectory("support", user_id="u", session_id="s")
+@art.replayable
+def answer(question: str) -> str:
+    print("app talk")
+    with open("runs.txt", "a") as file:
+        file.write(question + "\\n")
+    said = client.chat.completions.create(**ask(question)).choices[0].message.content
+    if REPEATED and "fails" in question:
+        raise ValueError("as it does")
+    if REPEATED and "exits" in question:
+        os._exit(3)
+    if REPEATED and "hangs" in question:
+        time.sleep(600)
+    return said
+
+
+@art.replayable
+async def answer_later(question: str) -> str:
+    return (await later.chat.completions.create(**ask(question))).choices[0].message.content
+
+
+def keyed(question: str) -> None:
+    with art.trajectory(scenario=f"ticket {question}", tags=["vip"]):
+        answer.__wrapped__(question)  # the replayable one, without a run of its own
+
+
+async def all_of(questions):
+    for question in questions:
+        await answer_later(question)
+
+
+def main(mode, *questions):
+    art.patch()
+    if mode == "async":
+        asyncio.run(all_of(questions))
+    else:
+        for question in questions:
+            {"sync": answer, "keyed": keyed}[mode](question)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+"""
+
+
+class App:
+    """An agent in a file of its own, and the project it records into."""
+
+    def __init__(self, place: Place, directory: Path) -> None:
+        self.place = place
+        self.file = directory / "agent.py"
+        self.file.write_text(AGENT)
+        self.environment = {
+            "project": "agent",
+            "home": str(directory / "home"),
+            "store": place.url,
+            "base_url": f"{place.client.base_url}/v1",
+            "timeout_s": "60",
+            "connect_timeout_s": "10",
+        }
+
+    def run(self, *arguments: str, module: bool = False) -> None:
+        """Start it, as production does, once for each of the questions."""
+        settings = {f"ART_PATCH_{name.upper()}": value for name, value in self.environment.items()}
+        what = ["-c", "import sys, agent; agent.main(*sys.argv[1:])"] if module else [str(self.file)]
+        subprocess.run([sys.executable, *what, *arguments], env={**os.environ, **settings}, check=True)
+
+    def config(self, **changes: Any) -> ReplayConfig:
+        return replace(ReplayConfig(samples=2, timeout_s=60.0, environment=self.environment), **changes)
+
+    @property
+    def runs(self) -> tuple[Trajectory, ...]:
+        return self.place.store.read.recent(limit=200)
+
+    def repeated(self) -> list[TrajectoryInfo]:
+        return [run.info for run in self.runs if "replayed" in run.info.tags]
+
+
+@pytest.fixture
+def app(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), str(tmp_path)]))
+    yield App(place, tmp_path)
+
+
+def cycle(app: App, judge: Judge, replay: ReplayConfig | None, **changes: Any) -> Any:
+    """A cycle, in the year that the app's calls are of."""
+    from art_patch.cycle import retrain
+
+    config = replace(eager(CONFIG), replay=replay, **({"min_group_size": 3} | changes))
+    return retrain(
+        app.place.store, app.place.client, judge, app.place.adapters, config, who="test", progress=lambda *_: None
+    )
+
+
+@pytest.mark.slow
+def test_what_was_seen_once_is_repeated_and_learned_from(app: App, judge: Judge):
+    app.run("sync", *QUESTIONS)
+    assert cycle(app, judge, None).figures["group"]["left"] == {"waits for a sibling": len(QUESTIONS)}
+    assert app.repeated() == []  # off by default
+
+    report = cycle(app, judge, app.config())
+    figures = report.figures["replay"]
+    groups = app.place.store.read.groups(state="trained")
+    assert report.outcome == "promoted", report
+    assert (figures["replayed"], figures["raised"], figures["lost"]) == (2 * len(groups), 0, 0)
+    assert {(group.how, len(group.trajectories)) for group in groups} == {("same_task", 3)}
+    for group in groups:
+        original, *again = sorted(group.trajectories, key=lambda run: "replayed" in run.info.tags)
+        assert [run.info.tags for run in again] == [("replayed",)] * 2
+        assert {run.info.metadata["replay_of"] for run in again} == {original.id}
+        assert {replay_id(original.id, number) for number in (1, 2)} == {run.id for run in again}
+        assert {(run.info.user_id, run.info.session_id, run.info.name) for run in again} == {("u", "s", "support")}
+        assert {run.calls[0].policy for run in group.trajectories} == {"agent@0"}
+    held_out = app.place.store.read.groups(state="formed", held_out=True)
+    assert len(held_out) == len(QUESTIONS) - len(groups)
+    assert Path("runs.txt").read_text().count("\n") == len(QUESTIONS) + figures["replayed"]
+
+    again = cycle(app, judge, app.config())
+    assert again.figures["replay"]["replayed"] == 0  # neither them nor their re-runs
+    erased = app.place.store.rights.erase(user="u", who="test")
+    assert erased.trajectories == len(QUESTIONS) + figures["replayed"]
+
+
+@pytest.mark.slow
+def test_an_async_function_of_a_module_and_a_key_of_the_apps_own(app: App, judge: Judge):
+    app.run("async", "one", "two", module=True)
+    app.run("keyed", "three")
+    report = cycle(app, judge, app.config(concurrency=1), holdout_share=0.0, min_groups=99)
+    assert report.figures["replay"]["replayed"] == 6, report
+    groups = app.place.store.read.groups(state="scored")
+    assert sorted(group.how for group in groups) == ["same_task", "same_task", "scenario_key"]
+    assert all({len(run.calls) for run in group.trajectories} == {1} for group in groups)
+    assert {info.tags for info in app.repeated() if info.scenario_key} == {("vip", "replayed")}
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_wrong_is_lost_alone(app: App, judge: Judge):
+    app.run("sync", "it fails", "it exits", "it hangs", "it works")
+    # Long enough to start a process and to answer; what hangs would take ten minutes.
+    config = app.config(samples=1, timeout_s=20.0)
+    everything = {"holdout_share": 0.0, "min_groups": 99, "min_group_size": 2}
+    figures = cycle(app, judge, config, **everything).figures["replay"]
+    assert (figures["replayed"], figures["raised"], figures["lost"]) == (2, 1, 2), figures
+    assert sorted(info.error or "" for info in app.repeated()) == [
+        "",
+        "ValueError: as it does",
+        "it was run again: the process ended with exit code 3",
+        "it was run again: took longer than 20 s",
+    ]
+    assert len(app.place.store.read.groups(state="scored")) == 2
+    written = Path("runs.txt").read_text()
+    # Long settled, what was recorded of the lost ones makes siblings; none of them is begun again.
+    assert cycle(app, judge, config, **everything).figures["replay"]["replayed"] == 0
+    assert Path("runs.txt").read_text() == written
+
+
+def test_a_run_takes_its_repetitions_along(app: App, judge: Judge):
+    app.run("sync", "one", "two")
+    cycle(app, judge, app.config(), holdout_share=0.0, min_groups=99)
+    (group, _) = app.place.store.read.groups(state="scored")
+    (original,) = [run for run in group.trajectories if "replayed" not in run.info.tags]
+    assert app.place.store.rights.erase(trajectory=original.id, who="test").trajectories == 3
+    assert len(app.runs) == 3
+    (left,) = [run for run in app.runs if "replayed" not in run.info.tags]
+    again = min(run.info.started_at for run in app.runs if run.id != left.id)
+    app.place.store.rights.prune(older_than_s=0.0, who="test", now=again)  # older than all re-runs, and no re-run
+    assert app.runs == ()
+
+
+@pytest.mark.slow
+def test_what_cannot_be_repeated_is_told_and_not_used_up(app: App, judge: Judge, tmp_path: Path):
+    app.run("sync", "one")
+    everything = {"holdout_share": 0.0, "min_groups": 99}
+    app.place.store.ledger.set_mode("record", who="test")
+    assert cycle(app, judge, app.config(), **everything).figures["replay"]["left"] == {
+        "the mode is record, not route": 1
+    }
+    app.place.store.ledger.set_mode(None, who="test")
+    app.file.write_text("import nothing_like_it")
+    (reason,) = cycle(app, judge, app.config(), **everything).figures["replay"]["left"]
+    assert reason == f"{app.file}:answer: ModuleNotFoundError: No module named 'nothing_like_it'"
+    app.file.write_text(AGENT.replace("@art.replayable\n", ""))
+    (reason,) = cycle(app, judge, app.config(), **everything).figures["replay"]["left"]
+    assert reason.endswith("is not offered; put @art_patch.replayable above it")
+    app.file.write_text(AGENT)
+    assert app.repeated() == []
+    assert cycle(app, judge, app.config(), **everything).figures["replay"]["replayed"] == 2
+
+
+def test_what_was_redacted_is_not_repeated_unredacted(app: App):
+    app.environment["redact"] = "secrets"
+    app.run("sync", "one")
+    (run,) = app.runs
+    assert run.info.metadata["replay"]["redacted"] is True
+    process = AppProcess(f"{app.file}:answer", app.config(), redacted=True)
+    assert process.ask(None, 60.0) == {"ready": True}
+    process.end()
+    del app.environment["redact"]
+    process = AppProcess(f"{app.file}:answer", app.config(), redacted=True)
+    assert "set ART_PATCH_REDACT for the job" in process.ask(None, 60.0)["error"]
+    process.end()
+
+
+def test_nothing_but_what_was_offered_here_is_run(app: App, tmp_path: Path):
+    for target, says in {
+        "os:system": "is not offered",
+        "/etc/passwd:root": "outside of",
+        "no_such_module:x": "ModuleNotFoundError",
+    }.items():
+        process = AppProcess(target, app.config())
+        assert says in process.ask(None, 60.0)["error"]
+        process.end()
+    with pytest.raises(RunLost, match="cannot be started"):
+        AppProcess("os:system", app.config(python="/no/such/python"))
+
+
+def lonely(key: str, *, offer: bool = True, trainable: bool = True) -> Trajectory:
+    metadata = {"replay": {"target": "m:f", "args": [key], "kwargs": {}}} if offer else {}
+    why = None if trainable else "answered by upstream"
+    return Trajectory(TrajectoryInfo(key, 1.0, metadata=metadata), (call(f"c-{key}", key, untrainable=why),))
+
+
+def chosen(runs: list[Trajectory], keys: dict[str, str], made: set[tuple[str, int]] = set(), **config: Any) -> Any:  # noqa: B006
+    found, left = choose_replays(runs, ReplayConfig(**config), keys=keys, was_made=lambda *one: one in made)
+    return [(one.original.id, one.number) for one in found], left
+
+
+def test_so_many_are_run_as_the_task_lacks():
+    a, b, c = lonely("a"), lonely("b"), lonely("c", trainable=False)
+    assert chosen([a], {"a": "x"}) == ([("a", 1), ("a", 2), ("a", 3)], {})
+    assert chosen([a, b], {"a": "x", "b": "x"}) == ([("a", 1), ("b", 1)], {})
+    assert chosen([c], {"c": "x"}) == ([("c", 1), ("c", 2), ("c", 3), ("c", 4)], {})
+    assert chosen([a], {"a": "x"}, {("a", 1), ("a", 3)}) == ([("a", 2)], {})
+    assert chosen([a], {"a": "x"}, {("a", n) for n in (1, 2, 3)}) == ([], {"run again already": 1})
+    assert chosen([a, b], {"a": "x", "b": "y"}, max_runs=4)[1] == {"beyond the budget of this cycle": 1}
+    odd = lonely("d", offer=False)
+    assert chosen([odd], {"d": "x"}) == ([], {"no function to run again": 1})
+    again = replace(a, info=replace(a.info, metadata={**a.info.metadata, "replay_of": "z"}))
+    assert chosen([again], {"a": "x"}) == ([], {"no function to run again": 1})
+
+
+def test_ids_of_repetitions_are_always_the_same():
+    ids = {replay_id(of, number) for of in ("a", "b") for number in range(1, MOST_REPLAYS + 1)}
+    assert len(ids) == 2 * MOST_REPLAYS
+    assert replay_id("a", 1) == replay_id("a", 1)
