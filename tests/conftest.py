@@ -7,10 +7,17 @@ slow tests come first.
 from __future__ import annotations
 
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+if find_spec("hypothesis"):  # not in the environments of other SDK versions
+    from hypothesis import settings
+
+    settings.register_profile("no deadline", deadline=None)  # no test asserts a time
+    settings.load_profile("no deadline")
 
 
 def pytest_configure(config: pytest.Config) -> None:

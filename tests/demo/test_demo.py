@@ -17,7 +17,7 @@ from art_patch.demo.processes import agent_source, unpatched
 from art_patch.demo.tiny_model import build_model
 from art_patch.store import open_store
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 whole = pytest.mark.skipif("ART_PATCH_FULL" not in os.environ, reason="takes minutes; ART_PATCH_FULL=1 runs it")
 
@@ -38,7 +38,7 @@ def command(home: Path, *options: str) -> list[str]:
 
 def run(home: Path, *options: str) -> dict[str, Any]:
     result = subprocess.run(
-        command(home, *options, "--json"), capture_output=True, text=True, timeout=500, env=ENVIRONMENT
+        command(home, *options, "--json"), capture_output=True, text=True, timeout=900, env=ENVIRONMENT
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
