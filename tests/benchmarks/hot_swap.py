@@ -416,7 +416,9 @@ def part_bad(world: World, quick: bool) -> Figures:
     sha256, adapters = base_fingerprint(world.base), world.directory / "adapters"
     refused, reasons = 0, set[str]()
     with world.serving(), EngineClient(world.url) as engine:
-        before, served = alone(engine, "agent@1"), engine.models()
+        served = engine.models()
+        newest = served[-1]  # promotions have unloaded the older ones
+        before = alone(engine, newest)
         for step, (spoil, early) in enumerate(cases, start=1000):
             work = make_adapter_files(adapters / f"work{step}", world.base)
             if early:
@@ -432,7 +434,7 @@ def part_bad(world: World, quick: bool) -> Figures:
             except AdapterRejected as error:
                 refused += 1
                 reasons.add(str(error).partition(": ")[2])
-        untouched = engine.models() == served and alone(engine, "agent@1") == before
+        untouched = engine.models() == served and alone(engine, newest) == before
     log = world.vllm_home / "vllm-0.log"
     return {
         "bad_adapters": len(cases),
