@@ -27,16 +27,24 @@ class Canary:
     """Tokens and what the trainer says of them.
 
     Attributes:
-        token_ids: the first one is never scored; all others are, given those before them.
+        token_ids: the context; something is scored after each of them but the last.
         logprobs: with the LoRA, at temperature 1; one less than tokens.
-        base_logprobs: without it.
+        base_logprobs: without it, of the same.
         dtype: in which the trainer computed.
+        target_ids: what is scored: the likeliest token at each place, with the LoRA, because engines tell of the
+            likeliest. Empty in older manifests: there it is the token that follows.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     base_logprobs: tuple[float, ...]
     dtype: str
+    target_ids: tuple[int, ...] = ()
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """What is scored at each place."""
+        return self.target_ids or self.token_ids[1:]
 
     def entry(self) -> dict[str, Any]:
         """Returns what the manifest holds."""
@@ -45,6 +53,7 @@ class Canary:
             "logprobs": list(self.logprobs),
             "base_logprobs": list(self.base_logprobs),
             "dtype": self.dtype,
+            "target_ids": list(self.target_ids),
         }
 
 
@@ -64,10 +73,12 @@ def read_canary(name: str, manifest: Mapping[str, Any]) -> Canary | None:
             tuple(float(value) for value in fields["logprobs"]),
             tuple(float(value) for value in fields["base_logprobs"]),
             str(fields["dtype"]),
+            tuple(int(token) for token in fields.get("target_ids") or ()),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise AdapterRejected(f"{name}: the manifest's canary cannot be read ({error!r}). Publish it again.") from error
-    if not len(canary.logprobs) == len(canary.base_logprobs) == len(canary.token_ids) - 1 or not canary.logprobs:
+    places = len(canary.token_ids) - 1
+    if not len(canary.logprobs) == len(canary.base_logprobs) == len(canary.targets) == places or not places:
         raise AdapterRejected(f"{name}: the manifest's canary has the wrong number of values. Publish it again.")
     if not all(math.isfinite(value) for value in canary.logprobs + canary.base_logprobs):
         raise AdapterRejected(

@@ -16,7 +16,7 @@ _TOKENS = 48
 
 
 def canary_of(model: Any, rows: Sequence[TrainRow], device: torch.device) -> Canary:
-    """Return the log-probabilities, at temperature 1, of the last tokens that were trained in the shortest row.
+    """Return the log-probabilities, at temperature 1, of the likeliest tokens at the end of the shortest row.
 
     Args:
         model: the trained peft model.
@@ -30,15 +30,17 @@ def canary_of(model: Any, rows: Sequence[TrainRow], device: torch.device) -> Can
     last = max(place for place, sampled in enumerate(row.sampled_T) if sampled) + 1
     ids_T = row.ids_T[max(0, last - _TOKENS) : last]
     with torch.no_grad():
-        tuned = _logprobs(model, ids_T, device)
+        tuned_TV = _logprobs_TV(model, ids_T, device)
         with model.disable_adapter():
-            base = _logprobs(model, ids_T, device)
+            base_TV = _logprobs_TV(model, ids_T, device)
+    targets_T1 = tuned_TV.argmax(dim=-1, keepdim=True)
+    tuned, base = (tuple(each.gather(1, targets_T1).squeeze(1).tolist()) for each in (tuned_TV, base_TV))
     if not all(map(math.isfinite, tuned)):
         raise TrainingError("the trained policy's log-probabilities are not finite; lower --learning-rate")
-    return Canary(ids_T, tuned, base, str(model.dtype).removeprefix("torch."))
+    return Canary(ids_T, tuned, base, str(model.dtype).removeprefix("torch."), tuple(targets_T1.squeeze(1).tolist()))
 
 
-def _logprobs(model: Any, ids_T: tuple[int, ...], device: torch.device) -> tuple[float, ...]:
+def _logprobs_TV(model: Any, ids_T: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """After each token but the last."""
     ids_1T = torch.tensor([ids_T], device=device)
-    logprobs_TV = torch.log_softmax(model(input_ids=ids_1T, use_cache=False).logits[0].float(), dim=-1)
-    return tuple(logprobs_TV[:-1].gather(1, ids_1T[0, 1:, None]).squeeze(1).tolist())
+    return torch.log_softmax(model(input_ids=ids_1T, use_cache=False).logits[0, :-1].float(), dim=-1)

@@ -171,15 +171,19 @@ def trained(base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     def canary(work: Path) -> dict[str, Any]:
         ids = list(range(100, 130))
 
-        def logprobs(model: Any) -> list[float]:
+        def logprobs(model: Any) -> Any:
             with torch.no_grad():
-                found = torch.log_softmax(model.eval()(input_ids=torch.tensor([ids])).logits[0], dim=-1)
-            return found[:-1].gather(1, torch.tensor(ids)[1:, None]).squeeze(1).tolist()
+                return torch.log_softmax(model.eval()(input_ids=torch.tensor([ids])).logits[0, :-1], dim=-1)
 
         base = AutoModelForCausalLM.from_pretrained(base_dir, dtype=torch.float32)
         without = logprobs(base)
         tuned = logprobs(PeftModel.from_pretrained(base, str(work)))
-        return {"token_ids": ids, "logprobs": tuned, "base_logprobs": without, "dtype": "float32"}
+        targets = tuned.argmax(dim=-1, keepdim=True)
+        tuned, without = (each.gather(1, targets).squeeze(1).tolist() for each in (tuned, without))
+        return {
+            "token_ids": ids, "target_ids": targets.squeeze(1).tolist(), "logprobs": tuned, "base_logprobs": without,
+            "dtype": "float32",
+        }  # fmt: skip
 
     return canary
 
@@ -190,7 +194,19 @@ def test_what_the_trainer_computed_is_what_is_served(
     work = make_adapter_files(adapters / "work-canary", base_dir, seed=31)
     extra = {"canary": trained(work)}
     publish_adapter(work, adapters / "agent@31", base_sha256=base_fingerprint(base_dir), extra=extra)
-    whole.client.load("agent@31")
+    stop = threading.Event()
+
+    def talk() -> None:
+        while not stop.is_set():
+            ask(whole.openai, "agent@1", max_tokens=30, temperature=1, n=3)
+
+    with ThreadPoolExecutor(4) as pool:  # a proof must not disturb what runs beside it, nor be disturbed
+        talkers = [pool.submit(talk) for _ in range(4)]
+        try:
+            whole.client.load("agent@31")
+        finally:
+            stop.set()
+        assert [talker.result() for talker in talkers] == [None] * 4
     assert "agent@31" in whole.client.models()
     whole.client.unload("agent@31")
 

@@ -15,6 +15,7 @@ from art_patch.errors import AdapterRejected, TrainingError
 from art_patch.records import Choice, Trajectory
 from art_patch.serving.adapters import validate_adapter
 from art_patch.serving.base_model import base_fingerprint, read_base_model
+from art_patch.serving.canary import Canary
 from art_patch.training import TrainConfig
 from art_patch.training.advantages import Sample
 from art_patch.training.logprobs import TrainRow, micro_batches, score_rows
@@ -179,11 +180,11 @@ def ids_of(sample: Sample) -> tuple[int, ...]:
     return only.ids_T
 
 
-def every_logprob(base: Path, adapter: Path | None, ids: tuple[int, ...]) -> list[float]:
+def every_logprob(base: Path, adapter: Path | None, canary: Canary) -> list[float]:
     model, _ = load_policy(str(base), adapter, TrainConfig())
     with torch.no_grad():
-        logprobs = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0], dim=-1)
-    return [logprobs[place, token].item() for place, token in enumerate(ids[1:])]
+        logprobs = torch.log_softmax(model(input_ids=torch.tensor([canary.token_ids])).logits[0], dim=-1)
+    return [logprobs[place, token].item() for place, token in enumerate(canary.targets)]
 
 
 def test_an_update_moves_the_policy_towards_the_better_answer_and_publishes_what_an_engine_accepts(
@@ -198,10 +199,8 @@ def test_an_update_moves_the_policy_towards_the_better_answer_and_publishes_what
     assert published.rank == 4
     assert published.canary is not None
     assert published.canary.token_ids in (ids_of(good), ids_of(bad))
-    assert published.canary.logprobs == pytest.approx(every_logprob(base, target, published.canary.token_ids), abs=1e-5)
-    assert published.canary.base_logprobs == pytest.approx(
-        every_logprob(base, None, published.canary.token_ids), abs=1e-5
-    )
+    assert published.canary.logprobs == pytest.approx(every_logprob(base, target, published.canary), abs=1e-5)
+    assert published.canary.base_logprobs == pytest.approx(every_logprob(base, None, published.canary), abs=1e-5)
     assert (metrics.trajectories, metrics.rows, metrics.tokens, metrics.steps) == (2, 2, 4, 1)
     assert metrics.logprob_gap_nats < 1e-5
     assert [p.name for p in tmp_path.iterdir()] == ["agent@1"]

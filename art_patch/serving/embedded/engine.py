@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from art_patch.errors import AdapterRejected
 from art_patch.serving.adapters import ValidatedAdapter, check_name, validate_adapter
 from art_patch.serving.base_model import BaseModel, read_base_model, resolve_model_dir
-from art_patch.serving.canary import check_canary
+from art_patch.serving.canary import Canary, check_canary
 from art_patch.serving.contract import UnknownPolicy
 from art_patch.serving.embedded.chat_endpoint import ChatEndpoint
 from art_patch.serving.embedded.generation import Generation
@@ -192,15 +191,16 @@ class EmbeddedEngine:
         canary = adapter.canary
         if canary is None:
             return
-        served = self._score(name, canary.token_ids)
+        served = self._score(name, canary)
         dtype = str(self._model.dtype).removeprefix("torch.")
-        check_canary(adapter.name, canary, served, self._score(None, canary.token_ids), dtype=dtype)
+        check_canary(adapter.name, canary, served, self._score(None, canary), dtype=dtype)
 
-    def _score(self, name: str | None, token_ids: Sequence[int]) -> list[float]:
+    def _score(self, name: str | None, canary: Canary) -> list[float]:
         self._bank.activate(name)
-        ids_1T = torch.tensor([token_ids], device=self._model.device)
-        logprobs_TV = torch.log_softmax(self._model(input_ids=ids_1T, use_cache=False).logits[0].float(), dim=-1)
-        return logprobs_TV[:-1].gather(1, ids_1T[0, 1:, None]).squeeze(1).tolist()
+        ids_1T = torch.tensor([canary.token_ids], device=self._model.device)
+        targets_T1 = torch.tensor(canary.targets, device=self._model.device)[:, None]
+        logprobs_TV = torch.log_softmax(self._model(input_ids=ids_1T, use_cache=False).logits[0, :-1].float(), dim=-1)
+        return logprobs_TV.gather(1, targets_T1).squeeze(1).tolist()
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -1,7 +1,8 @@
 """What a chat completion for vLLM may say. Pure.
 
 vLLM ignores fields it does not know, so an answer could differ from what was asked for without a word. What it does not
-honour is refused here; the caller's patch then asks the provider.
+honour is refused here; the caller's patch then asks the provider. So is what asks for the prompt's log-probabilities
+(`prompt_logprobs`, `echo`): with a LoRA in the batch, vLLM 0.32 ends over it, and everybody's answers with it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from art_patch.serving.parameters import refuse_unsupported
 _UNDERSTOOD = frozenset(
     {
         "add_generation_prompt", "allowed_token_ids", "bad_words", "chat_template_kwargs", "continue_final_message",
-        "echo", "frequency_penalty", "ignore_eos", "include_reasoning", "include_stop_str_in_output", "logit_bias",
+        "frequency_penalty", "ignore_eos", "include_reasoning", "include_stop_str_in_output", "logit_bias",
         "logprobs", "max_completion_tokens", "max_tokens", "messages", "min_p", "min_tokens", "model", "n",
-        "parallel_tool_calls", "presence_penalty", "priority", "prompt_logprobs", "reasoning_effort",
+        "parallel_tool_calls", "presence_penalty", "priority", "reasoning_effort",
         "repetition_penalty", "response_format", "return_token_ids", "seed", "skip_special_tokens",
         "spaces_between_special_tokens", "stop", "stop_token_ids", "stream", "stream_options", "structured_outputs",
         "temperature", "tool_choice", "tools", "top_k", "top_logprobs", "top_p", "truncate_prompt_tokens",
