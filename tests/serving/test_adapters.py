@@ -236,7 +236,10 @@ def test_a_directory_without_a_model_says_what_is_missing(broken: str, tmp_path:
         read_base_model(directory)
 
 
-CANARY = {"token_ids": [1, 2, 3], "logprobs": [-1.0, -2.0], "base_logprobs": [-1.5, -2.5], "dtype": "float32"}
+CANARY = {
+    "token_ids": [1, 2, 3], "target_ids": [4, 5], "logprobs": [-1.0, -2.0], "base_logprobs": [-1.5, -2.5],
+    "dtype": "float32",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
