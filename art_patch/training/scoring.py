@@ -1,0 +1,139 @@
+"""What a model thinks of sampled tokens: a pack in, log-probabilities out.
+
+`Scorer` computes every distinct token of a pack once. Whether a model can be asked that way is tried when it is loaded:
+two rows that fork are scored both ways. A model that cannot (no attention, its own attention, tokens mixed elsewhere)
+is asked row by row, which is always right and takes longer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from art_patch.training import attention
+from art_patch.training.attention import Forest, Unsupported
+from art_patch.training.head import Head, logprobs
+from art_patch.training.last_block import LastBlock
+from art_patch.training.packing import Example, Pack, packs_of
+from art_patch.training.rows import Row
+
+TOLERANCE_NATS = {torch.float64: 1e-6, torch.float32: 1e-3}
+"""Largest difference between the two ways that is rounding; for other precisions it is `_COARSE_NATS`."""
+
+_COARSE_NATS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Of the N sampled tokens of a pack.
+
+    Attributes:
+        logprob_N: at the temperature of each, with gradient.
+        entropy_N: nats, of the distribution each was drawn from, without gradient.
+        computed: tokens that went through the model.
+    """
+
+    logprob_N: Tensor
+    entropy_N: Tensor
+    computed: int
+
+
+class Scorer:
+    """A causal language model of transformers, with or without a LoRA of peft."""
+
+    def __init__(self, model: Any, *, share: bool = True) -> None:
+        """Prepare `model`: from now on it attends over trees if it can.
+
+        Args:
+            model: on its device.
+            share: compute what rows have in common once; `False` is for comparisons.
+        """
+        self._causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._decoder = self._causal.get_decoder()
+        self._head = Head(self._causal)
+        self._last_block: LastBlock | None = None
+        self.why_apart: str | None = None if share else "not asked to share"
+        if share:
+            self._try()
+
+    @property
+    def shares(self) -> bool:
+        """Whether each distinct token is computed once."""
+        return self.why_apart is None
+
+    def score(self, pack: Pack) -> Scored:
+        """Score a pack."""
+        return self._together(pack) if self.shares else self._apart(pack)
+
+    def _together(self, pack: Pack) -> Scored:
+        device = self._causal.device
+        tree = pack.tree
+        depth_P = torch.from_numpy(tree.depth_P).to(device)
+        at_Q = torch.from_numpy(pack.at_Q).to(device)
+        if self._last_block is not None:
+            self._last_block.at_Q = torch.unique(at_Q)
+        hidden_1PW = self._decoder(
+            input_ids=torch.from_numpy(tree.ids_P).to(device)[None],
+            position_ids=depth_P[None],
+            use_cache=False,
+            forest=Forest(tree.nodes, depth_P),
+        ).last_hidden_state
+        logprob_N, entropy_N = logprobs(self._head, hidden_1PW[0, at_Q], *_asked(pack, device))
+        return Scored(logprob_N, entropy_N, pack.tokens)
+
+    def _apart(self, pack: Pack) -> Scored:
+        """Each row by itself, so that nothing can be shared wrongly."""
+        device = self._causal.device
+        ids_P = torch.from_numpy(pack.tree.ids_P)
+        hidden = {}
+        computed = 0
+        for where_T in pack.tree.where_R:
+            states_1TW = self._decoder(input_ids=ids_P[where_T].to(device)[None], use_cache=False).last_hidden_state
+            computed += len(where_T)
+            hidden.update(zip(where_T.tolist(), states_1TW[0], strict=True))
+        hidden_QW = torch.stack([hidden[place] for place in pack.at_Q.tolist()])
+        logprob_N, entropy_N = logprobs(self._head, hidden_QW, *_asked(pack, device))
+        return Scored(logprob_N, entropy_N, computed)
+
+    def _try(self) -> None:
+        before = self._causal.config._attn_implementation
+        pack = _fork(self._head.vocabulary)
+        with torch.no_grad():
+            apart = self._apart(pack).logprob_N
+            attention.register()
+            try:
+                self._causal.set_attn_implementation(attention.NAME)
+                self._last_block = LastBlock(self._decoder)
+                difference = float((self._together(pack).logprob_N - apart).abs().max())
+            except (Unsupported, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                self.why_apart = f"{type(error).__name__}: {error}"
+            else:
+                allowed = TOLERANCE_NATS.get(self._causal.dtype, _COARSE_NATS)
+                if not difference <= allowed:
+                    self.why_apart = f"sharing changed a log-probability by {difference:.2g} nats"
+        if not self.shares:
+            if self._last_block is not None:
+                self._last_block.at_Q = None
+            self._causal.set_attn_implementation(before)
+
+
+def _asked(pack: Pack, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        torch.from_numpy(pack.temperature_Q).to(device),
+        torch.from_numpy(pack.place_N).to(device),
+        torch.from_numpy(pack.target_N).to(device),
+    )
+
+
+def _fork(vocabulary: int) -> Pack:
+    """Two rows that begin alike, and a third that does not."""
+
+    def row(*ids: int) -> Row:
+        kept = tuple(i % vocabulary for i in ids)
+        return Row(kept, (False, *(True,) * (len(kept) - 1)), (0.0,) * len(kept), (1.0,) * len(kept))
+
+    rows = (row(11, 12, 13, 14, 15, 16), row(11, 12, 13, 17, 18), row(19, 12, 13))
+    return packs_of([Example(rows)], 1 << 20)[0]
