@@ -11,7 +11,7 @@ from pathlib import Path
 from art_patch.records import Group, Policy, Trajectory
 from art_patch.rewards.combine import rewards_G
 from art_patch.stages.run import Cycle
-from art_patch.training.advantages import Sample, advantages_G
+from art_patch.training.advantages import Sample, advantages_of_groups
 
 
 def train(run: Cycle, champion: Policy) -> tuple[Policy | None, str]:
@@ -76,12 +76,11 @@ def _samples(run: Cycle, groups: Sequence[Group], champion: Policy) -> tuple[lis
     samples: list[Sample] = []
     live: list[str] = []
     dead: list[str] = []
-    rewards: list[float] = []
     staleness = run.config.train.max_staleness
-    for group in groups:
-        rewards_of_group = rewards_G(group, combination=run.config.combination)
-        rewards += [reward for reward in rewards_of_group if reward is not None]
-        advantages = advantages_G(rewards_of_group)
+    rewards_of_groups = [rewards_G(group, combination=run.config.combination) for group in groups]
+    rewards = [reward for rewards_of_group in rewards_of_groups for reward in rewards_of_group if reward is not None]
+    advantages_of_all = advantages_of_groups(rewards_of_groups, run.config.train.advantage_scale)
+    for group, advantages in zip(groups, advantages_of_all, strict=True):
         if advantages is None:
             dead.append(group.id)
             continue

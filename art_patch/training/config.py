@@ -1,10 +1,19 @@
-"""Settings of an update."""
+"""Settings of an update. Loads no torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 from art_patch.errors import ConfigError
+from art_patch.training.advantages import Scale
+from art_patch.training.loss_config import LossConfig
+
+Policy = Literal["champion", "base"]
+Dtype = Literal["auto", "float32", "bfloat16"]
+Backend = Literal["auto", "peft", "unsloth"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,43 +21,119 @@ class TrainConfig:
     """How one update is made.
 
     Attributes:
-        learning_rate: of AdamW at its peak.
+        learning_rate: of AdamW at its peak. Too high shows as a large `kl_nats` and a candidate that loses.
         epochs: passes over the recorded groups; more than two drift far from the policy that sampled them.
-        minibatches: optimizer steps an epoch.
-        warmup_steps: optimizer steps over which the learning rate rises from zero.
-        lora_rank: rank of a new LoRA; a LoRA that is continued keeps its own.
-        lora_alpha: scale of a new LoRA.
-        clip_low: how far below 1 a token's probability ratio still moves it.
-        clip_high: how far above 1 (DAPO's clip-higher, https://arxiv.org/abs/2503.14476).
-        max_grad_norm: gradients are scaled down to this norm.
+        minibatches: optimizer steps an epoch; each takes whole groups. More steps move further on the same data.
+        warmup_steps: optimizer steps of each phase over which the learning rate rises from zero.
+        start: "champion" goes on from the LoRA that serves; "base" begins a new one, which forgets what was learned
+            before and whatever went wrong in it.
+        lora_rank: rank of a new LoRA; a LoRA that is continued keeps its own. A server is started for a largest rank.
+        lora_alpha: scale of a new LoRA, likewise.
+        loss: what is minimised on groups; DAPO unless said otherwise.
+        reference: what `loss.kl_coefficient` holds the policy near: the "base" keeps it general, the "champion" keeps
+            each update small. Without the coefficient nothing is computed for it.
+        advantage_scale: what a reward's distance from its group's mean is divided by, see `advantages_of_groups`;
+            "none" goes with the loss `dr_grpo`.
+        max_grad_norm: gradients are scaled down to this norm, once an optimizer step.
         max_staleness: trajectories of policies more than this many steps behind the champion are not trained on.
-        micro_batch_tokens: tokens (padding included) forwarded at once; bounds memory, changes no result.
+        max_kl_nats: an update ends before the first step in which KL(behaviour || trained) a token is above this; what
+            was learned until then is published. `None`: never.
+        max_clip_fraction: likewise for the share of tokens that the clip leaves without a gradient.
+        micro_batch_tokens: distinct tokens computed at once; bounds memory, changes no result beyond rounding.
         max_tokens: longer rows are cut at the end, after the baseline was taken with them in the group.
-        seed: of the minibatch order.
+        gradient_checkpointing: compute each block again in the backward: a third more time, much less memory. `None`:
+            on a GPU only.
+        dtype: of the base's weights; "auto" is bfloat16 on a GPU and float32 on a CPU. The LoRA is float32. Take what
+            serves, or `logprob_gap_nats` grows.
+        seed: of a new LoRA's weights and of the order of groups.
+        checkpoint_every_s: an update that is killed loses at most this much, or one step if that takes longer; 0 keeps
+            every step.
+        processes: on this machine, each with a GPU of its own if there are GPUs; 1 trains in the job's own.
+        backend: "unsloth" computes faster on CUDA and has to be installed; "auto" takes it if it can.
     """
 
     learning_rate: float = 1e-4
     epochs: int = 2
     minibatches: int = 8
     warmup_steps: int = 5
+    start: Policy = "champion"
     lora_rank: int = 8
     lora_alpha: int = 16
-    clip_low: float = 0.2
-    clip_high: float = 0.28
+    loss: LossConfig = field(default_factory=LossConfig)
+    reference: Policy = "base"
+    advantage_scale: Scale = "group"
     max_grad_norm: float = 1.0
     max_staleness: int = 2
+    max_kl_nats: float | None = 1.0
+    max_clip_fraction: float | None = 0.5
     micro_batch_tokens: int = 16_384
     max_tokens: int = 32_768
+    gradient_checkpointing: bool | None = None
+    dtype: Dtype = "auto"
     seed: int = 0
+    checkpoint_every_s: float = 60.0
+    processes: int = 1
+    backend: Backend = "auto"
 
     def __post_init__(self) -> None:
         """Refuse impossible values.
 
         Raises:
-            ConfigError: naming the field.
+            ConfigError: naming the field, its value and what to write instead.
         """
-        for field in fields(self):
-            value = getattr(self, field.name)
-            least = 0 if field.name in ("warmup_steps", "max_staleness", "seed") else None
-            if (least is None and not value > 0) or (least is not None and value < least):
-                raise ConfigError(f"{field.name}={value!r} must be {'above' if least is None else 'at least'} 0")
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name}={getattr(self, name)!r} is unknown; choose one of: {', '.join(known)}")
+        for name, (possible, limit) in _LIMITS.items():
+            value = getattr(self, name)
+            if value is None and name in _MAY_BE_NONE:
+                continue
+            if not possible(value):
+                raise ConfigError(f"{name}={value!r} must be {limit}")
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "start": get_args(Policy),
+    "reference": get_args(Policy),
+    "advantage_scale": get_args(Scale),
+    "dtype": get_args(Dtype),
+    "backend": get_args(Backend),
+}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_Limit = tuple[Callable[[Any], bool], str]
+_ABOVE_0: _Limit = (lambda value: _is_number(value) and value > 0, "a number above 0")
+_FROM_0: _Limit = (lambda value: _is_number(value) and value >= 0, "a number, at least 0")
+_WHOLE_FROM_0: _Limit = (lambda value: _is_whole(value) and value >= 0, "a whole number, at least 0")
+_WHOLE_FROM_1: _Limit = (lambda value: _is_whole(value) and value >= 1, "a whole number, at least 1")
+
+_LIMITS: dict[str, _Limit] = {
+    "learning_rate": _ABOVE_0,
+    "epochs": _WHOLE_FROM_1,
+    "minibatches": _WHOLE_FROM_1,
+    "warmup_steps": _WHOLE_FROM_0,
+    "lora_rank": _WHOLE_FROM_1,
+    "lora_alpha": _WHOLE_FROM_1,
+    "max_grad_norm": _ABOVE_0,
+    "max_staleness": _WHOLE_FROM_0,
+    "max_kl_nats": (_ABOVE_0[0], "a number above 0, or None for no bound"),
+    "max_clip_fraction": (
+        lambda value: _is_number(value) and 0 < value <= 1,
+        "above 0 and at most 1, or None for no bound",
+    ),
+    "micro_batch_tokens": _WHOLE_FROM_1,
+    "max_tokens": _WHOLE_FROM_1,
+    "gradient_checkpointing": (lambda value: isinstance(value, bool), "True, False, or None to decide by the machine"),
+    "seed": _WHOLE_FROM_0,
+    "checkpoint_every_s": _FROM_0,
+    "processes": _WHOLE_FROM_1,
+}
+_MAY_BE_NONE = ("max_kl_nats", "max_clip_fraction", "gradient_checkpointing")

@@ -27,7 +27,7 @@ from art_patch.training.advantages import Sample
 from art_patch.training.canary import canary_of
 from art_patch.training.config import TrainConfig
 from art_patch.training.logprobs import TrainRow, micro_batches, score_rows
-from art_patch.training.loss import LossInput, grpo_loss
+from art_patch.training.loss import LossInput, policy_loss
 from art_patch.training.rows import rows_of, total_sampled
 
 
@@ -212,20 +212,23 @@ def _step(model: Any, minibatch: Sequence[TrainRow], config: TrainConfig, device
     total = 0.0
     for batch in micro_batches(minibatch, config.micro_batch_tokens):
         scored = score_rows(model, batch, device)
-        loss, metrics = grpo_loss(
+        trained_B = torch.tensor([sum(item.row.sampled_T[1:]) for item in batch])
+        loss, metrics = policy_loss(
             LossInput(
                 logprob_N=scored.logprob_N,
+                old_N=scored.recorded_N,
                 recorded_N=scored.recorded_N,
                 advantage_N=scored.advantage_N,
+                trajectory_N=torch.arange(len(batch)).repeat_interleave(trained_B).to(device),
                 tokens_in_step=tokens,
-                clip_low=config.clip_low,
-                clip_high=config.clip_high,
-            )
+                trajectories_in_step=len(minibatch),
+            ),
+            config.loss,
         )
         loss.backward()
         total += loss.item()
         tally.kl_nats += metrics.kl_nats
-        tally.clipped += metrics.clipped
+        tally.clipped += metrics.clipped_low + metrics.clipped_high
         tally.entropy_nats += scored.entropy_N.sum().item()
     return total
 

@@ -1,51 +1,13 @@
-"""Advantages, rows and the loss against numbers worked out by hand and a second implementation."""
+"""Recorded calls to rows of tokens."""
 
 from __future__ import annotations
 
-import itertools
-import math
-
-import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from art_patch.records import Choice
-from art_patch.training.advantages import advantages_G
-from art_patch.training.loss import LossInput, grpo_loss
 from art_patch.training.rows import rows_of
 from tests.factory import make_call, make_trajectory
-
-# advantages
-
-
-def test_advantages_are_the_z_score_with_ddof_1():
-    # mean 0.5, deviations (.5, -.5, .5, -.5), std sqrt(1/3)
-    expected = 0.5 / (math.sqrt(1 / 3) + 1e-4)
-    assert advantages_G([1, 0, 1, 0]) == pytest.approx((expected, -expected, expected, -expected))
-
-
-@pytest.mark.parametrize("rewards", [[], [1.0], [0.1, 0.1, 0.1], [0.0, 0.0], [None, 0.5], [math.nan, 1.0], [1.0, None]])
-def test_what_has_no_spread_teaches_nothing(rewards: list[float | None]):
-    assert advantages_G(rewards) is None
-
-
-def test_an_unscored_sibling_has_no_advantage_and_does_not_move_the_others():
-    scored = advantages_G([1.0, 0.0])
-    assert scored is not None
-    assert advantages_G([1.0, None, 0.0, math.nan]) == (scored[0], 0.0, scored[1], 0.0)
-
-
-@given(st.lists(st.floats(0, 1), min_size=2, max_size=20))
-def test_advantages_sum_to_nothing_and_keep_the_order(rewards: list[float]):
-    advantages = advantages_G(rewards)
-    if advantages is not None:
-        assert math.fsum(advantages) == pytest.approx(0.0, abs=1e-6)
-        for (r1, a1), (r2, a2) in itertools.combinations(zip(rewards, advantages, strict=True), 2):
-            assert (r1 < r2) <= (a1 <= a2)
-
-
-# rows
 
 
 def turn(key: str, prompt: tuple[int, ...], answer: tuple[int, ...], **changes):
@@ -120,73 +82,3 @@ def test_every_sampled_token_is_in_exactly_one_row(calls: list[tuple[list[int], 
     assert sum(row.sampled for row in rows) == sum(len(answer) for _, answer in calls)
     for prompt, answer in calls:
         assert any(row.ids_T[: len(prompt) + len(answer)] == (*prompt, *answer) for row in rows)
-
-
-# loss
-
-
-def loss_of(logprob: torch.Tensor, recorded: torch.Tensor, advantage: torch.Tensor, tokens: int | None = None):
-    return grpo_loss(LossInput(logprob, recorded, advantage, tokens or len(logprob), 0.2, 0.28))
-
-
-def test_on_policy_the_loss_is_minus_the_mean_advantage_and_nothing_is_clipped():
-    logprob = torch.tensor([-0.5, -1.0, -2.0], dtype=torch.float64)
-    loss, metrics = loss_of(logprob, logprob, torch.tensor([1.0, 2.0, -3.0], dtype=torch.float64))
-    assert loss.item() == pytest.approx(0.0)
-    assert metrics.kl_nats == 0.0
-    assert metrics.clipped == 0
-
-
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "expected_loss", "flows"),
-    [
-        (1.5, 1.0, -1.28, False),  # already likelier than allowed: clipped, no gradient
-        (1.5, -1.0, 1.5, True),  # a bad token that became likelier: never clipped
-        (0.5, 1.0, -0.5, True),  # a good token that became less likely: never clipped
-        (0.5, -1.0, 0.8, False),  # already pushed down far enough
-        (1.2, 1.0, -1.2, True),
-        (0.9, -1.0, 0.9, True),
-    ],
-)
-def test_clipping_by_hand(ratio: float, advantage: float, expected_loss: float, flows: bool):
-    logprob = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
-    loss, metrics = loss_of(
-        logprob, torch.zeros(1, dtype=torch.float64), torch.tensor([advantage], dtype=torch.float64)
-    )
-    loss.backward()
-    assert logprob.grad is not None
-    assert loss.item() == pytest.approx(expected_loss)
-    assert bool(logprob.grad.item()) is flows
-    assert metrics.clipped == (not flows)
-    if flows:
-        assert logprob.grad.item() == pytest.approx(-advantage * ratio)
-
-
-def test_the_gradient_of_a_bandit_is_advantage_times_onehot_minus_p():
-    logits = torch.tensor([0.3, -0.2, 1.1], dtype=torch.float64, requires_grad=True)
-    logprob = torch.log_softmax(logits, 0)[[1]]
-    loss, _ = loss_of(logprob, logprob.detach(), torch.tensor([2.0], dtype=torch.float64))
-    loss.backward()
-    expected = -2.0 * (torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64) - torch.softmax(logits.detach(), 0))
-    assert logits.grad is not None
-    torch.testing.assert_close(logits.grad, expected)
-
-
-def test_the_loss_agrees_with_finite_differences():
-    torch.manual_seed(0)
-    recorded = torch.randn(20, dtype=torch.float64) * 0.1 - 1
-    advantage = torch.randn(20, dtype=torch.float64)
-    logprob = (recorded + torch.randn(20, dtype=torch.float64) * 0.3).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: loss_of(x, recorded, advantage)[0], (logprob,))
-
-
-@given(st.integers(1, 5), st.randoms())
-def test_micro_batches_add_up_to_the_whole(parts: int, rng):
-    torch.manual_seed(rng.randrange(2**31))
-    logprob, recorded, advantage = (torch.randn(12, dtype=torch.float64) for _ in range(3))
-    whole, _ = loss_of(logprob, recorded, advantage)
-    pieces = [
-        loss_of(a, b, c, tokens=12)[0]
-        for a, b, c in zip(logprob.chunk(parts), recorded.chunk(parts), advantage.chunk(parts), strict=True)
-    ]
-    assert sum(piece.item() for piece in pieces) == pytest.approx(whole.item())
