@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "replay_runner": {"context", "errors", "recording"},
     "proxy": {"asgi_caller", "context", "errors", "listening", "patching", "serving"},
     "doctor": {"errors", "patching", "records", "serving", "settings", "store"},
-    "training": {"chain", "errors", "proof", "records", "serving", "transcripts", "transfer"},
+    "training": {"errors", "proof", "records", "serving", "transcripts", "transfer"},
     "gate": {"chain", "records"},
     "promotion": {"errors", "promotion.states", "records", "serving"},
     "stages": {

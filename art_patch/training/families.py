@@ -184,13 +184,13 @@ def linear_names(model: Any) -> list[str]:
     import torch  # takes seconds; the table alone does not need it
 
     decoder, head = model.get_decoder(), model.get_output_embeddings()
-    prefix = next(name for name, module in model.named_modules() if module is decoder)
+    prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is decoder)
     return [
         name
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear)
         and module is not head
-        and name.startswith(f"{prefix}.")
+        and name.startswith(prefix)
         and _IN_A_BLOCK.search(name)
         and not _ROUTER.search(name)
     ]

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from art_patch.chain import canonical
 from art_patch.records import Call, Trajectory
 from art_patch.training.families import DEFAULT, Family
 from art_patch.training.prompt_forms import FORMS, Engine
@@ -181,12 +180,12 @@ def _history(trajectory: Trajectory, position: int, turn: Turn, tokenizer: Any, 
 
 def _turn_before(calls: Sequence[Call], position: int) -> Turn | None:
     """The turn that a call goes on from: its messages are the beginning of this one's, and an answer follows them."""
-    messages = [canonical(message) for message in calls[position].messages]
+    messages = calls[position].messages
     for index in range(position - 1, -1, -1):
         depth = len(calls[index].messages)
-        if depth < len(messages) and calls[position].messages[depth].get("role") == "assistant":
+        if depth < len(messages) and messages[depth].get("role") == "assistant":
             turn = recorded_turn(calls[index], calls[index + 1 :])
-            if isinstance(turn, Turn) and [canonical(m) for m in calls[index].messages] == messages[:depth]:
+            if isinstance(turn, Turn) and calls[index].messages == messages[:depth]:
                 return turn
     return None
 

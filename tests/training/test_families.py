@@ -118,8 +118,8 @@ def test_everything_targeted_learns_and_nothing_else(model_type: str):
 
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_an_adapter_that_is_read_back_computes_the_same_and_serving_takes_it(model_type: str, tmp_path: Path):
-    tuned, modules, base = published(model_type, tmp_path)
-    assert validate_adapter(tmp_path, "agent@1", base).modules == tuple(sorted(modules))
+    tuned, base = published(make_model(model_type), tmp_path)
+    assert validate_adapter(tmp_path, "agent@1", base).modules == tuple(sorted(adapted(tuned)))
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -132,16 +132,14 @@ def test_an_adapter_that_is_read_back_computes_the_same_and_serving_takes_it(mod
     assert (bare - expected).abs().max() > 1e-3
 
 
-def published(model_type: str, root: Path) -> tuple[Any, set[str], BaseModel]:
-    """A model's directory, and a LoRA for it published beside it, as the trainer does."""
-    model = make_model(model_type)
+def published(model: Any, root: Path) -> tuple[Any, BaseModel]:
+    """A model with a LoRA, the model's directory, and the LoRA published beside it, as the trainer does."""
     model.save_pretrained(root / "base")
     base = read_base_model(root / "base")
     tuned = with_lora(model)
     tuned.save_pretrained(root / "new")
-    (root / "new" / "README.md").unlink(missing_ok=True)
     publish_adapter(root / "new", root / "agent@1", base_sha256=base.sha256)
-    return tuned, adapted(tuned), base
+    return tuned, base
 
 
 def test_of_a_model_that_also_sees_only_the_part_that_writes_is_trained():
@@ -154,11 +152,7 @@ def test_of_a_model_that_also_sees_only_the_part_that_writes_is_trained():
 
 def test_serving_does_not_take_a_model_that_also_sees(tmp_path: Path):
     """transformers names its modules otherwise than its checkpoint does, and an adapter's names are checked there."""
-    model = make_gemma_that_sees()
-    model.save_pretrained(tmp_path / "base")
-    base = read_base_model(tmp_path / "base")
-    with_lora(model).save_pretrained(tmp_path / "new")
-    publish_adapter(tmp_path / "new", tmp_path / "agent@1", base_sha256=base.sha256)
+    _, base = published(make_gemma_that_sees(), tmp_path)
     with pytest.raises(AdapterRejected, match="does not have"):
         validate_adapter(tmp_path, "agent@1", base)
 
