@@ -44,6 +44,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "phi3": {},
     "mixtral": {"num_local_experts": 4},
     "glm4_moe": {**EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1},
+    "granitemoe": {"num_local_experts": 4},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 16},
 }
 ATTENTION = ["self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj", "self_attn.v_proj"]
@@ -57,6 +58,7 @@ TARGETS: dict[str, list[str]] = {
     "phi3": ["mlp.down_proj", "mlp.gate_up_proj", "self_attn.o_proj", "self_attn.qkv_proj"],
     "mixtral": ATTENTION,
     "glm4_moe": ATTENTION,
+    "granitemoe": ATTENTION,
     "opt": ["fc1", "fc2", "self_attn.k_proj", "self_attn.out_proj", "self_attn.q_proj", "self_attn.v_proj"],
 }
 IDS_BT = torch.tensor([[3, 9, 27, 17, 51, 25, 11, 33], [5, 25, 61, 49, 53, 9, 45, 33]])
