@@ -168,6 +168,14 @@ def make_gemma_that_sees() -> Any:
     )
 
 
+def test_a_router_that_is_a_linear_layer_is_left_out():
+    model = make_model("afmoe", **EXPERTS, head_dim=8, num_experts=4, num_dense_layers=1)
+    router = "model.layers.1.mlp.router.gate"
+    assert isinstance(model.get_submodule(router), torch.nn.Linear)
+    assert router not in linear_names(model)
+    assert not [end for end in target_names(model) if end.endswith(".gate")]
+
+
 def test_a_model_without_linear_layers_is_refused():
     with pytest.raises(TrainingError, match="gpt2 has no linear layer"):
         target_names(make_model("gpt2", n_embd=32, n_layer=2, n_head=4))
