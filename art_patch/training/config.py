@@ -22,7 +22,7 @@ class TrainConfig:
 
     Attributes:
         learning_rate: of AdamW at its peak. Too high shows as a large `kl_nats` and a candidate that loses.
-        epochs: passes over the recorded groups; more than two drift far from the policy that sampled them.
+        epochs: passes over what is learned; more than two drift far from the policy that sampled them.
         minibatches: optimizer steps an epoch; each takes whole groups. More steps move further on the same data.
         warmup_steps: optimizer steps of each phase over which the learning rate rises from zero.
         start: "champion" goes on from the LoRA that serves; "base" begins a new one, which forgets what was learned
@@ -34,11 +34,17 @@ class TrainConfig:
             each update small. Without the coefficient nothing is computed for it.
         advantage_scale: what a reward's distance from its group's mean is divided by, see `advantages_of_groups`;
             "none" goes with the loss `dr_grpo`.
+        imitate_from: upstream's answers in runs of at least this reward, and corrections, are imitated before groups
+            are ranked, see `demonstrations`. `None`: nothing is.
+        prefer_from: siblings whose rewards differ by at least this much, and corrections, are told apart likewise, see
+            `preferences`. `None`: nothing is.
+        preference_beta: of DPO: the larger, the nearer the policy stays to where it began.
         max_grad_norm: gradients are scaled down to this norm, once an optimizer step.
         max_staleness: trajectories of policies more than this many steps behind the champion are not trained on.
         max_kl_nats: an update ends before the first step in which KL(behaviour || trained) a token is above this; what
             was learned until then is published. `None`: never.
-        max_clip_fraction: likewise for the share of tokens that the clip leaves without a gradient.
+        max_clip_fraction: likewise for the share of tokens that the clip leaves without a gradient. `None`: never, as
+            such tokens move nothing by themselves.
         micro_batch_tokens: distinct tokens computed at once; bounds memory, changes no result beyond rounding.
         max_tokens: longer rows are cut at the end, after the baseline was taken with them in the group.
         gradient_checkpointing: compute each block again in the backward: a third more time, much less memory. `None`:
@@ -62,10 +68,13 @@ class TrainConfig:
     loss: LossConfig = field(default_factory=LossConfig)
     reference: Policy = "base"
     advantage_scale: Scale = "group"
+    imitate_from: float | None = None
+    prefer_from: float | None = None
+    preference_beta: float = 0.1
     max_grad_norm: float = 1.0
     max_staleness: int = 2
     max_kl_nats: float | None = 1.0
-    max_clip_fraction: float | None = 0.5
+    max_clip_fraction: float | None = None
     micro_batch_tokens: int = 16_384
     max_tokens: int = 32_768
     gradient_checkpointing: bool | None = None
@@ -122,6 +131,9 @@ _LIMITS: dict[str, _Limit] = {
     "warmup_steps": _WHOLE_FROM_0,
     "lora_rank": _WHOLE_FROM_1,
     "lora_alpha": _WHOLE_FROM_1,
+    "imitate_from": (_is_number, "a number, or None to imitate nothing"),
+    "prefer_from": (_ABOVE_0[0], "a number above 0, or None to prefer nothing"),
+    "preference_beta": _ABOVE_0,
     "max_grad_norm": _ABOVE_0,
     "max_staleness": _WHOLE_FROM_0,
     "max_kl_nats": (_ABOVE_0[0], "a number above 0, or None for no bound"),
@@ -136,4 +148,4 @@ _LIMITS: dict[str, _Limit] = {
     "checkpoint_every_s": _FROM_0,
     "processes": _WHOLE_FROM_1,
 }
-_MAY_BE_NONE = ("max_kl_nats", "max_clip_fraction", "gradient_checkpointing")
+_MAY_BE_NONE = ("imitate_from", "prefer_from", "max_kl_nats", "max_clip_fraction", "gradient_checkpointing")

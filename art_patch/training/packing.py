@@ -64,7 +64,7 @@ class Pack:
     target_N: Ids
     recorded_N: Floats
     example_N: Ids
-    advantage_E: Floats
+    advantage_E: NDArray[np.float64]
     tokens_E: Ids
     examples_E: Ids
 
@@ -154,7 +154,7 @@ def _pack(examples: Sequence[Example], order: Sequence[int]) -> Pack:
         target_N=np.concatenate(target),
         recorded_N=np.concatenate(recorded),
         example_N=example_N,
-        advantage_E=np.array([example.advantage for example in examples], dtype=np.float32),
+        advantage_E=np.array([example.advantage for example in examples], dtype=np.float64),
         tokens_E=np.bincount(example_N, minlength=len(examples)),
         examples_E=np.array(order, dtype=np.int64),
     )

@@ -7,9 +7,11 @@ is asked row by row, which is always right and takes longer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from art_patch.training.head import Head, logprobs
 from art_patch.training.last_block import LastBlock
 from art_patch.training.packing import Example, Pack, packs_of
 from art_patch.training.rows import Row
+from art_patch.training.tree import tree_of
 
 TOLERANCE_NATS = {torch.float64: 1e-6, torch.float32: 1e-3}
 """Largest difference between the two ways that is rounding; for other precisions it is `_COARSE_NATS`."""
@@ -64,9 +67,34 @@ class Scorer:
         """Whether each distinct token is computed once."""
         return self.why_apart is None
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self._causal.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of log-probabilities."""
+        return torch.promote_types(self._causal.dtype, torch.float32)
+
     def score(self, pack: Pack) -> Scored:
         """Score a pack."""
         return self._together(pack) if self.shares else self._apart(pack)
+
+    @torch.no_grad()
+    def next_TV(self, ids_T: Sequence[int]) -> Tensor:
+        """Return the log-probability, at temperature 1, of every token after each of these few tokens."""
+        tree = tree_of([np.array(ids_T, dtype=np.int64)])
+        depth_T = torch.from_numpy(tree.depth_P).to(self.device)
+        if self._last_block is not None:
+            self._last_block.at_Q = None
+        hidden_1TW = self._decoder(
+            input_ids=torch.from_numpy(tree.ids_P).to(self.device)[None],
+            position_ids=depth_T[None],
+            use_cache=False,
+            **({"forest": Forest(tree.nodes, depth_T)} if self.shares else {}),
+        ).last_hidden_state
+        return torch.log_softmax(self._head(hidden_1TW[0]), dim=-1)
 
     def _together(self, pack: Pack) -> Scored:
         device = self._causal.device

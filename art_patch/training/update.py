@@ -1,269 +1,136 @@
-"""One GRPO update: base model + parent's LoRA + scored rows -> a new, published LoRA.
+"""One update: base model + LoRA + what is to be learned -> a new, published LoRA.
 
-Reads like the loop it is: load, draw minibatches, forward, loss, backward, clip, step; then save to a temporary
-directory and publish by rename. Anything not finite stops the update; nothing is published then.
+Reads like the loop it is: load, score everything once as the policy at the start, then for each step of the plan
+forward, loss, backward, clip, step; then publish by rename. Killed at any moment, it goes on from its last checkpoint
+when it is called again with the same job and directory, and gives the same weights. Anything not finite drops the
+update; nothing is published then.
 """
 
 from __future__ import annotations
 
-import math
-import random
 import shutil
-import tempfile
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch  # with transformers it takes seconds: import this module only to train
 
 from art_patch.errors import TrainingError
-from art_patch.records import Trajectory
-from art_patch.serving.adapters import publish_adapter
-from art_patch.serving.canary import ENTRY, Canary
-from art_patch.training.advantages import Sample
-from art_patch.training.canary import canary_of
-from art_patch.training.config import TrainConfig
-from art_patch.training.logprobs import TrainRow, micro_batches, score_rows
-from art_patch.training.loss import LossInput, policy_loss
-from art_patch.training.rows import rows_of, total_sampled
+from art_patch.training.backend import load
+from art_patch.training.checkpoint import Course, Keeper, read_course
+from art_patch.training.gradients import Gradient, gradients_of
+from art_patch.training.guards import why_broken, why_stop
+from art_patch.training.job import TrainJob, claim
+from art_patch.training.learner import Learner
+from art_patch.training.loading import default_device
+from art_patch.training.metrics import UpdateMetrics, step_figures, update_metrics
+from art_patch.training.notes import Notes, Progress, silently
+from art_patch.training.plan import PhaseName, Step, plan_of
+from art_patch.training.publish import is_published, publish
+from art_patch.training.ranks import ALONE, Ranks
+from art_patch.training.scoring import Scorer
+from art_patch.training.start_scores import start_scores
+from art_patch.training.tensor_file import Arrays
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateMetrics:
-    """What an update did.
-
-    Attributes:
-        trajectories: trained on (advantage not zero).
-        rows: token sequences they became; more rows than trajectories means that histories forked.
-        tokens: sampled tokens trained, once an epoch.
-        steps: optimizer steps.
-        loss: mean over all steps.
-        kl_nats: k3 estimate of KL(behaviour || trained) a token, in the last epoch.
-        clip_fraction: share of tokens whose gradient the clip stopped.
-        entropy_nats: mean over trained tokens, in the last epoch.
-        grad_norm: mean before clipping.
-        logprob_gap_nats: largest difference between recorded and own log-probability before the first step, over
-            tokens that the parent sampled; tells whether trainer and server compute the same thing.
-    """
-
-    trajectories: int
-    rows: int
-    tokens: int
-    steps: int
-    loss: float
-    kl_nats: float
-    clip_fraction: float
-    entropy_nats: float
-    grad_norm: float
-    logprob_gap_nats: float
-
-
-def update(
-    samples: Sequence[Sample],
-    *,
-    base: str,
-    base_sha256: str,
-    parent: Path | None,
-    target: Path,
-    config: TrainConfig,
-    on_policy: Callable[[Trajectory], bool] = lambda _: True,
-    progress: Callable[[int, int, float], None] | None = None,
-) -> UpdateMetrics:
-    """Train and publish one policy.
+def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ranks: Ranks = ALONE) -> UpdateMetrics:
+    """Train and publish one policy, or go on doing so.
 
     Args:
-        samples: trajectories with their advantages; those with advantage 0 cost nothing.
-        base: model directory or hub id.
-        base_sha256: the base's fingerprint, for the manifest.
-        parent: adapter directory of the policy to continue from; `None` starts a new LoRA.
-        target: where to publish, `adapters/NAME@STEP`.
-        config: how.
-        on_policy: whether the parent sampled this trajectory; only those enter `logprob_gap_nats`.
-        progress: called with `(optimizer steps done, total, loss)`.
+        job: all that the policy depends on.
+        directory: the job's own, for what is kept on the way; whoever has the policy may delete it.
+        progress: told what goes on.
+        ranks: of this process among those that do the same.
 
     Raises:
-        TrainingError: if there is nothing to train on, or a loss or gradient is not finite.
-        AdapterRejected: if the target exists.
+        TrainingError: there is nothing to learn, a step is not finite or the first one already too far, or the
+            directory belongs to another job or cannot be written.
+        AdapterRejected: the target exists.
+        ConfigError: the backend cannot be had on this machine.
     """
-    rows: list[TrainRow] = []
-    own: list[TrainRow] = []
-    trained = 0
-    for sample in samples:
-        if sample.advantage == 0.0:
-            continue
-        its = [TrainRow(row, sample.advantage) for row in rows_of(sample.trajectory, max_tokens=config.max_tokens)]
-        trained += bool(its)
-        rows += its
-        own += its if on_policy(sample.trajectory) else []
-    tokens = total_sampled([item.row for item in rows])
-    if not tokens:
+    plan = plan_of(job)
+    if not plan:
         raise TrainingError("no recorded token has an advantage: every group was scored alike, or none is trainable")
-    model, device = load_policy(base, parent, config)
-    gap = _gap(model, own, config, device)
-    tally = _train(model, rows, config, device, progress)
-    canary = canary_of(model, rows, device)
-    _publish(model, target, canary, base_sha256=base_sha256, config=config, base=base)
-    steps = config.epochs * len(_cut(rows, config.minibatches))
-    return UpdateMetrics(
-        trajectories=trained,
-        rows=len(rows),
-        tokens=tokens,
-        steps=steps,
-        loss=tally.loss / steps,
-        kl_nats=tally.kl_nats / tokens,
-        clip_fraction=tally.clipped / (tokens * config.epochs),
-        entropy_nats=tally.entropy_nats / tokens,
-        grad_norm=tally.grad_norm / steps,
-        logprob_gap_nats=gap,
+    published = is_published(job)
+    if ranks.first:
+        claim(directory, job)
+    course, kept = read_course(directory)
+    if not published:
+        progress(course.done, len(plan), "loading the base model")
+        bench = _set_up(job, directory, course, kept, ranks)
+        keeper = Keeper(directory, job.config.checkpoint_every_s)
+        note = Notes(job, len(plan) - course.done)
+        while course.done < len(plan) and course.stopped is None:
+            step = plan[course.done]
+            _take(step, bench, course, directory)
+            if ranks.first:
+                keeper.keep(course, bench.learner, now=step.last or course.stopped is not None)
+            progress(course.done, len(plan), note(course))
+        if ranks.first:
+            publish(job, bench.model, bench.scorer)
+    return update_metrics(
+        job, course.history, stopped=course.stopped, gap_nats=course.gap_nats, why_not_shared=course.why_not_shared
     )
 
 
-def load_policy(base: str, parent: Path | None, config: TrainConfig) -> tuple[Any, torch.device]:
-    """Return the base model with the parent's LoRA (or a new one), ready to train, and its device.
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """What steps are taken with."""
 
-    Dropout is off: with it the first step's ratios would not be 1.
-    """
-    from peft import LoraConfig, PeftModel, get_peft_model
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()  # the cycle shows its own
-    # peft 0.21 asks transformers 5.23 by the old name
-    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    torch.manual_seed(config.seed)
-    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
-    if parent is not None:
-        model = PeftModel.from_pretrained(model, str(parent), is_trainable=True, autocast_adapter_dtype=True)
-    else:
-        # Every linear layer of the blocks by name: "all-linear" is not a name an engine could check.
-        lora = LoraConfig(
-            r=config.lora_rank, lora_alpha=config.lora_alpha, lora_dropout=0.0, target_modules=linear_names(model),
-            task_type="CAUSAL_LM",
-        )  # fmt: skip
-        model = get_peft_model(model, lora)
-    model.to(device)
-    model.eval()
-    return model, device
+    job: TrainJob
+    model: Any
+    scorer: Scorer
+    learner: Learner
+    gradients: Mapping[PhaseName, Gradient]
+    ranks: Ranks
 
 
-def linear_names(model: Any) -> list[str]:
-    """Return the last part of the name of every linear layer in the blocks, language head left out."""
-    head = model.get_output_embeddings()
-    names = {
-        name.rpartition(".")[2]
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and module is not head
-    }
-    return sorted(names)
+def _set_up(job: TrainJob, directory: Path, course: Course, kept: Arrays, ranks: Ranks) -> _Bench:
+    """Load the policy at the start, let it say what it thinks of the data, and bring it to where the course is."""
+    model = load(job, default_device(ranks.rank))
+    scorer = Scorer(model)
+    start = start_scores(job, model, scorer, directory, ranks)
+    course.gap_nats, course.why_not_shared = start.gap_nats, scorer.why_apart
+    learner = Learner(model, job.config)
+    learner.restore(kept)
+    return _Bench(job, model, scorer, learner, gradients_of(job, scorer, start, ranks), ranks)
 
 
-@dataclass(slots=True)
-class _Tally:
-    loss: float = 0.0
-    kl_nats: float = 0.0
-    clipped: int = 0
-    entropy_nats: float = 0.0
-    grad_norm: float = 0.0
-
-
-def _train(
-    model: Any,
-    rows: Sequence[TrainRow],
-    config: TrainConfig,
-    device: torch.device,
-    progress: Callable[[int, int, float], None] | None,
-) -> _Tally:
-    weights = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
-    order = random.Random(config.seed)
-    tally = _Tally()
-    done, total = 0, config.epochs * len(_cut(rows, config.minibatches))
-    for epoch in range(config.epochs):
-        if epoch == config.epochs - 1:
-            tally.kl_nats = tally.entropy_nats = 0.0
-        for minibatch in _cut(order.sample(rows, len(rows)), config.minibatches):
-            for group in optimizer.param_groups:
-                group["lr"] = config.learning_rate * min(1.0, (done + 1) / (config.warmup_steps + 1))
-            loss = _step(model, minibatch, config, device, tally)
-            norm = float(torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm))
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise TrainingError(
-                    f"loss {loss} and gradient norm {norm} at step {done + 1} of {total}: the update was dropped; "
-                    "lower --learning-rate, or look for absurd rewards"
-                )
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            done += 1
-            tally.loss += loss
-            tally.grad_norm += norm
-            if progress is not None:
-                progress(done, total, loss)
-    return tally
-
-
-def _step(model: Any, minibatch: Sequence[TrainRow], config: TrainConfig, device: torch.device, tally: _Tally) -> float:
-    """Accumulate the gradient of one optimizer step; micro-batches change memory, not the result."""
-    tokens = total_sampled([item.row for item in minibatch])
-    total = 0.0
-    for batch in micro_batches(minibatch, config.micro_batch_tokens):
-        scored = score_rows(model, batch, device)
-        trained_B = torch.tensor([sum(item.row.sampled_T[1:]) for item in batch])
-        loss, metrics = policy_loss(
-            LossInput(
-                logprob_N=scored.logprob_N,
-                old_N=scored.recorded_N,
-                recorded_N=scored.recorded_N,
-                advantage_N=scored.advantage_N,
-                trajectory_N=torch.arange(len(batch)).repeat_interleave(trained_B).to(device),
-                tokens_in_step=tokens,
-                trajectories_in_step=len(minibatch),
-            ),
-            config.loss,
+def _take(step: Step, bench: _Bench, course: Course, directory: Path) -> None:
+    """Take a step and note it in the course, or note there why not."""
+    began = time.monotonic()
+    figures = step_figures(step, _of_all(bench.gradients[step.phase](step.items), bench))
+    figures["grad_norm"] = bench.learner.clip(bench.ranks)
+    broken = why_broken(figures)
+    if broken is None:
+        course.stopped = why_stop(figures, bench.job.config)
+        if course.stopped is None:
+            figures["weight_norm"] = bench.learner.step(step.number)
+            broken = why_broken(figures)
+    nothing_learned = course.stopped is not None and not course.done
+    if broken or nothing_learned:
+        _drop(directory, bench.ranks)
+        cure = "lower --learning-rate, or look for absurd rewards" if broken else "raise that bound, or use newer runs"
+        raise TrainingError(
+            f"{broken or course.stopped} at step {course.done + 1} ({step.phase}): the update was dropped and nothing "
+            f"published; {cure}"
         )
-        loss.backward()
-        total += loss.item()
-        tally.kl_nats += metrics.kl_nats
-        tally.clipped += metrics.clipped_low + metrics.clipped_high
-        tally.entropy_nats += scored.entropy_N.sum().item()
-    return total
+    if course.stopped is None:
+        figures["seconds"] = time.monotonic() - began
+        figures["tokens_per_s"] = figures["computed_tokens"] / figures["seconds"]
+        course.history.append(figures)
+        course.done += 1
 
 
-def _gap(model: Any, rows: Sequence[TrainRow], config: TrainConfig, device: torch.device) -> float:
-    gap = 0.0
-    with torch.no_grad():
-        for batch in micro_batches(rows, config.micro_batch_tokens):
-            scored = score_rows(model, batch, device)
-            gap = max(gap, (scored.logprob_N - scored.recorded_N).abs().max().item())
-    return gap
+def _of_all(sums: Mapping[str, float], bench: _Bench) -> dict[str, float]:
+    """The sums over all processes."""
+    values = torch.tensor(list(sums.values()), dtype=torch.float64, device=bench.scorer.device)
+    return dict(zip(sums, bench.ranks.sum(values).tolist(), strict=True))
 
 
-def _cut(rows: Sequence[TrainRow], parts: int) -> list[Sequence[TrainRow]]:
-    parts = min(parts, len(rows))
-    edges = [round(i * len(rows) / parts) for i in range(parts + 1)]
-    return [rows[a:b] for a, b in pairwise(edges)]
-
-
-def _publish(model: Any, target: Path, canary: Canary, *, base_sha256: str, config: TrainConfig, base: str) -> None:
-    for name, weight in model.named_parameters():
-        if weight.requires_grad and not bool(torch.isfinite(weight).all()):
-            raise TrainingError(
-                f"{name} is not finite after the last step; lower --learning-rate. Nothing was published"
-            )
-    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    directory = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        model.save_pretrained(directory, safe_serialization=True)
-        extra = {"base": base, "config": asdict(config), ENTRY: canary.entry()}
-        publish_adapter(directory, target, base_sha256=base_sha256, extra=extra)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def stale_directories(adapters: Path) -> Iterator[Path]:
-    """Yield what an update that was killed left behind: never published, so safe to delete."""
-    yield from adapters.glob(".*@*.*")
+def _drop(directory: Path, ranks: Ranks) -> None:
+    """Nobody is to go on from what is broken."""
+    if ranks.first:
+        shutil.rmtree(directory)

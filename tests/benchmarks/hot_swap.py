@@ -246,9 +246,10 @@ def part_exact(world: World, quick: bool) -> Figures:
     import torch
 
     from art_patch.training.config import TrainConfig
-    from art_patch.training.logprobs import TrainRow, micro_batches, score_rows
+    from art_patch.training.loading import load_policy
+    from art_patch.training.packing import Example, packs_of
     from art_patch.training.rows import rows_of
-    from art_patch.training.update import load_policy
+    from art_patch.training.scoring import Scorer
 
     torch.set_num_threads(1)
     rounds = 5 if quick else 25
@@ -276,14 +277,14 @@ def part_exact(world: World, quick: bool) -> Figures:
         art.flush(10)
     found = world.store.read.trajectories(keys)
     calls = [call for trajectory in found for call in trajectory.calls]
-    rows = [TrainRow(row, 1.0) for trajectory in found for row in rows_of(trajectory, max_tokens=4096)]
-    model, device = load_policy(str(world.base), Path(champion.path), TrainConfig())
+    examples = [Example(rows) for trajectory in found if (rows := rows_of(trajectory, max_tokens=4096))]
+    scorer = Scorer(load_policy(str(world.base), Path(champion.path), TrainConfig()))
     largest, tokens = 0.0, 0
     with torch.no_grad():
-        for batch in micro_batches(rows, 8192):
-            scored = score_rows(model, batch, device)
-            largest = max(largest, (scored.logprob_N - scored.recorded_N).abs().max().item())
-            tokens += len(scored.logprob_N)
+        for pack in packs_of(examples, 8192):
+            logprob_N = scorer.score(pack).logprob_N.cpu()
+            largest = max(largest, (logprob_N - torch.from_numpy(pack.recorded_N)).abs().max().item())
+            tokens += len(logprob_N)
     return {
         "exact_calls": len(calls),
         "exact_untrainable": sum(call.untrainable is not None for call in calls),

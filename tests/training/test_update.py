@@ -1,243 +1,307 @@
-"""The update on a real (random, tiny) model: exact log-probabilities, exact masks, a policy that learns."""
+"""The update on a real (random, tiny) model: a policy that learns what it should, is published whole, or not at all."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from art_patch.errors import AdapterRejected, TrainingError
-from art_patch.records import Choice, Trajectory
 from art_patch.serving.adapters import validate_adapter
-from art_patch.serving.base_model import base_fingerprint, read_base_model
-from art_patch.serving.canary import Canary
-from art_patch.training import TrainConfig
-from art_patch.training.advantages import Sample
-from art_patch.training.logprobs import TrainRow, micro_batches, score_rows
-from art_patch.training.rows import Row, rows_of
-from art_patch.training.update import load_policy, update
-from tests.factory import make_call, make_trajectory
-from tests.tiny import make_tiny_model
+from art_patch.serving.base_model import read_base_model
+from art_patch.training.job import Sibling, TrainGroup
+from art_patch.training.loss_config import LossConfig
+from art_patch.training.packing import Example
+from art_patch.training.preferences import Pair
+from art_patch.training.publish import stale_directories
+from art_patch.training.update import update
+from tests.training.jobs import (
+    as_sampled,
+    base,
+    make_job,
+    one_thread,
+    plain_logprobs,
+    plain_model,
+    random_groups,
+    row,
+    weights_of,
+)
 
-CPU = torch.device("cpu")
+__all__ = ["base", "one_thread"]
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("base"), hidden=32, vocab_size=320)
+GOOD, BAD = row((5, 6, 7), (20, 21)), row((5, 6, 7), (30, 31))
 
 
 @pytest.fixture(scope="module")
-def model(base: Path) -> Any:
-    model, _ = load_policy(str(base), None, TrainConfig(lora_rank=4))
-    model.double()  # transformers computes norms in fp32 all the same: gradients agree to about 1e-7
-    with torch.no_grad():  # B starts at zero; then A would have no gradient to check
-        for name, weight in model.named_parameters():
-            if "lora_B" in name:
-                weight.normal_(0, 0.05)
-    return model
-
-
-def row(*tokens: tuple[int, bool], temperature: float = 1.0) -> Row:
-    ids, sampled = zip(*tokens, strict=True)
-    return Row(
-        ids, sampled, tuple(-1.0 if s else 0.0 for s in sampled), tuple(temperature if s else 1.0 for s in sampled)
-    )
-
-
-ROWS = [
-    TrainRow(row((5, False), (6, False), (7, True), (8, True), (9, False), (10, True)), 1.0),
-    TrainRow(row((11, False), (12, True)), -1.0),
-    TrainRow(row((13, False), (14, False), (15, False), (16, True), (17, True), temperature=0.7), 0.5),
-]
-
-
-def full_logprobs(model: Any, item: TrainRow) -> list[float]:
-    """The plain way: all logits of one row, no padding."""
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([item.row.ids_T])).logits[0].float()
-    return [
-        torch.log_softmax(logits[t - 1] / item.row.temperature_T[t], -1)[item.row.ids_T[t]].item()
-        for t in range(1, len(item.row.ids_T))
-        if item.row.sampled_T[t]
-    ]
-
-
-def gradient(model: Any, batch: list[TrainRow]) -> dict[str, torch.Tensor]:
-    model.zero_grad(set_to_none=True)
-    scored = score_rows(model, batch, CPU)
-    (scored.logprob_N * scored.advantage_N).sum().backward()
-    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-
-
-def test_logprobs_of_a_padded_batch_are_those_of_each_row_alone(model: Any):
-    scored = score_rows(model, ROWS, CPU)
-    expected = [value for item in ROWS for value in full_logprobs(model, item)]
-    torch.testing.assert_close(scored.logprob_N.detach().float(), torch.tensor(expected), atol=1e-5, rtol=0)
-    assert scored.recorded_N.tolist() == [-1.0] * 6
-    assert scored.advantage_N.tolist() == [1, 1, 1, -1, 0.5, 0.5]
-
-
-def test_a_prompt_or_tool_token_is_never_a_target_and_a_sampled_one_always_is(model: Any):
-    item = ROWS[0]
-    reference = gradient(model, [item])
-    last = TrainRow(replace(item.row, ids_T=(*item.row.ids_T[:-1], 77)), item.advantage)
-    assert any(not torch.equal(reference[n], g) for n, g in gradient(model, [last]).items())
-    unsampled_tail = TrainRow(
-        Row(
-            (*item.row.ids_T, 50),
-            (*item.row.sampled_T, False),
-            (*item.row.logprobs_T, 0.0),
-            (*item.row.temperature_T, 1.0),
+def group(base: Path) -> TrainGroup:
+    model = plain_model(base)
+    return TrainGroup(
+        "g",
+        (
+            Sibling("good", Example((as_sampled(model, GOOD),), 1.0), True),
+            Sibling("bad", Example((as_sampled(model, BAD),), -1.0), True),
         ),
-        1.0,
-    )
-    other_tail = TrainRow(replace(unsampled_tail.row, ids_T=(*item.row.ids_T, 51)), 1.0)
-    for name, grad in gradient(model, [other_tail]).items():
-        torch.testing.assert_close(grad, reference[name], atol=1e-12, rtol=1e-9)
-    for name, grad in gradient(model, [unsampled_tail]).items():
-        torch.testing.assert_close(grad, reference[name], atol=1e-12, rtol=1e-9)
-
-
-def test_siblings_do_not_see_each_other(model: Any):
-    alone = score_rows(model, [ROWS[1]], CPU).logprob_N
-    beside = score_rows(model, [ROWS[1], ROWS[0]], CPU).logprob_N[:1]
-    torch.testing.assert_close(alone, beside, atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("tokens", [1, 6, 7, 12, 10_000])
-def test_micro_batches_change_no_gradient(model: Any, tokens: int):
-    whole = gradient(model, ROWS)
-    batches = list(micro_batches(ROWS, tokens))
-    assert sorted(id(item) for batch in batches for item in batch) == sorted(id(item) for item in ROWS)
-    summed: dict[str, torch.Tensor] = {}
-    for batch in batches:
-        for name, grad in gradient(model, batch).items():
-            summed[name] = summed.get(name, torch.zeros_like(grad)) + grad
-    for name, grad in whole.items():
-        torch.testing.assert_close(summed[name], grad, atol=1e-6, rtol=1e-5)
-
-
-def test_a_conversation_in_one_row_has_the_gradient_of_its_turns_apart(model: Any):
-    both = make_trajectory(
-        "t", make_call("a", prompt=(5, 6), answer=(7, 8)), make_call("b", prompt=(5, 6, 7, 8, 9), answer=(10,))
-    )
-    merged = [TrainRow(r, 1.0) for r in rows_of(both, max_tokens=99)]
-    apart = [TrainRow(r, 1.0) for call in both.calls for r in rows_of(make_trajectory("t", call), max_tokens=99)]
-    assert (len(merged), len(apart)) == (1, 2)
-    split = gradient(model, apart)
-    for name, grad in gradient(model, merged).items():
-        torch.testing.assert_close(grad, split[name], atol=1e-6, rtol=1e-5)
-
-
-# the whole update
-
-
-def sampled_by_base(base: Path, prompt: tuple[int, ...], answer: tuple[int, ...], key: str) -> Trajectory:
-    """A trajectory with the base's own log-probabilities, as the engine would have recorded them."""
-    model, _ = load_policy(str(base), None, TrainConfig())
-    item = TrainRow(row(*((i, False) for i in prompt), *((i, True) for i in answer)), 1.0)
-    logprobs = tuple(full_logprobs(model, item))
-    choice = Choice(0, {"role": "assistant", "content": key}, "stop", answer, logprobs)
-    return make_trajectory(key, make_call(key, prompt=prompt, choices=(choice,)))
-
-
-@pytest.fixture(scope="module")
-def samples(base: Path) -> list[Sample]:
-    good = sampled_by_base(base, (5, 6, 7), (20, 21), "good")
-    bad = sampled_by_base(base, (5, 6, 7), (30, 31), "bad")
-    return [Sample(good, 1.0), Sample(bad, -1.0)]
-
-
-def run(base: Path, target: Path, samples: list[Sample], parent: Path | None = None, **changes: Any):
-    config = TrainConfig(**({"learning_rate": 5e-3, "epochs": 1, "minibatches": 1, "lora_rank": 4} | changes))
-    return update(
-        samples, base=str(base), base_sha256=base_fingerprint(base), parent=parent, target=target, config=config
     )
 
 
-def score(base: Path, adapter: Path | None, sample: Sample) -> float:
-    model, _ = load_policy(str(base), adapter, TrainConfig())
-    (only,) = rows_of(sample.trajectory, max_tokens=99)
-    return sum(full_logprobs(model, TrainRow(only, 1.0)))
+def run(base: Path, directory: Path, *groups: TrainGroup, step: int = 1, **changes: Any):
+    job = make_job(base, directory / "adapters" / f"agent@{step}", groups, **changes)
+    return update(job, directory / "jobs" / f"agent@{step}")
 
 
-def ids_of(sample: Sample) -> tuple[int, ...]:
-    (only,) = rows_of(sample.trajectory, max_tokens=99)
-    return only.ids_T
+def score(base: Path, adapter: Path | None, of: Any = GOOD) -> float:
+    return sum(plain_logprobs(plain_model(base, adapter), of))
 
 
-def every_logprob(base: Path, adapter: Path | None, canary: Canary) -> list[float]:
-    model, _ = load_policy(str(base), adapter, TrainConfig())
-    with torch.no_grad():
-        logprobs = torch.log_softmax(model(input_ids=torch.tensor([canary.token_ids])).logits[0], dim=-1)
-    return [logprobs[place, token].item() for place, token in enumerate(canary.targets)]
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir()) if directory.exists() else []
+
+
+def with_advantages(group: TrainGroup, *advantages: float) -> TrainGroup:
+    siblings = tuple(
+        replace(each, example=replace(each.example, advantage=advantage))
+        for each, advantage in zip(group.siblings, advantages, strict=True)
+    )
+    return replace(group, siblings=siblings)
 
 
 def test_an_update_moves_the_policy_towards_the_better_answer_and_publishes_what_an_engine_accepts(
-    base: Path, samples: list[Sample], tmp_path: Path
+    base: Path, group: TrainGroup, tmp_path: Path
 ):
-    target = tmp_path / "agent@1"
-    metrics = run(base, target, samples)
-    good, bad = samples
-    assert score(base, target, good) > score(base, None, good)
-    assert score(base, target, bad) < score(base, None, bad)
-    published = validate_adapter(tmp_path, "agent@1", read_base_model(base))
+    metrics = run(base, tmp_path, group)
+    target = tmp_path / "adapters" / "agent@1"
+    assert score(base, target, GOOD) > score(base, None, GOOD)
+    assert score(base, target, BAD) < score(base, None, BAD)
+    published = validate_adapter(tmp_path / "adapters", "agent@1", read_base_model(base))
     assert published.rank == 4
-    assert published.canary is not None
-    assert published.canary.token_ids in (ids_of(good), ids_of(bad))
-    assert published.canary.logprobs == pytest.approx(every_logprob(base, target, published.canary), abs=1e-5)
-    assert published.canary.base_logprobs == pytest.approx(every_logprob(base, None, published.canary), abs=1e-5)
-    assert (metrics.trajectories, metrics.rows, metrics.tokens, metrics.steps) == (2, 2, 4, 1)
+    assert names(tmp_path / "adapters") == ["agent@1"]
+    assert metrics.logprob_gap_nats is not None
     assert metrics.logprob_gap_nats < 1e-5
-    assert [p.name for p in tmp_path.iterdir()] == ["agent@1"]
+    shown = asdict(metrics)
+    counted = ("trajectories", "rows", "tokens", "demonstrations", "pairs", "steps", "computed_tokens", "shared_ratio")
+    assert {name: shown[name] for name in counted} == {
+        "trajectories": 2, "rows": 2, "tokens": 4, "demonstrations": 0, "pairs": 0, "steps": 1,
+        "computed_tokens": 5, "shared_ratio": 8 / 5,  # 3 tokens in common, and one of each answer's two
+    }  # fmt: skip
+    assert (metrics.stopped, metrics.why_not_shared, metrics.distinct_tokens) == (None, None, 5)
+    (step,) = metrics.history
+    assert step.keys() >= {
+        "phase", "loss", "kl_nats", "entropy_nats", "grad_norm", "clip_fraction", "effective_share", "tokens_per_s",
+    }  # fmt: skip
+    assert (step["phase"], step["clip_fraction"], step["effective_share"]) == ("groups", 0.0, pytest.approx(1.0))
+    assert step["kl_nats"] == pytest.approx(0.0, abs=1e-9)  # nothing has moved before the first step
 
 
-def test_an_update_goes_on_from_its_parent(base: Path, samples: list[Sample], tmp_path: Path):
-    run(base, tmp_path / "agent@1", samples)
-    run(base, tmp_path / "agent@2", samples, parent=tmp_path / "agent@1")
-    good = samples[0]
-    assert score(base, tmp_path / "agent@2", good) > score(base, tmp_path / "agent@1", good)
+def test_the_canary_is_what_a_plain_forward_says(base: Path, group: TrainGroup, tmp_path: Path):
+    run(base, tmp_path, group)
+    canary = validate_adapter(tmp_path / "adapters", "agent@1", read_base_model(base)).canary
+    assert canary is not None
+    assert canary.token_ids == GOOD.ids_T
+    for adapter, logprobs in ((tmp_path / "adapters" / "agent@1", canary.logprobs), (None, canary.base_logprobs)):
+        with torch.no_grad():
+            logits = plain_model(base, adapter)(input_ids=torch.tensor([canary.token_ids])).logits[0]
+        plain = torch.log_softmax(logits, dim=-1)
+        assert logprobs == pytest.approx([plain[t, token].item() for t, token in enumerate(canary.targets)], abs=1e-5)
 
 
-def test_the_same_seed_gives_the_same_bytes(base: Path, samples: list[Sample], tmp_path: Path):
-    for step in (1, 2):
-        run(base, tmp_path / f"agent@{step}", samples, epochs=3, minibatches=2, seed=7)
-    first, second = (load_file(tmp_path / f"agent@{step}" / "adapter_model.safetensors") for step in (1, 2))
-    assert first.keys() == second.keys()
+def test_an_update_goes_on_from_its_parent_or_begins_anew(base: Path, group: TrainGroup, tmp_path: Path):
+    adapters = tmp_path / "adapters"
+    run(base, tmp_path, group)
+    went_on = run(base, tmp_path, group, step=2, parent=adapters / "agent@1")
+    run(base, tmp_path, group, step=3, parent=adapters / "agent@1", start="base")
+    assert score(base, adapters / "agent@2") > score(base, adapters / "agent@1")
+    # the base's weights, and so the same update as the first
+    torch.testing.assert_close(weights_of(adapters / "agent@3"), weights_of(adapters / "agent@1"), atol=0, rtol=0)
+    assert went_on.logprob_gap_nats is not None
+    assert went_on.logprob_gap_nats > 0.01  # the base sampled these
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(base: Path, tmp_path: Path):
+    groups = random_groups(base, groups=3, siblings=3)
+    for step, seed in ((1, 7), (2, 7), (3, 8)):
+        run(base, tmp_path, *groups, step=step, epochs=3, minibatches=2, seed=seed)
+    first, second, third = (weights_of(tmp_path / "adapters" / f"agent@{step}") for step in (1, 2, 3))
+    assert first.keys() == second.keys() == third.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not all(torch.equal(first[name], third[name]) for name in first)
 
 
-def test_with_no_advantage_nothing_is_published(base: Path, samples: list[Sample], tmp_path: Path):
+def test_a_group_that_teaches_nothing_changes_no_bit_and_costs_no_token(base: Path, group: TrainGroup, tmp_path: Path):
+    alike = replace(with_advantages(group, 0.0, 0.0), id="alike")
+    gone = TrainGroup("gone", (Sibling("x", Example((), 1.0), False), group.siblings[0]))
+    gone = with_advantages(gone, 1.0, 0.0)
+    alone = run(base, tmp_path, group)
+    beside = run(base, tmp_path, alike, group, gone, step=2)
+    first, second = (weights_of(tmp_path / "adapters" / f"agent@{step}") for step in (1, 2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert (alone.computed_tokens, alone.tokens) == (beside.computed_tokens, beside.tokens)
+
+
+@pytest.mark.parametrize("advantages", [(0.0, 0.0), ()])
+def test_with_nothing_to_learn_nothing_is_published(
+    base: Path, group: TrainGroup, tmp_path: Path, advantages: tuple[float, ...]
+):
     with pytest.raises(TrainingError, match="scored alike"):
-        run(base, tmp_path / "agent@1", [replace(s, advantage=0.0) for s in samples])
-    assert list(tmp_path.iterdir()) == []
+        run(base, tmp_path, *([with_advantages(group, *advantages)] if advantages else []))
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, 1e39])
-def test_a_step_that_is_not_finite_publishes_nothing(base: Path, samples: list[Sample], tmp_path: Path, poison: float):
-    with pytest.raises(TrainingError, match="dropped"):
-        run(base, tmp_path / "agent@1", [replace(samples[0], advantage=poison), samples[1]])
-    assert list(tmp_path.iterdir()) == []
+def test_a_step_that_is_not_finite_drops_the_update(base: Path, group: TrainGroup, tmp_path: Path, poison: float):
+    with pytest.raises(TrainingError, match="dropped and nothing published; lower --learning-rate"):
+        run(base, tmp_path, with_advantages(group, poison, -1.0))
+    assert (names(tmp_path / "adapters"), names(tmp_path / "jobs")) == ([], [])
 
 
-def test_a_policy_is_never_overwritten(base: Path, samples: list[Sample], tmp_path: Path):
-    run(base, tmp_path / "agent@1", samples)
-    before = (tmp_path / "agent@1" / "adapter_model.safetensors").read_bytes()
+def test_weights_that_are_not_finite_drop_the_update(base: Path, group: TrainGroup, tmp_path: Path):
+    with pytest.raises(TrainingError, match="weight_norm inf"):
+        run(base, tmp_path, group, learning_rate=1e30)
+    assert (names(tmp_path / "adapters"), names(tmp_path / "jobs")) == ([], [])
+
+
+def test_an_update_that_went_far_enough_ends_early_and_keeps_what_it_learned(
+    base: Path, group: TrainGroup, tmp_path: Path
+):
+    short = run(base, tmp_path, group, epochs=2)
+    assert short.history[1]["kl_nats"] > 1e-3
+    stopped = run(base, tmp_path, group, step=2, epochs=50, max_kl_nats=(short.history[1]["kl_nats"] - 1e-6))
+    one_step = run(base, tmp_path, group, step=3)
+    assert stopped.stopped is not None
+    assert "above max_kl_nats" in stopped.stopped
+    assert (stopped.steps, one_step.steps) == (1, 1)
+    second, third = (weights_of(tmp_path / "adapters" / f"agent@{step}") for step in (2, 3))
+    assert all(torch.equal(second[name], third[name]) for name in second)
+
+
+def test_the_share_of_clipped_tokens_ends_an_update_too(base: Path, group: TrainGroup, tmp_path: Path):
+    metrics = run(base, tmp_path, group, epochs=200, max_clip_fraction=0.4, max_kl_nats=None)
+    assert metrics.stopped is not None
+    assert "above max_clip_fraction=0.4" in metrics.stopped
+    assert all(step["clip_fraction"] <= 0.4 for step in metrics.history)
+
+
+def test_data_of_a_far_policy_is_refused_before_the_first_step(base: Path, group: TrainGroup, tmp_path: Path):
+    far = TrainGroup("far", tuple(replace(s, example=Example((said,), s.example.advantage))
+                                  for s, said in zip(group.siblings, (GOOD, BAD), strict=True)))  # fmt: skip
+    with pytest.raises(TrainingError, match=r"kl_nats .* at step 1 .*raise that bound, or use newer runs"):
+        run(base, tmp_path, far, max_kl_nats=0.5)
+    assert (names(tmp_path / "adapters"), names(tmp_path / "jobs")) == ([], [])
+
+
+def test_a_policy_is_never_overwritten(base: Path, group: TrainGroup, tmp_path: Path):
+    run(base, tmp_path, group)
+    before = weights_of(tmp_path / "adapters" / "agent@1")
+    job = make_job(base, tmp_path / "adapters" / "agent@1", [group], seed=3)
     with pytest.raises(AdapterRejected, match="never changes"):
-        run(base, tmp_path / "agent@1", samples, seed=3)
-    assert (tmp_path / "agent@1" / "adapter_model.safetensors").read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["agent@1"]
+        update(job, tmp_path / "jobs" / "other")
+    after = weights_of(tmp_path / "adapters" / "agent@1")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert names(tmp_path / "adapters") == ["agent@1"]
+
+
+def test_a_job_that_was_published_is_done(base: Path, group: TrainGroup, tmp_path: Path):
+    first = run(base, tmp_path, group, epochs=2)
+    assert run(base, tmp_path, group, epochs=2) == first
+
+
+def test_a_directory_belongs_to_one_job(base: Path, group: TrainGroup, tmp_path: Path):
+    run(base, tmp_path, group)
+    other = make_job(base, tmp_path / "adapters" / "agent@2", [group])
+    with pytest.raises(TrainingError, match="belongs to another update; delete it"):
+        update(other, tmp_path / "jobs" / "agent@1")
+    assert names(tmp_path / "adapters") == ["agent@1"]
+
+
+def test_demonstrations_are_imitated_before_groups_are_ranked(base: Path, group: TrainGroup, tmp_path: Path):
+    shown = row((9, 10), (40, 41, 42), logprob=0.0)
+    metrics = run(base, tmp_path, group, demonstrations=(shown,), epochs=2)
+    target = tmp_path / "adapters" / "agent@1"
+    assert [step["phase"] for step in metrics.history] == ["imitate", "imitate", "groups", "groups"]
+    assert metrics.history[1]["loss"] < metrics.history[0]["loss"]
+    assert metrics.history[0]["loss"] == pytest.approx(-score(base, None, shown) / 3, abs=1e-5)
+    assert score(base, target, shown) > score(base, None, shown)
+    assert metrics.demonstrations == 1
+
+
+def test_demonstrations_alone_make_a_policy(base: Path, tmp_path: Path):
+    shown = row((9, 10), (40, 41, 42), logprob=0.0)
+    metrics = run(base, tmp_path, demonstrations=(shown, row((9, 11), (43,), logprob=0.0)), epochs=2, minibatches=2)
+    assert (metrics.steps, metrics.tokens, metrics.logprob_gap_nats) == (4, 0, None)
+    assert score(base, tmp_path / "adapters" / "agent@1", shown) > score(base, None, shown)
+
+
+def test_pairs_are_told_apart(base: Path, tmp_path: Path):
+    chosen, rejected = (replace(each, logprobs_T=(0.0,) * len(each.ids_T)) for each in (GOOD, BAD))
+    metrics = run(base, tmp_path, pairs=(Pair(chosen, rejected, "correction"),), epochs=3)
+    target = tmp_path / "adapters" / "agent@1"
+    moved = score(base, target, GOOD) - score(base, None, GOOD) - score(base, target, BAD) + score(base, None, BAD)
+    assert moved > 0.1
+    first, *_, last = metrics.history
+    assert first["loss"] == pytest.approx(math.log(2), abs=1e-6)  # model and reference are the same
+    assert (first["margin"], last["right_share"]) == (pytest.approx(0.0, abs=1e-6), 1.0)
+    assert last["loss"] < first["loss"]
+
+
+def test_a_reference_holds_the_policy_near(base: Path, group: TrainGroup, tmp_path: Path):
+    free = run(base, tmp_path, group, epochs=12)
+    held = run(base, tmp_path, group, step=2, epochs=12, loss=LossConfig(kl_coefficient=1.0))
+    assert 0 < held.reference_kl_nats < free.kl_nats
+    assert abs(score(base, tmp_path / "adapters" / "agent@2") - score(base, None)) < abs(
+        score(base, tmp_path / "adapters" / "agent@1") - score(base, None)
+    )
+
+
+@pytest.mark.parametrize(("reference", "start"), [("base", "champion"), ("champion", "champion"), ("champion", "base")])
+def test_the_reference_is_the_policy_that_was_asked_for(
+    base: Path, group: TrainGroup, tmp_path: Path, reference: str, start: str
+):
+    adapters = tmp_path / "adapters"
+    run(base, tmp_path, group, epochs=8)
+    metrics = run(
+        base, tmp_path, group, step=2, parent=adapters / "agent@1", reference=reference, start=start,
+        loss=LossConfig(kl_coefficient=0.1), max_kl_nats=None,
+    )  # fmt: skip
+    of_reference = plain_model(base, adapters / "agent@1" if reference == "champion" else None)
+    of_start = plain_model(base, adapters / "agent@1" if start == "champion" else None)
+    theirs, ours = (
+        [value for said in (GOOD, BAD) for value in plain_logprobs(m, said)] for m in (of_reference, of_start)
+    )
+    apart = [r - s for r, s in zip(theirs, ours, strict=True)]
+    k3 = sum(math.expm1(each) - each for each in apart) / len(apart)
+    assert metrics.history[0]["reference_kl_nats"] == pytest.approx(k3, abs=1e-5)
+    published = validate_adapter(adapters, "agent@2", read_base_model(base))  # the reference's weights are not in it
+    assert published.modules
+
+
+def test_siblings_with_no_advantage_are_computed_only_if_they_are_held_near(
+    base: Path, group: TrainGroup, tmp_path: Path
+):
+    third = Sibling("even", Example((as_sampled(plain_model(base), row((5, 6, 7), (50, 51, 52))),), 0.0), True)
+    three = replace(group, siblings=(*group.siblings, third))
+    without = run(base, tmp_path, three)
+    held = run(base, tmp_path, three, step=2, loss=LossConfig(kl_coefficient=0.1))
+    alone = run(base, tmp_path, group, step=3)
+    assert (without.computed_tokens, held.computed_tokens, alone.computed_tokens) == (5, 7, 5)
+    assert (without.tokens, held.tokens) == (4, 4)
+    # its three tokens are in the normaliser
+    assert without.grad_norm == pytest.approx(alone.grad_norm * 4 / 7, rel=1e-4)
+
+
+def test_what_a_killed_update_left_unpublished_is_found(base: Path, group: TrainGroup, tmp_path: Path):
+    run(base, tmp_path, group)
+    left = tmp_path / "adapters" / ".agent@2.abc"
+    left.mkdir()
+    assert list(stale_directories(tmp_path / "adapters")) == [left]
+
+
+def test_progress_says_how_it_goes(base: Path, group: TrainGroup, tmp_path: Path):
+    said: list[tuple[int, int, str]] = []
+    job = make_job(base, tmp_path / "adapters" / "agent@1", [group], epochs=2, mean_reward=0.5)
+    update(job, tmp_path / "job", progress=lambda *at: said.append(at))
+    assert [at[:2] for at in said] == [(0, 2), (1, 2), (2, 2)]
+    assert said[0][2] == "loading the base model"
+    assert all(word in said[1][2] for word in ("reward +0.50", "loss ", "KL 0.00", "tokens/s", "s left"))

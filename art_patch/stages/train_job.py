@@ -1,0 +1,147 @@
+"""Scored groups -> what an update is given; and the update that a killed cycle left behind."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from art_patch.errors import TrainingError
+from art_patch.records import Group, Policy, Trajectory
+from art_patch.rewards.combine import rewards_G
+from art_patch.stages.run import Cycle
+from art_patch.training import TrainConfig
+from art_patch.training.advantages import advantages_of_groups
+from art_patch.training.demonstrations import demonstrations
+from art_patch.training.families import family_of
+from art_patch.training.job import Sibling, TrainGroup, TrainJob, read_job
+from art_patch.training.packing import Example
+from art_patch.training.preferences import Pair, preferences
+from art_patch.training.rendering import Renderer
+from art_patch.training.round_trip import check_round_trips
+from art_patch.training.rows import Row, rows_of
+
+Scored = Sequence[tuple[Group, Sequence[float | None]]]
+
+
+def job_directory(run: Cycle, target: Path) -> Path:
+    """Return where an update of this target keeps its job."""
+    return run.adapters.parent / "training" / target.name
+
+
+def unfinished_job(run: Cycle, champion: Policy) -> TrainJob | None:
+    """Return the job of an update that was killed, if it can go on as if nothing had happened; delete any other.
+
+    Its champion and config are those of now, and all its runs are still there, waiting to be learned from.
+    """
+    for directory in sorted((run.adapters.parent / "training").glob("*@*")):
+        try:
+            job = read_job(directory)
+        except TrainingError:
+            job = None
+        if job is not None and _still_holds(job, run, champion):
+            return job
+        shutil.rmtree(directory)
+    return None
+
+
+def _still_holds(job: TrainJob, run: Cycle, champion: Policy) -> bool:
+    waiting = run.store.read.group_ids(state="scored", held_out=False, limit=1_000_000)
+    there = {each.id for group in run.store.read.groups_of(job.group_ids) for each in group.trajectories}
+    return (
+        (job.base, job.base_sha256, job.parent) == (champion.base, champion.base_sha256, _adapter(champion))
+        and job.config == run.config.train
+        and job.target.parent == run.adapters
+        and set(job.group_ids) <= set(waiting)
+        and job.trajectory_ids <= there
+    )
+
+
+def make_job(run: Cycle, champion: Policy, groups: Sequence[Group], target: Path) -> TrainJob | None:
+    """Return what can be learned of the groups, `None` if nothing; what teaches nothing is put aside for good."""
+    config = run.config.train
+    rewards_of_groups = [rewards_G(group, combination=run.config.combination) for group in groups]
+    rewards = [reward for of_group in rewards_of_groups for reward in of_group if reward is not None]
+    found = [
+        TrainGroup(group.id, tuple(_siblings(group, advantages or (0.0,) * len(group.trajectories), champion, config)))
+        for group, advantages in zip(
+            groups, advantages_of_groups(rewards_of_groups, config.advantage_scale), strict=True
+        )
+    ]
+    imitated, told_apart = _given(run, champion, list(zip(groups, rewards_of_groups, strict=True)))
+    alike = [group.id for group in found if not any(sibling.example.advantage for sibling in group.siblings)]
+    stale = [group.id for group in found if not group.teaches and group.id not in alike]
+    mean_reward = sum(rewards) / len(rewards) if rewards else None
+    run.figures["train"] = {"groups": len(groups), "dead_groups": len(alike), "mean_reward": mean_reward}
+    if not imitated and not told_apart:  # else every group may have given some of it
+        run.store.ledger.set_groups(alike, "dead", reason="all siblings were scored alike")
+        reason = f"not sampled within {config.max_staleness} steps of the champion"
+        run.store.ledger.set_groups(stale, "stale", reason=reason)
+        found = [group for group in found if group.teaches]
+    if not found:
+        return None
+    return TrainJob(
+        base=champion.base,
+        base_sha256=champion.base_sha256,
+        parent=_adapter(champion),
+        target=target,
+        config=config,
+        groups=tuple(found),
+        demonstrations=imitated,
+        pairs=told_apart,
+        mean_reward=mean_reward,
+    )
+
+
+def _siblings(group: Group, advantages: Sequence[float], champion: Policy, config: TrainConfig) -> Iterator[Sibling]:
+    start = champion.name if config.start == "champion" else f"{champion.model}@0"
+    for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
+        fresh = _is_fresh(trajectory, champion, config.max_staleness)
+        rows = rows_of(trajectory, max_tokens=config.max_tokens) if fresh else ()
+        on_policy = all(call.policy == start for call in trajectory.calls)
+        yield Sibling(trajectory.id, Example(rows, advantage), on_policy)
+
+
+def _is_fresh(trajectory: Trajectory, champion: Policy, max_staleness: int) -> bool:
+    """Whether every trainable call was sampled by a policy of this model, at most so many steps ago."""
+    for call in trajectory.calls:
+        if call.untrainable is None and call.policy is not None:
+            model, _, step = call.policy.rpartition("@")
+            if model != champion.model or champion.step - int(step) > max_staleness:
+                return False
+    return True
+
+
+def _given(run: Cycle, champion: Policy, scored: Scored) -> tuple[tuple[Row, ...], tuple[Pair, ...]]:
+    """What is imitated and what is told apart, if anything is to be."""
+    config = run.config.train
+    if config.imitate_from is None and config.prefer_from is None:
+        return (), ()
+    runs = {each.id: each for group, _ in scored for each in group.trajectories}
+    corrections = [(runs[key], said) for key, said in run.store.corrections(list(runs)).items()]
+    renderer = _renderer(champion.base, list(runs.values()))
+    rows: tuple[Row, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    if config.imitate_from is not None:
+        rows = demonstrations(
+            scored, corrections, renderer, least_reward=config.imitate_from, max_tokens=config.max_tokens
+        ).rows
+    if config.prefer_from is not None:
+        pairs = preferences(
+            scored, corrections, renderer, margin=config.prefer_from, max_tokens=config.max_tokens
+        ).pairs
+    return rows, pairs
+
+
+def _renderer(base: str, runs: Sequence[Trajectory]) -> Renderer:
+    """Renders as the engine did that served."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(base)
+    family = family_of(AutoConfig.from_pretrained(base).model_type)
+    return Renderer(tokenizer, family, check_round_trips(runs, tokenizer, family=family).engine)
+
+
+def _adapter(champion: Policy) -> Path | None:
+    return Path(champion.path) if champion.path else None

@@ -1,0 +1,37 @@
+"""`python -m art_patch.training JOB_DIRECTORY`: one process of an update, started by `launch`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from art_patch.errors import ArtPatchError, TrainingError
+from art_patch.training.backend import backend_of
+from art_patch.training.job import read_job
+from art_patch.training.launch import end_with_parent, tell, tell_error
+from art_patch.training.notes import silently
+
+
+def main(directory: Path) -> int:
+    """Make the policy of a job; return the exit code."""
+    end_with_parent()
+    try:
+        job = read_job(directory)
+        if job is None:
+            raise TrainingError(f"{directory} holds no job; `art-patch retrain` makes one")
+        if backend_of(job.config) == "unsloth":
+            import unsloth  # type: ignore[import-not-found]  # noqa: F401  # before transformers, which it changes
+
+        from art_patch.training.ranks import joined
+        from art_patch.training.update import update
+
+        with joined() as ranks:
+            update(job, directory, progress=tell if ranks.first else silently, ranks=ranks)
+    except ArtPatchError as error:
+        tell_error(error)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,31 @@
+"""What ends an update: an error if it went wrong, early if it went far enough. Pure.
+
+A value that is not finite drops the whole update, because what led there is in the weights already. A policy that
+has moved far from the one that sampled is only a reason to stop: more steps on the same data would mislead it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from art_patch.training.config import TrainConfig
+
+Figures = Mapping[str, float]
+
+
+def why_broken(figures: Figures) -> str | None:
+    """Return what is not finite in a step's figures, `None` if everything is; a step that saw no token is broken."""
+    wrong = [name for name in ("loss", "grad_norm", "weight_norm") if not math.isfinite(figures.get(name, 0.0))]
+    if wrong:
+        return " and ".join(f"{name} {figures[name]}" for name in wrong)
+    return None if figures["tokens"] else "no finite log-probability"
+
+
+def why_stop(figures: Figures, config: TrainConfig) -> str | None:
+    """Return why an update ends before a step of these figures is made, `None` if it goes on."""
+    bounds = {"kl_nats": config.max_kl_nats, "clip_fraction": config.max_clip_fraction}
+    for name, most in bounds.items():
+        if most is not None and name in figures and figures[name] > most:
+            return f"{name} {figures[name]:.3g} is above max_{name}={most:g}"
+    return None

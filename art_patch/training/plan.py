@@ -1,0 +1,98 @@
+"""A job to the optimizer steps it takes, in order. Pure: the same job has the same plan, so a place in it is a number.
+
+First demonstrations are imitated, then pairs told apart, then groups ranked. Each phase goes through its items in an
+order drawn from seed and epoch alone, cut into steps. A group is never divided: siblings share what they begin with,
+and the normalisers of a step count all of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from art_patch.training.job import TrainGroup, TrainJob
+from art_patch.training.packing import Example
+
+PhaseName = Literal["imitate", "prefer", "groups"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimizer step.
+
+    Attributes:
+        phase: what it belongs to.
+        number: within its phase, from 0.
+        epoch: from 0.
+        last: it ends its phase.
+        items: of the phase, that it learns from.
+    """
+
+    phase: PhaseName
+    number: int
+    epoch: int
+    last: bool
+    items: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A group that teaches something.
+
+    Attributes:
+        examples: that are computed: whatever did better or worse, and the rest too if it is held near a reference.
+        on_policy: for each of them, whether the policy that the update starts from sampled it.
+        tokens: sampled by all siblings.
+        trajectories: siblings that sampled any.
+    """
+
+    examples: tuple[Example, ...]
+    on_policy: tuple[bool, ...]
+    tokens: int
+    trajectories: int
+
+
+def lessons_of(job: TrainJob) -> tuple[Lesson, ...]:
+    """Return what is learned from groups; groups that teach nothing are not there."""
+    everyone = bool(job.config.loss.kl_coefficient)
+    return tuple(_lesson(group, everyone) for group in job.groups if group.teaches)
+
+
+def _lesson(group: TrainGroup, everyone: bool) -> Lesson:
+    there = [each for each in group.siblings if each.example.rows]
+    computed = [each for each in there if everyone or each.example.advantage != 0.0]
+    return Lesson(
+        examples=tuple(each.example for each in computed),
+        on_policy=tuple(each.on_policy for each in computed),
+        tokens=sum(each.example.sampled for each in there),
+        trajectories=len(there),
+    )
+
+
+def plan_of(job: TrainJob) -> tuple[Step, ...]:
+    """Return the steps; none if there is nothing to learn."""
+    config = job.config
+    phases: tuple[tuple[PhaseName, int, int], ...] = (
+        ("imitate", len(job.demonstrations), config.epochs),
+        ("prefer", len(job.pairs), config.epochs),
+        ("groups", len(lessons_of(job)), config.epochs),
+    )
+    return tuple(step for name, items, epochs in phases for step in _steps(name, items, epochs, job))
+
+
+def _steps(phase: PhaseName, items: int, epochs: int, job: TrainJob) -> Iterator[Step]:
+    if not items:
+        return
+    each_epoch = min(job.config.minibatches, items)
+    for epoch in range(epochs):
+        order = random.Random(f"{job.config.seed} {phase} {epoch}").sample(range(items), items)
+        for number, part in enumerate(_cut(order, each_epoch), start=epoch * each_epoch):
+            yield Step(phase, number, epoch, number + 1 == epochs * each_epoch, tuple(part))
+
+
+def _cut(items: Sequence[int], parts: int) -> list[Sequence[int]]:
+    edges = [round(i * len(items) / parts) for i in range(parts + 1)]
+    return [items[a:b] for a, b in pairwise(edges)]
