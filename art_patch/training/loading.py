@@ -5,11 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch  # with transformers it takes seconds: import this module only to train
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from art_patch.training.config import TrainConfig
 from art_patch.training.families import target_names
@@ -96,11 +98,12 @@ def as_reference(model: Any, adapter: Path | None) -> Generator[None]:
 
 
 def _recompute_blocks(model: nn.Module) -> None:
-    """Switch gradient checkpointing on, and dropout not: transformers ties both to a block's `training`."""
+    """Switch gradient checkpointing on and nothing else: transformers ties it to `training`, and dropout too."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    causal: Any = model
-    causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
-            module.training = True  # of the block alone, not of what is in it
+            block: Any = module
+            block.gradient_checkpointing = True
+            block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+            block.training = True  # of the block alone, not of what is in it

@@ -1,0 +1,75 @@
+"""What cannot be is refused, naming the field, its value and the remedy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from art_patch.errors import ConfigError
+from art_patch.training import TrainConfig
+from art_patch.training.guards import why_broken, why_stop
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "remedy"),
+    [
+        ("learning_rate", 0, "a number above 0"),
+        ("learning_rate", math.nan, "a number above 0"),
+        ("learning_rate", math.inf, "a number above 0"),
+        ("learning_rate", "1e-4", "a number above 0"),
+        ("epochs", 0, "a whole number, at least 1"),
+        ("epochs", 1.5, "a whole number, at least 1"),
+        ("epochs", True, "a whole number, at least 1"),
+        ("minibatches", -1, "a whole number, at least 1"),
+        ("warmup_steps", -1, "a whole number, at least 0"),
+        ("seed", -1, "a whole number, at least 0"),
+        ("processes", 0, "a whole number, at least 1"),
+        ("checkpoint_every_s", -1.0, "a number, at least 0"),
+        ("max_kl_nats", 0.0, "a number above 0, or None for no bound"),
+        ("max_clip_fraction", 1.5, "above 0 and at most 1, or None for no bound"),
+        ("prefer_from", 0.0, "a number above 0, or None"),
+        ("imitate_from", math.nan, "a number, or None"),
+        ("gradient_checkpointing", 1, "True, False, or None"),
+        ("start", "zero", "choose one of: champion, base"),
+        ("reference", None, "choose one of: champion, base"),
+        ("dtype", "float16", "choose one of: auto, float32, bfloat16"),
+        ("backend", "vllm", "choose one of: auto, peft, unsloth"),
+        ("advantage_scale", "std", "choose one of: group, batch, none"),
+    ],
+)
+def test_what_cannot_be_is_refused(field: str, value: Any, remedy: str):
+    with pytest.raises(ConfigError) as refused:
+        TrainConfig(**{field: value})
+    assert str(refused.value).startswith(f"{field}={value!r} ")
+    assert remedy in str(refused.value)
+
+
+@pytest.mark.parametrize("field", ["max_kl_nats", "max_clip_fraction", "gradient_checkpointing", "imitate_from"])
+def test_none_is_no_bound(field: str):
+    assert getattr(TrainConfig(**{field: None}), field) is None
+
+
+FINE = {"tokens": 3, "loss": 0.1, "grad_norm": 1.0, "weight_norm": 2.0, "kl_nats": 0.2, "clip_fraction": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({}, None),
+        ({"loss": math.nan}, "loss nan"),
+        ({"grad_norm": math.inf, "weight_norm": -math.inf}, "grad_norm inf and weight_norm -inf"),
+        ({"tokens": 0}, "no finite log-probability"),
+    ],
+)
+def test_what_is_not_finite_is_named(change: dict[str, float], why: str | None):
+    assert why_broken(FINE | change) == why
+
+
+def test_an_update_ends_above_its_bounds_only():
+    assert why_stop(FINE, TrainConfig(max_kl_nats=0.2, max_clip_fraction=0.3)) is None
+    assert why_stop(FINE, TrainConfig(max_kl_nats=0.19)) == "kl_nats 0.2 is above max_kl_nats=0.19"
+    assert why_stop(FINE, TrainConfig(max_clip_fraction=0.29)) == "clip_fraction 0.3 is above max_clip_fraction=0.29"
+    assert why_stop(FINE, TrainConfig(max_kl_nats=None)) is None
+    assert why_stop({"loss": 1.0}, TrainConfig(max_kl_nats=0.01)) is None  # an imitation has no behaviour policy

@@ -1,0 +1,127 @@
+"""A job is the same after it was a file; its plan depends on nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from art_patch.errors import TrainingError
+from art_patch.training import TrainConfig, tensor_file
+from art_patch.training.job import JOB, Sibling, TrainGroup, TrainJob, claim, read_job
+from art_patch.training.loss_config import LossConfig
+from art_patch.training.packing import Example
+from art_patch.training.plan import lessons_of, plan_of
+from art_patch.training.preferences import Pair
+from art_patch.training.rows import Row
+from tests.training.jobs import row
+
+logprobs = st.floats(-50, 0)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> Row:
+    tokens = draw(st.integers(1, 6))
+
+    def some(values: st.SearchStrategy[object]) -> tuple[object, ...]:
+        return draw(st.tuples(*(values,) * tokens))
+
+    ids, sampled = some(st.integers(0, 2**31)), some(st.booleans())
+    return Row(ids, (*sampled[1:], True), some(logprobs), some(st.floats(0.1, 2)))  # type: ignore[arg-type]
+
+
+siblings = st.builds(
+    Sibling,
+    st.text(max_size=5),
+    st.builds(Example, st.lists(rows(), max_size=3).map(tuple), st.floats(-3, 3)),
+    st.booleans(),
+)
+jobs = st.builds(
+    TrainJob,
+    base=st.text(max_size=5),
+    base_sha256=st.just("0" * 64),
+    parent=st.sampled_from([None, Path("/adapters/agent@1")]),
+    target=st.just(Path("/adapters/agent@2")),
+    config=st.builds(
+        TrainConfig,
+        loss=st.builds(LossConfig, name=st.sampled_from(["dapo", "gspo"])),
+        minibatches=st.integers(1, 5),
+        epochs=st.integers(1, 3),
+        seed=st.integers(0, 3),
+    ),
+    groups=st.lists(st.builds(TrainGroup, st.text(max_size=5), st.lists(siblings, max_size=4).map(tuple))).map(tuple),
+    demonstrations=st.lists(rows(), max_size=3).map(tuple),
+    pairs=st.lists(st.builds(Pair, rows(), rows(), st.sampled_from(["correction", "group"])), max_size=2).map(tuple),
+    mean_reward=st.none() | st.floats(-1, 1),
+)
+
+
+@given(jobs)
+def test_a_job_is_the_same_after_it_was_a_file(tmp_path_factory: pytest.TempPathFactory, job: TrainJob):
+    directory = tmp_path_factory.mktemp("job")
+    claim(directory, job)
+    found = read_job(directory)
+    assert found == job
+    assert found.fingerprint == job.fingerprint
+    claim(directory, job)
+    with pytest.raises(TrainingError, match="belongs to another update"):
+        claim(directory, replace(job, config=replace(job.config, seed=job.config.seed + 1)))
+    assert [path.name for path in directory.iterdir()] == [JOB]
+
+
+def test_a_directory_without_a_job_is_nobodys(tmp_path: Path):
+    assert read_job(tmp_path) is None
+
+
+def test_a_job_of_another_release_says_so(tmp_path: Path):
+    tensor_file.write(tmp_path / JOB, tensor_file.to_bytes({}, {"format": 0}))
+    with pytest.raises(TrainingError, match="another release; delete it"):
+        read_job(tmp_path)
+
+
+@given(jobs)
+def test_a_plan_takes_everything_once_an_epoch_and_whole_groups(job: TrainJob):
+    plan = plan_of(job)
+    items = {"imitate": len(job.demonstrations), "prefer": len(job.pairs), "groups": len(lessons_of(job))}
+    assert Counter((step.phase, step.epoch, item) for step in plan for item in step.items) == {
+        (phase, epoch, item): 1
+        for phase, number in items.items()
+        for epoch in range(job.config.epochs)
+        for item in range(number)
+    }
+    assert all(step.items for step in plan)
+    phases = [phase for phase in items if items[phase]]
+    assert [step.phase for step in plan if step.number == 0] == phases
+    assert [step.phase for step in plan if step.last] == phases
+    for phase in phases:
+        its = [step for step in plan if step.phase == phase]
+        assert [step.number for step in its] == list(range(len(its)))
+        assert len(its) == job.config.epochs * min(job.config.minibatches, items[phase])
+    assert plan == plan_of(job)
+
+
+@given(jobs)
+def test_lessons_hold_what_is_computed_and_count_the_rest(job: TrainJob):
+    near = replace(job, config=replace(job.config, loss=replace(job.config.loss, kl_coefficient=0.1)))
+    teaching = [group for group in job.groups if any(s.example.advantage and s.example.rows for s in group.siblings)]
+    for lesson, held, group in zip(lessons_of(job), lessons_of(near), teaching, strict=True):
+        there = [sibling.example for sibling in group.siblings if sibling.example.rows]
+        assert lesson.examples == tuple(example for example in there if example.advantage)
+        assert held.examples == tuple(there)
+        for each in (lesson, held):
+            assert (each.tokens, each.trajectories) == (sum(example.sampled for example in there), len(there))
+
+
+def test_the_order_is_the_seeds_and_differs_between_epochs():
+    group = TrainGroup("g", tuple(Sibling(f"{a}", Example((row((1,), (2,)),), a), True) for a in (1.0, -1.0)))
+    config = TrainConfig(epochs=2, minibatches=8)
+    job = TrainJob("b", "0", None, Path("a@1"), config, groups=(group,) * 20)
+    first, second = ([step.items for step in plan_of(job) if step.epoch == epoch] for epoch in (0, 1))
+    assert first != second
+    assert [step.items for step in plan_of(replace(job, config=replace(config, seed=1)))][:8] != first
+    assert [step.items for step in plan_of(replace(job, config=replace(config, epochs=1)))] == first
+    assert {len(items) for items in first} == {2, 3}
