@@ -2,14 +2,15 @@
 
 ::
 
-    python tests/benchmarks/grpo_step.py [--json] [--only siblings turns rss] [--precision fp32 bf16] [--repeats N]
+    python tests/benchmarks/grpo_step.py [--json] [--quick] [--only siblings turns rss] [--precision fp32 bf16]
 
 Progress goes to stderr; with `--json` the last line of stdout is one object of named figures, with `missed` listing the
 targets that were not met; without it, a table. Needs `trl` beside torch, transformers and peft.
 
 A step is: log-probabilities, loss (`dapo`), backward of every micro-batch, clip, AdamW; nothing is sampled. The model
 is a random Qwen3 of 5.2 M parameters with a LoRA of rank 8 on its seven linear layers. Both sides run in one process,
-one after the other, with one thread, and CPU time is compared, the best of each side; each runs once before that.
+one after the other, with one thread, and CPU time is compared, the best of each side; each makes one group's step
+before that. `--quick` takes a quarter of the groups.
 
 - `siblings_vs_trl`: 8 groups x 8 siblings, 512 shared and 64 sampled tokens. TRL gets its best case: micro-batches of 8
   rows, no gradient checkpointing.
@@ -34,7 +35,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ TARGETS = (
     Target("gradient_vs_trl", None, 1e-5, "relative difference in fp32"),
 )
 VOCABULARY = 2048
+REPEATS = 2
 MICRO_BATCH_TOKENS = 2400  # a group of `turns`, two of `siblings`
 LOSS = LossConfig(name="dapo", importance_cap=None)
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -103,16 +105,20 @@ WORK: dict[str, list[list[Run]]] = {
 }
 
 
-def make_model(precision: str) -> Any:
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def make_model(precision: str, shape: Mapping[str, Any] = SHAPE, device: str = "cpu") -> Any:
+    """A random Qwen3 with a LoRA that is not zero; equal arguments give equal weights."""
     from peft import LoraConfig, get_peft_model
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=768, num_hidden_layers=6, num_attention_heads=8,
-        num_key_value_heads=4, head_dim=32, max_position_embeddings=4096, tie_word_embeddings=True, dtype="float32",
-    )  # fmt: skip
-    base: Any = Qwen3ForCausalLM(config)
+    with torch.device(device):
+        base: Any = Qwen3ForCausalLM(Qwen3Config(**shape, max_position_embeddings=4096, dtype="float32"))
     if precision == "bf16":
         base = base.to(torch.bfloat16)
     model = get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules=LINEARS, task_type="CAUSAL_LM"))
@@ -120,8 +126,8 @@ def make_model(precision: str) -> Any:
     with torch.no_grad():  # B starts at zero; then A would have no gradient
         for name, weight in model.named_parameters():
             if "lora_B" in name:
-                weight.copy_(torch.randn(weight.shape, generator=draw) * 0.02)
-    return model
+                weight.copy_(torch.randn(weight.shape, generator=draw).to(device) * 0.02)
+    return model.to(device)
 
 
 def trained(model: Any) -> list[Any]:
@@ -131,28 +137,28 @@ def trained(model: Any) -> list[Any]:
 class Ours:
     """The step as the trainer makes it."""
 
-    def __init__(self, precision: str) -> None:
-        self.model = make_model(precision)
+    def __init__(self, model: Any) -> None:
+        self.model = model
         self.model.eval()
         fuse(self.model)
         self.scorer = Scorer(self.model)
         assert self.scorer.shares, self.scorer.why_apart
         self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(trained(self.model), lr=1e-6)
 
-    def step(self, work: str) -> None:
+    def step(self, work: str, groups: int | None = None) -> None:
         self.optimizer.zero_grad()
-        examples = [Example((row_of(run),), run.advantage) for group in WORK[work] for run in group]
+        examples = [Example((row_of(run),), run.advantage) for group in WORK[work][:groups] for run in group]
         tokens = sum(example.sampled for example in examples)
         for pack in packs_of(examples, MICRO_BATCH_TOKENS):
             scored = self.scorer.score(pack)
-            recorded_N = torch.from_numpy(pack.recorded_N)
+            recorded_N = torch.from_numpy(pack.recorded_N).to(self.model.device)
             loss, _ = policy_loss(
                 LossInput(
                     logprob_N=scored.logprob_N,
                     old_N=recorded_N,
                     recorded_N=recorded_N,
-                    advantage_N=torch.from_numpy(pack.advantage_E)[torch.from_numpy(pack.example_N)],
-                    trajectory_N=torch.from_numpy(pack.examples_E[pack.example_N]),
+                    advantage_N=torch.from_numpy(pack.advantage_E[pack.example_N]).to(self.model.device),
+                    trajectory_N=torch.from_numpy(pack.examples_E[pack.example_N]).to(self.model.device),
                     tokens_in_step=tokens,
                     trajectories_in_step=len(examples),
                     entropy_N=scored.entropy_N,
@@ -180,7 +186,7 @@ def row_of(run: Run) -> Row:
 class Trl:
     """The step as TRL's trainer makes it from the same tokens."""
 
-    def __init__(self, precision: str) -> None:
+    def __init__(self, model: Any, precision: str) -> None:
         from datasets import Dataset
         from trl.trainer.grpo_config import GRPOConfig
         from trl.trainer.grpo_trainer import GRPOTrainer
@@ -188,15 +194,16 @@ class Trl:
         from tests.tiny import make_tokenizer
 
         config = GRPOConfig(
-            output_dir=tempfile.mkdtemp(), report_to=[], bf16=precision == "bf16", use_cpu=True,
+            output_dir=tempfile.mkdtemp(), report_to=[], bf16=precision == "bf16", use_cpu=model.device.type == "cpu",
             gradient_checkpointing=False, per_device_train_batch_size=8, num_generations=8, disable_dropout=True,
             loss_type="dapo", epsilon=0.2, epsilon_high=0.28, beta=0.0,
         )  # fmt: skip
 
-        no_reward: Any = lambda completions, **_: [0.0] * len(completions)  # noqa: E731 - never called
+        def no_reward(completions: list[Any], **_: Any) -> list[float | None]:
+            return [0.0] * len(completions)
 
         self.trainer: Any = GRPOTrainer(
-            model=make_model("fp32"), args=config, processing_class=make_tokenizer(512), reward_funcs=no_reward,
+            model=model, args=config, processing_class=make_tokenizer(512), reward_funcs=no_reward,
             train_dataset=Dataset.from_list([{"prompt": "x"}] * 64),
         )  # fmt: skip
         self.trainer.current_gradient_accumulation_steps = 1
@@ -204,47 +211,44 @@ class Trl:
         self.model.train()
         self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(trained(self.model), lr=1e-6)
 
-    def step(self, work: str) -> None:
+    def step(self, work: str, groups: int | None = None) -> None:
         self.optimizer.zero_grad()
         of_rows = work.startswith("row_per_turn")
-        tokens = sum(len(part) for group in WORK["turns" if of_rows else work] for r in group for part in r.parts[::2])
-        for batch in self._turns(sort=work.endswith("sorted")) if of_rows else self._trajectories(work):
-            batch |= {"num_items_in_batch": torch.tensor(tokens)}
+        given = [run for group in WORK["turns" if of_rows else work][:groups] for run in group]
+        tokens = sum(len(part) for run in given for part in run.parts[::2])
+        for batch in turns(given, sort=work.endswith("sorted")) if of_rows else trajectories(given):
+            batch = {name: each.to(self.model.device) for name, each in batch.items()}
+            batch |= {"num_items_in_batch": torch.tensor(tokens, device=self.model.device)}
             with self.trainer.compute_loss_context_manager():
                 loss = self.trainer.compute_loss(self.model, batch)
             loss.backward()
         torch.nn.utils.clip_grad_norm_(trained(self.model), 1.0)
         self.optimizer.step()
 
-    def _trajectories(self, work: str) -> Iterator[dict[str, Any]]:
-        rows = [(run.prompt, row_of(run), run.advantage) for group in WORK[work] for run in group]
-        yield from batches(
-            [
-                (
-                    prompt,
-                    row.ids_T[len(prompt) :],
-                    row.sampled_T[len(prompt) :],
-                    row.logprobs_T[len(prompt) :],
-                    advantage,
-                )
-                for prompt, row, advantage in rows
-            ]
-        )
 
-    def _turns(self, *, sort: bool) -> Iterator[dict[str, Any]]:
-        rows: list[tuple[Any, ...]] = []
-        for group in WORK["turns"]:
-            for run in group:
-                prompt = list(run.prompt)
-                for turn, logprobs in enumerate(run.logprobs):
-                    answer = run.parts[2 * turn]
-                    rows.append((list(prompt), answer, [True] * len(answer), logprobs, run.advantage))
-                    prompt += answer + (run.parts[2 * turn + 1] if turn < len(run.logprobs) - 1 else [])
-        if sort:
-            yield from batches(sorted(rows, key=lambda row: len(row[0])))
-            return
-        order = np.random.default_rng(0).permutation(len(rows))
-        yield from batches([rows[index] for index in order], prompt_tokens=max(len(row[0]) for row in rows))
+def trajectories(given: Sequence[Run]) -> Iterator[dict[str, Any]]:
+    """A row for each trajectory."""
+    rows: list[tuple[Any, ...]] = []
+    for run in given:
+        row, prompt = row_of(run), len(run.prompt)
+        rows.append((run.prompt, row.ids_T[prompt:], row.sampled_T[prompt:], row.logprobs_T[prompt:], run.advantage))
+    yield from batches(rows)
+
+
+def turns(given: Sequence[Run], *, sort: bool) -> Iterator[dict[str, Any]]:
+    """A row for each turn."""
+    rows: list[tuple[Any, ...]] = []
+    for run in given:
+        prompt = list(run.prompt)
+        for turn, logprobs in enumerate(run.logprobs):
+            answer = run.parts[2 * turn]
+            rows.append((list(prompt), answer, [True] * len(answer), logprobs, run.advantage))
+            prompt += answer + (run.parts[2 * turn + 1] if turn < len(run.logprobs) - 1 else [])
+    if sort:
+        yield from batches(sorted(rows, key=lambda row: len(row[0])))
+        return
+    order = np.random.default_rng(0).permutation(len(rows))
+    yield from batches([rows[index] for index in order], prompt_tokens=max(len(row[0]) for row in rows))
 
 
 def batches(rows: Sequence[tuple[Any, ...]], size: int = 8, prompt_tokens: int = 0) -> Iterator[dict[str, Any]]:
@@ -264,24 +268,28 @@ def batches(rows: Sequence[tuple[Any, ...]], size: int = 8, prompt_tokens: int =
         }
 
 
+SIDES: dict[str, Callable[[str], Ours | Trl]] = {
+    "ours": lambda precision: Ours(make_model(precision)),
+    "trl": lambda precision: Trl(make_model("fp32"), precision),
+}
+
+
 def cpu_s(work: Callable[[], None]) -> float:
     begun = time.process_time()
     work()
     return time.process_time() - begun
 
 
-def compare(precision: str, works: Sequence[tuple[str, str, str]], repeats: int) -> dict[str, float]:
+def compare(precision: str, works: Sequence[tuple[str, str, str]]) -> dict[str, float]:
     """Both sides in turns; (figure, our work, TRL's work) each."""
-    ours, trl = Ours(precision), Trl(precision)
+    ours, trl = SIDES["ours"](precision), SIDES["trl"](precision)
     suffix = "" if precision == "fp32" else f"_{precision}"
     figures: dict[str, float] = {}
     for figure, our_work, trl_work in works:
-        ours.step(our_work)
-        short = not trl_work.startswith("row_per_turn")  # the others take so long that a first run matters little
-        if short:
-            trl.step(trl_work)
+        ours.step(our_work, groups=1)
+        trl.step(trl_work, groups=1)
         taken: dict[str, list[float]] = {"ours": [], "trl": []}
-        for _ in range(repeats if short else 1):
+        for _ in range(1 if trl_work.startswith("row_per_turn") else REPEATS):  # these take minutes
             taken["ours"].append(cpu_s(lambda work=our_work: ours.step(work)))
             taken["trl"].append(cpu_s(lambda work=trl_work: trl.step(work)))
             taken["ours"].append(cpu_s(lambda work=our_work: ours.step(work)))
@@ -295,7 +303,7 @@ def compare(precision: str, works: Sequence[tuple[str, str, str]], repeats: int)
 
 def gradient_difference() -> float:
     """Relative difference of the gradients that both sides clip, over all works."""
-    ours, trl = Ours("fp32"), Trl("fp32")
+    ours, trl = SIDES["ours"]("fp32"), SIDES["trl"]("fp32")
     worst = 0.0
     for our_work, trl_work in (("siblings", "siblings"), ("turns", "turns"), ("turns", "row_per_turn")):
         found: list[dict[str, Any]] = []
@@ -338,15 +346,18 @@ def main() -> None:
     """Measure what is asked for."""
     parser = argparse.ArgumentParser(description="One optimizer step beside TRL's.")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", nargs="+", choices=("siblings", "turns", "rss", "gradient"), default=None)
     parser.add_argument("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"])
-    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--memory-of", choices=("ours", "trl"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
+    if asked.quick:
+        for name in WORK:
+            WORK[name] = WORK[name][: len(WORK[name]) // 4]
     if asked.memory_of:
-        side = {"ours": Ours, "trl": Trl}[asked.memory_of](asked.precision[0])
+        side = SIDES[asked.memory_of](asked.precision[0])
         before = peak_mib()
         side.step("siblings")
         print(json.dumps([before, peak_mib()]))
@@ -366,7 +377,7 @@ def main() -> None:
     for precision in asked.precision:
         chosen = [work for name in ("siblings", "turns") if name in only for work in works[name]]
         if chosen:
-            figures |= compare(precision, chosen, asked.repeats)
+            figures |= compare(precision, chosen)
         if "rss" in only:
             figures |= memory(precision)
     finish(figures, TARGETS, as_json=asked.json)
