@@ -17,6 +17,8 @@ from art_patch.cli.judging import (
     make_judge,
 )
 from art_patch.cli.options import HomeOption, JsonOption, ProjectOption, StoreOption, WhoOption, who_am_i
+from art_patch.training.config import Backend, Start
+from art_patch.training.loss_config import LossName
 
 
 def retrain(
@@ -74,6 +76,21 @@ def retrain(
     ] = 60.0,
     min_groups: Annotated[int, typer.Option("--min-groups", help="Train on no fewer scored groups than this.")] = 4,
     learning_rate: Annotated[float, typer.Option("--learning-rate", help="Peak learning rate.")] = 1e-4,
+    loss: Annotated[LossName, typer.Option("--loss", help="What is minimised, as its paper has it.")] = "dapo",
+    kl: Annotated[
+        float,
+        typer.Option("--kl", min=0.0, help="Weight of the KL that keeps it near the base."),
+    ] = 0.0,
+    start: Annotated[
+        Start,
+        typer.Option(help="Go on from the LoRA that serves, or begin a new one."),
+    ] = "champion",
+    processes: Annotated[int, typer.Option(min=1, help="How many train, each with a GPU of its own.")] = 1,
+    backend: Annotated[
+        Backend,
+        typer.Option(help="What trains; auto is Unsloth on CUDA, if it is installed."),
+    ] = "auto",
+    seed: Annotated[int, typer.Option(min=0, help="Of a new LoRA and the order of groups.")] = 0,
     project: ProjectOption = None,
     home: HomeOption = None,
     store: StoreOption = None,
@@ -101,6 +118,7 @@ def retrain(
     from art_patch.store import open_store
     from art_patch.store.urls import absolute_url
     from art_patch.training import TrainConfig
+    from art_patch.training.loss_config import LossConfig
 
     settings = load_settings(
         project=project, home=home, store=store, judge=judge, judge_base_url=judge_base_url, rubric=rubric,
@@ -132,7 +150,15 @@ def retrain(
         ),
         checks=load_checks(settings.checks),
         combination=load_combination(settings.reward, criteria=settings.criteria),
-        train=TrainConfig(learning_rate=learning_rate),
+        train=TrainConfig(
+            learning_rate=learning_rate,
+            loss=LossConfig(name=loss, kl_coefficient=kl),
+            advantage_scale="none" if loss == "dr_grpo" else "group",
+            start=start,
+            processes=processes,
+            backend=backend,
+            seed=seed,
+        ),
         keep_days=settings.keep_days,
         keep_trajectories=settings.keep_trajectories,
     )
@@ -159,6 +185,10 @@ def retrain(
         raise typer.Exit(GateRejected.exit_code)
 
 
+_LONG = ("history",)
+"""Figures that only the store and `--json` show."""
+
+
 def _what_is_missing(store: Any) -> str:
     if store.ledger.champion() is None:
         return "no policy serves yet; start `art-patch serve --base MODEL`"
@@ -176,6 +206,8 @@ def _say(report: dict[str, Any], as_json: bool) -> None:
     console.print(f"[{colour}]{report['outcome']}[/] {report.get('candidate') or ''}: {report['reason']}")
     for stage, values in figures.items():
         shown = ", ".join(
-            f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in values.items()
+            f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+            for key, value in values.items()
+            if key not in _LONG
         )
         console.print(f"  [dim]{stage:<6}[/] {shown}")

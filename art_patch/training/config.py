@@ -11,7 +11,8 @@ from art_patch.errors import ConfigError
 from art_patch.training.advantages import Scale
 from art_patch.training.loss_config import LossConfig
 
-Policy = Literal["champion", "base"]
+Start = Literal["champion", "base"]
+Reference = Literal["base", "champion"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Backend = Literal["auto", "peft", "unsloth"]
 
@@ -62,11 +63,11 @@ class TrainConfig:
     epochs: int = 2
     minibatches: int = 8
     warmup_steps: int = 5
-    start: Policy = "champion"
+    start: Start = "champion"
     lora_rank: int = 8
     lora_alpha: int = 16
     loss: LossConfig = field(default_factory=LossConfig)
-    reference: Policy = "base"
+    reference: Reference = "base"
     advantage_scale: Scale = "group"
     imitate_from: float | None = None
     prefer_from: float | None = None
@@ -102,8 +103,8 @@ class TrainConfig:
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "start": get_args(Policy),
-    "reference": get_args(Policy),
+    "start": get_args(Start),
+    "reference": get_args(Reference),
     "advantage_scale": get_args(Scale),
     "dtype": get_args(Dtype),
     "backend": get_args(Backend),

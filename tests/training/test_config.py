@@ -33,7 +33,7 @@ from art_patch.training.guards import why_broken, why_stop
         ("imitate_from", math.nan, "a number, or None"),
         ("gradient_checkpointing", 1, "True, False, or None"),
         ("start", "zero", "choose one of: champion, base"),
-        ("reference", None, "choose one of: champion, base"),
+        ("reference", None, "choose one of: base, champion"),
         ("dtype", "float16", "choose one of: auto, float32, bfloat16"),
         ("backend", "vllm", "choose one of: auto, peft, unsloth"),
         ("advantage_scale", "std", "choose one of: group, batch, none"),
