@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from art_patch.errors import TrainingError
 from art_patch.training import attention
 from art_patch.training.attention import Forest, Unsupported
 from art_patch.training.head import Head, logprobs
@@ -24,7 +25,7 @@ from art_patch.training.rows import Row
 from art_patch.training.tree import tree_of
 
 TOLERANCE_NATS = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""Largest difference between the two ways that is rounding; for other precisions it is `_COARSE_NATS`."""
+"""Root mean square of what differs between the two ways that is rounding; of other precisions it is `_COARSE_NATS`."""
 
 _COARSE_NATS = 0.1
 
@@ -53,9 +54,12 @@ class Scorer:
         Args:
             model: on its device.
             share: compute what rows have in common once; `False` is for comparisons.
+
+        Raises:
+            TrainingError: it is no causal language model.
         """
         self._causal = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self._decoder = self._causal.get_decoder()
+        self._decoder = _decoder_of(self._causal)
         self._head = Head(self._causal)
         self._last_block: LastBlock | None = None
         self.why_apart: str | None = None if share else "not asked to share"
@@ -126,26 +130,60 @@ class Scorer:
         logprob_N, entropy_N = logprobs(self._head, hidden_QW, *_asked(pack, device))
         return Scored(logprob_N, entropy_N, computed)
 
+    def prove(self, examples: Sequence[Example]) -> None:
+        """Try again on what will be scored, because a model may have a window that only long rows reach.
+
+        Args:
+            examples: the longest row of them is tried beside the one after it, which is a sibling's if there is one.
+        """
+        rows = [row for example in examples for row in example.rows]
+        if not self.shares or not rows:
+            return
+        longest = max(range(len(rows)), key=lambda index: len(rows[index].ids_T))
+        self._give_up_if_wrong(packs_of([Example(tuple(rows[longest : longest + 2]))], 1 << 62)[0])
+
     def _try(self) -> None:
-        before = self._causal.config._attn_implementation
-        pack = _fork(self._head.vocabulary)
-        with torch.no_grad():
-            apart = self._apart(pack).logprob_N
-            attention.register()
-            try:
-                self._causal.set_attn_implementation(attention.NAME)
-                self._last_block = LastBlock(self._decoder)
-                difference = float((self._together(pack).logprob_N - apart).abs().max())
-            except (Unsupported, TypeError, ValueError, AttributeError, RuntimeError) as error:
-                self.why_apart = f"{type(error).__name__}: {error}"
-            else:
-                allowed = TOLERANCE_NATS.get(self._causal.dtype, _COARSE_NATS)
-                if not difference <= allowed:
-                    self.why_apart = f"sharing changed a log-probability by {difference:.2g} nats"
-        if not self.shares:
-            if self._last_block is not None:
-                self._last_block.at_Q = None
-            self._causal.set_attn_implementation(before)
+        self._before = self._causal.config._attn_implementation
+        attention.register()
+        try:
+            self._causal.set_attn_implementation(attention.NAME)
+            self._last_block = LastBlock(self._decoder)
+        except (AttributeError, ValueError) as error:
+            self._give_up(f"{type(error).__name__}: {error}")
+        else:
+            self._give_up_if_wrong(_fork(self._head.vocabulary))
+
+    @torch.no_grad()
+    def _give_up_if_wrong(self, pack: Pack) -> None:
+        try:
+            together = self._together(pack).logprob_N
+        except (Unsupported, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            self._give_up(f"{type(error).__name__}: {error}")
+            return
+        self._attend_by(self._before)
+        difference = float((together - self._apart(pack).logprob_N).square().mean().sqrt())
+        self._attend_by(attention.NAME)
+        if not difference <= TOLERANCE_NATS.get(self._causal.dtype, _COARSE_NATS):
+            self._give_up(f"sharing changed log-probabilities by {difference:.2g} nats")
+
+    def _give_up(self, why: str) -> None:
+        self.why_apart = why
+        self._attend_by(self._before)
+
+    def _attend_by(self, name: str) -> None:
+        if self._last_block is not None:
+            self._last_block.at_Q = None
+        self._causal.set_attn_implementation(name)
+
+
+def _decoder_of(causal: Any) -> Any:
+    """What gives hidden states."""
+    decoder = causal.get_decoder()
+    if decoder is causal:  # transformers 5.23 looks for Llama 4's in the wrong place
+        decoder = getattr(causal, "model", None)
+    if decoder is None:
+        raise TrainingError(f"{type(causal).__name__} has no decoder that transformers can tell: it cannot be trained")
+    return decoder
 
 
 def _asked(pack: Pack, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,7 +27,7 @@ from art_patch.training.learner import Learner
 from art_patch.training.loading import default_device
 from art_patch.training.metrics import UpdateMetrics, step_figures, update_metrics
 from art_patch.training.notes import Notes, Progress, silently
-from art_patch.training.plan import PhaseName, Step, plan_of
+from art_patch.training.plan import PhaseName, Step, lessons_of, plan_of
 from art_patch.training.publish import is_published, publish
 from art_patch.training.ranks import ALONE, Ranks
 from art_patch.training.scoring import Scorer
@@ -91,6 +91,7 @@ def _set_up(job: TrainJob, directory: Path, course: Course, kept: Arrays, ranks:
     """Load the policy at the start, let it say what it thinks of the data, and bring it to where the course is."""
     model = load(job, default_device(ranks.rank))
     scorer = Scorer(model)
+    scorer.prove([example for lesson in lessons_of(job) for example in lesson.examples])
     start = start_scores(job, model, scorer, directory, ranks)
     course.gap_nats, course.why_not_shared = start.gap_nats, scorer.why_apart
     learner = Learner(model, job.config)

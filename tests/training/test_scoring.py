@@ -91,6 +91,21 @@ def test_packed_is_as_one_by_one(model_type: str):
     assert_same(outcome(scorer, packed), apart)
 
 
+@pytest.mark.parametrize("chunk", [4, 16])
+def test_a_model_whose_attention_is_cut_into_chunks_is_found_out(chunk: int):
+    """Llama 4 says so in its mask alone, which sharing does without. The shorter chunk shows when it is loaded."""
+    model = with_lora(make_model("llama4_text", attention_chunk_size=chunk, head_dim=8, num_local_experts=2))
+    scorer = Scorer(model)
+    assert scorer.shares == (chunk == 16)
+    longer = Example((row((PROMPT, False), (range(20, 30), True)),))
+    scorer.prove([*EXAMPLES, longer])
+    assert scorer.why_apart is not None and "sharing changed log-probabilities" in scorer.why_apart
+    plain = with_lora(make_model("llama4_text", attention_chunk_size=chunk, head_dim=8, num_local_experts=2))
+    torch.testing.assert_close(
+        outcome(scorer, model, [longer])[0].double(), expected_logprobs(plain, [longer]), atol=1e-5, rtol=1e-5
+    )
+
+
 @pytest.fixture(scope="module")
 def model() -> Any:
     model = tuned_model("qwen3")
