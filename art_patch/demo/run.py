@@ -314,6 +314,7 @@ def _figures(curve: Curve, world: _World, resumed: bool) -> dict[str, Any]:
         "greedy_after": last["greedy"],
         "policy": last["policy"],
         "curve": [row["sampled"] for row in curve.rows],
+        "greedy_curve": [row["greedy"] for row in curve.rows],
         "calls": world.recorded(),
         "failed_calls": world.failed(),
         "cycles": len(curve.rows) - 1,
