@@ -30,6 +30,18 @@ def backend_of(config: TrainConfig) -> Literal["peft", "unsloth"]:
     return "peft"
 
 
+def require_machine(config: TrainConfig) -> None:
+    """Refuse early what this machine cannot do; before a judge is paid, say.
+
+    Raises:
+        ConfigError: Unsloth was asked for and cannot be had, or there are fewer GPUs than processes.
+    """
+    backend_of(config)
+    gpus = torch.cuda.device_count()
+    if gpus and config.processes > gpus:
+        raise ConfigError(f"processes={config.processes}, but there are {gpus} GPUs; take at most as many")
+
+
 def load(job: TrainJob, device: torch.device) -> Any:
     """Return the model that an update starts with, as `load_policy` does.
 

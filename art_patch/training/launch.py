@@ -36,14 +36,7 @@ def launch(directory: Path, processes: int, progress: Progress) -> None:
 
     Raises:
         TrainingError: the update failed, or a process died.
-        ConfigError: there are fewer GPUs than processes.
     """
-    import torch
-
-    if torch.cuda.is_available() and processes > torch.cuda.device_count():
-        raise ConfigError(
-            f"processes={processes}, but there are {torch.cuda.device_count()} GPUs; take at most as many"
-        )
     module = ["-m", "art_patch.training", str(directory)]
     several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     process = subprocess.Popen(

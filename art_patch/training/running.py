@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from art_patch.training.backend import backend_of
+from art_patch.training.backend import backend_of, require_machine
 from art_patch.training.job import TrainJob, claim
 from art_patch.training.launch import launch
 from art_patch.training.metrics import UpdateMetrics
@@ -25,6 +25,7 @@ def run_job(job: TrainJob, directory: Path, *, progress: Progress = silently) ->
         AdapterRejected: the target exists.
         ConfigError: this machine cannot do as the config says.
     """
+    require_machine(job.config)
     own_process = job.config.processes > 1 or backend_of(job.config) == "unsloth"
     if own_process and not is_published(job):
         claim(directory, job)

@@ -260,6 +260,12 @@ def test_no_engine_is_said(ended: Path):
     says(art_patch("promote", "agent@0", home=ended), 6, "art-patch serve")
 
 
+@pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a GPU")
+def test_a_machine_that_cannot_train_as_asked_is_said_before_anything_is_paid(served: Path):
+    record_a_call(served)
+    says(art_patch("retrain", "--judge", "openai/x", "--backend", "unsloth", home=served), 2, "CUDA", "backend='peft'")
+
+
 def test_a_second_cycle_is_told_that_one_runs(served: Path):
     record_a_call(served)
     with only_one(served / "default"):
