@@ -1,9 +1,21 @@
-"""Scored groups in, a new LoRA out: advantages, rows of recorded tokens, the GRPO loss, the update.
+"""What was recorded and scored in, a new LoRA out.
 
-Pure parts (`advantages`, `rows`, `loss`) know no model files; `update` loads the base, continues from the parent's
-LoRA and publishes the new one. Nothing here knows the store.
+In the order in which an update goes:
 
-Importing the package loads neither torch nor transformers.
+| files | in -> out |
+|---|---|
+| `rows`, `rendering`, `demonstrations`, `preferences` | calls -> rows of token ids, what is learned marked |
+| `advantages` | rewards of groups -> how much better each sibling did |
+| `job`, `plan` | all that an update depends on, as a record and a file -> its optimizer steps |
+| `running`, `launch`, `ranks` | a job -> this process, or several |
+| `update` | the loop: load, score as the policy at the start, step after step, publish |
+| `backend`, `loading`, `families` | base model and LoRA -> a model that computes exactly |
+| `tree`, `packing`, `scoring`, `attention` | rows -> each distinct token computed once -> log-probabilities |
+| `loss`, `supervised`, `gradients` | log-probabilities -> a loss and its gradient |
+| `learner`, `checkpoint`, `guards`, `metrics` | a gradient -> a step that can be gone on from, or a reason to end |
+| `canary`, `publish` | a trained model -> a policy that engines accept |
+
+Nothing here knows the store. Importing the package loads neither torch nor transformers.
 """
 
 from __future__ import annotations
