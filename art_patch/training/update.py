@@ -17,7 +17,7 @@ from typing import Any
 
 import torch  # with transformers it takes seconds: import this module only to train
 
-from art_patch.errors import TrainingError
+from art_patch.errors import AdapterRejected, TrainingError
 from art_patch.training.backend import load
 from art_patch.training.checkpoint import Course, Keeper, read_course
 from art_patch.training.gradients import Gradient, gradients_of
@@ -57,6 +57,10 @@ def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ran
     if ranks.first:
         claim(directory, job)
     course, kept = read_course(directory)
+    if published and not course.done:
+        raise AdapterRejected(
+            f"{job.target} was made of this very job, whose directory is gone; there is nothing to do"
+        )
     if not published:
         progress(course.done, len(plan), "loading the base model")
         bench = _set_up(job, directory, course, kept, ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,9 @@ def test_a_policy_is_never_overwritten(base: Path, group: TrainGroup, tmp_path: 
 def test_a_job_that_was_published_is_done(base: Path, group: TrainGroup, tmp_path: Path):
     first = run(base, tmp_path, group, epochs=2)
     assert run(base, tmp_path, group, epochs=2) == first
+    shutil.rmtree(tmp_path / "jobs")
+    with pytest.raises(AdapterRejected, match="nothing to do"):
+        run(base, tmp_path, group, epochs=2)
 
 
 def test_a_directory_belongs_to_one_job(base: Path, group: TrainGroup, tmp_path: Path):
