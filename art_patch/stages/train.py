@@ -38,7 +38,7 @@ def train(run: Cycle, champion: Policy) -> tuple[Policy | None, str]:
         if job is None:
             return None, "no group teaches anything: every group was scored alike or is too old"
     else:
-        run.figures["train"] = {"groups": len(job.groups), "resumed": True, "mean_reward": job.mean_reward}
+        run.figures["train"] = {**job.figures, "resumed": True}
     return _made(run, champion, job), ""
 
 

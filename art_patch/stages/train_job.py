@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from art_patch.errors import TrainingError
-from art_patch.records import Group, Policy, Trajectory
+from art_patch.records import JSON, Group, Policy, Trajectory
 from art_patch.rewards.combine import rewards_G
 from art_patch.stages.run import Cycle
 from art_patch.training import TrainConfig
@@ -20,7 +21,7 @@ from art_patch.training.packing import Example
 from art_patch.training.preferences import Pair, preferences
 from art_patch.training.rendering import Renderer
 from art_patch.training.round_trip import check_round_trips
-from art_patch.training.rows import Row, rows_of
+from art_patch.training.rows import Row, RowsReport, rows_and_report
 
 Scored = Sequence[tuple[Group, Sequence[float | None]]]
 
@@ -63,21 +64,27 @@ def make_job(run: Cycle, champion: Policy, groups: Sequence[Group], target: Path
     config = run.config.train
     rewards_of_groups = [rewards_G(group, combination=run.config.combination) for group in groups]
     rewards = [reward for of_group in rewards_of_groups for reward in of_group if reward is not None]
-    found = [
-        TrainGroup(group.id, tuple(_siblings(group, advantages or (0.0,) * len(group.trajectories), champion, config)))
+    made: list[tuple[TrainGroup, RowsReport]] = [
+        _group(group, advantages or (0.0,) * len(group.trajectories), champion, config)
         for group, advantages in zip(
             groups, advantages_of_groups(rewards_of_groups, config.advantage_scale), strict=True
         )
     ]
-    imitated, told_apart = _given(run, champion, list(zip(groups, rewards_of_groups, strict=True)))
+    found = [group for group, _ in made]
+    given = _given(run, champion, list(zip(groups, rewards_of_groups, strict=True)))
     alike = [group.id for group in found if not any(sibling.example.advantage for sibling in group.siblings)]
     stale = [group.id for group in found if not group.teaches and group.id not in alike]
     mean_reward = sum(rewards) / len(rewards) if rewards else None
-    run.figures["train"] = {"groups": len(groups), "dead_groups": len(alike), "mean_reward": mean_reward}
-    if not imitated and not told_apart:  # else every group may have given some of it
+    run.figures["train"] = {
+        "groups": len(groups),
+        "dead_groups": len(alike),
+        "mean_reward": mean_reward,
+        "rows": asdict(sum((report for _, report in made), RowsReport())),
+        **given.figures,
+    }
+    if not given.demonstrations and not given.pairs:  # else every group may have given some of it
         run.store.ledger.set_groups(alike, "dead", reason="all siblings were scored alike")
-        reason = f"not sampled within {config.max_staleness} steps of the champion"
-        run.store.ledger.set_groups(stale, "stale", reason=reason)
+        run.store.ledger.set_groups(stale, "stale", reason=_stale(config))
         found = [group for group in found if group.teaches]
     if not found:
         return None
@@ -88,19 +95,32 @@ def make_job(run: Cycle, champion: Policy, groups: Sequence[Group], target: Path
         target=target,
         config=config,
         groups=tuple(found),
-        demonstrations=imitated,
-        pairs=told_apart,
+        demonstrations=given.demonstrations,
+        pairs=given.pairs,
         mean_reward=mean_reward,
+        figures=run.figures["train"],
     )
 
 
-def _siblings(group: Group, advantages: Sequence[float], champion: Policy, config: TrainConfig) -> Iterator[Sibling]:
+def _group(
+    group: Group, advantages: Sequence[float], champion: Policy, config: TrainConfig
+) -> tuple[TrainGroup, RowsReport]:
     start = champion.name if config.start == "champion" else f"{champion.model}@0"
+    siblings: list[Sibling] = []
+    whole = RowsReport()
     for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
-        fresh = _is_fresh(trajectory, champion, config.max_staleness)
-        rows = rows_of(trajectory, max_tokens=config.max_tokens) if fresh else ()
+        if _is_fresh(trajectory, champion, config.max_staleness):
+            rows, report = rows_and_report(trajectory, max_tokens=config.max_tokens)
+        else:
+            rows, report = (), RowsReport(left_out={_stale(config): len(trajectory.calls)})
         on_policy = all(call.policy == start for call in trajectory.calls)
-        yield Sibling(trajectory.id, Example(rows, advantage), on_policy)
+        siblings.append(Sibling(trajectory.id, Example(rows, advantage), on_policy))
+        whole += report
+    return TrainGroup(group.id, tuple(siblings)), whole
+
+
+def _stale(config: TrainConfig) -> str:
+    return f"not sampled within {config.max_staleness} steps of the champion"
 
 
 def _is_fresh(trajectory: Trajectory, champion: Policy, max_staleness: int) -> bool:
@@ -113,25 +133,33 @@ def _is_fresh(trajectory: Trajectory, champion: Policy, max_staleness: int) -> b
     return True
 
 
-def _given(run: Cycle, champion: Policy, scored: Scored) -> tuple[tuple[Row, ...], tuple[Pair, ...]]:
-    """What is imitated and what is told apart, if anything is to be."""
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What is learned besides groups, and figures of what is not."""
+
+    demonstrations: tuple[Row, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    figures: JSON = field(default_factory=dict[str, Any])
+
+
+def _given(run: Cycle, champion: Policy, scored: Scored) -> _Given:
     config = run.config.train
     if config.imitate_from is None and config.prefer_from is None:
-        return (), ()
+        return _Given()
     runs = {each.id: each for group, _ in scored for each in group.trajectories}
     corrections = [(runs[key], said) for key, said in run.store.corrections(list(runs)).items()]
     renderer = _renderer(champion.base, list(runs.values()))
-    rows: tuple[Row, ...] = ()
-    pairs: tuple[Pair, ...] = ()
+    given = _Given()
     if config.imitate_from is not None:
-        rows = demonstrations(
+        shown = demonstrations(
             scored, corrections, renderer, least_reward=config.imitate_from, max_tokens=config.max_tokens
-        ).rows
+        )
+        given = replace(given, demonstrations=shown.rows, figures={"not_imitated": dict(shown.left_out)})
     if config.prefer_from is not None:
-        pairs = preferences(
-            scored, corrections, renderer, margin=config.prefer_from, max_tokens=config.max_tokens
-        ).pairs
-    return rows, pairs
+        apart = preferences(scored, corrections, renderer, margin=config.prefer_from, max_tokens=config.max_tokens)
+        figures = {**given.figures, "not_preferred": dict(apart.left_out)}
+        given = replace(given, pairs=apart.pairs, figures=figures)
+    return given
 
 
 def _renderer(base: str, runs: Sequence[Trajectory]) -> Renderer:

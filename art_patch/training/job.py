@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from art_patch.errors import TrainingError
+from art_patch.records import JSON
 from art_patch.training import tensor_file
 from art_patch.training.config import TrainConfig
 from art_patch.training.loss_config import LossConfig
@@ -26,7 +27,7 @@ from art_patch.training.rows import Row
 JOB = "job.safetensors"
 """The file's name in a job directory."""
 
-_FORMAT = 1
+_FORMAT = 2
 """Raised when older files can no longer be read."""
 
 
@@ -77,6 +78,7 @@ class TrainJob:
         demonstrations: to be imitated; what is learned is marked as sampled.
         pairs: to be told apart.
         mean_reward: of all trajectories that were scored, for people.
+        figures: what it was made of and what was left out, for people; JSON values.
     """
 
     base: str
@@ -88,6 +90,7 @@ class TrainJob:
     demonstrations: tuple[Row, ...] = ()
     pairs: tuple[Pair, ...] = ()
     mean_reward: float | None = None
+    figures: JSON = field(default_factory=dict[str, Any])
 
     @property
     def start(self) -> Path | None:
@@ -166,6 +169,7 @@ def read_job(directory: Path) -> TrainJob | None:
         demonstrations=tuple(next(rows) for _ in range(facts["demonstrations"])),
         pairs=tuple(Pair(next(rows), next(rows), source) for source in facts["pairs"]),
         mean_reward=facts["mean_reward"],
+        figures=facts["figures"],
     )
 
 
@@ -189,6 +193,7 @@ def _to_bytes(job: TrainJob) -> bytes:
         "demonstrations": len(job.demonstrations),
         "pairs": [pair.source for pair in job.pairs],
         "mean_reward": job.mean_reward,
+        "figures": job.figures,
     }
     return tensor_file.to_bytes(arrays, facts)
 

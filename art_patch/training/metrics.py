@@ -19,7 +19,7 @@ class UpdateMetrics:
 
     Attributes:
         trajectories: trained on (advantage not zero).
-        rows: token sequences they became; more rows than trajectories means that histories forked.
+        trained_rows: token sequences they became; more rows than trajectories means that histories forked.
         tokens: sampled tokens trained, once an epoch.
         demonstrations: rows imitated.
         pairs: rows told apart, two by two.
@@ -45,7 +45,7 @@ class UpdateMetrics:
     """
 
     trajectories: int
-    rows: int
+    trained_rows: int
     tokens: int
     demonstrations: int
     pairs: int
@@ -124,7 +124,7 @@ def update_metrics(
     seconds = sum(figures["seconds"] for figures in history)
     return UpdateMetrics(
         trajectories=len(learned),
-        rows=sum(len(each.rows) for each in learned),
+        trained_rows=sum(len(each.rows) for each in learned),
         tokens=sum(each.sampled for each in learned),
         demonstrations=len(job.demonstrations),
         pairs=len(job.pairs),

@@ -83,9 +83,18 @@ def test_an_update_moves_the_policy_towards_the_better_answer_and_publishes_what
     assert metrics.logprob_gap_nats is not None
     assert metrics.logprob_gap_nats < 1e-5
     shown = asdict(metrics)
-    counted = ("trajectories", "rows", "tokens", "demonstrations", "pairs", "steps", "computed_tokens", "shared_ratio")
+    counted = (
+        "trajectories",
+        "trained_rows",
+        "tokens",
+        "demonstrations",
+        "pairs",
+        "steps",
+        "computed_tokens",
+        "shared_ratio",
+    )
     assert {name: shown[name] for name in counted} == {
-        "trajectories": 2, "rows": 2, "tokens": 4, "demonstrations": 0, "pairs": 0, "steps": 1,
+        "trajectories": 2, "trained_rows": 2, "tokens": 4, "demonstrations": 0, "pairs": 0, "steps": 1,
         "computed_tokens": 5, "shared_ratio": 8 / 5,  # 3 tokens in common, and one of each answer's two
     }  # fmt: skip
     assert (metrics.stopped, metrics.why_not_shared, metrics.distinct_tokens) == (None, None, 5)
