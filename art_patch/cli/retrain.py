@@ -208,6 +208,8 @@ def _say(report: dict[str, Any], as_json: bool) -> None:
     console, figures = stdout(), report.get("figures") or {}
     colour = {"promoted": "green", "rejected": "yellow"}.get(report["outcome"], "dim")
     console.print(f"[{colour}]{report['outcome']}[/] {report.get('candidate') or ''}: {report['reason']}")
+    if first := figures.pop("round_trips", None):
+        console.print(first["first"], style="yellow", markup=False)
     for stage, values in figures.items():
         shown = ", ".join(
             f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"

@@ -12,15 +12,13 @@ from art_patch.errors import TrainingError
 from art_patch.records import JSON, Group, Policy, Trajectory
 from art_patch.rewards.combine import rewards_G
 from art_patch.stages.run import Cycle
+from art_patch.stages.train_text import BaseText, base_text, round_trip_figures
 from art_patch.training import TrainConfig
 from art_patch.training.advantages import advantages_of_groups
 from art_patch.training.demonstrations import demonstrations
-from art_patch.training.families import family_of
 from art_patch.training.job import Sibling, TrainGroup, TrainJob, read_job
 from art_patch.training.packing import Example
 from art_patch.training.preferences import Pair, preferences
-from art_patch.training.rendering import Renderer
-from art_patch.training.round_trip import check_round_trips
 from art_patch.training.rows import Row, RowsReport, rows_and_report
 
 Scored = Sequence[tuple[Group, Sequence[float | None]]]
@@ -71,7 +69,8 @@ def make_job(run: Cycle, champion: Policy, groups: Sequence[Group], target: Path
         )
     ]
     found = [group for group, _ in made]
-    given = _given(run, champion, list(zip(groups, rewards_of_groups, strict=True)))
+    text = base_text(champion.base, [each for group in groups for each in group.trajectories])
+    given = _given(run, text, list(zip(groups, rewards_of_groups, strict=True)))
     alike = [group.id for group in found if not any(sibling.example.advantage for sibling in group.siblings)]
     stale = [group.id for group in found if not group.teaches and group.id not in alike]
     mean_reward = sum(rewards) / len(rewards) if rewards else None
@@ -80,6 +79,7 @@ def make_job(run: Cycle, champion: Policy, groups: Sequence[Group], target: Path
         "dead_groups": len(alike),
         "mean_reward": mean_reward,
         "rows": asdict(sum((report for _, report in made), RowsReport())),
+        "round_trips": round_trip_figures(run, text),
         **given.figures,
     }
     if not given.demonstrations and not given.pairs:  # else every group may have given some of it
@@ -142,13 +142,13 @@ class _Given:
     figures: JSON = field(default_factory=dict[str, Any])
 
 
-def _given(run: Cycle, champion: Policy, scored: Scored) -> _Given:
+def _given(run: Cycle, text: BaseText, scored: Scored) -> _Given:
     config = run.config.train
     if config.imitate_from is None and config.prefer_from is None:
         return _Given()
     runs = {each.id: each for group, _ in scored for each in group.trajectories}
     corrections = [(runs[key], said) for key, said in run.store.corrections(list(runs)).items()]
-    renderer = _renderer(champion.base, list(runs.values()))
+    renderer = text.renderer()
     given = _Given()
     if config.imitate_from is not None:
         shown = demonstrations(
@@ -160,15 +160,6 @@ def _given(run: Cycle, champion: Policy, scored: Scored) -> _Given:
         figures = {**given.figures, "not_preferred": dict(apart.left_out)}
         given = replace(given, pairs=apart.pairs, figures=figures)
     return given
-
-
-def _renderer(base: str, runs: Sequence[Trajectory]) -> Renderer:
-    """Renders as the engine did that served."""
-    from transformers import AutoConfig, AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(base)
-    family = family_of(AutoConfig.from_pretrained(base).model_type)
-    return Renderer(tokenizer, family, check_round_trips(runs, tokenizer, family=family).engine)
 
 
 def _adapter(champion: Policy) -> Path | None:

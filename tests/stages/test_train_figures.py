@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from art_patch.errors import ConfigError
 from art_patch.rewards.judge import Judge
+from art_patch.serving.embedded.prompts import PromptEncoder
+from art_patch.stages.run import Run
+from art_patch.stages.train_text import base_text, round_trip_figures
+from tests.factory import make_call, make_trajectory
 from tests.stages.test_resample import RESAMPLING, upstream_traffic
 from tests.stages.test_train import TRAINING, die_after, reward, rewarded_traffic
 from tests.test_cycle import Place, base, judge, place
+from tests.tiny import make_tokenizer
 
 __all__ = ["base", "judge", "place"]
 
@@ -80,3 +89,56 @@ def test_what_cannot_be_imitated_or_told_apart_is_counted_by_reason(place: Place
 def test_nothing_is_said_of_what_was_not_asked_for(place: Place, judge: Judge):
     rewarded_traffic(place)
     assert not {"not_imitated", "not_preferred"} & place.cycle(judge, TRAINING).figures["train"].keys()
+
+
+def test_what_the_chat_template_makes_of_calls_is_counted_and_the_first_difference_shown(place: Place, judge: Judge):
+    rewarded_traffic(place)  # a random model's answers are not cut into tokens as an encoder would
+    report = place.cycle(judge, TRAINING)
+    found = report.figures["train"]["round_trips"]
+    assert found.keys() == {"calls", "unchecked", "exact", "engines", "differences"}
+    assert found["calls"] + found["unchecked"] == len(scored_calls(place)) > found["calls"] == 32
+    assert found["engines"] == {"embedded": 32, "vllm": 32}
+    assert found["differences"] == {"the text encodes otherwise": 32 - found["exact"]}
+    first = report.figures["round_trips"]["first"].splitlines()
+    assert first[0] == f"{found['exact']} of 32 calls are what the chat template makes of them"
+    assert first[2].startswith("the text encodes otherwise: call ")
+    assert len(first) == 6  # one of them
+    policy = place.store.ledger.policy("agent@1")
+    assert policy is not None
+    assert policy.figures["train"]["round_trips"] == found  # and nobody's words are kept
+
+
+def a_run() -> Run:
+    return Run(cast("Any", None), cast("Any", None), TRAINING, lambda stage, done, total, note="": None, now=1.0)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        ("chat_template.jinja", "", "the base has no chat template"),
+        ("tokenizer.json", "damaged", "the base has no tokenizer that can be read"),
+    ],
+)
+def test_a_base_without_a_template_is_trained_all_the_same(
+    base: Path, tmp_path: Path, file: str, content: str, reason: str
+):
+    bare = tmp_path / "bare"
+    shutil.copytree(base, bare)
+    (bare / file).write_text(content)
+    text, run = base_text(str(bare), []), a_run()
+    (said,) = round_trip_figures(run, text).values()
+    assert said.startswith(reason)
+    assert run.figures == {}
+    with pytest.raises(ConfigError, match=rf"{reason}.*; put the tokenizer beside"):
+        text.renderer()
+
+
+def test_recorded_calls_that_the_template_gives_back_are_exact(base: Path):
+    tokenizer = make_tokenizer(320)
+    messages = [{"role": "user", "content": "how many plum?"}]
+    prompt = PromptEncoder(tokenizer).encode(messages, None, None)
+    call = make_call("a", prompt=prompt, answer=tokenizer.encode("one<|im_end|>"), messages=messages)
+    run = a_run()
+    found = round_trip_figures(run, base_text(str(base), [make_trajectory("t", call)]))
+    assert (found["calls"], found["exact"], found["differences"]) == (1, 1, {})
+    assert run.figures == {}
