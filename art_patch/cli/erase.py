@@ -42,6 +42,7 @@ def erase(
     from art_patch.cli.asking import ask
     from art_patch.cli.output import answer, bars, stdout
     from art_patch.settings import load_settings
+    from art_patch.stages.unfinished import forget_unfinished
     from art_patch.store import open_store
 
     settings = load_settings(project=project, home=home, store=store)
@@ -65,6 +66,8 @@ def erase(
     finally:
         opened.close()
     todo = advice(erasure, policies, settings.project)
+    if erasure.found and not dry_run and not forget_unfinished(settings.directory):
+        todo.append("A cycle is at work; if it trains, its copy of what it learns from is deleted when it has ended.")
     if as_json:
         answer(asdict(erasure) | {"found": erasure.found, "subject": {what: value}, "todo": todo})
         return

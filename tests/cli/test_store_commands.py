@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from art_patch.records import Call, Choice, Group, Policy, Score, TrajectoryInfo
 from art_patch.store import open_store
@@ -107,6 +108,22 @@ def test_erasing_says_what_went_and_what_is_left_to_do(home: Path):
     assert trajectories(home) == ["t0-0", "t0-1", "t2-0", "t2-1", "t3-0", "t3-1"]
     assert done(art_patch(home, "erase", "--user", "u1", "--yes")) == ["nothing is recorded of user u1"]
     assert done(art_patch(home, "store", "verify"))[0].startswith("sound: ")
+
+
+def test_erasing_deletes_what_a_killed_update_left_unless_one_is_at_work(home: Path):
+    project = home / "default"
+    job = project / "training" / "agent@9" / "job.safetensors"
+    job.parent.mkdir(parents=True)
+    job.write_bytes(b"tokens")
+    with FileLock(project / "cycle.lock"):
+        found = facts(art_patch(home, "erase", "--user", "u1", "--yes", "--json"))
+        assert any(line.startswith("A cycle is at work") for line in found["todo"])
+        assert job.exists()
+    assert facts(art_patch(home, "erase", "--user", "u2", "--dry-run", "--json"))["dry_run"]
+    assert job.exists()
+    found = facts(art_patch(home, "erase", "--user", "u2", "--yes", "--json"))
+    assert not any("cycle is at work" in line for line in found["todo"])
+    assert not job.parent.parent.exists()
 
 
 def _age(output: str) -> str:
