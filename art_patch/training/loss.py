@@ -76,7 +76,8 @@ class LossMetrics:
         clipped_high: tokens whose ratio is above the clip (or `clip_max`, and then without gradient) or the cap.
         dropped_tokens: in trajectories dropped by `off_policy_nats`.
         dropped_trajectories: so dropped.
-        kl_nats: k3 estimate of KL(behaviour || trained).
+        kl_nats: k2 estimate of KL(behaviour || trained), half the squared log ratio. Not k3: there one rare token that
+            became likely, as it should, outweighs a thousand others.
         reference_kl_nats: the chosen estimate of KL(trained || reference), ratio included; 0 without a reference.
         entropy_nats: of the distributions drawn from; 0 if not given.
         weight: importance weights before any clip, ratio times min(exp(old - recorded), cap).
@@ -282,7 +283,7 @@ def _metrics(batch: LossInput, terms: _Terms, surrogate: _Surrogate, kept_N: Ten
         "clipped_low": surrogate.low_N & kept_N,
         "clipped_high": surrogate.high_N & kept_N,
         "dropped_tokens": ~kept_N,
-        "kl_nats": torch.expm1(near_N) - near_N,
+        "kl_nats": near_N.square() / 2,
         "reference_kl_nats": kl_N,
         "entropy_nats": torch.zeros_like(gap_N) if batch.entropy_N is None else batch.entropy_N,
         "weight": weight_N,

@@ -26,7 +26,7 @@ class UpdateMetrics:
         steps: optimizer steps made.
         stopped: why it ended early; `None` if it did not.
         loss: mean over the steps of the last phase.
-        kl_nats: k3 estimate of KL(behaviour || trained) a token, in the last epoch on groups.
+        kl_nats: k2 estimate of KL(behaviour || trained) a token, in the last epoch on groups.
         reference_kl_nats: KL(trained || reference) a token, likewise; 0 without a reference.
         clip_fraction: share of tokens whose gradient the clip stopped, over all epochs on groups.
         effective_share: effective sample size by importance weights over the number of tokens, in the last epoch.

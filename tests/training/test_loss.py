@@ -99,13 +99,20 @@ def test_the_metrics_are_sums_over_tokens():
     _, metrics = policy_loss(batch, LossConfig(importance_cap=None))
     assert metrics == LossMetrics(
         tokens=2,
-        kl_nats=same(math.exp(0.5) - 1 - 0.5),
+        kl_nats=same(0.5**2 / 2),
         reference_kl_nats=same(math.exp(1.0) - 1 - 1.0),
         entropy_nats=same(0.75),
         weight=same(2.0),
         weight_squared=same(2.0),
         gap_nats=same(0.5),
     )
+
+
+def test_a_rare_token_that_became_likely_is_no_far_policy():
+    """By k3 it alone would be above 8 nats a token, and end the update that learned it."""
+    tokens = [Token(-1.0, -1.0, -1.0, 1.0, 0)] * 999 + [Token(-0.5, -9.5, -9.5, 1.0, 0)]
+    _, metrics = policy_loss(loss_input(tokens), LossConfig())
+    assert metrics.kl_nats / metrics.tokens == same(9.0**2 / 2 / 1000)
 
 
 # closed forms
