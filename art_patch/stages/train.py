@@ -62,7 +62,7 @@ def _made(run: Cycle, champion: Policy, job: TrainJob) -> Policy:
         parent=champion.name,
         figures={"train": run.figures["train"]},
     )
-    run.store.ledger.add_candidate(candidate, trained_on=job.group_ids, who=run.who)
+    run.store.ledger.add_candidate(candidate, trained_on=job.group_ids, also=job.others, who=run.who)
     shutil.rmtree(directory)
     return candidate
 

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from art_patch.errors import TrainingError
-from art_patch.records import JSON, Group, Policy, Trajectory
+from art_patch.records import Group, Policy, Trajectory
 from art_patch.rewards.combine import rewards_G
 from art_patch.stages.run import Cycle
-from art_patch.stages.train_text import BaseText, base_text, round_trip_figures
+from art_patch.stages.train_given import given
+from art_patch.stages.train_text import base_text, round_trip_figures
 from art_patch.training import TrainConfig
 from art_patch.training.advantages import advantages_of_groups
-from art_patch.training.demonstrations import demonstrations
 from art_patch.training.job import Sibling, TrainGroup, TrainJob, read_job
 from art_patch.training.packing import Example
-from art_patch.training.preferences import Pair, preferences
-from art_patch.training.rows import Row, RowsReport, rows_and_report
-
-Scored = Sequence[tuple[Group, Sequence[float | None]]]
+from art_patch.training.rows import RowsReport, rows_and_report
 
 
 def job_directory(run: Cycle, target: Path) -> Path:
@@ -54,6 +50,7 @@ def _still_holds(job: TrainJob, run: Cycle, champion: Policy) -> bool:
         and job.target.parent == run.adapters
         and set(job.group_ids) <= set(waiting)
         and job.trajectory_ids <= there
+        and set(job.others) <= run.store.read.known(job.others)
     )
 
 
@@ -70,7 +67,7 @@ def make_job(run: Cycle, champion: Policy, groups: Sequence[Group], target: Path
     ]
     found = [group for group, _ in made]
     text = base_text(champion.base, [each for group in groups for each in group.trajectories])
-    given = _given(run, text, list(zip(groups, rewards_of_groups, strict=True)))
+    also = given(run, champion, text, list(zip(groups, rewards_of_groups, strict=True)))
     alike = [group.id for group in found if not any(sibling.example.advantage for sibling in group.siblings)]
     stale = [group.id for group in found if not group.teaches and group.id not in alike]
     mean_reward = sum(rewards) / len(rewards) if rewards else None
@@ -80,9 +77,9 @@ def make_job(run: Cycle, champion: Policy, groups: Sequence[Group], target: Path
         "mean_reward": mean_reward,
         "rows": asdict(sum((report for _, report in made), RowsReport())),
         "round_trips": round_trip_figures(run, text),
-        **given.figures,
+        **also.figures,
     }
-    if not given.demonstrations and not given.pairs:  # else every group may have given some of it
+    if not also.demonstrations and not also.pairs:  # else every group may have given some of it
         run.store.ledger.set_groups(alike, "dead", reason="all siblings were scored alike")
         run.store.ledger.set_groups(stale, "stale", reason=_stale(config))
         found = [group for group in found if group.teaches]
@@ -95,8 +92,9 @@ def make_job(run: Cycle, champion: Policy, groups: Sequence[Group], target: Path
         target=target,
         config=config,
         groups=tuple(found),
-        demonstrations=given.demonstrations,
-        pairs=given.pairs,
+        demonstrations=also.demonstrations,
+        pairs=also.pairs,
+        others=also.others,
         mean_reward=mean_reward,
         figures=run.figures["train"],
     )
@@ -131,35 +129,6 @@ def _is_fresh(trajectory: Trajectory, champion: Policy, max_staleness: int) -> b
             if model != champion.model or champion.step - int(step) > max_staleness:
                 return False
     return True
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """What is learned besides groups, and figures of what is not."""
-
-    demonstrations: tuple[Row, ...] = ()
-    pairs: tuple[Pair, ...] = ()
-    figures: JSON = field(default_factory=dict[str, Any])
-
-
-def _given(run: Cycle, text: BaseText, scored: Scored) -> _Given:
-    config = run.config.train
-    if config.imitate_from is None and config.prefer_from is None:
-        return _Given()
-    runs = {each.id: each for group, _ in scored for each in group.trajectories}
-    corrections = [(runs[key], said) for key, said in run.store.corrections(list(runs)).items()]
-    renderer = text.renderer()
-    given = _Given()
-    if config.imitate_from is not None:
-        shown = demonstrations(
-            scored, corrections, renderer, least_reward=config.imitate_from, max_tokens=config.max_tokens
-        )
-        given = replace(given, demonstrations=shown.rows, figures={"not_imitated": dict(shown.left_out)})
-    if config.prefer_from is not None:
-        apart = preferences(scored, corrections, renderer, margin=config.prefer_from, max_tokens=config.max_tokens)
-        figures = {**given.figures, "not_preferred": dict(apart.left_out)}
-        given = replace(given, pairs=apart.pairs, figures=figures)
-    return given
 
 
 def _adapter(champion: Policy) -> Path | None:

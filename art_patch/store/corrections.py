@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from sqlalchemy import and_, or_, select
+from sqlalchemy import and_, func, or_, select
 
 from art_patch.records import Correction, Group, Score, Trajectory, TrajectoryInfo
 from art_patch.store import tables
@@ -27,6 +27,29 @@ def corrections_of(database: Database, trajectory_ids: Sequence[str]) -> dict[st
                 values = cast("Mapping[str, Any]", row)
                 found[values["trajectory_id"]].append(Correction(**values))
     return dict(found)
+
+
+def corrected(database: Database, *, since: float, limit: int) -> tuple[str, ...]:
+    """Return the trajectories that were corrected after `since`, the newest corrections first; none that is held out.
+
+    Args:
+        database: the store's.
+        since: seconds since the epoch.
+        limit: how many at most.
+    """
+    c, t, g = tables.corrections.c, tables.trajectories.c, tables.groups.c
+    newest = func.max(c.at)
+    query = (
+        select(c.trajectory_id)
+        .join(tables.trajectories, t.id == c.trajectory_id)
+        .outerjoin(tables.groups, g.id == t.group_id)
+        .where(c.at > since, or_(g.held_out.is_(None), g.held_out.is_(False)))
+        .group_by(c.trajectory_id)
+        .order_by(newest.desc(), c.trajectory_id)
+        .limit(limit)
+    )
+    with database.read() as connection:
+        return tuple(connection.scalars(query))
 
 
 def opinions(database: Database, names: Sequence[str], *, limit: int = _GROUPS) -> tuple[Group, ...]:

@@ -21,6 +21,7 @@ from art_patch.promotion.states import check_move
 from art_patch.records import JSON, Group, Judgement, Mode, Policy, PolicyState, Route
 from art_patch.store import tables
 from art_patch.store.connect import Database
+from art_patch.store.lineage import run_key
 from art_patch.store.locks import decide_alone
 from art_patch.store.route import CANARY_KEY, MODE_KEY, ROUTE_KEY, read_route
 
@@ -159,15 +160,23 @@ class Ledger:
                 policy = replace(policy, state="champion")
             return policy
 
-    def add_candidate(self, policy: Policy, *, trained_on: Sequence[str], who: str) -> None:
-        """Keep a new candidate and mark the groups it was trained on, together."""
+    def add_candidate(self, policy: Policy, *, trained_on: Sequence[str], also: Sequence[str] = (), who: str) -> None:
+        """Keep a new candidate and mark the groups it was trained on, together.
+
+        Args:
+            policy: the candidate.
+            trained_on: groups.
+            also: trajectories that it learned from outside of these groups.
+            who: for the audit log.
+        """
         with self._deciding() as connection:
             _insert_policy(
                 connection, policy, who=who, reason=f"trained on {len(trained_on)} groups", at=policy.created_at
             )
             _set_groups(connection, trained_on, "trained", None, policy.name)
-            if trained_on:
-                rows = [{"policy": policy.name, "group_id": key} for key in sorted(set(trained_on))]
+            taught = {*trained_on, *map(run_key, also)}
+            if taught:
+                rows = [{"policy": policy.name, "group_id": key} for key in sorted(taught)]
                 connection.execute(insert(tables.trainings), rows)
 
     def move(

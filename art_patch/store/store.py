@@ -56,6 +56,12 @@ class Store:
 
         return corrections_of(self._database, trajectory_ids)
 
+    def corrected(self, *, since: float, limit: int) -> tuple[str, ...]:
+        """Return the trajectories that were corrected after `since`, newest first, and none that is held out."""
+        from art_patch.store.corrections import corrected
+
+        return corrected(self._database, since=since, limit=limit)
+
     @cached_property
     def transfers(self) -> Transfers:
         """What left the store, and what came in."""

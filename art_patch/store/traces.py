@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Text, cast, func, select
 
 from art_patch.ids import MOST_REPLAYS, replay_id
 from art_patch.store import tables
+from art_patch.store.lineage import run_key
 from art_patch.store.loading import some_of
 
 _WAITING = ("formed", "scored")
@@ -155,6 +156,8 @@ def plan_of(connection: Connection, ids: Sequence[str], noted: dict[str, Any] | 
     g, members, trainings = tables.groups, tables.export_members, tables.trainings
     for some in some_of(ids):
         found.update(count_rows(connection, lambda column, some=some: column.in_(some)))
+        alone = list(map(run_key, some))
+        trained.update(connection.scalars(select(trainings.c.policy).where(trainings.c.group_id.in_(alone))))
         groups.update(connection.scalars(select(_T.c.group_id).where(_T.c.id.in_(some), _T.c.group_id.is_not(None))))
         exports.update(connection.scalars(select(members.c.export_id).where(members.c.trajectory_id.in_(some))))
     dead: set[str] = set()

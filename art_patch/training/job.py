@@ -27,7 +27,7 @@ from art_patch.training.rows import Row
 JOB = "job.safetensors"
 """The file's name in a job directory."""
 
-_FORMAT = 2
+_FORMAT = 3
 """Raised when older files can no longer be read."""
 
 
@@ -77,6 +77,7 @@ class TrainJob:
         groups: to be ranked; a group that teaches nothing has no part in it.
         demonstrations: to be imitated; what is learned is marked as sampled.
         pairs: to be told apart.
+        others: trajectories outside of the groups that some of it is of.
         mean_reward: of all trajectories that were scored, for people.
         figures: what it was made of and what was left out, for people; JSON values.
     """
@@ -89,6 +90,7 @@ class TrainJob:
     groups: tuple[TrainGroup, ...] = ()
     demonstrations: tuple[Row, ...] = ()
     pairs: tuple[Pair, ...] = ()
+    others: tuple[str, ...] = ()
     mean_reward: float | None = None
     figures: JSON = field(default_factory=dict[str, Any])
 
@@ -168,6 +170,7 @@ def read_job(directory: Path) -> TrainJob | None:
         ),
         demonstrations=tuple(next(rows) for _ in range(facts["demonstrations"])),
         pairs=tuple(Pair(next(rows), next(rows), source) for source in facts["pairs"]),
+        others=tuple(facts["others"]),
         mean_reward=facts["mean_reward"],
         figures=facts["figures"],
     )
@@ -192,6 +195,7 @@ def _to_bytes(job: TrainJob) -> bytes:
         ],
         "demonstrations": len(job.demonstrations),
         "pairs": [pair.source for pair in job.pairs],
+        "others": job.others,
         "mean_reward": job.mean_reward,
         "figures": job.figures,
     }

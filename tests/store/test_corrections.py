@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from art_patch.records import Correction, Group, Score
+from art_patch.records import Correction, Group, Policy, Score
 from art_patch.rewards.feedback import PEOPLE, Disagreement, disagreement
 from art_patch.store import Store
 from art_patch.store.browse import Filter
@@ -92,3 +92,26 @@ def test_people_and_the_judge_are_compared_without_reading_calls(store: Store):
     assert (group.id, group.scenario_key, [t.id for t in group.trajectories]) == ("g", "task:g", ["a", "b"])
     assert all(t.calls == () for t in group.trajectories)
     assert disagreement([group]) == Disagreement(pairs=1, against=1, tied=0, groups=1)
+
+
+def test_who_was_corrected_since_newest_first_and_none_that_is_held_out(store: Store):
+    for number, key in enumerate(("t1", "t2", "t3", "t4")):
+        store.write([info(key), call(f"{key}-c", key), correction(f"{key}-x", key, at=float(number))])
+    store.write([correction("t1-y", "t1", at=9.0), correction("x", "gone", at=9.0)])
+    (held, free) = (store.read.trajectories([key]) for key in ("t3", "t4"))
+    store.ledger.add_groups([Group("h", "task:h", "single", held, True), Group("f", "task:f", "single", free)], now=1.0)
+    assert store.corrected(since=0.0, limit=9) == ("t1", "t4", "t2")
+    assert store.corrected(since=0.0, limit=2) == ("t1", "t4")
+    assert store.corrected(since=1.0, limit=9) == ("t1", "t4")
+    assert store.corrected(since=9.0, limit=9) == ()
+
+
+def test_erasing_names_the_policies_that_learned_from_a_run_outside_of_groups(store: Store, execute: Execute):
+    store.write([info("t1", user_id="u"), call("t1-c", "t1"), info("t2", user_id="v"), call("t2-c", "t2")])
+    policy = Policy("agent@1", "base", "0" * 64, "candidate", 1.0, path="/adapters/agent@1")
+    store.ledger.add_candidate(policy, trained_on=[], also=["t1"], who="test")
+    assert store.rights.erase(user="v", dry_run=True).policies == ()
+    (taught,) = store.rights.erase(user="u").policies
+    assert taught.name == "agent@1"
+    assert "t1" not in str(execute("SELECT * FROM trainings"))
+    assert store.verify() == []

@@ -56,6 +56,7 @@ jobs = st.builds(
     groups=st.lists(st.builds(TrainGroup, st.text(max_size=5), st.lists(siblings, max_size=4).map(tuple))).map(tuple),
     demonstrations=st.lists(rows(), max_size=3).map(tuple),
     pairs=st.lists(st.builds(Pair, rows(), rows(), st.sampled_from(["correction", "group"])), max_size=2).map(tuple),
+    others=st.lists(st.text(max_size=3)).map(tuple),
     mean_reward=st.none() | st.floats(-1, 1),
     figures=st.dictionaries(st.text(max_size=3), st.none() | st.integers() | st.lists(st.text(max_size=3))),
 )

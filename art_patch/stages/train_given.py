@@ -1,0 +1,93 @@
+"""What is learned besides groups: upstream's good answers, and what people said that answers should have been.
+
+Corrections are learned whatever became of their run, unless its scenario is held out. In a group that waits they go
+with the group. Of all other runs the newest count that were said since the champion was trained: a LoRA that goes on
+has learned the older ones, and to be told them again in each cycle would drive it away from where it began. A new LoRA
+learns them all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from art_patch.grouping.scenario import given_scenario, is_held_out, task_key, task_of
+from art_patch.records import JSON, Correction, Group, Policy, Trajectory
+from art_patch.stages.run import Cycle, CycleConfig
+from art_patch.stages.train_text import BaseText
+from art_patch.training.demonstrations import demonstrations
+from art_patch.training.preferences import Pair, preferences
+from art_patch.training.rows import Row
+
+Scored = Sequence[tuple[Group, Sequence[float | None]]]
+"""Groups, each with its siblings' rewards."""
+
+_NEWEST = 256  # runs: people correct a handful a day, and more would outweigh what the groups of a cycle say
+_UPTO = "corrections_upto"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What is learned besides groups.
+
+    Attributes:
+        demonstrations: to be imitated.
+        pairs: to be told apart.
+        others: trajectories outside of the groups that these are of.
+        figures: what is not learned, and until when corrections are known.
+    """
+
+    demonstrations: tuple[Row, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    others: tuple[str, ...] = ()
+    figures: JSON = field(default_factory=dict[str, Any])
+
+
+def given(run: Cycle, champion: Policy, text: BaseText, scored: Scored) -> Given:
+    """Return what is given, as far as the config asks for it.
+
+    Raises:
+        ConfigError: it does, and the base has no chat template.
+    """
+    config = run.config.train
+    since = 0.0 if config.start == "base" else champion.figures.get("train", {}).get(_UPTO, 0.0)
+    if config.imitate_from is None and config.prefer_from is None:
+        return Given(figures={_UPTO: since} if since else {})
+    corrections, others, held_out = _corrections(run, scored, since)
+    renderer = text.renderer()
+    figures: dict[str, Any] = {_UPTO: run.now}
+    rows: tuple[Row, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    if config.imitate_from is not None:
+        shown = demonstrations(
+            scored, corrections, renderer, least_reward=config.imitate_from, max_tokens=config.max_tokens
+        )
+        rows, figures["not_imitated"] = shown.rows, dict(Counter(shown.left_out) + held_out)
+    if config.prefer_from is not None:
+        apart = preferences(scored, corrections, renderer, margin=config.prefer_from, max_tokens=config.max_tokens)
+        pairs, figures["not_preferred"] = apart.pairs, dict(Counter(apart.left_out) + held_out)
+    return Given(rows, pairs, others, figures)
+
+
+def _corrections(
+    run: Cycle, scored: Scored, since: float
+) -> tuple[list[tuple[Trajectory, list[Correction]]], tuple[str, ...], Counter[str]]:
+    """Corrected runs, those of them that are in no scored group, and how many of these are held out."""
+    siblings = {each.id: each for group, _ in scored for each in group.trajectories}
+    newest = run.store.corrected(since=since, limit=_NEWEST)
+    found = run.store.read.trajectories([key for key in newest if key not in siblings])
+    others = {each.id: each for each in found if not _is_held_out(each, run.config)}
+    held_out = Counter({"held out for the gate": len(found) - len(others)})
+    said = run.store.corrections([*siblings, *others])
+    runs = siblings | others
+    return [(runs[key], theirs) for key, theirs in said.items()], tuple(others), held_out
+
+
+def _is_held_out(run: Trajectory, config: CycleConfig) -> bool:
+    """By its own key or words; the store tells of those that grouping has brought together with others."""
+    scenario = given_scenario(run)
+    if scenario is None and run.calls:
+        scenario = task_key(task_of(run.calls[0], across=config.across)), "same_task"
+    return scenario is not None and is_held_out(scenario[0], config.holdout_share)

@@ -1,0 +1,96 @@
+"""Corrections, wherever their run is: learned once, and none of a held-out scenario."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from art_patch.grouping import is_held_out, scenario_of
+from art_patch.ids import new_id
+from art_patch.records import Call, Choice, Correction, Trajectory, TrajectoryInfo
+from art_patch.rewards.judge import Judge
+from tests.stages.test_train import TRAINING, die_after, rewarded_traffic
+from tests.test_cycle import Place, base, judge, place
+
+__all__ = ["base", "judge", "place"]
+
+pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
+
+GIVEN = replace(TRAINING, train=replace(TRAINING.train, imitate_from=5.0, prefer_from=5.0, max_kl_nats=None))
+"""No reward is as high, so that only corrections are learned."""
+
+CORRECTED = {"role": "assistant", "content": "seven"}
+
+
+def upstreams(place: Place, key: str, question: str) -> Trajectory:
+    """One run of upstream's that has no sibling."""
+    answer = Choice(0, {"role": "assistant", "content": "four"}, "stop")
+    asked = ({"role": "user", "content": question},)
+    call = Call(f"{key}-c", key, 1.0, "m", asked, (answer,), untrainable="answered by upstream")
+    place.store.write([TrajectoryInfo(key, 1.0), call])
+    return place.store.read.trajectories([key])[0]
+
+
+def lone_runs(place: Place) -> tuple[str, str]:
+    """One of a scenario that is learned from, and one of a scenario that is held out."""
+    found: dict[bool, str] = {}
+    for number in range(100):
+        run = upstreams(place, f"lone-{number}", f"what does item {chr(97 + number % 26) * (1 + number)} mean?")
+        scenario = scenario_of(run)
+        assert scenario is not None
+        found.setdefault(is_held_out(scenario[0], TRAINING.holdout_share), run.id)
+        if len(found) == 2:
+            return found[False], found[True]
+    raise AssertionError
+
+
+def correct(place: Place, *keys: str, at: float = 50.0) -> None:
+    place.store.write([Correction(new_id(), key, at, "user", CORRECTED) for key in keys])
+
+
+def learned(train: dict[str, Any]) -> tuple[int, int]:
+    return train["demonstrations"], train["pairs"]
+
+
+def test_a_correction_of_a_run_in_no_group_is_learned_once_and_none_that_is_held_out(place: Place, judge: Judge):
+    rewarded_traffic(place)
+    free, held_out = lone_runs(place)
+    correct(place, free, held_out)
+    train = place.cycle(judge, GIVEN).figures["train"]
+    assert learned(train) == (1, 1)
+    assert train["not_imitated"]["held out for the gate"] == train["not_preferred"]["held out for the gate"] == 1
+    assert train["corrections_upto"] == 100.0
+    assert [policy.name for policy in place.store.rights.erase(trajectory=free, dry_run=True).policies] == ["agent@1"]
+    assert place.store.rights.erase(trajectory=held_out, dry_run=True).policies == ()
+
+    rewarded_traffic(place, "agent@1", seed=1)
+    assert learned(place.cycle(judge, GIVEN).figures["train"]) == (0, 0)  # the champion knows it
+    rewarded_traffic(place, "agent@2", seed=2)
+    correct(place, free, at=101.0)
+    assert learned(place.cycle(judge, GIVEN).figures["train"]) == (1, 1)
+
+
+def test_a_new_lora_learns_all_of_them_again(place: Place, judge: Judge):
+    rewarded_traffic(place)
+    free, _ = lone_runs(place)
+    correct(place, free)
+    assert learned(place.cycle(judge, GIVEN).figures["train"]) == (1, 1)
+    rewarded_traffic(place, "agent@1", seed=1)
+    train = place.cycle(judge, TRAINING).figures["train"]  # nothing is given; what is known is not forgotten
+    assert (learned(train), train["corrections_upto"]) == ((0, 0), 100.0)
+    rewarded_traffic(place, "agent@2", seed=2)
+    anew = replace(GIVEN, train=replace(GIVEN.train, start="base"))
+    assert learned(place.cycle(judge, anew).figures["train"]) == (1, 1)
+
+
+def test_a_corrected_run_that_was_erased_meanwhile_is_not_learned_from(place: Place, judge: Judge):
+    rewarded_traffic(place)
+    free, _ = lone_runs(place)
+    correct(place, free)
+    die_after(place, judge, 1, GIVEN)
+    place.store.rights.erase(trajectory=free)
+    train = place.cycle(judge, GIVEN).figures["train"]
+    assert "resumed" not in train
+    assert learned(train) == (0, 0)
