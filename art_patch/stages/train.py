@@ -36,7 +36,10 @@ def train(run: Cycle, champion: Policy) -> tuple[Policy | None, str]:
             return None, reason
         job = make_job(run, champion, groups, run.adapters / f"{champion.model}@{_next_step(run, champion)}")
         if job is None:
-            return None, "no group teaches anything: every group was scored alike or is too old"
+            return (
+                None,
+                "no group teaches anything: every group was scored alike, or is too old or not exact",
+            )
     else:
         run.figures["train"] = {**job.figures, "resumed": True}
     return _made(run, champion, job), ""

@@ -69,7 +69,7 @@ def make_job(run: Cycle, champion: Policy, groups: Sequence[Group], target: Path
     text = base_text(champion.base, [each for group in groups for each in group.trajectories])
     also = given(run, champion, text, list(zip(groups, rewards_of_groups, strict=True)))
     alike = [group.id for group in found if not any(sibling.example.advantage for sibling in group.siblings)]
-    stale = [group.id for group in found if not group.teaches and group.id not in alike]
+    silent = [(group.id, report) for group, report in made if not group.teaches and group.id not in alike]
     mean_reward = sum(rewards) / len(rewards) if rewards else None
     run.figures["train"] = {
         "groups": len(groups),
@@ -81,7 +81,8 @@ def make_job(run: Cycle, champion: Policy, groups: Sequence[Group], target: Path
     }
     if not also.demonstrations and not also.pairs:  # else every group may have given some of it
         run.store.ledger.set_groups(alike, "dead", reason="all siblings were scored alike")
-        run.store.ledger.set_groups(stale, "stale", reason=_stale(config))
+        for key, report in silent:
+            run.store.ledger.set_groups([key], "stale", reason=_why_silent(report))
         found = [group for group in found if group.teaches]
     if not found:
         return None
@@ -108,13 +109,20 @@ def _group(
     whole = RowsReport()
     for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
         if _is_fresh(trajectory, champion, config.max_staleness):
-            rows, report = rows_and_report(trajectory, max_tokens=config.max_tokens)
+            rows, report = rows_and_report(
+                trajectory, max_tokens=config.max_tokens, learn_truncated=config.learn_truncated
+            )
         else:
             rows, report = (), RowsReport(left_out={_stale(config): len(trajectory.calls)})
         on_policy = all(call.policy == start for call in trajectory.calls)
         siblings.append(Sibling(trajectory.id, Example(rows, advantage), on_policy))
         whole += report
     return TrainGroup(group.id, tuple(siblings)), whole
+
+
+def _why_silent(report: RowsReport) -> str:
+    """Why a group has nothing that could be trained."""
+    return max(report.left_out, key=lambda reason: report.left_out[reason], default="longer than max_tokens")
 
 
 def _stale(config: TrainConfig) -> str:

@@ -48,6 +48,9 @@ class TrainConfig:
             such tokens move nothing by themselves.
         micro_batch_tokens: distinct tokens computed at once; bounds memory, changes no result beyond rounding.
         max_tokens: longer rows are cut at the end, after the baseline was taken with them in the group.
+        learn_truncated: train answers that were cut off at their length limit. A judge that punishes them teaches to be
+            brief, but also to write nothing of what was in them; `False` leaves their tokens out. Their runs still
+            count in the baseline of their group, see `art_patch.training.rows`.
         gradient_checkpointing: compute each block again in the backward: a third more time, much less memory. `None`:
             on a GPU only.
         dtype: of the base's weights; "auto" is bfloat16 on a GPU and float32 on a CPU. The LoRA is float32. Take what
@@ -78,6 +81,7 @@ class TrainConfig:
     max_clip_fraction: float | None = None
     micro_batch_tokens: int = 16_384
     max_tokens: int = 32_768
+    learn_truncated: bool = True
     gradient_checkpointing: bool | None = None
     dtype: Dtype = "auto"
     seed: int = 0
@@ -144,6 +148,7 @@ _LIMITS: dict[str, _Limit] = {
     ),
     "micro_batch_tokens": _WHOLE_FROM_1,
     "max_tokens": _WHOLE_FROM_1,
+    "learn_truncated": (lambda value: isinstance(value, bool), "True or False"),
     "gradient_checkpointing": (lambda value: isinstance(value, bool), "True, False, or None to decide by the machine"),
     "seed": _WHOLE_FROM_0,
     "checkpoint_every_s": _FROM_0,

@@ -10,6 +10,11 @@ Of `n > 1` answers the one that the app went on with is trained: the reward spea
 
 A row is cut after `max_tokens`. What is cut off is not trained; the trajectory still counts in its group's baseline.
 
+An answer that was cut off at its length limit is trained as any other, unless `learn_truncated` is false: then it is
+context for what follows, and nothing of it is trained. Its run still counts in its group's baseline and scale, so the
+advantages of its siblings are the same. The loss's normalisers count what is trained: tokens without those of such
+answers, and trajectories that have a trained token left (TRL's `mask_truncated_completions` counts the others too).
+
 A call that cannot be proven exact (`art_patch.proof`), whatever its record says of itself, is left out and counted by
 reason; ids and log-probabilities that differ in number are one.
 """
@@ -23,6 +28,9 @@ from dataclasses import dataclass, field
 from art_patch.proof import why_untrainable
 from art_patch.records import Call, Trajectory
 from art_patch.transcripts import chosen_choice
+
+TRUNCATED = "the answer was cut off at its length limit"
+"""Why an answer is not learned if `learn_truncated` is false."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +64,14 @@ class Turn:
         answer_ids_A: what is learned.
         logprobs_A: the behaviour policy's log-probability of each; 0 where no policy of ours answered.
         temperature: that they were sampled at.
+        truncated: it was cut off at its length limit.
     """
 
     prompt_ids: tuple[int, ...]
     answer_ids_A: tuple[int, ...]
     logprobs_A: tuple[float, ...]
     temperature: float = 1.0
+    truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +83,16 @@ class RowsReport:
         forks: calls, after the first of their trajectory, that no row was extended by.
         tokens: sampled tokens in the rows: what is trained.
         cut_tokens: sampled tokens beyond `max_tokens`.
+        truncated_tokens: sampled tokens of answers that were cut off at their length limit, if these are not learned.
         other_choices: answers that the app did not go on with.
-        left_out: calls that are not in the rows, by reason.
+        left_out: calls of which nothing is trained, by reason.
     """
 
     rows: int = 0
     forks: int = 0
     tokens: int = 0
     cut_tokens: int = 0
+    truncated_tokens: int = 0
     other_choices: int = 0
     left_out: Mapping[str, int] = field(default_factory=dict[str, int])
 
@@ -91,6 +103,7 @@ class RowsReport:
             self.forks + other.forks,
             self.tokens + other.tokens,
             self.cut_tokens + other.cut_tokens,
+            self.truncated_tokens + other.truncated_tokens,
             self.other_choices + other.other_choices,
             dict(Counter(self.left_out) + Counter(other.left_out)),
         )
@@ -106,8 +119,16 @@ def rows_of(trajectory: Trajectory, *, max_tokens: int) -> tuple[Row, ...]:
     return rows_and_report(trajectory, max_tokens=max_tokens)[0]
 
 
-def rows_and_report(trajectory: Trajectory, *, max_tokens: int) -> tuple[tuple[Row, ...], RowsReport]:
-    """Return the trajectory's rows as `rows_of` does, and how they came about."""
+def rows_and_report(
+    trajectory: Trajectory, *, max_tokens: int, learn_truncated: bool = True
+) -> tuple[tuple[Row, ...], RowsReport]:
+    """Return the trajectory's rows as `rows_of` does, and how they came about.
+
+    Args:
+        trajectory: as in `rows_of`.
+        max_tokens: as in `rows_of`.
+        learn_truncated: train answers that were cut off at their length limit.
+    """
     turns: list[Turn] = []
     left_out: Counter[str] = Counter()
     others = 0
@@ -118,7 +139,10 @@ def rows_and_report(trajectory: Trajectory, *, max_tokens: int) -> tuple[tuple[R
             others += len(call.choices) - 1
         else:
             left_out[found] += 1
-    whole = merge(turns)
+    not_learned = [turn for turn in turns if turn.truncated and not learn_truncated]
+    if not_learned:
+        left_out[TRUNCATED] = len(not_learned)
+    whole = merge(turns, learn_truncated=learn_truncated)
     rows = cut(whole, max_tokens)
     tokens = total_sampled(rows)
     return rows, RowsReport(
@@ -126,21 +150,27 @@ def rows_and_report(trajectory: Trajectory, *, max_tokens: int) -> tuple[tuple[R
         forks=max(0, len(whole) - 1),
         tokens=tokens,
         cut_tokens=total_sampled(whole) - tokens,
+        truncated_tokens=sum(len(turn.answer_ids_A) for turn in not_learned),
         other_choices=others,
         left_out=dict(left_out),
     )
 
 
-def merge(turns: Iterable[Turn]) -> tuple[Row, ...]:
-    """Return rows in which each turn's answer is marked once; turns that extend each other share a row."""
+def merge(turns: Iterable[Turn], *, learn_truncated: bool = True) -> tuple[Row, ...]:
+    """Return rows in which each turn's answer is marked once; turns that extend each other share a row.
+
+    Args:
+        turns: in order.
+        learn_truncated: mark truncated answers too; a row of which nothing is marked may be left then.
+    """
     rows: list[Row] = []
     for turn in turns:
         extended = [index for index, row in enumerate(rows) if _extends(turn.prompt_ids, row.ids_T)]
         if extended:
             longest = max(extended, key=lambda index: len(rows[index].ids_T))
-            rows[longest] = _continued(rows[longest], turn)
+            rows[longest] = _continued(rows[longest], turn, learn_truncated)
         else:
-            rows.append(_continued(Row((), (), (), ()), turn))
+            rows.append(_continued(Row((), (), (), ()), turn, learn_truncated))
     return tuple(rows)
 
 
@@ -170,7 +200,11 @@ def recorded_turn(call: Call, later: Sequence[Call]) -> Turn | str:
         return "no answer"  # proven to be there, but the type checker does not know
     temperature = call.params.get("temperature")
     return Turn(
-        call.prompt_token_ids, choice.token_ids, choice.logprobs, 1.0 if temperature is None else float(temperature)
+        call.prompt_token_ids,
+        choice.token_ids,
+        choice.logprobs,
+        1.0 if temperature is None else float(temperature),
+        truncated=choice.finish_reason == "length",
     )
 
 
@@ -180,8 +214,10 @@ def _extends(prompt_ids: tuple[int, ...], ids_T: tuple[int, ...]) -> bool:
     return length <= len(prompt_ids) and prompt_ids[length - 1] == ids_T[-1] and prompt_ids[:length] == ids_T
 
 
-def _continued(row: Row, turn: Turn) -> Row:
+def _continued(row: Row, turn: Turn, learn_truncated: bool) -> Row:
     given, answer = len(turn.prompt_ids) - len(row.ids_T), len(turn.answer_ids_A)
+    if turn.truncated and not learn_truncated:
+        turn, given, answer = Turn(turn.prompt_ids + turn.answer_ids_A, (), ()), given + answer, 0
     return Row(
         ids_T=turn.prompt_ids + turn.answer_ids_A,
         sampled_T=row.sampled_T + (False,) * given + (True,) * answer,

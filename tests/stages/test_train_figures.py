@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,8 +15,13 @@ from art_patch.errors import ConfigError
 from art_patch.rewards.judge import Judge
 from art_patch.serving.embedded.prompts import PromptEncoder
 from art_patch.stages.run import Run
+from art_patch.stages.train_job import make_job
 from art_patch.stages.train_text import base_text, round_trip_figures
+from art_patch.training.job import TrainJob
+from art_patch.training.plan import lessons_of
+from art_patch.training.rows import TRUNCATED
 from tests.factory import make_call, make_trajectory
+from tests.stages.learning import Learning, answered
 from tests.stages.test_resample import RESAMPLING, upstream_traffic
 from tests.stages.test_train import TRAINING, die_after, reward, rewarded_traffic
 from tests.test_cycle import Place, base, judge, place
@@ -37,7 +44,7 @@ def test_rows_of_all_groups_are_counted_and_stay_with_the_policy(place: Place, j
     rows = report.figures["train"]["rows"]
     assert rows == {
         "rows": len(calls), "forks": 0, "tokens": sum(len(call.choices[0].token_ids) for call in calls),
-        "cut_tokens": 0, "other_choices": 0, "left_out": {},
+        "cut_tokens": 0, "truncated_tokens": 0, "other_choices": 0, "left_out": {},
     }  # fmt: skip
     policy = place.store.ledger.policy("agent@1")
     assert policy is not None
@@ -141,3 +148,48 @@ def test_recorded_calls_that_the_template_gives_back_are_exact(base: Path):
     found = round_trip_figures(run, base_text(str(base), [make_trajectory("t", call)]))
     assert (found["calls"], found["exact"], found["differences"]) == (1, 1, {})
     assert run.figures == {}
+
+
+@pytest.fixture
+def learning(tmp_path: Path, base: Path) -> Iterator[Learning]:
+    here = Learning(tmp_path, base)
+    yield here
+    assert here.store.verify() == []
+    here.store.close()
+
+
+def job_of(learning: Learning, **train: Any) -> tuple[TrainJob | None, dict[str, Any]]:
+    cycle = learning.cycle(**train)
+    groups = cycle.store.read.groups(state="scored", held_out=False)
+    return make_job(cycle, learning.champion, groups, learning.adapters / "agent@1"), cycle.figures["train"]
+
+
+def advantages(job: TrainJob) -> list[float]:
+    return [sibling.example.advantage for group in job.groups for sibling in group.siblings]
+
+
+def test_what_was_cut_off_is_not_trained_and_its_siblings_advantages_are_the_same(learning: Learning):
+    turns = answered((1, 2), (3, 4, 5), "length"), answered((1, 2, 3, 4, 5, 6), (7,))
+    learning.group("g", (0.1, turns), (0.7, [answered((1, 2), (9, 8))]), (0.2, [answered((1, 2), (6,) * 9, "length")]))
+    (whole, all_figures), (job, figures) = job_of(learning), job_of(learning, learn_truncated=False)
+    assert whole is not None and job is not None
+    assert advantages(job) == advantages(whole)
+    (group,), (before,) = job.groups, whole.groups
+    first, second, third = (sibling.example.rows for sibling in group.siblings)
+    assert [row.sampled_T for row in first] == [(False,) * 6 + (True,)]
+    assert second == before.siblings[1].example.rows
+    assert third == ()
+    assert (all_figures["rows"]["tokens"], figures["rows"]["tokens"]) == (15, 3)
+    assert (figures["rows"]["truncated_tokens"], figures["rows"]["left_out"]) == (12, {TRUNCATED: 2})
+    # what the loss divides by: tokens that are trained, and trajectories that have any
+    ((lesson,), (known,)) = lessons_of(job), lessons_of(whole)
+    assert ((lesson.tokens, lesson.trajectories), (known.tokens, known.trajectories)) == ((3, 2), (15, 3))
+
+
+def test_a_group_in_which_everything_was_cut_off_is_put_aside_with_that_reason(learning: Learning):
+    learning.group("g", (0.0, [answered((1,), (2,), "length")]), (1.0, [answered((1,), (3,), "length")]))
+    job, _ = job_of(learning, learn_truncated=False)
+    assert job is None
+    assert learning.store.read.group_ids(state="stale") == ("g",)
+    with sqlite3.connect(learning.adapters.parent / "store.db") as raw:
+        assert raw.execute("SELECT reason FROM groups").fetchall() == [(TRUNCATED,)]

@@ -31,6 +31,7 @@ from art_patch.training.guards import why_broken, why_stop
         ("max_clip_fraction", 1.5, "above 0 and at most 1, or None for no bound"),
         ("prefer_from", 0.0, "a number above 0, or None"),
         ("imitate_from", math.nan, "a number, or None"),
+        ("learn_truncated", None, "True or False"),
         ("gradient_checkpointing", 1, "True, False, or None"),
         ("start", "zero", "choose one of: champion, base"),
         ("reference", None, "choose one of: base, champion"),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_patch.records import Call, Choice
-from art_patch.training.rows import RowsReport, rows_and_report, rows_of
+from art_patch.training.rows import TRUNCATED, Row, RowsReport, rows_and_report, rows_of
 from tests.factory import make_call, make_trajectory
 from tests.tiny import make_tokenizer
 from tests.training.templates import tokenizer_with
@@ -148,6 +148,33 @@ def test_reports_add_up():
 # whatever the tree of calls
 
 
+def truncated(key: str, prompt: tuple[int, ...], answer: tuple[int, ...]) -> Call:
+    call = turn(key, prompt, answer)
+    return replace(call, choices=(replace(call.choices[0], finish_reason="length"),))
+
+
+def test_an_answer_that_was_cut_off_is_context_if_it_is_not_to_be_learned():
+    calls = turn("a", (1,), (2,)), truncated("b", (1, 2, 3), (4, 5)), turn("c", (1, 2, 3, 4, 5, 6), (7,))
+    trajectory = make_trajectory("t", *calls)
+    (row,), report = rows_and_report(trajectory, max_tokens=100, learn_truncated=False)
+    assert row == Row(
+        ids_T=(1, 2, 3, 4, 5, 6, 7),
+        sampled_T=(False, True, False, False, False, False, True),
+        logprobs_T=(0, -0.5, 0, 0, 0, 0, -0.5),
+        temperature_T=(1.0,) * 7,
+    )
+    assert report == RowsReport(rows=1, tokens=2, truncated_tokens=2, left_out={TRUNCATED: 1})
+    assert report_of(*calls) == RowsReport(rows=1, tokens=4)
+
+
+def test_a_row_in_which_only_that_was_sampled_is_gone():
+    trajectory = make_trajectory("t", truncated("a", (1,), (2, 3)))
+    assert rows_and_report(trajectory, max_tokens=100, learn_truncated=False) == (
+        (),
+        RowsReport(truncated_tokens=2, left_out={TRUNCATED: 1}),
+    )
+
+
 @st.composite
 def trees(draw: st.DrawFn) -> list[Call]:
     """Calls of an agent and its sub-agents: each goes on from a part of what was said before, or from nothing.
@@ -244,3 +271,23 @@ def test_a_template_that_strips_thinking_forks_and_each_answer_is_trained_in_the
 
 def test_a_policy_that_is_not_ours_is_never_trained_even_if_its_ids_are_known():
     assert ids_of(replace(turn("a", (1,), (2,)), policy=None)) == []
+
+
+@given(trees(), st.sets(st.integers(0, 7)))
+def test_exactly_the_tokens_of_answers_that_were_cut_off_are_not_trained(calls: list[Call], which: set[int]):
+    ended = [
+        truncated(call.id, call.prompt_token_ids or (), call.choices[0].token_ids or ()) if n in which else call
+        for n, call in enumerate(calls)
+    ]
+    trajectory = make_trajectory("t", *ended)
+    (all_rows, all_report), (rows, report) = (
+        rows_and_report(trajectory, max_tokens=1_000, learn_truncated=learn) for learn in (True, False)
+    )
+
+    def trained(rows: tuple[Row, ...]) -> set[int]:
+        return {token for row in rows for token, sampled in zip(row.ids_T, row.sampled_T, strict=True) if sampled}
+
+    gone = {token for n, call in enumerate(calls) if n in which for token in call.choices[0].token_ids or ()}
+    assert trained(rows) == trained(all_rows) - gone
+    assert (report.tokens, report.truncated_tokens) == (all_report.tokens - len(gone), len(gone))
+    assert report.left_out == ({TRUNCATED: len(which & set(range(len(calls))))} if gone else {})
