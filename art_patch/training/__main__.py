@@ -1,4 +1,8 @@
-"""`python -m art_patch.training JOB_DIRECTORY`: one process of an update, started by `launch`."""
+"""`python -m art_patch.training JOB_DIRECTORY`: one process of an update, started by `launch`, or by hand.
+
+`torchrun --nproc-per-node N -m art_patch.training JOB_DIRECTORY` makes N processes of it; torchrun's own store listens
+on all interfaces then, which `launch` avoids.
+"""
 
 from __future__ import annotations
 

@@ -1,29 +1,34 @@
-"""Processes that make one update: started by torchrun, heard, and never left behind.
+"""Processes that make one update on this machine: started, heard, and never left behind.
 
-They tell what goes on as lines of JSON on their output, which this process passes on. They hold the other end of a
-pipe, and end when it closes: so they do not outlive this process, however it ended. If one of them dies, torchrun ends
-the others.
+They find each other through a file that only this user can reach, and talk over the loopback interface: nothing of an
+update listens to a network. They tell what goes on as lines of JSON on their output, which this process passes on. They
+hold the other end of a pipe, and end when it closes: so they do not outlive this process, however it ended. If one of
+them dies, the others are ended.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from queue import SimpleQueue
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
 
 from art_patch.errors import ArtPatchError, ConfigError, TrainingError
 from art_patch.training.notes import Progress
+from art_patch.training.ranks import RENDEZVOUS
 
 _MARK = "art_patch.training: "
 _KEPT_LINES = 20
-_END_S = 10.0
+_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 def launch(directory: Path, processes: int, progress: Progress) -> None:
@@ -36,11 +41,30 @@ def launch(directory: Path, processes: int, progress: Progress) -> None:
 
     Raises:
         TrainingError: the update failed, or a process died.
+        ConfigError: this machine cannot do as the job's config says.
     """
-    module = ["-m", "art_patch.training", str(directory)]
-    several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    process = subprocess.Popen(
-        [sys.executable, *(several if processes > 1 else []), *module],
+    started: list[subprocess.Popen[str]] = []
+    with TemporaryDirectory(prefix="rendezvous-", dir=directory) as private:
+        try:
+            for rank in range(processes):
+                started.append(_start(directory, rank, _environment(processes, Path(private) / "store")))
+            _listen(started, progress)
+        finally:
+            _end(started)
+
+
+def _environment(processes: int, rendezvous: Path) -> dict[str, str]:
+    """What all of them are told; what a user has set about interfaces and threads holds."""
+    defaults = {"GLOO_SOCKET_IFNAME": _LOOPBACK, "NCCL_SOCKET_IFNAME": _LOOPBACK}
+    if processes > 1:
+        defaults["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // processes))
+    return {**defaults, **os.environ, "WORLD_SIZE": str(processes), RENDEZVOUS: str(rendezvous)}
+
+
+def _start(directory: Path, rank: int, environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "art_patch.training", str(directory)],
+        env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -48,13 +72,45 @@ def launch(directory: Path, processes: int, progress: Progress) -> None:
         errors="replace",
         start_new_session=True,  # Ctrl-C comes to us alone, and we end them
     )
-    try:
-        failure, tail = _listen(process.stdout, progress)
-        code = process.wait()
-    finally:
-        _end(process)
-    if failure is not None:
-        raise failure
+
+
+def _listen(started: list[subprocess.Popen[str]], progress: Progress) -> None:
+    """Pass on what they tell until all have ended well; raise what the first to fail tells, or says last."""
+    heard: SimpleQueue[tuple[int, str | None]] = SimpleQueue()
+    for rank, process in enumerate(started):
+        threading.Thread(target=_hear, args=(rank, process, heard), daemon=True).start()
+    tails = [deque[str](maxlen=_KEPT_LINES) for _ in started]
+    running = len(started)
+    while running:
+        rank, line = heard.get()
+        if line is None:
+            running -= 1
+            _require_success(started[rank].wait(), tails[rank])
+        elif line.startswith(_MARK):
+            _pass_on(json.loads(line.removeprefix(_MARK)), progress)
+        else:
+            tails[rank].append(line.rstrip())
+
+
+def _hear(rank: int, process: subprocess.Popen[str], heard: SimpleQueue[tuple[int, str | None]]) -> None:
+    """Queue the lines of one of them, and `None` after the last."""
+    if process.stdout is not None:
+        with process.stdout as output:
+            for line in output:
+                heard.put((rank, line))
+    heard.put((rank, None))
+
+
+def _pass_on(told: dict[str, Any], progress: Progress) -> None:
+    if "error" in told:
+        raise _KINDS.get(told["error"], TrainingError)(told["message"])
+    progress(told["done"], told["total"], told["note"])
+
+
+_KINDS: dict[str, type[ArtPatchError]] = {kind.__name__: kind for kind in (ConfigError, TrainingError)}
+
+
+def _require_success(code: int, tail: deque[str]) -> None:
     if code != 0:
         said = "\n".join(tail)
         raise TrainingError(
@@ -63,38 +119,15 @@ def launch(directory: Path, processes: int, progress: Progress) -> None:
         )
 
 
-def _listen(output: IO[str] | None, progress: Progress) -> tuple[ArtPatchError | None, deque[str]]:
-    """Pass on what the processes tell until all have closed their output; return an error they told of."""
-    failure: ArtPatchError | None = None
-    tail: deque[str] = deque(maxlen=_KEPT_LINES)
-    for line in output or ():
-        if not line.startswith(_MARK):
-            tail.append(line.rstrip())
-            continue
-        told: dict[str, Any] = json.loads(line.removeprefix(_MARK))
-        if "error" in told:
-            failure = failure or _KINDS.get(told["error"], TrainingError)(told["message"])
-        else:
-            progress(told["done"], told["total"], told["note"])
-    return failure, tail
-
-
-_KINDS: dict[str, type[ArtPatchError]] = {kind.__name__: kind for kind in (ConfigError, TrainingError)}
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """See to it that none of them is left: the closed pipe ends those that a signal does not reach."""
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
+def _end(started: list[subprocess.Popen[str]]) -> None:
+    """See to it that none of them is left. All they write is published by rename, so none needs time to tidy up."""
+    for process in started:
+        process.kill()
+        if process.stdin is not None:
             with suppress(OSError):
-                pipe.close()
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+                process.stdin.close()
+    for process in started:
+        process.wait()
 
 
 # in the processes that were started
@@ -116,7 +149,9 @@ def _say(what: dict[str, Any]) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when the one that started it has ended: then nobody writes to our input, and it closes."""
+    """End this process when `launch` has ended, if that started it: then nobody holds our input open."""
+    if RENDEZVOUS not in os.environ:
+        return
 
     def watch() -> None:
         with suppress(OSError):

@@ -17,6 +17,9 @@ from torch import Tensor
 
 from art_patch.training.packing import Example, Pack, packs_of
 
+RENDEZVOUS = "ART_PATCH_RENDEZVOUS"
+"""Variable that names the file through which processes that `launch` started find each other."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
@@ -87,16 +90,19 @@ ALONE = Ranks()
 
 @contextmanager
 def joined() -> Generator[Ranks]:
-    """Stand among the processes that torchrun has started; alone without it."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+    """Stand among the processes that `launch` has started, or a user's torchrun; alone if there are no others.
+
+    Those of `launch` meet through its file, those of torchrun where its environment says (`MASTER_ADDR`).
+    """
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
         yield ALONE
         return
-    rank = int(os.environ["LOCAL_RANK"])
+    rank, path = int(os.environ["RANK"]), os.environ.get(RENDEZVOUS)
     cuda = torch.cuda.is_available()
     if cuda:
-        torch.cuda.set_device(rank)
-    dist.init_process_group("nccl" if cuda else "gloo")
-    try:
-        yield Ranks(dist.get_rank(), dist.get_world_size())
-    finally:
-        dist.destroy_process_group()
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    store = None if path is None else dist.FileStore(path, size)  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=size)
+    yield Ranks(rank, size)
+    dist.destroy_process_group()  # not after an error: the others would fail too, and might be taken for its cause

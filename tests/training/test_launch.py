@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,13 @@ def require_none_left(directory: Path) -> None:
         time.sleep(0.1)
 
 
+def require_same_weights(adapters: Path) -> None:
+    first, second = (weights_of(adapters / f"agent@{step}") for step in (1, 2))
+    assert first.keys() == second.keys()
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], atol=1e-6, rtol=0)
+
+
 @pytest.fixture
 def job(base: Path, tmp_path: Path) -> TrainJob:
     groups = random_groups(base, groups=4, siblings=3)
@@ -64,10 +73,8 @@ def test_several_processes_make_the_policy_of_one(base: Path, tmp_path: Path, pr
     together = make_job(base, tmp_path / "adapters" / "agent@2", groups, processes=processes, **changes)
     said: list[tuple[int, int, str]] = []
     one = run_job(alone, tmp_path / "alone")
-    many = run_job(together, tmp_path / "together", progress=lambda *at: said.append(at))
-    first, second = (weights_of(tmp_path / "adapters" / f"agent@{step}") for step in (1, 2))
-    for name in first:
-        torch.testing.assert_close(first[name], second[name], atol=1e-6, rtol=0)
+    many = run_job(together, tmp_path / "together", progress=lambda done, total, note: said.append((done, total, note)))
+    require_same_weights(tmp_path / "adapters")
     assert [at[:2] for at in said] == [(done, 6) for done in range(7)]
     for mine, theirs in zip(one.history, many.history, strict=True):
         names = ("loss", "kl_nats", "entropy_nats", "grad_norm", "clip_fraction", "effective_share", "tokens")
@@ -84,20 +91,38 @@ def test_an_error_of_theirs_is_ours(base: Path, tmp_path: Path):
     assert not (tmp_path / "adapters").exists()
 
 
-def test_one_that_dies_ends_all_with_an_error(job: TrainJob, tmp_path: Path):
+@pytest.mark.parametrize("which", [min, max])
+def test_one_that_dies_ends_all_with_an_error_and_its_last_words(
+    job: TrainJob, tmp_path: Path, which: Callable[[list[int]], int], monkeypatch: pytest.MonkeyPatch
+):
     def kill_one(done: int, total: int, note: str) -> None:
         if done == 2:
-            os.kill(max(processes_of(tmp_path / "job")), signal.SIGKILL)
+            os.kill(which(processes_of(tmp_path / "job")), signal.SIGABRT)
 
+    monkeypatch.setenv("PYTHONFAULTHANDLER", "1")
     claim(tmp_path / "job", job)
-    with pytest.raises(TrainingError, match=r"a training process ended with .*goes on from its last checkpoint"):
+    told = r"(?s)a training process ended with -6; .*goes on from its last checkpoint.*\n  File .*__main__\.py"
+    with pytest.raises(TrainingError, match=told):
         launch(tmp_path / "job", 2, kill_one)
     require_none_left(tmp_path / "job")
     assert (tmp_path / "job" / "checkpoint.safetensors").exists()
+    assert not list((tmp_path / "job").glob("rendezvous-*"))
+
+
+def test_torchrun_by_hand_makes_the_same_policy(base: Path, tmp_path: Path):
+    groups = random_groups(base, groups=2, siblings=3)
+    alone = make_job(base, tmp_path / "adapters" / "agent@1", groups, learning_rate=1e-3)
+    by_hand = make_job(base, tmp_path / "adapters" / "agent@2", groups, learning_rate=1e-3, processes=2)
+    run_job(alone, tmp_path / "alone")
+    claim(tmp_path / "by_hand", by_hand)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *torchrun, "-m", "art_patch.training", str(tmp_path / "by_hand")]
+    subprocess.run(command, stdin=subprocess.DEVNULL, check=True)
+    require_same_weights(tmp_path / "adapters")
 
 
 @contextmanager
-def launcher(directory: Path) -> Iterator[subprocess.Popen[str]]:
+def launcher(directory: Path) -> Generator[subprocess.Popen[str]]:
     """A program that launches the job, once the first step is made."""
     code = (
         "import sys; from pathlib import Path; from art_patch.training.launch import launch\n"
@@ -120,7 +145,27 @@ def launcher(directory: Path) -> Iterator[subprocess.Popen[str]]:
 def test_none_outlives_the_program_that_launched_them(job: TrainJob, tmp_path: Path, how: signal.Signals):
     claim(tmp_path / "job", job)
     with launcher(tmp_path / "job") as process:
-        assert len(processes_of(tmp_path / "job")) == 4  # the program, torchrun, and its two
+        assert len(processes_of(tmp_path / "job")) == 3  # the program and its two
         process.send_signal(how)
         assert process.wait(60) != 0
         require_none_left(tmp_path / "job")
+
+
+def listening(processes: list[int]) -> set[str]:
+    """The addresses on which they listen."""
+    links = [os.readlink(link) for pid in processes for link in Path(f"/proc/{pid}/fd").iterdir()]
+    found: set[str] = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in links:
+                words = bytes.fromhex(local.split(":")[0])
+                packed = struct.pack(f">{len(words) // 4}I", *struct.unpack(f"={len(words) // 4}I", words))
+                found.add(socket.inet_ntop(family, packed))
+    return found
+
+
+def test_nothing_of_an_update_listens_beyond_loopback(job: TrainJob, tmp_path: Path):
+    claim(tmp_path / "job", job)
+    with launcher(tmp_path / "job"):
+        assert listening(processes_of(tmp_path / "job")) == {"127.0.0.1"}
