@@ -12,6 +12,7 @@ from art_patch.records import Group, Policy, Trajectory
 from art_patch.rewards.combine import rewards_G
 from art_patch.stages.run import Cycle
 from art_patch.stages.train_given import given
+from art_patch.stages.train_rehearsal import rehearsal
 from art_patch.stages.train_text import base_text, round_trip_figures
 from art_patch.training import TrainConfig
 from art_patch.training.advantages import advantages_of_groups
@@ -68,6 +69,7 @@ def make_job(run: Cycle, champion: Policy, groups: Sequence[Group], target: Path
     found = [group for group, _ in made]
     text = base_text(champion.base, [each for group in groups for each in group.trajectories])
     also = given(run, champion, text, list(zip(groups, rewards_of_groups, strict=True)))
+    again = rehearsal(run, champion)
     alike = [group.id for group in found if not any(sibling.example.advantage for sibling in group.siblings)]
     silent = [(group.id, report) for group, report in made if not group.teaches and group.id not in alike]
     mean_reward = sum(rewards) / len(rewards) if rewards else None
@@ -78,6 +80,7 @@ def make_job(run: Cycle, champion: Policy, groups: Sequence[Group], target: Path
         "rows": asdict(sum((report for _, report in made), RowsReport())),
         "round_trips": round_trip_figures(run, text),
         **also.figures,
+        **again.figures,
     }
     if not also.demonstrations and not also.pairs:  # else every group may have given some of it
         run.store.ledger.set_groups(alike, "dead", reason="all siblings were scored alike")
@@ -95,7 +98,8 @@ def make_job(run: Cycle, champion: Policy, groups: Sequence[Group], target: Path
         groups=tuple(found),
         demonstrations=also.demonstrations,
         pairs=also.pairs,
-        others=also.others,
+        rehearsal=again.rows,
+        others=(*also.others, *again.others),
         mean_reward=mean_reward,
         figures=run.figures["train"],
     )

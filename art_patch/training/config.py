@@ -39,6 +39,10 @@ class TrainConfig:
             are ranked, see `demonstrations`. `None`: nothing is.
         prefer_from: siblings whose rewards differ by at least this much, and corrections, are told apart likewise, see
             `preferences`. `None`: nothing is.
+        rehearse_from: against forgetting, each step on groups also imitates a few answers that are known already: the
+            model's own of earlier cycles in runs of at least this reward, and demonstrations. `None`: none.
+        rehearse_weight: of their mean negative log-likelihood beside the groups' loss. Too much, and nothing new is
+            learned.
         preference_beta: of DPO: the larger, the nearer the policy stays to where it began.
         max_grad_norm: gradients are scaled down to this norm, once an optimizer step.
         max_staleness: trajectories of policies more than this many steps behind the champion are not trained on.
@@ -74,6 +78,8 @@ class TrainConfig:
     advantage_scale: Scale = "group"
     imitate_from: float | None = None
     prefer_from: float | None = None
+    rehearse_from: float | None = None
+    rehearse_weight: float = 0.1
     preference_beta: float = 0.1
     max_grad_norm: float = 1.0
     max_staleness: int = 2
@@ -138,6 +144,8 @@ _LIMITS: dict[str, _Limit] = {
     "lora_alpha": _WHOLE_FROM_1,
     "imitate_from": (_is_number, "a number, or None to imitate nothing"),
     "prefer_from": (_ABOVE_0[0], "a number above 0, or None to prefer nothing"),
+    "rehearse_from": (_is_number, "a number, or None to rehearse nothing"),
+    "rehearse_weight": _ABOVE_0,
     "preference_beta": _ABOVE_0,
     "max_grad_norm": _ABOVE_0,
     "max_staleness": _WHOLE_FROM_0,
@@ -154,4 +162,11 @@ _LIMITS: dict[str, _Limit] = {
     "checkpoint_every_s": _FROM_0,
     "processes": _WHOLE_FROM_1,
 }
-_MAY_BE_NONE = ("imitate_from", "prefer_from", "max_kl_nats", "max_clip_fraction", "gradient_checkpointing")
+_MAY_BE_NONE = (
+    "imitate_from",
+    "prefer_from",
+    "rehearse_from",
+    "max_kl_nats",
+    "max_clip_fraction",
+    "gradient_checkpointing",
+)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from art_patch.training.loss import LossInput, LossMetrics, policy_loss
 from art_patch.training.packing import Example, Pack
 from art_patch.training.plan import PhaseName, lessons_of
 from art_patch.training.ranks import Ranks
+from art_patch.training.rows import Row
 from art_patch.training.scoring import Scored, Scorer
 from art_patch.training.start_scores import StartScores
 from art_patch.training.supervised import (
@@ -73,11 +74,14 @@ def work_of(pack: Pack, scored: Scored) -> Sums:
     }
 
 
-def gradients_of(job: TrainJob, scorer: Scorer, start: StartScores, ranks: Ranks) -> dict[PhaseName, Gradient]:
-    """Return how each phase learns."""
+def gradients_of(
+    job: TrainJob, scorer: Scorer, start: StartScores, ranks: Ranks
+) -> dict[PhaseName | Literal["rehearse"], Gradient]:
+    """Return how each phase learns, and how what is rehearsed is learned beside groups."""
     maker = _Maker(scorer, job.config, ranks)
     return {
-        "imitate": _of_demonstrations(job, maker),
+        "imitate": _of_given(job.demonstrations, 1.0, maker),
+        "rehearse": _of_given(job.rehearsed, job.config.rehearse_weight, maker),
         "prefer": _of_pairs(job, maker, start),
         "groups": _of_groups(job, maker, start),
     }
@@ -124,15 +128,15 @@ def _of_groups(job: TrainJob, maker: _Maker, start: StartScores) -> Gradient:
     return gradient
 
 
-def _of_demonstrations(job: TrainJob, maker: _Maker) -> Gradient:
-    examples = [Example((row,)) for row in job.demonstrations]
+def _of_given(rows: Sequence[Row], weight: float, maker: _Maker) -> Gradient:
+    examples = [Example((row,)) for row in rows]
 
     def gradient(items: Sequence[int]) -> Sums:
         tokens = sum(examples[item].sampled for item in items)
 
         def loss_of(pack: Pack, scored: Scored) -> tuple[Tensor, Sums]:
             loss, metrics = sft_loss(SftInput(scored.logprob_N, tokens))
-            return loss, _seen(scored) | asdict(metrics)
+            return weight * loss, _seen(scored) | asdict(metrics)
 
         return maker.backward([examples[item] for item in items], loss_of, _NOTHING_SEEN | {"nll_nats": 0.0})
 

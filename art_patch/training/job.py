@@ -27,7 +27,7 @@ from art_patch.training.rows import Row
 JOB = "job.safetensors"
 """The file's name in a job directory."""
 
-_FORMAT = 3
+_FORMAT = 4
 """Raised when older files can no longer be read."""
 
 
@@ -76,6 +76,7 @@ class TrainJob:
         config: how.
         groups: to be ranked; a group that teaches nothing has no part in it.
         demonstrations: to be imitated; what is learned is marked as sampled.
+        rehearsal: earlier successes; each step on groups imitates a few of them, and of the demonstrations.
         pairs: to be told apart.
         others: trajectories outside of the groups that some of it is of.
         mean_reward: of all trajectories that were scored, for people.
@@ -89,6 +90,7 @@ class TrainJob:
     config: TrainConfig
     groups: tuple[TrainGroup, ...] = ()
     demonstrations: tuple[Row, ...] = ()
+    rehearsal: tuple[Row, ...] = ()
     pairs: tuple[Pair, ...] = ()
     others: tuple[str, ...] = ()
     mean_reward: float | None = None
@@ -101,10 +103,15 @@ class TrainJob:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """Everything that may be learned from: of groups, demonstrations, then pairs."""
+        """Everything that may be learned from: of groups, demonstrations, what is rehearsed, then pairs."""
         of_groups = (row for group in self.groups for sibling in group.siblings for row in sibling.example.rows)
         of_pairs = (row for pair in self.pairs for row in (pair.chosen, pair.rejected))
-        return (*of_groups, *self.demonstrations, *of_pairs)
+        return (*of_groups, *self.demonstrations, *self.rehearsal, *of_pairs)
+
+    @property
+    def rehearsed(self) -> tuple[Row, ...]:
+        """What steps on groups imitate some of; nothing unless the config asks for it."""
+        return () if self.config.rehearse_from is None else (*self.rehearsal, *self.demonstrations)
 
     @property
     def group_ids(self) -> tuple[str, ...]:
@@ -169,6 +176,7 @@ def read_job(directory: Path) -> TrainJob | None:
             for group in facts["groups"]
         ),
         demonstrations=tuple(next(rows) for _ in range(facts["demonstrations"])),
+        rehearsal=tuple(next(rows) for _ in range(facts["rehearsal"])),
         pairs=tuple(Pair(next(rows), next(rows), source) for source in facts["pairs"]),
         others=tuple(facts["others"]),
         mean_reward=facts["mean_reward"],
@@ -194,6 +202,7 @@ def _to_bytes(job: TrainJob) -> bytes:
             for group in job.groups
         ],
         "demonstrations": len(job.demonstrations),
+        "rehearsal": len(job.rehearsal),
         "pairs": [pair.source for pair in job.pairs],
         "others": job.others,
         "mean_reward": job.mean_reward,

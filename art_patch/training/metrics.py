@@ -22,6 +22,7 @@ class UpdateMetrics:
         trained_rows: token sequences they became; more rows than trajectories means that histories forked.
         tokens: sampled tokens trained, once an epoch.
         demonstrations: rows imitated.
+        rehearsed: rows of which steps on groups imitate some.
         pairs: rows told apart, two by two.
         steps: optimizer steps made.
         stopped: why it ended early; `None` if it did not.
@@ -31,6 +32,7 @@ class UpdateMetrics:
         clip_fraction: share of tokens whose gradient the clip stopped, over all epochs on groups.
         effective_share: effective sample size by importance weights over the number of tokens, in the last epoch.
         not_finite: tokens that were dropped because a log-probability was not finite, over all epochs.
+        rehearse_nll_nats: negative log-likelihood a token of what was rehearsed, in the last epoch; 0 without.
         entropy_nats: mean over trained tokens, in the last epoch.
         grad_norm: mean before clipping, over the steps of the last phase.
         logprob_gap_nats: largest difference between recorded and own log-probability before the first step, over
@@ -48,6 +50,7 @@ class UpdateMetrics:
     trained_rows: int
     tokens: int
     demonstrations: int
+    rehearsed: int
     pairs: int
     steps: int
     stopped: str | None
@@ -57,6 +60,7 @@ class UpdateMetrics:
     clip_fraction: float
     effective_share: float
     not_finite: int
+    rehearse_nll_nats: float
     entropy_nats: float
     grad_norm: float
     logprob_gap_nats: float | None
@@ -68,16 +72,18 @@ class UpdateMetrics:
     history: tuple[JSON, ...] = field(repr=False)
 
 
-def step_figures(step: Step, sums: Mapping[str, float]) -> dict[str, Any]:
+def step_figures(step: Step, sums: Mapping[str, float], rehearsed: Mapping[str, float]) -> dict[str, Any]:
     """Return what the history keeps of a step.
 
     Args:
         step: which.
         sums: over its packs, of all processes.
+        rehearsed: likewise, of what it rehearsed.
     """
     tokens = int(sums["tokens"])
     figures: dict[str, Any] = {"phase": step.phase, "epoch": step.epoch, "tokens": tokens, "loss": sums["loss"]}
-    figures |= {name: int(sums[name]) for name in ("computed_tokens", "distinct_tokens", "row_tokens")}
+    work = ("computed_tokens", "distinct_tokens", "row_tokens")
+    figures |= {name: int(sums[name] + rehearsed[name]) for name in work}
     each = tokens or math.nan
     figures |= {"entropy_nats": sums["entropy_nats"] / each}
     if step.phase == "groups":
@@ -90,6 +96,11 @@ def step_figures(step: Step, sums: Mapping[str, float]) -> dict[str, Any]:
                 tokens=tokens, weight=sums["weight"], weight_squared=sums["weight_squared"]
             ).effective_share,
             "not_finite": int(sums["not_finite"]),
+        }
+    if step.rehearsed:
+        figures |= {
+            "rehearsed_tokens": int(rehearsed["tokens"]),
+            "rehearse_nll_nats": rehearsed["nll_nats"] / rehearsed["tokens"],
         }
     if step.phase == "prefer":
         pairs = len(step.items)
@@ -127,6 +138,7 @@ def update_metrics(
         trained_rows=sum(len(each.rows) for each in learned),
         tokens=sum(each.sampled for each in learned),
         demonstrations=len(job.demonstrations),
+        rehearsed=len(job.rehearsed),
         pairs=len(job.pairs),
         steps=len(history),
         stopped=stopped,
@@ -136,6 +148,7 @@ def update_metrics(
         clip_fraction=_a_token(of_groups, "clip_fraction"),
         effective_share=_a_token(last_epoch, "effective_share"),
         not_finite=sum(figures["not_finite"] for figures in of_groups),
+        rehearse_nll_nats=_a_token(last_epoch, "rehearse_nll_nats", "rehearsed_tokens") if job.rehearsed else 0.0,
         entropy_nats=_a_token(seen, "entropy_nats"),
         grad_norm=_mean(last_phase, "grad_norm"),
         logprob_gap_nats=gap_nats,
@@ -152,6 +165,6 @@ def _mean(history: Sequence[JSON], name: str) -> float:
     return sum(figures[name] for figures in history) / len(history)
 
 
-def _a_token(history: Sequence[JSON], name: str) -> float:
-    tokens = sum(figures["tokens"] for figures in history)
-    return sum(figures[name] * figures["tokens"] for figures in history) / tokens if tokens else 0.0
+def _a_token(history: Sequence[JSON], name: str, counted: str = "tokens") -> float:
+    tokens = sum(figures[counted] for figures in history)
+    return sum(figures[name] * figures[counted] for figures in history) / tokens if tokens else 0.0

@@ -2,7 +2,8 @@
 
 First demonstrations are imitated, then pairs told apart, then groups ranked. Each phase goes through its items in an
 order drawn from seed and epoch alone, cut into steps. A group is never divided: siblings share what they begin with,
-and the normalisers of a step count all of them.
+and the normalisers of a step count all of them. Each step on groups rehearses some earlier answers as well, drawn from
+seed and step alone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from art_patch.training.packing import Example
 
 PhaseName = Literal["imitate", "prefer", "groups"]
 
+_REHEARSED = 8
+"""Rows a step: as many as a group has siblings, so that they cost about as much as one group more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -29,6 +33,7 @@ class Step:
         epoch: from 0.
         last: it ends its phase.
         items: of the phase, that it learns from.
+        rehearsed: rows of the job's `rehearsed` that it imitates as well.
     """
 
     phase: PhaseName
@@ -36,6 +41,7 @@ class Step:
     epoch: int
     last: bool
     items: tuple[int, ...]
+    rehearsed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +93,13 @@ def _steps(phase: PhaseName, items: int, epochs: int, job: TrainJob) -> Iterator
     if not items:
         return
     each_epoch = min(job.config.minibatches, items)
+    known = len(job.rehearsed) if phase == "groups" else 0
     for epoch in range(epochs):
         order = random.Random(f"{job.config.seed} {phase} {epoch}").sample(range(items), items)
         for number, part in enumerate(_cut(order, each_epoch), start=epoch * each_epoch):
-            yield Step(phase, number, epoch, number + 1 == epochs * each_epoch, tuple(part))
+            drawn = random.Random(f"{job.config.seed} rehearse {number}").sample(range(known), min(known, _REHEARSED))
+            last = number + 1 == epochs * each_epoch
+            yield Step(phase, number, epoch, last, tuple(part), tuple(sorted(drawn)))
 
 
 def _cut(items: Sequence[int], parts: int) -> list[Sequence[int]]:

@@ -18,7 +18,7 @@ class SftInput:
     """N learned tokens of a micro-batch, flat.
 
     Attributes:
-        logprob_N: log-probability of each under the model, at temperature 1, with gradient.
+        logprob_N: log-probability of each under the model, at its temperature, with gradient.
         tokens_in_step: learned tokens of the whole optimizer step.
     """
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch  # with transformers it takes seconds: import this module only to train
 
@@ -27,7 +27,8 @@ from art_patch.training.learner import Learner
 from art_patch.training.loading import default_device
 from art_patch.training.metrics import UpdateMetrics, step_figures, update_metrics
 from art_patch.training.notes import Notes, Progress, silently
-from art_patch.training.plan import PhaseName, Step, lessons_of, plan_of
+from art_patch.training.packing import Example
+from art_patch.training.plan import PhaseName, Step, plan_of
 from art_patch.training.publish import is_published, publish
 from art_patch.training.ranks import ALONE, Ranks
 from art_patch.training.scoring import Scorer
@@ -87,7 +88,7 @@ class _Bench:
     model: Any
     scorer: Scorer
     learner: Learner
-    gradients: Mapping[PhaseName, Gradient]
+    gradients: Mapping[PhaseName | Literal["rehearse"], Gradient]
     ranks: Ranks
 
 
@@ -95,7 +96,7 @@ def _set_up(job: TrainJob, directory: Path, course: Course, kept: Arrays, ranks:
     """Load the policy at the start, let it say what it thinks of the data, and bring it to where the course is."""
     model = load(job, default_device(ranks.rank))
     scorer = Scorer(model)
-    scorer.prove([example for lesson in lessons_of(job) for example in lesson.examples])
+    scorer.prove([Example((row,)) for row in job.rows])
     start = start_scores(job, model, scorer, directory, ranks)
     course.gap_nats, course.why_not_shared = start.gap_nats, scorer.why_apart
     learner = Learner(model, job.config)
@@ -106,7 +107,9 @@ def _set_up(job: TrainJob, directory: Path, course: Course, kept: Arrays, ranks:
 def _take(step: Step, bench: _Bench, course: Course, directory: Path) -> None:
     """Take a step and note it in the course, or note there why not."""
     began = time.monotonic()
-    figures = step_figures(step, _of_all(bench.gradients[step.phase](step.items), bench))
+    sums = _of_all(bench.gradients[step.phase](step.items), bench)
+    rehearsed = _of_all(bench.gradients["rehearse"](step.rehearsed), bench)
+    figures = step_figures(step, sums, rehearsed)
     figures["grad_norm"] = bench.learner.clip(bench.ranks)
     broken = why_broken(figures)
     if broken is None:

@@ -110,7 +110,8 @@ def random_groups(base: Path, *, groups: int, siblings: int, seed: int = 0) -> t
 
 def make_job(base: Path, target: Path, groups: Sequence[TrainGroup], **changes: Any) -> TrainJob:
     """A job; `changes` of the config's fields, or of its own."""
-    own = {name: changes.pop(name) for name in ("parent", "demonstrations", "pairs", "mean_reward") if name in changes}
+    fields = ("parent", "demonstrations", "rehearsal", "pairs", "mean_reward")
+    own = {name: changes.pop(name) for name in fields if name in changes}
     return TrainJob(
         base=str(base),
         base_sha256=base_fingerprint(base),

@@ -31,6 +31,8 @@ from art_patch.training.guards import why_broken, why_stop
         ("max_clip_fraction", 1.5, "above 0 and at most 1, or None for no bound"),
         ("prefer_from", 0.0, "a number above 0, or None"),
         ("imitate_from", math.nan, "a number, or None"),
+        ("rehearse_from", math.inf, "a number, or None to rehearse nothing"),
+        ("rehearse_weight", 0.0, "a number above 0"),
         ("learn_truncated", None, "True or False"),
         ("gradient_checkpointing", 1, "True, False, or None"),
         ("start", "zero", "choose one of: champion, base"),
@@ -47,7 +49,7 @@ def test_what_cannot_be_is_refused(field: str, value: Any, remedy: str):
     assert remedy in str(refused.value)
 
 
-@pytest.mark.parametrize("field", ["max_kl_nats", "max_clip_fraction", "gradient_checkpointing", "imitate_from"])
+@pytest.mark.parametrize("field", ["max_kl_nats", "max_clip_fraction", "gradient_checkpointing", "rehearse_from"])
 def test_none_is_no_bound(field: str):
     assert getattr(TrainConfig(**{field: None}), field) is None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -28,6 +28,9 @@ from tests.training.jobs import SMALL, base, make_job, one_thread, plain_logprob
 __all__ = ["base", "one_thread"]
 
 
+Kind = PhaseName | Literal["rehearse"]
+
+
 class Bench:
     """A model in fp64, its gradients, and the scores of a policy near it."""
 
@@ -47,7 +50,7 @@ class Bench:
         return replace(start, old=tuple(map(off, start.old)), reference=reference, pairs=tuple(map(off, start.pairs)))
 
     def gradient(
-        self, job: TrainJob, start: StartScores, phase: PhaseName, items: list[int], ranks: Ranks = ALONE
+        self, job: TrainJob, start: StartScores, phase: Kind, items: list[int], ranks: Ranks = ALONE
     ) -> tuple[dict[str, torch.Tensor], Sums]:
         self.model.zero_grad(set_to_none=True)
         sums = gradients_of(job, self.scorer, start, ranks)[phase](items)
@@ -97,9 +100,10 @@ def test_what_processes_compute_adds_up(
     bench: Bench, base: Path, groups: tuple[TrainGroup, ...], tmp_path: Path, size: int
 ):
     shown, pairs = given_rows()
-    job = make_job(base, tmp_path / "agent@1", groups, demonstrations=shown, pairs=pairs)
+    job = make_job(base, tmp_path / "agent@1", groups, demonstrations=shown, pairs=pairs, rehearse_from=0.5)
     start = bench.start(job, tmp_path)
-    for phase, items in (("groups", [0, 1, 2, 3]), ("imitate", [1, 0, 2]), ("prefer", [1, 0])):
+    kinds = ("groups", [0, 1, 2, 3]), ("imitate", [1, 0, 2]), ("rehearse", [0, 2]), ("prefer", [1, 0])
+    for phase, items in kinds:
         whole = bench.gradient(job, start, phase, items)
         parts = [bench.gradient(job, start, phase, items, Ranks(rank, size)) for rank in range(size)]
         summed = {
@@ -119,16 +123,38 @@ def given_rows() -> tuple[tuple[Row, ...], tuple[Pair, ...]]:
     return shown, pairs
 
 
-@pytest.mark.parametrize("phase", ["imitate", "prefer"])
-def test_micro_batches_change_no_gradient_of_given_answers(bench: Bench, base: Path, tmp_path: Path, phase: PhaseName):
+@pytest.mark.parametrize("phase", ["imitate", "prefer", "rehearse"])
+def test_micro_batches_change_no_gradient_of_given_answers(bench: Bench, base: Path, tmp_path: Path, phase: Kind):
     shown, pairs = given_rows()
-    job = make_job(base, tmp_path / "agent@1", (), demonstrations=shown, pairs=pairs)
+    job = make_job(base, tmp_path / "agent@1", (), demonstrations=shown, pairs=pairs, rehearse_from=0.5)
     start = bench.start(job, tmp_path)
-    items = list(range(3 if phase == "imitate" else 2))
+    items = list(range(2 if phase == "prefer" else 3))
     whole = bench.gradient(job, start, phase, items)
     cut = replace(job, config=replace(job.config, micro_batch_tokens=1))
     require_equal(bench.gradient(cut, start, phase, items), whole, but=CUT)
     require_equal(bench.gradient(job, start, phase, items[::-1]), whole)
+
+
+def test_what_is_rehearsed_has_the_gradient_of_a_plain_likelihood_times_its_weight(
+    bench: Bench, base: Path, tmp_path: Path
+):
+    earlier = tuple(row((9, n), (40, 41, 42 + n), temperature=0.5 + n / 4, logprob=0.0) for n in range(4))
+    job = make_job(base, tmp_path / "agent@1", (), rehearsal=earlier, rehearse_from=0.5, rehearse_weight=0.3)
+    found, sums = bench.gradient(job, bench.start(job, tmp_path), "rehearse", [1, 3])
+    plain, losses = trainable(base), []
+    for said in (earlier[1], earlier[3]):
+        logits = plain(input_ids=torch.tensor([said.ids_T])).logits[0]
+        losses += [
+            -torch.log_softmax(logits[t - 1] / said.temperature_T[t], -1)[said.ids_T[t]]
+            for t in range(len(said.ids_T))
+            if said.sampled_T[t]
+        ]
+    nll = torch.stack(losses).mean()
+    (0.3 * nll).backward()
+    for name, weight in plain.named_parameters():
+        if weight.requires_grad:
+            torch.testing.assert_close(found[name], weight.grad, atol=1e-6, rtol=1e-5)
+    assert (sums["tokens"], sums["nll_nats"] / 6) == (6, pytest.approx(nll.item(), rel=1e-6))
 
 
 def test_the_sums_of_pairs_are_those_of_plain_forwards(bench: Bench, base: Path, tmp_path: Path):

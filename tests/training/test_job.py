@@ -52,9 +52,11 @@ jobs = st.builds(
         minibatches=st.integers(1, 5),
         epochs=st.integers(1, 3),
         seed=st.integers(0, 3),
+        rehearse_from=st.none() | st.just(0.5),
     ),
     groups=st.lists(st.builds(TrainGroup, st.text(max_size=5), st.lists(siblings, max_size=4).map(tuple))).map(tuple),
     demonstrations=st.lists(rows(), max_size=3).map(tuple),
+    rehearsal=st.lists(rows(), max_size=12).map(tuple),
     pairs=st.lists(st.builds(Pair, rows(), rows(), st.sampled_from(["correction", "group"])), max_size=2).map(tuple),
     others=st.lists(st.text(max_size=3)).map(tuple),
     mean_reward=st.none() | st.floats(-1, 1),
@@ -104,6 +106,26 @@ def test_a_plan_takes_everything_once_an_epoch_and_whole_groups(job: TrainJob):
         assert [step.number for step in its] == list(range(len(its)))
         assert len(its) == job.config.epochs * min(job.config.minibatches, items[phase])
     assert plan == plan_of(job)
+
+
+@given(jobs)
+def test_steps_on_groups_rehearse_a_few_rows_of_the_seeds_choice(job: TrainJob):
+    asked = job.config.rehearse_from is not None
+    assert job.rehearsed == ((*job.rehearsal, *job.demonstrations) if asked else ())
+    for step in plan_of(job):
+        known = len(job.rehearsed) if step.phase == "groups" else 0
+        assert len(step.rehearsed) == len(set(step.rehearsed)) == min(8, known)
+        assert set(step.rehearsed) <= set(range(known))
+
+
+def test_each_step_rehearses_other_rows_and_another_seed_others_again():
+    group = TrainGroup("g", tuple(Sibling(f"{a}", Example((row((1,), (2,)),), a), True) for a in (1.0, -1.0)))
+    earlier = tuple(row((1,), (token,)) for token in range(40))
+    config = TrainConfig(epochs=2, minibatches=2, rehearse_from=0.5)
+    job = TrainJob("b", "0", None, Path("a@1"), config, groups=(group,) * 2, rehearsal=earlier)
+    drawn = [step.rehearsed for step in plan_of(job)]
+    assert len(set(drawn)) == len(drawn) == 4
+    assert not set(drawn) & {step.rehearsed for step in plan_of(replace(job, config=replace(config, seed=1)))}
 
 
 @given(jobs)

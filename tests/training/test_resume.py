@@ -104,6 +104,7 @@ class Dies(Exception):
 def test_phases_go_on_where_they_stopped(base: Path, groups: tuple[TrainGroup, ...], tmp_path: Path, after: int):
     shown = row((9, 10), (40, 41, 42), logprob=0.0)
     changes: dict[str, Any] = {"epochs": 2, "minibatches": 3, "checkpoint_every_s": 0.0, "demonstrations": (shown,)}
+    changes |= {"rehearse_from": 0.5, "rehearsal": tuple(row((9, n), (n, 41), logprob=0.0) for n in range(20))}
 
     def die(done: int, total: int, note: str) -> None:
         assert total == 8
