@@ -85,6 +85,38 @@ def retrain(
         Start,
         typer.Option(help="Go on from the LoRA that serves, or begin a new one."),
     ] = "champion",
+    imitate_from: Annotated[
+        float | None,
+        typer.Option(
+            "--imitate-from",
+            help="Imitate upstream's answers in runs of at least this reward, and corrections; off unless given.",
+        ),
+    ] = None,
+    prefer_from: Annotated[
+        float | None,
+        typer.Option(
+            "--prefer-from",
+            help="Tell siblings apart whose rewards differ by at least this much, and corrections; off unless given.",
+        ),
+    ] = None,
+    rehearse_from: Annotated[
+        float | None,
+        typer.Option(
+            "--rehearse-from",
+            help="Against forgetting: go on imitating the policy's own earlier runs of at least this reward, and "
+            "demonstrations; off unless given.",
+        ),
+    ] = None,
+    rehearse_weight: Annotated[
+        float, typer.Option("--rehearse-weight", help="How much that counts beside what is new.")
+    ] = 0.1,
+    learn_truncated: Annotated[
+        bool,
+        typer.Option(
+            "--learn-truncated/--no-learn-truncated",
+            help="Whether answers that were cut off at their length limit are trained.",
+        ),
+    ] = True,
     processes: Annotated[int, typer.Option(min=1, help="How many train, each with a GPU of its own.")] = 1,
     backend: Annotated[
         Backend,
@@ -102,8 +134,9 @@ def retrain(
     Exit codes: 0 promoted, or nothing to do; 4 the gate rejected the candidate; 5 another cycle is running; 6 the
     engine is down; 7 the judge failed; 1 and above for other errors. Serving is never touched by a failed cycle.
     """
+    from art_patch.cli.cycle_report import say
     from art_patch.cli.meaning import make_embed
-    from art_patch.cli.output import answer, bars
+    from art_patch.cli.output import bars
     from art_patch.cycle import CycleConfig
     from art_patch.cycle import retrain as run
     from art_patch.errors import EngineError, GateRejected
@@ -155,6 +188,11 @@ def retrain(
             loss=LossConfig(name=loss, kl_coefficient=kl),
             advantage_scale="none" if loss == "dr_grpo" else "group",
             start=start,
+            imitate_from=imitate_from,
+            prefer_from=prefer_from,
+            rehearse_from=rehearse_from,
+            rehearse_weight=rehearse_weight,
+            learn_truncated=learn_truncated,
             processes=processes,
             backend=backend,
             seed=seed,
@@ -165,7 +203,7 @@ def retrain(
     if opened.ledger.champion() is None or not opened.read.counts()["calls"]:
         with bars(quiet=as_json) as progress:
             prune(opened, config, progress, who=who_am_i(who, "retrain"))
-        _say({"outcome": "nothing to do", "reason": _what_is_missing(opened)}, as_json)
+        say({"outcome": "nothing to do", "reason": _what_is_missing(opened)}, as_json=as_json)
         return
     if backend == "unsloth" or processes > 1:
         from art_patch.training.backend import require_machine  # imports torch
@@ -181,39 +219,12 @@ def retrain(
     with bars(quiet=as_json) as progress:
         report = run(opened, engine, chief, settings.adapters, config, who=who_am_i(who, "retrain"), progress=progress)
     opened.close()
-    if as_json:
-        answer(asdict(report))
-    else:
-        _say(asdict(report), as_json)
+    say(asdict(report), as_json=as_json)
     if report.outcome == "rejected":
         raise typer.Exit(GateRejected.exit_code)
-
-
-_LONG = ("history",)
-"""Figures that only the store and `--json` show."""
 
 
 def _what_is_missing(store: Any) -> str:
     if store.ledger.champion() is None:
         return "no policy serves yet; start `art-patch serve --base MODEL`"
     return "no calls are recorded yet; run your agent with art_patch.patch()"
-
-
-def _say(report: dict[str, Any], as_json: bool) -> None:
-    from art_patch.cli.output import answer, stdout
-
-    if as_json:
-        answer(report)
-        return
-    console, figures = stdout(), report.get("figures") or {}
-    colour = {"promoted": "green", "rejected": "yellow"}.get(report["outcome"], "dim")
-    console.print(f"[{colour}]{report['outcome']}[/] {report.get('candidate') or ''}: {report['reason']}")
-    if first := figures.pop("round_trips", None):
-        console.print(first["first"], style="yellow", markup=False)
-    for stage, values in figures.items():
-        shown = ", ".join(
-            f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
-            for key, value in values.items()
-            if key not in _LONG
-        )
-        console.print(f"  [dim]{stage:<6}[/] {shown}")

@@ -1,0 +1,44 @@
+"""What a person reads of a cycle."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from art_patch.cli.cycle_report import say
+
+REPORT: dict[str, Any] = {
+    "outcome": "promoted",
+    "reason": "better",
+    "champion": "agent@2",
+    "candidate": "agent@2",
+    "figures": {
+        "train": {
+            "groups": 4,
+            "rows": {"rows": 30, "tokens": 410, "left_out": {"top_p cuts the distribution": 2}},
+            "not_imitated": {},
+            "corrections_upto": 1e9,
+            "loss": -0.123456,
+            "stopped": None,
+            "history": ({"loss": 1.0},),
+        },
+        "round_trips": {"first": "1 of 2 calls are what the chat template makes of them\n  before   '[/]'"},
+    },
+}
+
+
+def test_figures_are_read_at_a_glance(capsys: pytest.CaptureFixture[str]):
+    say(REPORT, as_json=False)
+    first, second, third, *figures = capsys.readouterr().out.splitlines()
+    assert first == "promoted agent@2: better"
+    assert (second, third) == ("1 of 2 calls are what the chat template makes of them", "  before   '[/]'")
+    assert " ".join(" ".join(figures).split()) == (
+        "train groups 4, rows (rows 30, tokens 410, left_out (top_p cuts the distribution 2)), loss -0.1235"
+    )
+
+
+def test_json_has_everything(capsys: pytest.CaptureFixture[str]):
+    say(REPORT, as_json=True)
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(REPORT))
