@@ -1,0 +1,88 @@
+"""The optimizer: its moments belong to one phase of one update, and gradients are clipped once a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from art_patch.training.job import TrainGroup
+from art_patch.training.learner import Learner
+from art_patch.training.loading import load_policy
+from art_patch.training.ranks import ALONE
+from art_patch.training.update import update
+from tests.training.jobs import SMALL, base, make_job, one_thread, random_groups, weights_of
+
+__all__ = ["base", "one_thread"]
+
+RATE = 1e-3
+"""What Adam moves each weight by in its first step, whatever the gradient: later steps depend on those before."""
+
+
+@pytest.fixture(scope="module")
+def groups(base: Path) -> tuple[TrainGroup, ...]:
+    return random_groups(base, groups=4, siblings=3)
+
+
+def learned(model: Any) -> dict[str, torch.Tensor]:
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def moved(learner: Learner, model: Any, gradient: float, number: int) -> set[float]:
+    """How far each weight goes in a step of this gradient."""
+    before = {name: weight.detach().clone() for name, weight in learned(model).items()}
+    for weight in learned(model).values():
+        weight.grad = torch.full_like(weight, gradient)
+    learner.step(number)
+    return {
+        round(each, 6) for name, weight in learned(model).items() for each in (weight - before[name]).flatten().tolist()
+    }
+
+
+def test_a_phase_begins_without_the_moments_of_the_one_before(base: Path):
+    model = load_policy(str(base), None, SMALL)
+    learner = Learner(model, replace(SMALL, learning_rate=RATE))
+    assert moved(learner, model, 1.0, 0) == {-RATE}
+    moved(learner, model, 1.0, 1)
+    assert moved(learner, model, -0.1, 2) != {RATE}  # moments of the steps before are at work
+    assert moved(learner, model, -0.1, 0) == {RATE}  # and not in a new phase
+
+
+def test_an_update_of_a_parent_begins_without_the_parents_moments(
+    base: Path, groups: tuple[TrainGroup, ...], tmp_path: Path
+):
+    adapters = tmp_path / "adapters"
+    changes: dict[str, Any] = {"learning_rate": RATE, "max_kl_nats": None}
+    update(make_job(base, adapters / "agent@1", groups, **changes, epochs=4), tmp_path / "1")
+    update(make_job(base, adapters / "agent@2", groups, **changes, parent=adapters / "agent@1"), tmp_path / "2")
+    before, after = weights_of(adapters / "agent@1"), weights_of(adapters / "agent@2")
+    far = torch.cat([(after[name] - before[name]).abs().flatten() for name in before])
+    # where a gradient is far above Adam's epsilon, the first step is the learning rate
+    assert far.median().item() == pytest.approx(RATE, rel=1e-3)
+    assert far.max().item() == pytest.approx(RATE, rel=1e-3)
+
+
+def test_gradients_are_scaled_down_once_a_step_after_all_micro_batches(
+    base: Path, groups: tuple[TrainGroup, ...], tmp_path: Path
+):
+    found: list[list[float]] = []
+    for tokens in (16_384, 1):
+        job = make_job(
+            base, tmp_path / "adapters" / f"agent@{tokens}", groups,
+            epochs=3, micro_batch_tokens=tokens, max_grad_norm=0.1, learning_rate=RATE,
+        )  # fmt: skip
+        found.append([step["grad_norm"] for step in update(job, tmp_path / f"{tokens}").history])
+    whole, cut = found
+    assert cut == pytest.approx(whole, rel=1e-4)  # what the norm was of all of them, before
+    assert min(whole) > 0.5
+    model = load_policy(str(base), None, SMALL)
+    learner = Learner(model, replace(SMALL, max_grad_norm=0.1))
+    for weight in learned(model).values():
+        weight.grad = torch.ones_like(weight)
+    number = sum(weight.numel() for weight in learned(model).values())
+    assert learner.clip(ALONE) == pytest.approx(number**0.5)
+    grads = [weight.grad for weight in learned(model).values() if weight.grad is not None]
+    assert float(torch.nn.utils.get_total_norm(grads)) == pytest.approx(0.1, rel=1e-4)
