@@ -170,8 +170,10 @@ def test_calls_that_arrive_meanwhile_go_too(store: Store, url: str, execute: Exe
 
     erasure = store.rights.erase(user="u", progress=goes_on)
     app.close()
-    # What comes late for a trajectory that is gone brings it back, so that it is found and goes again.
-    assert (arrived, erasure.trajectories, erasure.calls) == ([3], 4 + 2, 2 + 3 + 6)
+    assert (arrived, erasure.calls) == ([3], 2 + 3 + 6)
+    # What comes late for a trajectory that is gone brings it back, so that it is found and goes again; how often that
+    # is depends on where a round ends.
+    assert 4 <= erasure.trajectories <= 4 + 3
     tables = ("trajectories", "calls", "choices", "scores", "spans", "nodes", "blobs", "token_blocks")
     assert [count(execute, table) for table in tables] == [0] * len(tables)
     assert store.verify() == []
