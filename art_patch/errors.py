@@ -16,6 +16,8 @@
     ├── TrainingError            13   the update could not be made; no policy was published
     ├── TransitionError          14   a policy may not move to that state
     ├── MalformedFile            15   a file to import cannot be read; nothing was imported
+    ├── HubError                 16   the model hub cannot be reached or refused; what it has is said
+    ├── TrackerError             17   a tracker cannot be reached or refused; what it took by then is noted
     └── CommandNotFound         127   the program to run is not there
 
 The number is the exit code of the command line. 0 is success, "nothing to do" included, and 130 is Ctrl-C.
@@ -110,6 +112,18 @@ class MalformedFile(ArtPatchError):
     exit_code = 15
 
 
+class HubError(ArtPatchError):
+    """The model hub cannot be reached, or refused."""
+
+    exit_code = 16
+
+
+class TrackerError(ArtPatchError):
+    """A tracker that was sent to cannot be reached, or refused. What it took by then is noted and not sent again."""
+
+    exit_code = 17
+
+
 class CommandNotFound(ArtPatchError):
     """The program that `art-patch run` was given is not there, or may not be run."""
 
@@ -124,12 +138,14 @@ __all__ = [
     "ConfigError",
     "EngineError",
     "GateRejected",
+    "HubError",
     "JudgeError",
     "MalformedFile",
     "ModelNotFound",
     "PortInUse",
     "StoreError",
     "StoreTooNew",
+    "TrackerError",
     "TrainingError",
     "TransitionError",
 ]

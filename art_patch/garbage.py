@@ -3,7 +3,8 @@
 Python looks at every object that there is once enough new ones have come. `patch()` makes a few thousand, mostly
 functions and classes that stay; `import openai` before it has left a hundred thousand and more, and to look at those
 takes longer than all that `patch()` does. So it is put off until the app itself makes objects, as it would be without
-us. Standard library only.
+us. At the end the new ones alone are looked at, which takes little time; as many as they are, the next object would
+cause the look that was put off. Standard library only.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def uncollected() -> Generator[None]:
         gc.disable()
         yield
     finally:
+        gc.collect(0)
         gc.enable()
         _paused.pop()
 

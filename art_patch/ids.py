@@ -17,7 +17,7 @@ def new_id(at: float | None = None) -> str:
 
 
 MOST_REPLAYS = 16
-"""How often the job may run a trajectory again, in all."""
+"""How often the job may run a trajectory again to make siblings, in all."""
 
 
 def replay_id(of: str, number: int) -> str:

@@ -48,14 +48,32 @@ class Settings(BaseModel):
     """Share of trajectories that is recorded, chosen by a hash of their id, so that one is kept whole or not at all."""
 
     canary_percent: float = Field(default=5.0, ge=0, le=100)
-    """Share of sessions that the champion answers in mode `canary`, chosen by a hash of the session, else of the
-    trajectory, else of the conversation's beginning, so that none changes sides midway."""
+    """Share of sessions that the champion answers in mode `canary`, and that a candidate answers while it is tested
+    with `promotion=canary`; chosen by a hash of the session, else of the trajectory, else of the conversation's
+    beginning, so that none changes sides midway."""
+
+    promotion: Literal["auto", "approve", "canary"] = "auto"
+    """What becomes of a candidate that won its gate. `auto`: it serves. `approve`: it waits for a person and `art-patch
+    promote`. `canary`: it answers `canary_percent` of the sessions, and serves if it does better there."""
+
+    canary_hours: float = Field(default=24.0, gt=0)
+    """How long a policy is tested beside the champion. Without an answer by then it is rejected."""
+
+    canary_sessions: int = Field(default=20, ge=1)
+    """Sessions that the tested policy and the champion each need before the tested one may be promoted."""
+
+    canary_margin: float = Field(default=0.0, gt=-1, lt=1)
+    """What rewards or feedback must be better by, on a scale from 0 to 1, for a tested policy to be promoted. Below 0
+    it need not be better, only not worse by more than that."""
+
+    canary_latency_ratio: float = Field(default=1.5, ge=1)
+    """A tested policy that is this many times slower than the champion is rejected."""
 
     shadow_rate: float = Field(default=1.0, ge=0, le=1)
-    """Share of calls that the champion is asked too in mode `shadow`."""
+    """Share of calls that the champion is asked too in mode `shadow`, or a challenger in state `shadow`."""
 
     shadow_per_minute: int = Field(default=60, ge=0)
-    """Budget of mode `shadow`: beyond it calls are not repeated, and counted as skipped."""
+    """Budget of what is asked in the background: beyond it calls are not repeated, and counted as skipped."""
 
     base_url: str | None = None
     """Address of the engine; taken from the store (where `art-patch serve` writes it) unless set."""
@@ -83,14 +101,19 @@ class Settings(BaseModel):
     carry_threads: bool = True
     """Whether threads and thread pools take the surrounding trajectory along."""
 
+    integrations: Literal["auto", "off"] | tuple[str, ...] = "auto"
+    """Which frameworks tell of their runs, steps and tools: `auto`, each whose integration is installed, when the app
+    imports it; `off`, none; or import names (`langchain_core`), and then a missing one is an error. As a variable:
+    separated by commas. One that was armed stays so until the process ends."""
+
     queue_mib: int = Field(default=64, ge=1)
     """Bytes of recorded calls that may wait to be written; beyond it calls are dropped and counted."""
 
     flush_interval_s: float = Field(default=0.1, gt=0)
     """How long the writer collects before it writes a batch; at most this much is lost when the app is killed."""
 
-    poll_interval_s: float = Field(default=1.0, gt=0, le=2.0)
-    """How often the app looks whether mode, champion or engine changed."""
+    poll_interval_s: float = Field(default=0.5, gt=0, le=2.0)
+    """How often the app looks whether mode, champion or engine changed. A look costs about a millisecond."""
 
     group_across: bool = False
     """Whether the same words are the same task under other system prompts and other tools, too. Unset, a prompt that
@@ -167,6 +190,14 @@ class Settings(BaseModel):
         if not (value is None or value == "secrets" or callable(value)):
             raise ValueError(f"{value!r} cannot redact; give 'secrets' or a function from text to text")
         return value
+
+    @field_validator("integrations", mode="before")
+    @classmethod
+    def _are_integrations(cls, value: Any) -> Any:
+        if value in ("auto", "off"):
+            return value
+        names: Any = value.split(",") if isinstance(value, str) else value
+        return tuple(str(name).strip() for name in names if str(name).strip())
 
     @field_validator("checks", mode="before")
     @classmethod

@@ -1,23 +1,55 @@
-"""Figures of all processes in one table at the end of the run; and which files several processes begin with.
+"""Figures of all processes in one table at the end of the run; which files several processes begin with; threads.
 
 Where each process takes whole files, the one that takes a long file last keeps everybody waiting: so files with many
 slow tests come first.
+
+What computes here computes with one thread, in processes that tests start as well, unless the environment says
+otherwise. The models are so small that threads mostly wait for each other, and all the more while another process of
+pytest computes on the same cores.
 """
 
 from __future__ import annotations
 
+import gc
+import os
+import sys
+import warnings
 from collections import Counter
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, which reads it once
+
 if find_spec("hypothesis"):  # not in the environments of other SDK versions
     from hypothesis import settings
 
     settings.register_profile("no deadline", deadline=None)  # no test asserts a time
     settings.load_profile("no deadline")
+
+
+_JUDGING = {"Judge", "serve_stand_in_judge", "ruler", "ruler_score_group"}
+"""A file that knows one of these asks judges, and leaves litellm's clients behind."""
+_LEAKED_SOCKET = "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def litellm_clients(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Be done with litellm's clients here, so that none is found in somebody else's test.
+
+    It keeps a client for ten minutes and then drops it unclosed, and those at once that threads made side by side.
+    """
+    yield
+    litellm: Any = sys.modules.get("litellm")
+    if litellm is None or not _JUDGING & vars(request.module).keys():
+        return
+    litellm.in_memory_llm_clients_cache.flush_cache()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -28,7 +60,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a process of pytest-xdist, put the files with most slow tests first, then those with most tests."""
+    """In a process of pytest-xdist, put the files with most slow tests first, then those with most tests.
+
+    In files that ask judges, sockets that litellm drops during a test are no failure.
+    """
+    for item in items:
+        if _JUDGING & vars(getattr(item, "module", None) or object).keys():
+            item.add_marker(pytest.mark.filterwarnings(_LEAKED_SOCKET))
     if not hasattr(config, "workerinput"):
         return
     tests: Counter[Path] = Counter(item.path for item in items)

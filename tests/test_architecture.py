@@ -8,6 +8,7 @@ import subprocess
 import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
+from types import GenericAlias
 
 import art_patch
 
@@ -31,18 +32,23 @@ ALLOWED: dict[str, set[str]] = {
     "feedback": {"context", "errors", "listening", "recording", "records", "serving", "settings", "store"},
     "patching": {"context", "errors", "garbage", "ids", "records", "recording", "settings", "store"},
     "transfer": {"chain", "errors", "records", "transcripts"},
+    "exporters": {"errors", "recording", "records", "serving", "store"},
     "grouping": {"records", "transcripts"},
     "rewards": {"chain", "errors", "records", "transcripts"},
-    "serving": {"asgi_caller", "errors", "listening", "records"},
+    "exact": {"recording", "records"},
+    "serving": {"asgi_caller", "errors", "exact", "listening", "records"},
     "listening": {"errors"},
     "asgi_caller": set(),
     "autostart": set(),
+    "integrating": {"context"},
+    "schedule": {"errors"},
+    "report": {"gate", "records"},
     "replay_runner": {"context", "errors", "recording"},
     "proxy": {"asgi_caller", "context", "errors", "listening", "patching", "serving"},
     "doctor": {"errors", "patching", "records", "serving", "settings", "store"},
     "training": {"errors", "proof", "records", "serving", "transcripts", "transfer"},
-    "gate": {"chain", "records"},
-    "promotion": {"errors", "promotion.states", "records", "serving"},
+    "gate": {"chain", "errors", "records"},
+    "promotion": {"errors", "promotion.states", "records", "rewards", "serving"},
     "stages": {
         "errors",
         "gate",
@@ -56,6 +62,26 @@ ALLOWED: dict[str, set[str]] = {
         "store",
         "training",
     },
+    "explicit": {
+        "chain",
+        "context",
+        "errors",
+        "exact",
+        "gate",
+        "grouping",
+        "ids",
+        "promotion",
+        "proof",
+        "records",
+        "recording",
+        "serving",
+        "settings",
+        "stages",
+        "store",
+        "training",
+    },
+    "environments": {"errors", "explicit", "training"},
+    "local": {"explicit"},
     "cycle": {"errors", "promotion", "records", "rewards", "serving", "stages", "store"},
     "demo": {"cycle", "errors", "gate", "grouping", "records", "rewards", "serving", "settings", "store", "training"},
     "cli": {
@@ -65,14 +91,20 @@ ALLOWED: dict[str, set[str]] = {
         "demo",
         "doctor",
         "errors",
+        "exporters",
         "feedback",
+        "garbage",
+        "gate",
         "grouping",
         "listening",
         "patching",
         "promotion",
+        "promotion.states",
         "proxy",
         "records",
+        "report",
         "rewards",
+        "schedule",
         "serving",
         "settings",
         "stages",
@@ -168,11 +200,13 @@ def test_the_public_signatures():
     shown = {
         name: str(inspect.signature(getattr(art_patch, name)))
         for name in art_patch.__all__
-        if not isinstance(getattr(art_patch, name), type)
+        if not isinstance(getattr(art_patch, name), type | GenericAlias)
     }
     assert shown.keys() == {
-        "bind", "correct", "current_trajectory", "feedback_url", "flush", "group", "patch", "replayable", "reward",
-        "score", "span", "status", "suppress", "trajectory", "unpatch", "wrap",
+        "auto_trajectory", "bind", "capture_auto_trajectory", "correct", "current_trajectory", "evaluate",
+            "feedback_url", "flush",
+        "gather_trajectories", "gather_trajectory_groups", "group", "limit_concurrency", "patch", "replayable", "retry",
+        "reward", "same_policy", "score", "span", "start", "status", "suppress", "trajectory", "unpatch", "wrap",
     }  # fmt: skip
 
 

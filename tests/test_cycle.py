@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,6 @@ from art_patch.training import TrainConfig
 from tests.engines import serve
 from tests.tiny import make_tiny_model
 
-# litellm keeps its HTTP clients for ever and closes none
-pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
-
 WORDS = ("plum", "pear", "apple", "bread", "lemon", "onion", "grape", "honey", "soap", "mug", "kettle", "candle")
 QUESTIONS = [f"how many {word}?" for word in WORDS]
 CONFIG = CycleConfig(
@@ -39,13 +36,20 @@ CONFIG = CycleConfig(
     min_groups=2,
     defence=DefenceConfig(canary_share=0),  # a judge that likes short answers likes empty ones, too
     train=TrainConfig(learning_rate=2e-2, epochs=2, minibatches=4, lora_rank=4, warmup_steps=0),
-    gate=GateConfig(min_scenarios=3, samples=8, turns_per_scenario=1),
+    # A random model learns nothing here but to collapse.
+    gate=GateConfig(min_scenarios=3, samples=8, turns_per_scenario=1, collapse=None),
 )
 
 
 def is_short(messages: list[dict[str, Any]]) -> float:
     """The rule: the fewer characters the better; something that a random model can learn."""
     return 1.0 / (1.0 + len(str(messages[-1].get("content") or "")) / 20)
+
+
+def is_foreign(messages: list[dict[str, Any]]) -> float:
+    """The share of characters beyond ASCII; a random model learns it far above the noise of a small gate."""
+    said = str(messages[-1].get("content") or "")
+    return sum(not character.isascii() for character in said) / max(1, len(said))
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +66,8 @@ def judge() -> Iterator[Judge]:
 class Place:
     """A project with an engine, as `art-patch serve` leaves it."""
 
-    def __init__(self, directory: Path, base: Path, client: EngineClient) -> None:
-        self.url = f"sqlite:///{directory}/store.db"
+    def __init__(self, directory: Path, base: Path, client: EngineClient, url: str | None = None) -> None:
+        self.url = url or f"sqlite:///{directory}/store.db"
         self.store: Store = open_store(self.url)
         self.adapters = directory / "adapters"
         self.client = client
@@ -72,11 +76,13 @@ class Place:
         self.store.ledger.add_base("agent@0", str(base), base_fingerprint(base), who="test")
         self.stages: list[str] = []
 
-    def traffic(self, policy: str = "agent@0", *, seed: int = 0, siblings: int = 6) -> None:
+    def traffic(
+        self, policy: str = "agent@0", *, seed: int = 0, siblings: int = 6, questions: Sequence[str] = QUESTIONS
+    ) -> None:
         """What the patch would have recorded of these questions."""
         rng = random.Random(seed)
         records: list[Any] = []
-        for question in QUESTIONS:
+        for question in questions:
             messages = [{"role": "user", "content": question}]
             answer = self.client.chat(
                 model=policy, messages=messages, max_tokens=12, logprobs=True, return_token_ids=True, n=siblings,
@@ -131,8 +137,11 @@ def eager(config: CycleConfig = CONFIG) -> CycleConfig:
 
 
 def test_a_cycle_trains_gates_and_promotes_and_the_next_goes_on_from_there(place: Place, judge: Judge):
-    place.traffic()
-    report = place.cycle(judge)
+    place.traffic(siblings=8, questions=[*QUESTIONS, *(f"how much is a {word}?" for word in WORDS)])
+    hard = TrainConfig(learning_rate=6e-2, epochs=8, minibatches=1, lora_rank=4, warmup_steps=0)
+    with serve_stand_in_judge(is_foreign) as url:
+        foreign = Judge(STAND_IN_MODEL, base_url=url, api_key="none")
+        report = place.cycle(foreign, replace(CONFIG, train=hard))
     assert (report.outcome, report.champion, report.candidate) == ("promoted", "agent@1", "agent@1"), report
     assert place.states() == {"agent@0": "retired", "agent@1": "champion"}
     assert place.store.ledger.route().champion == "agent@1"

@@ -7,6 +7,7 @@ that systemd would give it.
 
 from __future__ import annotations
 
+import getpass
 import inspect
 import json
 import os
@@ -17,6 +18,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -312,6 +314,9 @@ def test_sigterm_to_the_server_alone_lets_it_finish_and_leaves_nothing(engine: s
     inherited["SPT_NOENV"] = "1"  # setproctitle, which vLLM calls, would overwrite the mark
     if engine == "vllm":
         inherited["ART_PATCH_VLLM_PYTHON"] = str(find_vllm())
+        # What the vLLMs of other tests compiled and looked up is not done again for another HOME and USER.
+        inherited["XDG_CACHE_HOME"] = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        inherited["TORCHINDUCTOR_CACHE_DIR"] = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
     _, *words = expand(SERVE.one("Service", "ExecStart"), variables)
     words[words.index("--engine") + 1] = engine
     server = subprocess.Popen(

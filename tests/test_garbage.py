@@ -88,3 +88,26 @@ def test_a_child_that_is_forked_meanwhile_collects():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "True"]
+
+
+def test_what_was_put_off_is_not_made_up_for_at_once():
+    """What is there by then is looked at when the app makes as many objects as it ever does between two looks."""
+    seen = list[int]()
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            seen.append(info["generation"])
+
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.collect(0)  # the next look, whatever causes it, is at the older ones as well
+    gc.set_threshold(thresholds[0], 0, 0)
+    gc.callbacks.append(note)
+    try:
+        with uncollected():
+            kept = [[number] for number in range(20_000)]
+        more = [[number] for number in range(100)]
+    finally:
+        gc.callbacks.remove(note)
+        gc.set_threshold(*thresholds)
+    assert (len(kept), len(more), set(seen)) == (20_000, 100, {0})

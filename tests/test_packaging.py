@@ -32,25 +32,55 @@ def test_the_wheel_holds_what_a_user_needs(tmp_path: Path):
     assert not [name for name in names if name.endswith((".pth", ".pkl", ".bin")) or name.startswith("tests/")]
 
 
-def test_integrations_are_armed_when_their_framework_is_imported(tmp_path: Path):
-    (tmp_path / "some_framework.py").write_text("")
+def armed(tmp_path: Path, *lines: str, **variables: str) -> list[str]:
+    """What an app prints in which two frameworks have an integration."""
+    for name in ("some_framework", "other_framework"):
+        (tmp_path / f"{name}.py").write_text("")
     (tmp_path / "its_integration.py").write_text("def hook(module): print('armed for', module.__name__)\n")
     info = tmp_path / "third_party-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: third-party\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[art_patch.integrations]\nsome_framework = its_integration:hook\n")
-    script = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "import art_patch as art; art.patch(mode='record'); art.patch(mode='record')\n"
-        "print('patched', 'its_integration' in sys.modules)\n"
-        "import some_framework\n"
-    )
-    environment = {"ART_PATCH_HOME": str(tmp_path), "PATH": ""}
+    entries = "some_framework = its_integration:hook\nother_framework = its_integration:hook\n"
+    (info / "entry_points.txt").write_text(f"[art_patch.integrations]\n{entries}")
+    script = [f"import sys; sys.path.insert(0, {str(tmp_path)!r})", "import art_patch as art", *lines]
+    environment = {"ART_PATCH_HOME": str(tmp_path), "PATH": "", **variables}
     result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=60, check=True
+        [sys.executable, "-c", "\n".join(script)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+        check=True,
     )
-    assert result.stdout.splitlines() == ["patched False", "armed for some_framework"]
     assert result.stderr == ""
+    return result.stdout.splitlines()
+
+
+def test_integrations_are_armed_when_their_framework_is_imported(tmp_path: Path):
+    lines = (
+        "art.patch(mode='record'); art.patch(mode='record')",
+        "print('patched', 'its_integration' in sys.modules)",
+        "import some_framework",
+    )
+    assert armed(tmp_path, *lines) == ["patched False", "armed for some_framework"]
+
+
+def test_integrations_that_are_asked_for_by_name(tmp_path: Path):
+    lines = (
+        "import some_framework, other_framework",
+        "art.patch(mode='record')",
+        "print('by name'); art.patch(integrations=['some_framework']); art.patch(integrations='off')",
+        "try: art.patch(integrations=['some_framework', 'absent'])",
+        "except art.ConfigError as error: print(str(error).partition('; ')[0])",
+        "print('all'); art.patch(integrations='auto')",
+    )
+    assert armed(tmp_path, *lines, ART_PATCH_INTEGRATIONS="off") == [
+        "by name",
+        "armed for some_framework",
+        "integrations: none is installed for absent",
+        "all",
+        "armed for other_framework",
+    ]
 
 
 def test_a_broken_integration_does_not_break_the_app(tmp_path: Path):

@@ -10,34 +10,62 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from art_patch.cli import interrupted
+from art_patch.cli.analytics import analytics
+from art_patch.cli.cron import app as cron
 from art_patch.cli.demo import demo
 from art_patch.cli.doctor import doctor
 from art_patch.cli.erase import erase
+from art_patch.cli.evaluate import evaluate
 from art_patch.cli.export import export
 from art_patch.cli.feedback import app as feedback
 from art_patch.cli.feedback import serve_feedback
+from art_patch.cli.feedback_import import import_feedback
+from art_patch.cli.feedback_pull import app as pull
+from art_patch.cli.feedback_pull import pull_langfuse, pull_langsmith
 from art_patch.cli.groups import groups
+from art_patch.cli.history import diff, history
 from art_patch.cli.imports import import_file
 from art_patch.cli.init import app as init
 from art_patch.cli.init import vllm
 from art_patch.cli.judge import app as judge
 from art_patch.cli.judge import test_judge
-from art_patch.cli.policies import promote, rollback
+from art_patch.cli.policies import app as policies
+from art_patch.cli.policies import policies as list_policies
+from art_patch.cli.policies import promote, reject, rollback
+from art_patch.cli.policy_copies import export_policy, push
 from art_patch.cli.proxy import proxy
+from art_patch.cli.report import report
 from art_patch.cli.retrain import retrain
 from art_patch.cli.run import run as run_program
 from art_patch.cli.score import score
+from art_patch.cli.send import app as send
+from art_patch.cli.send import langfuse, mlflow, otlp, tensorboard, wandb
 from art_patch.cli.serve import serve
 from art_patch.cli.status import mode, status
 from art_patch.cli.store import backup, prune, stats, vacuum, verify
 from art_patch.cli.trajectories import app as trajectories
 from art_patch.cli.trajectories import list_trajectories, show
+from art_patch.cli.watch import watch
 from art_patch.errors import ArtPatchError
+
+
+class _Commands(TyperGroup):
+    """`import scores ...` is the other name of `feedback import FILE` and of `feedback pull TRACKER`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the arguments name."""
+        if args[:2] == ["import", "scores"]:
+            rest = args[2:]
+            args = ["feedback", "pull" if rest[:1] in (["langfuse"], ["langsmith"]) else "import", *rest]
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
     name="art-patch",
+    cls=_Commands,
     help="Agents that learn from their own traffic.",
     no_args_is_help=True,
     add_completion=False,
@@ -60,20 +88,35 @@ def interruptible(command: Callable[..., None]) -> Callable[..., None]:
 
 
 app.command(context_settings={"allow_interspersed_args": False})(interruptible(run_program))
-for each in (proxy, serve, score, retrain, status, groups, doctor, mode, promote, rollback, export, erase, demo):
+for each in (
+    proxy, serve, score, retrain, status, groups, doctor, mode, promote, rollback, reject, watch, history,
+    diff, report, analytics, export, erase, demo, evaluate,
+):  # fmt: skip
     app.command()(interruptible(each))
 
 store = typer.Typer(help="Look after the database: verify, stats, vacuum, backup, prune.", no_args_is_help=True)
 for each in (verify, stats, vacuum, backup, prune):
     store.command()(interruptible(each))
 app.add_typer(store, name="store")
+app.add_typer(cron)
 init.command()(interruptible(vllm))
 app.add_typer(init)
 app.command("import")(interruptible(import_file))
 feedback.command("serve")(interruptible(serve_feedback))
+feedback.command("import")(interruptible(import_feedback))
+pull.command("langfuse")(interruptible(pull_langfuse))
+pull.command("langsmith")(interruptible(pull_langsmith))
+feedback.add_typer(pull)
 app.add_typer(feedback)
 judge.command("test")(interruptible(test_judge))
 app.add_typer(judge)
+for each in (otlp, langfuse, tensorboard, mlflow, wandb):
+    send.command()(interruptible(each))
+app.add_typer(send)
+policies.callback(invoke_without_command=True)(interruptible(list_policies))
+policies.command("export")(interruptible(export_policy))
+policies.command()(interruptible(push))
+app.add_typer(policies)
 trajectories.command("list")(interruptible(list_trajectories))
 trajectories.command()(interruptible(show))
 app.add_typer(trajectories)

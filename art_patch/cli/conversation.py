@@ -1,4 +1,4 @@
-"""A trajectory on a terminal: what is known of it, what was said call by call, how it was judged."""
+"""A trajectory on a terminal: what is known of it, how it was judged, its steps, what was said call by call."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.text import Text
 
 from art_patch.cli.output import ago
 from art_patch.cli.safe_text import one_line, visible
+from art_patch.cli.steps import steps_tree
 from art_patch.cli.trajectories import seconds
 from art_patch.records import JSON, Call, Choice
 
@@ -73,13 +74,16 @@ def print_trajectory(
         bundle: the trajectory.
         summary: the same in figures.
         full: long texts to their end.
-        raw: messages as JSON.
+        raw: messages, and what is known of steps, as JSON.
         tokens: figures of token ids and log-probabilities.
         now: seconds since the epoch.
     """
     page = _Page(console, full=full, raw=raw, tokens=tokens)
     at = time.time() if now is None else now
     _print_facts(page, bundle, summary, at)
+    if bundle.spans:
+        console.print()
+        console.print(steps_tree(bundle.spans, bundle.trajectory.calls, full=full, raw=raw))
     said: list[list[bytes]] = []
     for number, call in enumerate(bundle.trajectory.calls, 1):
         _print_call(page, bundle, number, call, said)
@@ -234,6 +238,13 @@ def _tool_call(call: Any) -> str:
     arguments: Any = inner.get("arguments", inner.get("input", ""))
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return f"\u2192 {inner.get('name', '?')}({text})  {pairs.get('id') or ''}".rstrip()
+
+
+def words_of(message: JSON) -> str:
+    """Return what a message says, and which tools it calls, as plain text; not yet safe to show."""
+    said = [_content(message.get("content") or "")]
+    said += [_tool_call(call) for call in message.get("tool_calls") or ()]
+    return "\n".join(part for part in said if part)
 
 
 def _content(content: Any) -> str:

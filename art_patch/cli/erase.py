@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from art_patch.cli.opening import opened_store
 from art_patch.cli.options import HomeOption, JsonOption, ProjectOption, StoreOption, WhoOption, who_am_i
 
 if TYPE_CHECKING:
@@ -41,13 +42,9 @@ def erase(
 
     from art_patch.cli.asking import ask
     from art_patch.cli.output import answer, bars, stdout
-    from art_patch.settings import load_settings
     from art_patch.stages.unfinished import forget_unfinished
-    from art_patch.store import open_store
 
-    settings = load_settings(project=project, home=home, store=store)
-    opened = open_store(settings.store_url, create=False)
-    try:
+    with opened_store(project=project, home=home, store=store) as (settings, opened):
         subject = {"user": user, "session": session, "trajectory": trajectory}
         run = partial(opened.rights.erase, user=user, session=session, trajectory=trajectory)
         erasure = run(dry_run=True)
@@ -63,10 +60,8 @@ def erase(
                     who=who_am_i(who, "erase"),
                     progress=lambda done, total: progress("erase", done, total),
                 )
-    finally:
-        opened.close()
     todo = advice(erasure, policies, settings.project)
-    if erasure.found and not dry_run and not forget_unfinished(settings.directory):
+    if erasure.found and not dry_run and not forget_unfinished(settings.directory, [one.name for one in policies]):
         todo.append("A cycle is at work; if it trains, its copy of what it learns from is deleted when it has ended.")
     if as_json:
         answer(asdict(erasure) | {"found": erasure.found, "subject": {what: value}, "todo": todo})
@@ -78,6 +73,8 @@ def erase(
 
 def advice(erasure: Erasure, policies: tuple[Policy, ...], project: str) -> list[str]:
     """Return what is left for a person to do, in sentences with the exact commands."""
+    from art_patch.promotion.states import CHALLENGERS
+
     todo: list[str] = []
     if erasure.exports:
         todo.append("Delete these exports, and the copies that were made of them.")
@@ -87,6 +84,10 @@ def advice(erasure: Erasure, policies: tuple[Policy, ...], project: str) -> list
             "`art-patch status` names it."
         )
     serving = next((one.name for one in erasure.policies if one.serves), None)
+    tested = next((one for one in policies if one.state in CHALLENGERS), None)
+    # Also one that did not learn from it, where the champion did: a rollback gives up what is tested first.
+    if tested is not None and (serving is not None or tested.name in {one.name for one in erasure.policies}):
+        todo.append(f"{tested.name} is {tested.state}: end its test with `art-patch rollback --project {project}`.")
     if serving is not None:
         todo.append(f"A LoRA cannot forget, and {serving} serves. {_way_back(serving, erasure, policies, project)}")
     elif erasure.policies:

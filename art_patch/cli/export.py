@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from art_patch.cli import filters
+from art_patch.cli.opening import opened_store
 from art_patch.cli.options import HomeOption, JsonOption, ProjectOption, StoreOption, WhoOption, who_am_i
 
 if TYPE_CHECKING:
@@ -76,8 +77,6 @@ def export(
     from art_patch.cli.output import bars
     from art_patch.errors import ConfigError
     from art_patch.rewards.combine import load_combination
-    from art_patch.settings import load_settings
-    from art_patch.store import open_store
     from art_patch.transfer.files import STREAM, is_parquet, writing
 
     for option, value, known in (
@@ -94,10 +93,8 @@ def export(
         name=name, origin=origin, policy=policy, since=since, until=until, min_reward=min_reward,
         max_reward=max_reward, status=status, trainable=trainable,
     )  # fmt: skip
-    settings = load_settings(project=project, home=home, store=store)
-    combination = load_combination(settings.reward, criteria=settings.criteria)
-    opened = open_store(settings.store_url, create=False)
-    try:
+    with opened_store(project=project, home=home, store=store) as (settings, opened):
+        combination = load_combination(settings.reward, criteria=settings.criteria)
         matching = opened.browse.count(wanted)
         as_parquet = is_parquet(file, parquet)
         options = _Options(format, style, pairs == "all", margin, as_parquet, combination)
@@ -126,8 +123,6 @@ def export(
             except _Nothing:
                 done.export = None
         _say(done, matching=matching, held=opened.browse.count(type(wanted)()), as_json=as_json, beside=file == STREAM)
-    finally:
-        opened.close()
 
 
 class _Nothing(Exception):

@@ -40,6 +40,8 @@ def import_file(
 
     The whole file is checked first: one wrong line, and nothing is imported (exit code 15). What is in the store
     already stays as it is, so importing a file twice adds nothing. Text without token ids is never trained on here.
+
+    `import scores FILE` and `import scores langfuse|langsmith` are `feedback import` and `feedback pull`.
     """
     from art_patch.cli.output import bars
     from art_patch.errors import ConfigError

@@ -21,7 +21,12 @@ RubricOption = Annotated[
 ]
 MaxUsdOption = Annotated[
     float | None,
-    typer.Option("--max-usd", envvar="ART_PATCH_MAX_USD", help="Stop asking the judge before it costs more."),
+    typer.Option(
+        "--max-usd",
+        "--budget-usd",
+        envvar="ART_PATCH_MAX_USD",
+        help="Stop asking the judge before it costs more; --budget-usd is the same.",
+    ),
 ]
 MaxCallsOption = Annotated[
     int | None,

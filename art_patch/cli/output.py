@@ -1,4 +1,7 @@
-"""How answers, progress and errors look. stdout carries the answer, stderr everything else."""
+"""How answers, progress and errors look. stdout carries the answer, stderr everything else.
+
+Rich is imported by what draws: an answer in JSON, which scripts wait for, needs none of it.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import json
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from typing import TYPE_CHECKING, Any
 
 from art_patch.errors import ArtPatchError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 
 def answer(value: dict[str, Any]) -> None:
@@ -32,11 +36,15 @@ def fail(error: ArtPatchError, *, as_json: bool) -> int:
 
 def stdout() -> Console:
     """Console for answers."""
+    from rich.console import Console
+
     return Console(highlight=False)
 
 
 def stderr() -> Console:
     """Console for progress."""
+    from rich.console import Console
+
     return Console(stderr=True, highlight=False)
 
 
@@ -76,6 +84,8 @@ class Bars:
 @contextmanager
 def bars(*, quiet: bool) -> Generator[Bars]:
     """Show progress on stderr while the block runs: a terminal gets bars; a log file lines, or nothing if `quiet`."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     console = stderr()
     if quiet and not console.is_terminal:
         yield Bars(None)

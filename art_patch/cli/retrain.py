@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import typer
 
@@ -17,8 +17,44 @@ from art_patch.cli.judging import (
     make_judge,
 )
 from art_patch.cli.options import HomeOption, JsonOption, ProjectOption, StoreOption, WhoOption, who_am_i
-from art_patch.training.config import Backend, Start
-from art_patch.training.loss_config import LossName
+from art_patch.cli.retrain_options import (
+    BackendOption,
+    BatchSizeOption,
+    CanaryPercentOption,
+    EvalStepsOption,
+    GradientAccumulationStepsOption,
+    IdleMinutesOption,
+    IdleOnlyOption,
+    ImitateFromOption,
+    KlOption,
+    LearningRateOption,
+    LearnTruncatedOption,
+    LoraDropoutOption,
+    LossOption,
+    MaxMinutesOption,
+    MinGroupsOption,
+    PreferFromOption,
+    ProcessesOption,
+    PromotionOption,
+    RehearseFromOption,
+    RehearseWeightOption,
+    ReplayMaxOption,
+    ReplayOption,
+    ReplayPythonOption,
+    ReplayTimeoutOption,
+    ResampleMaxOption,
+    ResampleOption,
+    ResamplePerMinuteOption,
+    ResamplePickOption,
+    ResampleTurnsOption,
+    ResampleWindowOption,
+    SaveStepsOption,
+    SeedOption,
+    SettleOption,
+    StartOption,
+    SuiteOption,
+    replay_config,
+)
 
 
 def retrain(
@@ -28,119 +64,63 @@ def retrain(
     max_usd: MaxUsdOption = None,
     max_calls: MaxCallsOption = None,
     check: CheckOption = None,
-    replay: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=15,
-            envvar="ART_PATCH_REPLAY",
-            help="Run your replayable functions again: so many further runs of a run without siblings; 0 for none.",
-        ),
-    ] = 0,
-    replay_max: Annotated[
-        int, typer.Option(min=1, envvar="ART_PATCH_REPLAY_MAX", help="How many such runs in this cycle.")
-    ] = 100,
-    replay_timeout_s: Annotated[
-        float, typer.Option(min=1.0, envvar="ART_PATCH_REPLAY_TIMEOUT_S", help="How long one of them may take.")
-    ] = 300.0,
-    replay_python: Annotated[
-        str | None,
-        typer.Option(envvar="ART_PATCH_REPLAY_PYTHON", help="Interpreter of your app, if not this one."),
-    ] = None,
-    resample: Annotated[
-        int,
-        typer.Option(
-            min=0, envvar="ART_PATCH_RESAMPLE", help="Further answers to a turn of a run without siblings; 0 for none."
-        ),
-    ] = 7,
-    resample_turns: Annotated[
-        int, typer.Option(min=1, envvar="ART_PATCH_RESAMPLE_TURNS", help="How many turns of each such run.")
-    ] = 1,
-    resample_pick: Annotated[
-        Literal["spread", "last", "fault"],
-        typer.Option(envvar="ART_PATCH_RESAMPLE_PICK", help="Which of its turns."),
-    ] = "spread",
-    resample_max: Annotated[
-        int, typer.Option(min=0, envvar="ART_PATCH_RESAMPLE_MAX", help="How many turns in this cycle.")
-    ] = 200,
-    resample_per_minute: Annotated[
-        float | None,
-        typer.Option(min=0.01, envvar="ART_PATCH_RESAMPLE_PER_MINUTE", help="How many turns a minute."),
-    ] = None,
-    resample_window: Annotated[
-        str | None,
-        typer.Option(envvar="ART_PATCH_RESAMPLE_WINDOW", help="Only at this time of day: 22:00-06:00."),
-    ] = None,
-    settle_s: Annotated[
-        float, typer.Option("--settle-s", help="A trajectory is whole when it was silent this long.")
-    ] = 60.0,
-    min_groups: Annotated[int, typer.Option("--min-groups", help="Train on no fewer scored groups than this.")] = 4,
-    learning_rate: Annotated[float, typer.Option("--learning-rate", help="Peak learning rate.")] = 1e-4,
-    loss: Annotated[LossName, typer.Option("--loss", help="What is minimised, as its paper has it.")] = "dapo",
-    kl: Annotated[
-        float,
-        typer.Option("--kl", min=0.0, help="Weight of the KL that keeps it near the base."),
-    ] = 0.0,
-    start: Annotated[
-        Start,
-        typer.Option(help="Go on from the LoRA that serves, or begin a new one."),
-    ] = "champion",
-    imitate_from: Annotated[
-        float | None,
-        typer.Option(
-            "--imitate-from",
-            help="Imitate upstream's answers in runs of at least this reward, and corrections; off unless given.",
-        ),
-    ] = None,
-    prefer_from: Annotated[
-        float | None,
-        typer.Option(
-            "--prefer-from",
-            help="Tell siblings apart whose rewards differ by at least this much, and corrections; off unless given.",
-        ),
-    ] = None,
-    rehearse_from: Annotated[
-        float | None,
-        typer.Option(
-            "--rehearse-from",
-            help="Against forgetting: go on imitating the policy's own earlier runs of at least this reward, and "
-            "demonstrations; off unless given.",
-        ),
-    ] = None,
-    rehearse_weight: Annotated[
-        float, typer.Option("--rehearse-weight", help="How much that counts beside what is new.")
-    ] = 0.1,
-    learn_truncated: Annotated[
-        bool,
-        typer.Option(
-            "--learn-truncated/--no-learn-truncated",
-            help="Whether answers that were cut off at their length limit are trained.",
-        ),
-    ] = True,
-    processes: Annotated[int, typer.Option(min=1, help="How many train, each with a GPU of its own.")] = 1,
-    backend: Annotated[
-        Backend,
-        typer.Option(help="What trains; auto is Unsloth on CUDA, if it is installed."),
-    ] = "auto",
-    seed: Annotated[int, typer.Option(min=0, help="Of a new LoRA and the order of groups.")] = 0,
+    replay: ReplayOption = 0,
+    replay_max: ReplayMaxOption = 100,
+    replay_timeout_s: ReplayTimeoutOption = 300.0,
+    replay_python: ReplayPythonOption = None,
+    resample: ResampleOption = 7,
+    resample_turns: ResampleTurnsOption = 1,
+    resample_pick: ResamplePickOption = "spread",
+    resample_max: ResampleMaxOption = 200,
+    resample_per_minute: ResamplePerMinuteOption = None,
+    resample_window: ResampleWindowOption = None,
+    settle_s: SettleOption = 60.0,
+    min_groups: MinGroupsOption = 4,
+    learning_rate: LearningRateOption = 1e-4,
+    batch_size: BatchSizeOption = None,
+    gradient_accumulation_steps: GradientAccumulationStepsOption = 1,
+    save_steps: SaveStepsOption = None,
+    eval_steps: EvalStepsOption = None,
+    lora_dropout: LoraDropoutOption = 0.0,
+    loss: LossOption = "dapo",
+    kl: KlOption = 0.0,
+    start: StartOption = "champion",
+    imitate_from: ImitateFromOption = None,
+    prefer_from: PreferFromOption = None,
+    rehearse_from: RehearseFromOption = None,
+    rehearse_weight: RehearseWeightOption = 0.1,
+    learn_truncated: LearnTruncatedOption = True,
+    processes: ProcessesOption = 1,
+    backend: BackendOption = "auto",
+    seed: SeedOption = 0,
+    suite: SuiteOption = None,
+    max_minutes: MaxMinutesOption = None,
+    idle_only: IdleOnlyOption = False,
+    idle_minutes: IdleMinutesOption = 5.0,
+    promotion: PromotionOption = None,
+    canary_percent: CanaryPercentOption = None,
     project: ProjectOption = None,
     home: HomeOption = None,
     store: StoreOption = None,
     who: WhoOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Group, score, train, gate and promote, once.
+    """Group, score, train, gate and promote, once; or look after the policy that is tested on the apps' traffic.
 
-    Exit codes: 0 promoted, or nothing to do; 4 the gate rejected the candidate; 5 another cycle is running; 6 the
-    engine is down; 7 the judge failed; 1 and above for other errors. Serving is never touched by a failed cycle.
+    Each cycle leaves its report in the project's directory, `cycles/`, as JSON and Markdown.
+
+    Exit codes: 0 promoted, waiting for approval, being tested, out of time, not idle, or nothing to do; 4 the candidate
+    was rejected; 5 another cycle is running, or took this one's lease over; 6 the engine is down; 7 the judge failed; 8
+    the store cannot be used; 13 the update failed; others as in the README. Serving is never touched by a failed cycle.
     """
     from art_patch.cli.cycle_report import say
     from art_patch.cli.meaning import make_embed
     from art_patch.cli.output import bars
+    from art_patch.cli.watch import canary_config
     from art_patch.cycle import CycleConfig
     from art_patch.cycle import retrain as run
     from art_patch.errors import EngineError, GateRejected
-    from art_patch.grouping.replay import ReplayConfig
+    from art_patch.gate import GateConfig, read_suite
     from art_patch.grouping.resample import ResampleConfig
     from art_patch.rewards.checks import load_checks
     from art_patch.rewards.combine import load_combination
@@ -149,13 +129,12 @@ def retrain(
     from art_patch.settings import load_settings
     from art_patch.stages.retention import prune
     from art_patch.store import open_store
-    from art_patch.store.urls import absolute_url
     from art_patch.training import TrainConfig
     from art_patch.training.loss_config import LossConfig
 
     settings = load_settings(
         project=project, home=home, store=store, judge=judge, judge_base_url=judge_base_url, rubric=rubric,
-        checks=tuple(check) if check else None,
+        checks=tuple(check) if check else None, promotion=promotion, canary_percent=canary_percent,
     )  # fmt: skip
     opened = open_store(settings.store_url)
     config = CycleConfig(
@@ -163,19 +142,7 @@ def retrain(
         min_groups=min_groups,
         across=settings.group_across,
         embed=make_embed(settings),
-        replay=None
-        if not replay
-        else ReplayConfig(
-            replay,
-            replay_max,
-            replay_timeout_s,
-            python=replay_python,
-            environment={
-                "project": settings.project,
-                "home": str(settings.directory.parent),
-                "store": absolute_url(settings.store_url),
-            },
-        ),
+        replay=replay_config(settings, replay, at_most=replay_max, timeout_s=replay_timeout_s, python=replay_python),
         resample=None
         if not resample
         else ResampleConfig(
@@ -185,6 +152,11 @@ def retrain(
         combination=load_combination(settings.reward, criteria=settings.criteria),
         train=TrainConfig(
             learning_rate=learning_rate,
+            batch_size=batch_size,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            save_steps=save_steps,
+            eval_steps=eval_steps,
+            lora_dropout=lora_dropout,
             loss=LossConfig(name=loss, kl_coefficient=kl),
             advantage_scale="none" if loss == "dr_grpo" else "group",
             start=start,
@@ -197,6 +169,12 @@ def retrain(
             backend=backend,
             seed=seed,
         ),
+        gate=GateConfig(suite=read_suite(suite) if suite else ()),
+        promotion=settings.promotion,
+        canary_percent=settings.canary_percent,
+        canary=canary_config(settings),
+        max_minutes=max_minutes,
+        idle_minutes=idle_minutes if idle_only else None,
         keep_days=settings.keep_days,
         keep_trajectories=settings.keep_trajectories,
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from art_patch.store.ledger import Ledger
 
 _VLLM = "vLLM"
+
+_LAST_LOOK_S = 10.0
+"""How long the end waits for a look at the challenger that is under way."""
 
 
 class _Asked(NamedTuple):
@@ -88,12 +93,13 @@ def serve(
     who: WhoOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve the base model and its policies; apps of the project follow at once.
+    """Serve the base model and its policies; apps of the project follow at once. A canary is looked after.
 
     The base becomes the champion NAME@0 if there is none yet. Stop it with Ctrl-C or SIGTERM: running requests are
     finished, and the apps go back to their provider.
     """
     from art_patch.cli.output import answer, stdout
+    from art_patch.cli.watch import watch_beside
     from art_patch.errors import ConfigError
     from art_patch.listening import listen
     from art_patch.promotion.promote import wanted
@@ -128,10 +134,12 @@ def serve(
     served = _make(asked, choice, checkpoint, settings)
     opened.ledger.add_base(served.base_policy, str(checkpoint.directory.absolute()), checkpoint.sha256, who=me)
     here: list[str] = []
+    stop, watchers = Event(), list[Thread]()
 
     def on_ready(url: str) -> None:
         here.append(f"{(advertise or url).rstrip('/').removesuffix('/v1')}/v1")
         opened.ledger.set_engine(here[0], key_file=key_file, who=me)
+        watchers.append(watch_beside(settings, url, key, who=me, stop=stop))
         champion = opened.ledger.champion()
         serves = champion.name if champion else None
         if as_json:
@@ -141,11 +149,23 @@ def serve(
             stdout().print(f"[b]{serves}[/] serves at {here[0]}   (Ctrl-C stops it)")
 
     try:
-        run_server(served, host=host, port=port, api_key=key, policies=wanted(opened.ledger), on_ready=on_ready)
+        champion, *spare = wanted(opened.ledger)  # no other policy keeps this one from serving
+        run_server(
+            served, host=host, port=port, api_key=key, policies=(champion,), spare=spare, on_ready=on_ready,
+            serves=partial(_serves, opened.ledger),
+        )  # fmt: skip
     finally:
+        stop.set()
+        for watcher in watchers:
+            watcher.join(_LAST_LOOK_S)
         if here and opened.ledger.route().base_url == here[0]:  # another server may have taken over
             opened.ledger.set_engine(None, who=me)
         opened.close()
+
+
+def _serves(ledger: Ledger, name: str) -> str | None:
+    champion = ledger.champion()
+    return champion.name if champion is not None and champion.model == name else None
 
 
 def _check_model(ledger: Ledger, name: str) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
+from art_patch.cli.opening import opened_store
 from art_patch.cli.options import HomeOption, JsonOption, ProjectOption, StoreOption, WhoOption, who_am_i
 
 APPS_SEEN_S = 3_600.0
@@ -15,40 +16,57 @@ APPS_SEEN_S = 3_600.0
 
 
 def status(
-    project: ProjectOption = None, home: HomeOption = None, store: StoreOption = None, as_json: JsonOption = False
+    project: ProjectOption = None,
+    home: HomeOption = None,
+    store: StoreOption = None,
+    prometheus: Annotated[bool, typer.Option("--prometheus", help="Text for Prometheus to scrape.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """What is recorded, who serves, and what happened last."""
     from art_patch.cli.output import answer
+    from art_patch.errors import ConfigError
     from art_patch.rewards.feedback import PEOPLE, disagreement
-    from art_patch.settings import load_settings
-    from art_patch.store import open_store
     from art_patch.store.urls import without_password
 
-    settings = load_settings(project=project, home=home, store=store)
-    opened = open_store(settings.store_url, create=False)
-    route, champion = opened.ledger.route(), opened.ledger.champion()
-    differ = disagreement(opened.browse.opinions(PEOPLE))
-    facts: dict[str, Any] = {
-        "project": settings.project,
-        "store": without_password(settings.store_url),
-        "mode": route.mode or settings.mode,
-        "canary_percent": settings.canary_percent if route.canary_percent is None else route.canary_percent,
-        "champion": champion.name if champion else None,
-        "engine": _engine(route.base_url, route.key_file),
-        "recorded": opened.read.counts(),
-        "disagreement": asdict(differ) | {"share": differ.share},
-        "policies": [
-            {"name": p.name, "state": p.state, "created_at": p.created_at, "parent": p.parent}
-            for p in opened.ledger.policies()
-        ],
-        "history": opened.ledger.history(limit=10),
-        "apps": [
-            {"id": report.id, "at": report.at, **report.facts}
-            for report in opened.read.apps(since=time.time() - APPS_SEEN_S)
-        ],
-    }
-    opened.close()
-    answer(facts) if as_json else _print(facts)
+    if prometheus and as_json:
+        raise ConfigError("--prometheus and --json are two forms of one answer; leave one out")
+    with opened_store(project=project, home=home, store=store) as (settings, opened):
+        route, champion = opened.ledger.route(), opened.ledger.champion()
+        differ = disagreement(opened.browse.opinions(PEOPLE))
+        facts: dict[str, Any] = {
+            "project": settings.project,
+            "store": without_password(settings.store_url),
+            "mode": route.mode or settings.mode,
+            "canary_percent": settings.canary_percent if route.canary_percent is None else route.canary_percent,
+            "champion": champion.name if champion else None,
+            "challenger": {
+                "policy": route.challenger,
+                "state": route.challenger_state,
+                "percent": route.challenger_percent,
+                "since": route.challenger_since,
+            }
+            if route.challenger
+            else None,
+            "engine": _engine(route.base_url, route.key_file),
+            "recorded": opened.read.counts(),
+            "disagreement": asdict(differ) | {"share": differ.share},
+            "policies": [
+                {"name": p.name, "state": p.state, "created_at": p.created_at, "parent": p.parent}
+                for p in opened.ledger.policies()
+            ],
+            "history": opened.ledger.history(limit=10),
+            "apps": [
+                {"id": report.id, "at": report.at, **report.facts}
+                for report in opened.read.apps(since=time.time() - APPS_SEEN_S)
+            ],
+        }
+    if prometheus:
+        from art_patch import __version__
+        from art_patch.exporters.prometheus import exposition
+
+        typer.echo(exposition(facts, version=__version__), nl=False)
+    else:
+        answer(facts) if as_json else _print(facts)
 
 
 def mode(
@@ -131,6 +149,8 @@ def _print(facts: dict[str, Any]) -> None:
         ("trajectories", f"{recorded['trajectories']} in {recorded['scenarios']} grouped scenarios"),
         ("groups", groups),
     ]
+    if (tested := facts["challenger"]) is not None:
+        rows.insert(4, ("challenger", _tested(tested, now)))
     if recorded["calls_shadow"]:
         rows.append(("shadow", f"{recorded['calls_shadow']} calls asked in the background, beside the above"))
     if recorded["calls_resampled"]:
@@ -153,6 +173,13 @@ def _print(facts: dict[str, Any]) -> None:
             moves.add_row(f"{ago(now - move['at'])} ago", move["policy"], move["to_state"], move["who"], move["reason"])
         console.print()
         console.print(moves)
+
+
+def _tested(challenger: dict[str, Any], now: float) -> str:
+    from art_patch.cli.output import ago
+
+    share = "asked in the background" if challenger["percent"] is None else f"{challenger['percent']:g} % of sessions"
+    return f"[b]{challenger['policy']}[/] {challenger['state']}, {share}, for {ago(now - challenger['since'])}"
 
 
 def _spent(judge: dict[str, Any]) -> str:

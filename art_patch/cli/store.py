@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from art_patch.cli.opening import opened_store
 from art_patch.cli.options import HomeOption, JsonOption, ProjectOption, StoreOption, WhoOption, who_am_i
-
-if TYPE_CHECKING:
-    from art_patch.store import Store
 
 _DAY_S = 86_400.0
 
@@ -27,7 +23,7 @@ def verify(
     from art_patch.cli.output import answer, stdout
     from art_patch.errors import StoreError
 
-    with _opened(project, home, store) as opened:
+    with opened_store(project=project, home=home, store=store) as (_, opened):
         found = opened.verify()
         calls = opened.read.counts()["calls"]
     if as_json:
@@ -52,7 +48,7 @@ def stats(
 
     from art_patch.cli.output import answer
 
-    with _opened(project, home, store) as opened:
+    with opened_store(project=project, home=home, store=store) as (_, opened):
         figures = asdict(opened.maintain.stats())
     answer(figures) if as_json else _print(figures)
 
@@ -69,7 +65,7 @@ def vacuum(
 
     from art_patch.cli.output import answer, stdout
 
-    with _opened(project, home, store) as opened:
+    with opened_store(project=project, home=home, store=store) as (_, opened):
         done = opened.maintain.vacuum()
     if as_json:
         answer(asdict(done))
@@ -96,7 +92,7 @@ def backup(
     """
     from art_patch.cli.output import answer, stdout
 
-    with _opened(project, home, store) as opened:
+    with opened_store(project=project, home=home, store=store) as (_, opened):
         size = opened.maintain.backup(file.absolute())
     if as_json:
         answer({"path": str(file.absolute()), "bytes": size})
@@ -139,7 +135,7 @@ def prune(
     if age is None and keep is None:
         raise ConfigError("say what to keep: --older-than 90d, --keep 10000, or ART_PATCH_KEEP_DAYS=90")
     limits: dict[str, Any] = {"older_than_s": age, "keep": keep}
-    with _opened(project, home, store) as opened:
+    with opened_store(project=project, home=home, store=store) as (_, opened):
         done = opened.rights.prune(**limits, dry_run=True)
         if done.trajectories and not dry_run:
             if not ask(f"{done.trajectories} trajectories with {done.calls} calls. Delete them?", yes=yes):
@@ -160,18 +156,6 @@ def prune(
         messages = "" if done.messages is None else f", {done.messages} messages"
         dead = f"; {done.dead_groups} groups that waited for training are dead" if done.dead_groups else ""
         stdout().print(f"{verb} {done.trajectories} trajectories, {done.calls} calls{messages}{dead}")
-
-
-@contextmanager
-def _opened(project: str | None, home: Path | None, store: str | None) -> Generator[Store]:
-    from art_patch.settings import load_settings
-    from art_patch.store import open_store
-
-    opened = open_store(load_settings(project=project, home=home, store=store).store_url, create=False)
-    try:
-        yield opened
-    finally:
-        opened.close()
 
 
 def _print(figures: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from art_patch.cli import filters
+from art_patch.cli.opening import opened_store
 from art_patch.cli.options import HomeOption, JsonOption, ProjectOption, StoreOption
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 WIDE = 110
 """Columns of a terminal that has room for who and which task."""
+
+NARROW = 80
+"""Columns below which tokens are left out, and the heading is "by"; rich would cut the rewards off."""
 
 _SHORTEST_ID = 12
 
@@ -48,17 +52,13 @@ def list_trajectories(
 ) -> None:
     """What was recorded, newest first."""
     from art_patch.cli.output import answer, stdout
-    from art_patch.settings import load_settings
-    from art_patch.store import open_store
     from art_patch.store.browse import Filter
 
     wanted = filters.make_filter(
         user=user, session=session, scenario=scenario, group=group, tag=tag, name=name, origin=origin, policy=policy,
         since=since, until=until, min_reward=min_reward, max_reward=max_reward, status=status, trainable=trainable,
     )  # fmt: skip
-    settings = load_settings(project=project, home=home, store=store)
-    opened = open_store(settings.store_url, create=False)
-    try:
+    with opened_store(project=project, home=home, store=store) as (_, opened):
         browse = opened.browse
         cursor = None
         if after is not None:
@@ -67,8 +67,6 @@ def list_trajectories(
         found = [key for _, key in browse.ids(wanted, after=cursor, limit=limit)]
         summaries = browse.summaries(found, openings=True)
         matching, held = browse.count(wanted), browse.count(Filter())
-    finally:
-        opened.close()
     if as_json:
         shown = [asdict(one) | {"status": one.status, "duration_s": one.duration_s} for one in summaries]
         answer({"trajectories": shown, "matching": matching, "held": held})
@@ -99,24 +97,21 @@ def show(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """One run of the agent: what was said, who answered, how it was judged. `--json` is what export writes."""
+    """One run of the agent: its steps, what was said, who answered, how it was judged.
+
+    `--json` is what export writes.
+    """
     from art_patch.cli.conversation import print_trajectory
     from art_patch.cli.output import answer, stdout
-    from art_patch.settings import load_settings
-    from art_patch.store import open_store
     from art_patch.transfer.complete import Bundle, encode
 
-    settings = load_settings(project=project, home=home, store=store)
-    opened = open_store(settings.store_url, create=False)
-    try:
+    with opened_store(project=project, home=home, store=store) as (_, opened):
         key = the_one(opened, trajectory)
         (whole,) = opened.read.trajectories([key])
         spans, groups = opened.transfers.spans([key]), opened.transfers.groups_of([key])
         corrections = tuple(opened.corrections([key]).get(key, ()))
         bundle = Bundle(whole, spans.get(key, ()), groups.get(key), corrections=corrections)
         (summary,) = opened.browse.summaries([key])
-    finally:
-        opened.close()
     if as_json:
         answer(encode(bundle))
     else:
@@ -151,7 +146,7 @@ def _print_list(console: Console, summaries: list[Summary], *, now: float) -> No
     from art_patch.cli.output import ago
     from art_patch.cli.safe_text import one_line
 
-    wide = console.width >= WIDE
+    wide, narrow = console.width >= WIDE, console.width < NARROW
     length = _id_length([one.id for one in summaries])
     rows: list[list[Text]] = []
     for one in summaries:
@@ -162,6 +157,7 @@ def _print_list(console: Console, summaries: list[Summary], *, now: float) -> No
             about = Text("failed ", style="red").append_text(about)
         by = "imported" if one.origin == "imported" else ", ".join(map(one_line, one.policies))
         who = (Text(one_line(one.user_id or "")), Text(one_line(one.scenario_key or ""))) if wide else ()
+        tokens = () if narrow else (Text(short_number(one.prompt_tokens + one.completion_tokens)),)
         took = (Text(seconds(one.duration_s) if one.calls else ""),) if wide else ()
         rows.append(
             [
@@ -170,15 +166,16 @@ def _print_list(console: Console, summaries: list[Summary], *, now: float) -> No
                 about,
                 *who,
                 Text(str(one.calls)),
-                Text(short_number(one.prompt_tokens + one.completion_tokens)),
+                *tokens,
                 *took,
                 Text(by),
                 Text("" if one.reward is None else f"{one.reward:.2f}"),
             ]
         )
-    names = ["id", "ago", "about", *(("user", "task") if wide else ()), "calls", "tokens"]
-    names += [*(("took",) if wide else ()), "answered by", "reward"]
-    longest = {"user": 20, "task": 20, "answered by": 20 if wide else 12}
+    by = "by" if narrow else "answered by"
+    names = ["id", "ago", "about", *(("user", "task") if wide else ()), "calls", *(() if narrow else ("tokens",))]
+    names += [*(("took",) if wide else ()), by, "reward"]
+    longest = {"user": 20, "task": 20, by: 20 if wide else 12}
     gap = 2 if wide else 1
     widths = [
         min(max(len(name), *(row[index].cell_len for row in rows)), longest.get(name, console.width))

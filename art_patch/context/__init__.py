@@ -11,11 +11,13 @@ conversation that extends an earlier one (found by `recording`); the single call
 from __future__ import annotations
 
 from art_patch.context.ambient import Identity, identify
+from art_patch.context.captured import CAPTURED
 from art_patch.context.replaying import replayable
 from art_patch.context.scopes import bind, group, span, suppress, trajectory
 from art_patch.context.scoring import correct, current_trajectory, reward, score
 
 __all__ = [
+    "CAPTURED",
     "Identity",
     "bind",
     "correct",

@@ -21,7 +21,8 @@ from opentelemetry import trace
 from opentelemetry.context.context import Context
 
 from art_patch.context.call_spans import is_call_span
-from art_patch.records import TrajectoryInfo
+from art_patch.context.told_spans import Told, told_of
+from art_patch.records import Score, SpanInfo, TrajectoryInfo
 
 _KEY = otel.create_key("art-patch-ambient")
 
@@ -32,13 +33,22 @@ class OpenTrajectory:
     Attributes:
         info: what is known of it.
         used: whether anything was recorded under it; a block without a call leaves no row.
+        waiting: steps that ended, and scores that were given, before the first call.
     """
 
-    __slots__ = ("info", "used")
+    __slots__ = ("info", "used", "waiting")
 
     def __init__(self, info: TrajectoryInfo) -> None:
         self.info = info
         self.used = False
+        self.waiting: list[SpanInfo | Score] = []
+
+    def waited(self) -> list[SpanInfo | Score]:
+        """Return what need not wait any longer; each once."""
+        if not self.used:
+            return []
+        waiting, self.waiting = self.waiting, []
+        return waiting
 
 
 class Ambient:
@@ -101,6 +111,12 @@ def ambient() -> Ambient:
     return _in_force(ambient_of(otel.get_current()))
 
 
+def told_around(here: Ambient) -> Told | None:
+    """Return what an integration has told of the active OpenTelemetry span, if no block of ours is inside the span."""
+    told = told_of(trace.get_current_span().get_span_context().span_id)
+    return told if told is not None and here.open in (None, told.open) and here.span_id == told.below else None
+
+
 def identify(*, using: bool = True, call: bool = False) -> Identity:
     """Return the identity of what happens now.
 
@@ -121,6 +137,11 @@ def identify(*, using: bool = True, call: bool = False) -> Identity:
     if active.is_valid and is_call_span(span):
         # What surrounds the instrumented call is what we look for; it may be nothing.
         active, context = getattr(span, "parent", None), None
+    told = None if active is None else told_of(active.span_id)
+    if told is not None and here.open in (None, told.open):
+        told.open.used = told.open.used or using
+        step_id = told.step_id if here.span_id == told.below else here.span_id
+        return Identity(told.open.info, step_id, here.group_key, False, context)
     if here.open is not None:
         here.open.used = here.open.used or using
         return Identity(here.open.info, here.span_id, here.group_key, False, context)

@@ -48,6 +48,8 @@ _noting = [True]
 def replayable(function: Callable[P, R]) -> Callable[P, R]:
     """Offer `function` to the job: `art-patch retrain --replay 3` may call it again with the same arguments.
 
+    It does so for runs that have no siblings, and at each gate for held-out ones, with candidate and champion.
+
     Offer only what may happen twice: a function whose tools read, or write into a sandbox. Each call of it is one run;
     inside a `trajectory()` that has no call yet, that one is the run. Arguments must be JSON values, 64 KiB at most;
     a call with others is recorded as ever and not repeated.

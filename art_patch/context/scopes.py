@@ -25,12 +25,13 @@ from art_patch.context.ambient import (
     identify,
     lasting,
     leave,
+    told_around,
 )
 from art_patch.context.carrying import carry
 from art_patch.errors import ConfigError
 from art_patch.ids import new_id
 from art_patch.recording import emit
-from art_patch.recording.scrubbing import scrub
+from art_patch.recording.scrubbing import described
 from art_patch.records import JSON, SpanInfo, TrajectoryInfo
 
 P = ParamSpec("P")
@@ -92,8 +93,9 @@ class _Trajectory(Scope[TrajectoryInfo]):
         return now, info
 
     def _closed(self, opened: TrajectoryInfo, error: BaseException | None) -> None:
-        if self._open_ones.pop().used:
-            emit(replace(opened, ended_at=time.time(), error=_describe(error)))
+        run = self._open_ones.pop()
+        if run.used:
+            emit(*run.waited(), replace(opened, ended_at=time.time(), error=described(error)))
 
 
 class _Span(Scope[str]):
@@ -107,14 +109,17 @@ class _Span(Scope[str]):
 
     def _open(self) -> tuple[Ambient, str]:
         here, now = ambient(), time.time()
-        opened, info = here.open, None if here.open is None else here.open.info
+        told = told_around(here)
+        opened = here.open if told is None else told.open
+        info = None if opened is None else opened.info
         if info is None:
             info = identify(using=False).trajectory
         roots = info is None
         if info is None:
             info = TrajectoryInfo(new_id(), now, "explicit", name=self._name, group_key=here.group_key)
             opened = OpenTrajectory(info)
-        part = SpanInfo(new_id(), info.id, self._name, now, parent_id=here.span_id)
+        parent_id = here.span_id if told is None else told.step_id
+        part = SpanInfo(new_id(), info.id, self._name, now, parent_id=parent_id)
         self._spans.append((opened, part, roots))
         inside = here.copy()
         inside.open, inside.span_id = opened, part.id
@@ -127,7 +132,7 @@ class _Span(Scope[str]):
         ended_at = time.time()
         emit(replace(part, ended_at=ended_at))
         if roots and run is not None:
-            emit(replace(run.info, ended_at=ended_at, error=_describe(error)))
+            emit(*run.waited(), replace(run.info, ended_at=ended_at, error=described(error)))
 
 
 class _Group(Scope[None]):
@@ -242,10 +247,3 @@ def bind(function: Callable[P, R]) -> Callable[P, R]:
     """
     inside = lasting()
     return carry(function, lambda: _Captured(inside))
-
-
-def _describe(error: BaseException | None) -> str | None:
-    # A consumer that stops reading a generator ends it; that is no failure.
-    if error is None or isinstance(error, GeneratorExit):
-        return None
-    return scrub(f"{type(error).__name__}: {error}")

@@ -8,7 +8,6 @@ opinion is replaced. What the rule cannot see, an LLM judge cannot see either: i
 from __future__ import annotations
 
 import json
-import random
 import socket
 import threading
 import time
@@ -35,15 +34,12 @@ _ASKED = {question(count, item): (count, item) for count in COUNTS for item in I
 
 
 @contextmanager
-def serve_stand_in_judge(
-    rule: Rule, *, port: int = 0, shuffle: random.Random | None = None
-) -> Generator[str, None, None]:
+def serve_stand_in_judge(rule: Rule, *, port: int = 0) -> Generator[str, None, None]:
     """Serve the stand-in on loopback while the block runs, and yield its base URL (ending in `/v1`).
 
     Args:
         rule: scores one transcript.
         port: 0 for any free one.
-        shuffle: deal each prompt's scores out to its siblings at random, for a control that must not learn.
     """
 
     async def completions(request: Request) -> JSONResponse:
@@ -53,8 +49,6 @@ def serve_stand_in_judge(
         except (KeyError, ValueError) as error:
             return JSONResponse({"error": {"message": f"stand-in judge: {error}", "type": "invalid_request"}}, 400)
         values = [rule(messages) for messages in content.transcripts.values()]
-        if shuffle is not None:
-            shuffle.shuffle(values)
         scores = [
             {"trajectory_id": name, "explanation": f"stand-in rule: {value:g}", "score": value}
             for name, value in zip(content.transcripts, values, strict=True)

@@ -15,19 +15,38 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import art_patch
+from art_patch.demo.shop import TOOLS
 from art_patch.errors import ArtPatchError, EngineError
 
 _PR_SET_PDEATHSIG = 1
 AGENT = Path("shop_agent", "agent.py")
 NO_UPSTREAM = "http://127.0.0.1:9/v1"
 """Port 9 (discard): the demo has no provider, so a call that falls back fails and is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """An agent that the demo can run: it reads tasks and writes conversations, as `examples/shop_agent` says.
+
+    Attributes:
+        source: of the agent, with its two lines of ours.
+        python: the interpreter of its environment.
+        variables: of its environment, in addition.
+        tools: as its requests carry them.
+    """
+
+    source: str
+    python: str = sys.executable
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    tools: Sequence[dict[str, Any]] = tuple(TOOLS)
 
 
 def agent_source() -> str:
@@ -41,11 +60,11 @@ def agent_source() -> str:
     raise ArtPatchError(f"the example agent {AGENT} is not installed; install art-patch again, or run from a checkout")
 
 
-def unpatched(source: str) -> str:
+def unpatched(program: Program) -> Program:
     """Return the agent without its two lines of ours."""
-    return "".join(
-        line for line in source.splitlines(keepends=True) if not line.startswith(("import art_patch", "art.patch"))
-    )
+    ours = ("import art_patch", "art.patch")
+    lines = program.source.splitlines(keepends=True)
+    return replace(program, source="".join(line for line in lines if not line.startswith(ours)))
 
 
 class Process:
@@ -131,12 +150,14 @@ class Engine(Process):
 class Agent(Process):
     """The example agent, working on tasks as they are asked."""
 
-    def __init__(self, source: str, path: Path, environment: Mapping[str, str], log: Path) -> None:
+    def __init__(self, program: Program, path: Path, environment: Mapping[str, str], log: Path) -> None:
         """Start it from a copy of its source."""
-        path.write_text(source)
-        super().__init__([sys.executable, str(path)], {"OPENAI_API_KEY": "none", **environment}, log)
+        path.write_text(program.source)
+        variables = {"OPENAI_API_KEY": "none", **program.variables, **environment}
+        super().__init__([program.python, str(path)], variables, log)
         self._waiting: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
         self._lock = threading.Lock()
+        self._writing = threading.Lock()  # another one: the agent may read no further until its answers are read
         self._reader = threading.Thread(target=self._read, name="demo-agent-reader", daemon=True)
         self._reader.start()
         self._asked = 0
@@ -157,10 +178,11 @@ class Agent(Process):
         keys: list[str] = []
         assert self.process.stdin is not None
         for task in tasks:
-            with self._lock:
-                self._asked += 1
-                key = str(self._asked)
-                self._waiting[key] = answers
+            with self._writing:
+                with self._lock:
+                    self._asked += 1
+                    key = str(self._asked)
+                    self._waiting[key] = answers
                 keys.append(key)
                 try:
                     self.process.stdin.write(json.dumps({**task, "id": key}) + "\n")

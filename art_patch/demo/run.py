@@ -11,8 +11,8 @@ so it is never trained on, and the agent's memory can be compared with and witho
 
 from __future__ import annotations
 
+import hashlib
 import json
-import random
 import threading
 import time
 from collections import Counter
@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from art_patch.cycle import CycleConfig, CycleReport, retrain
+from art_patch.demo.control import DealtOut
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge, shop_rule
-from art_patch.demo.processes import NO_UPSTREAM, Agent, Engine, agent_source, unpatched
+from art_patch.demo.processes import NO_UPSTREAM, Agent, Engine, Program, agent_source, unpatched
 from art_patch.demo.recipe import (
     CURVE_SAMPLES,
     CYCLE,
@@ -35,9 +36,10 @@ from art_patch.demo.recipe import (
     SCENARIOS,
     SINGLE_SHOT,
 )
-from art_patch.demo.shop import Task, is_success, make_tasks
-from art_patch.demo.tiny_model import build_model
+from art_patch.demo.shop import TOOLS, Task, is_success, make_tasks
+from art_patch.demo.shop_model import as_written, build_model
 from art_patch.errors import ArtPatchError
+from art_patch.rewards.batch import OrderedJudge
 from art_patch.rewards.defences import DefenceConfig
 from art_patch.rewards.judge import Judge
 from art_patch.rewards.rubric import load_rubric
@@ -94,6 +96,7 @@ def run_demo(
     tell: Teller,
     engine: str = "embedded",
     single_shot: bool = False,
+    program: Program | None = None,
 ) -> dict[str, Any]:
     """Run the demo and return its figures.
 
@@ -105,18 +108,21 @@ def run_demo(
         tell: shows what goes on.
         engine: what serves, as `art-patch serve --engine` has it.
         single_shot: ask every question once, and learn from re-sampled siblings alone.
+        program: the agent; `examples/shop_agent` unless given.
     """
+    program = program or Program(agent_source())
     started = time.monotonic()
     directory = settings.directory
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     base = build_model(
-        directory.parent / "models" / f"shop-{seed}",
+        directory.parent / "models" / f"shop-{seed}{_told_apart(program)}",
         seed=seed,
+        tools=program.tools,
         progress=lambda done, total, loss: tell.progress("warm-up", done, total, f"loss {loss:.3f}"),
     )
     with ExitStack() as stack:
         judge = _judge(settings, stack, seed, control)
-        world = stack.enter_context(_World(settings, base, seed, engine, single_shot))
+        world = stack.enter_context(_World(settings, program, base, seed, engine, single_shot))
         tell.say(f"{world.engine.champion} serves at {world.engine.base_url}")
         curve = Curve.load(directory / "demo-curve.json")
         resumed = bool(curve.rows)
@@ -138,7 +144,7 @@ def run_demo(
         "control": control,
         "single_shot": single_shot,
         "engine": world.engine.kind,
-        "judge": judge.model,
+        "judge": STAND_IN_MODEL if control or not settings.judge else settings.judge,
         "store": without_password(settings.store_url),
         "wall_s": round(time.monotonic() - started, 1),
     }
@@ -147,9 +153,11 @@ def run_demo(
 class _World:
     """The running parts: engine, patched agent, unpatched agent, store."""
 
-    def __init__(self, settings: Settings, base: Path, seed: int, engine: str, single_shot: bool) -> None:
+    def __init__(
+        self, settings: Settings, program: Program, base: Path, seed: int, engine: str, single_shot: bool
+    ) -> None:
         self._settings, self._base, self._seed, self._engine = settings, base, seed, engine
-        self._single_shot = single_shot
+        self._program, self._single_shot = program, single_shot
         self._stack = ExitStack()
         self.errors = 0
         self._asked = 0
@@ -173,9 +181,9 @@ class _World:
         stack.callback(self.store.close)
         self.client = stack.enter_context(EngineClient(self.engine.base_url))
         self._before = self.store.read.counts()
-        source, log = agent_source(), directory / "agent.log"
+        log = directory / "agent.log"
         ours = {"OPENAI_BASE_URL": NO_UPSTREAM, "ART_PATCH_HOME": home, "ART_PATCH_PROJECT": project}
-        self.agent = stack.enter_context(Agent(source, directory / "agent.py", ours, log))
+        self.agent = stack.enter_context(Agent(self._program, directory / "agent.py", ours, log))
 
     def _unpatched(self) -> Agent:
         """The same agent without our lines, asking the champion itself."""
@@ -183,7 +191,7 @@ class _World:
         assert champion is not None
         directory = self._settings.directory
         theirs = {"OPENAI_BASE_URL": self.engine.base_url, "SHOP_MODEL": champion.name}
-        return Agent(unpatched(agent_source()), directory / "agent-unpatched.py", theirs, directory / "agent.log")
+        return Agent(unpatched(self._program), directory / "agent-unpatched.py", theirs, directory / "agent.log")
 
     def measure(self, number: int, tell: Teller, *, times: int) -> dict[str, Any]:
         """Ask the evaluation's questions: greedy once, sampled several times each."""
@@ -215,7 +223,7 @@ class _World:
         self._count(results)
         self._wait_until_recorded()
 
-    def cycle(self, judge: Judge, number: int, control: bool, tell: Teller) -> CycleReport:
+    def cycle(self, judge: OrderedJudge, number: int, control: bool, tell: Teller) -> CycleReport:
         """Run one cycle while a thinner traffic goes on."""
         stop = threading.Event()
         trickle = threading.Thread(target=self._trickle, args=(number, stop), name="demo-traffic")
@@ -278,13 +286,13 @@ class _World:
         return max(sum(bad), self.errors)
 
 
-def _judge(settings: Settings, stack: ExitStack, seed: int, control: bool) -> Judge:
+def _judge(settings: Settings, stack: ExitStack, seed: int, control: bool) -> OrderedJudge:
     rubric = load_rubric(settings.rubric)
     if settings.judge and not control:
         return Judge(settings.judge, base_url=settings.judge_base_url, api_key=settings.judge_api_key, rubric=rubric)
-    shuffle = random.Random(seed) if control else None
-    url = stack.enter_context(serve_stand_in_judge(shop_rule, shuffle=shuffle))
-    return Judge(STAND_IN_MODEL, base_url=url, api_key="none", rubric=rubric, max_siblings=64)
+    url = stack.enter_context(serve_stand_in_judge(shop_rule))
+    judge = Judge(STAND_IN_MODEL, base_url=url, api_key="none", rubric=rubric, max_siblings=64)
+    return DealtOut(judge, seed) if control else judge
 
 
 def _ungated(config: CycleConfig) -> CycleConfig:
@@ -293,8 +301,17 @@ def _ungated(config: CycleConfig) -> CycleConfig:
     With its defences up, a judge that deals scores out at random is found out and quarantined.
     """
     return replace(
-        config, gate=replace(config.gate, margin=-1.0), defence=DefenceConfig(double_share=0, canary_share=0)
+        config,
+        gate=replace(config.gate, margin=-1.0, collapse=None),
+        defence=DefenceConfig(double_share=0, canary_share=0),
     )
+
+
+def _told_apart(program: Program) -> str:
+    """A part of the model's name: what agents offer differs, and a model is made for one offer."""
+    if as_written(program.tools) == as_written(TOOLS):
+        return ""
+    return "-" + hashlib.sha256(as_written(program.tools).encode()).hexdigest()[:8]
 
 
 def _as_asked(task: Task) -> dict[str, Any]:

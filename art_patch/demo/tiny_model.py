@@ -1,13 +1,11 @@
-"""The demo's base model: a Qwen3 of half a million parameters that half knows the shop. Made here, in about a minute.
+"""Small base models that half know a task, for whoever has no GPU: a Qwen3 of half a million parameters.
 
-`build_model(directory, seed=...)` writes an ordinary model directory (config, safetensors, tokenizer, chat template):
-whatever serves or trains a real Qwen3 takes it unchanged.
+`make_model` trains one on demonstrations and writes an ordinary model directory (config, safetensors, tokenizer, chat
+template): whatever serves or trains a real Qwen3 takes it unchanged. `tiny_base` does so from conversations alone, and
+keeps what it made in the user's cache.
 
-- The weights come from a short SFT on *noisy* demonstrations (`WarmUp`): the model knows how a tool call looks and what
-  to do with the result, but often does something else. It asks traffic triples only (see `shop`).
-- Prompts are made by `tokenizer.apply_chat_template(messages, tools=tools, ...)` and in no other way. The template has
-  Qwen3's layout, so that a rendered tool call is, token for token, the tool call that was sampled.
-- Same seed, same warm-up: same weights. One thread is used, whatever torch is set to, because sums depend on it.
+- Same seed, same demonstrations, same shape: same weights. One thread is used, whatever torch is set to, because sums
+  depend on it.
 - A directory is complete or absent: it is written beside its place, then renamed. A complete one is returned at once;
   one that holds something else is an error, never overwritten.
 
@@ -16,18 +14,20 @@ Torch and transformers are imported by the functions that need them.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from art_patch.demo.shop import COUNTS, ITEMS, PRICES, TOOLS, traffic_prices, triples
-from art_patch.demo.tiny_tokenizer import CONTROL_TOKENS, END_OF_TURN, asked, called, make_tokenizer, result, said
+from art_patch.demo.tiny_tokenizer import CONTROL_TOKENS, END_OF_TURN, conversation_tokenizer
 from art_patch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,39 +36,116 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int, float], None]
 """Called as `progress(step, total, loss)` after each warm-up step; `step` counts from 1, `loss` is nats per token."""
 
+Row = tuple[list[int], list[int]]
+"""A demonstration's ids, and the same with everything that the model does not say set to `IGNORE`."""
+
+Conversation = Sequence[dict[str, Any]]
+"""OpenAI messages; the assistant's are what is learned."""
+
+IGNORE = -100
 _MARKER = "warm_up.json"
-_IGNORE = -100
+_REMEMBERED = 50_000
+"""Demonstrations whose tokens are kept, as rendering one takes half as long as learning it."""
+_LOOKED_AT = 200
+"""Demonstrations that a tokenizer is made from, and by which a cached model is told from another."""
 
 
 @dataclass(frozen=True, slots=True)
-class WarmUp:
-    """What the warm-up teaches, and how long.
+class Shape:
+    """How large the model is, and how long it is taught.
 
     Attributes:
         steps: optimizer steps.
         batch: demonstrations a step, each drawn anew.
         peak_lr: learning rate after a ramp of a twentieth of the steps; from there it falls to a tenth, linearly.
-        p_call: share of demonstrations that look something up; the others make a price up and multiply it.
-        p_item: share of the lookups that look up the item that was asked for.
-        p_multiply: share of the final answers that are count times price. The others are count *plus* price: as the
-            larger share they are what the model says greedily, so learning has to change its mind, not only its noise.
+        layers: transformer blocks.
+        hidden: size of the residual stream; a head has 32 of it, an MLP three times as much.
+        max_positions: tokens of prompt and answer together.
     """
 
     steps: int = 600
     batch: int = 48
     peak_lr: float = 2e-3
-    p_call: float = 0.8
-    p_item: float = 0.9
-    p_multiply: float = 0.4
+    layers: int = 2
+    hidden: int = 128
+    max_positions: int = 1024
 
 
-def build_model(directory: Path, *, seed: int, warm_up: WarmUp | None = None, progress: Progress | None = None) -> Path:
-    """Makes the base model in `directory`, unless it is there already.
+def tiny_base(
+    name: str,
+    demonstration: Callable[[random.Random], Conversation],
+    *,
+    seed: int,
+    words: Sequence[str] = (),
+    tools: Sequence[dict[str, Any]] = (),
+    shape: Shape | None = None,
+) -> Path:
+    """Makes a base model that has seen a task done, unless the cache has it; says on stderr how far it is.
 
     Args:
-        directory: where the model goes; its parent is created.
+        name: of the task; names its directory.
+        demonstration: a conversation, drawn anew with each call; as well or as badly done as the model shall do it.
         seed: of the weights and of the demonstrations.
-        warm_up: how to train it; the demo's own where not given.
+        words: strings that shall be one token each, wherever they stand.
+        tools: as the agent offers them; the template writes them into the prompt.
+        shape: how large and how long; the default fits a task of a few turns.
+
+    Returns:
+        The model's directory.
+    """
+    from platformdirs import user_cache_path
+
+    shape = shape or Shape()
+    rng = random.Random("looked at")
+    samples = [list(demonstration(rng)) for _ in range(_LOOKED_AT)]
+    told = json.dumps([samples, list(words), list(tools), asdict(shape)], sort_keys=True)
+    digest = hashlib.sha256(told.encode()).hexdigest()
+    directory = user_cache_path("art-patch") / "tiny" / f"{name}-{seed}-{digest[:12]}"
+
+    def tokenizer() -> PreTrainedTokenizerFast:
+        return conversation_tokenizer(samples, words=words, tools=tools)
+
+    def drawn(tokenizer: PreTrainedTokenizerFast) -> Callable[[random.Random], Row]:
+        @lru_cache(_REMEMBERED)
+        def row(told: str) -> Row:
+            return row_of(tokenizer, json.loads(told), tools)
+
+        return lambda rng: row(json.dumps(demonstration(rng)))
+
+    def progress(step: int, total: int, loss: float) -> None:
+        if step % 100 == 0 or step == total:
+            print(f"tiny base model: step {step} of {total}, loss {loss:.3f}", file=sys.stderr)
+
+    return make_model(
+        directory,
+        recipe={"name": name, "seed": seed, "demonstrations": digest},
+        tokenizer=tokenizer,
+        rows=drawn,
+        seed=seed,
+        shape=shape,
+        progress=progress,
+    )
+
+
+def make_model(
+    directory: Path,
+    *,
+    recipe: dict[str, Any],
+    tokenizer: Callable[[], PreTrainedTokenizerFast],
+    rows: Callable[[PreTrainedTokenizerFast], Callable[[random.Random], Row]],
+    seed: int,
+    shape: Shape,
+    progress: Progress | None = None,
+) -> Path:
+    """Makes a model in `directory`, unless it is there already.
+
+    Args:
+        directory: where it goes; its parent is created.
+        recipe: what tells this model from another, as JSON values.
+        tokenizer: makes it.
+        rows: draws a demonstration's tokens.
+        seed: of the weights and of the demonstrations.
+        shape: how large, and how long.
         progress: told about each step.
 
     Returns:
@@ -77,22 +154,20 @@ def build_model(directory: Path, *, seed: int, warm_up: WarmUp | None = None, pr
     Raises:
         ConfigError: `directory` holds something other than this model.
     """
-    warm_up = warm_up or WarmUp()
-    recipe = {"seed": seed, **asdict(warm_up)}
     if directory.exists():
         if not _is_complete(directory, recipe):
-            raise ConfigError(f"{directory} is not the demo model of {recipe}: remove it, or name another directory")
+            raise ConfigError(f"{directory} is not the tiny model of {recipe}: remove it, or name another directory")
         return directory
     from transformers.utils.logging import disable_progress_bar
 
     directory.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
-        tokenizer = make_tokenizer()
-        model = _train(tokenizer, seed, warm_up, progress)
+        made = tokenizer()
+        model = _train(made, rows(made), seed, shape, progress)
         disable_progress_bar()
         model.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
+        made.save_pretrained(unfinished)
         (unfinished / _MARKER).write_text(json.dumps(recipe))
         unfinished.chmod(0o755)  # mkdtemp's 0700 would hide the model from a server that runs as another user
         try:
@@ -106,97 +181,60 @@ def build_model(directory: Path, *, seed: int, warm_up: WarmUp | None = None, pr
     return directory
 
 
+def row_of(tokenizer: PreTrainedTokenizerFast, conversation: Conversation, tools: Sequence[dict[str, Any]]) -> Row:
+    """The tokens of a conversation as the template renders it; the assistant's, and its end of turn, are learned."""
+    render: Any = tokenizer.apply_chat_template
+    ids: list[int] = render(list(conversation), tools=list(tools) or None, return_dict=False)
+    opening: list[int] = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
+    end: Any = tokenizer.convert_tokens_to_ids(END_OF_TURN)
+    labels = [IGNORE] * len(ids)
+    place = 0
+    while place < len(ids):
+        if ids[place : place + len(opening)] != opening:
+            place += 1
+            continue
+        begin = place + len(opening)
+        place = ids.index(end, begin) + 1
+        labels[begin:place] = ids[begin:place]
+    return ids, labels
+
+
 def _is_complete(directory: Path, recipe: dict[str, Any]) -> bool:
     marker = directory / _MARKER
     return marker.is_file() and json.loads(marker.read_text()) == recipe
 
 
-@dataclass(frozen=True, slots=True)
-class _Turns:
-    """Token ids of the shop's turns. Joined, they are what the template makes of the whole conversation.
-
-    Rendering every demonstration anew would take as long as training. The parts can be joined because each begins and
-    ends with a token that merges with nothing.
-
-    Attributes:
-        asked: by count and item: the prompt of the first turn.
-        called: by item: what the model says to look it up, and the template's newline.
-        result: by price: from there to the prompt of the second turn.
-        said: by number: what the model says to give it as the answer, and the template's newline.
-    """
-
-    asked: dict[tuple[int, str], list[int]]
-    called: dict[str, list[int]]
-    result: dict[int, list[int]]
-    said: dict[int, list[int]]
-
-    @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerFast) -> _Turns:
-        render: Any = tokenizer.apply_chat_template
-
-        def ids(*messages: dict[str, Any], prompt: bool) -> list[int]:
-            return render(list(messages), tools=TOOLS, add_generation_prompt=prompt, return_dict=False)
-
-        ask, call = asked(COUNTS[0], ITEMS[0]), called(ITEMS[0])
-        turn_1, turn_2 = len(ids(ask, prompt=True)), len(ids(ask, call, prompt=False))
-        numbers = {count * price for count in COUNTS for price in PRICES}
-        numbers |= {count + price for count in COUNTS for price in PRICES}
-        return cls(
-            asked={(count, item): ids(asked(count, item), prompt=True) for count in COUNTS for item in ITEMS},
-            called={item: ids(ask, called(item), prompt=False)[turn_1:] for item in ITEMS},
-            result={price: ids(ask, call, result(price), prompt=True)[turn_2:] for price in PRICES},
-            said={number: ids(ask, said(str(number)), prompt=False)[turn_1:] for number in numbers},
-        )
-
-    def demonstration(self, warm_up: WarmUp, rng: random.Random) -> tuple[list[int], list[int]]:
-        """A noisy conversation: its ids, and the same with everything that the model does not say set to `_IGNORE`."""
-        count, item, price = rng.choice(triples("traffic"))
-        if rng.random() < warm_up.p_call:
-            if rng.random() >= warm_up.p_item:
-                item_asked, item = item, rng.choice([other for other in ITEMS if other != item])
-                price = rng.choice(traffic_prices(count, item))
-            else:
-                item_asked = item
-            number = count * price if rng.random() < warm_up.p_multiply else count + price
-            given = [(self.asked[count, item_asked], self.called[item]), (self.result[price], self.said[number])]
-        else:
-            given = [(self.asked[count, item], self.said[count * rng.choice(PRICES)])]
-        ids: list[int] = []
-        labels: list[int] = []
-        for prompt, sampled in given:
-            ids += prompt + sampled
-            # The newline after the end of the turn is the template's, not the model's.
-            labels += [_IGNORE] * len(prompt) + sampled[:-1] + [_IGNORE]
-        return ids, labels
-
-
 def _train(
-    tokenizer: PreTrainedTokenizerFast, seed: int, warm_up: WarmUp, progress: Progress | None
+    tokenizer: PreTrainedTokenizerFast,
+    row: Callable[[random.Random], Row],
+    seed: int,
+    shape: Shape,
+    progress: Progress | None,
 ) -> Qwen3ForCausalLM:
     """Supervised fine-tuning of all parameters, on the model's own tokens only."""
     import torch
     from torch.nn.functional import cross_entropy
 
-    turns, rng = _Turns.of(tokenizer), random.Random(f"warm-up|{seed}")
-    ramp_steps = max(1, warm_up.steps // 20)
+    rng = random.Random(f"warm-up|{seed}")
+    ramp_steps = max(1, shape.steps // 20)
 
     def lr_factor(step: int) -> float:
-        left = (warm_up.steps - step) / max(1, warm_up.steps - ramp_steps)
+        left = (shape.steps - step) / max(1, shape.steps - ramp_steps)
         return min((step + 1) / ramp_steps, 0.1 + 0.9 * left)
 
     with _one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _new_model(tokenizer)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=warm_up.peak_lr, weight_decay=0.01)
+        model = _new_model(tokenizer, shape)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=shape.peak_lr, weight_decay=0.01)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor)
-        for step in range(warm_up.steps):
-            rows = [turns.demonstration(warm_up, rng) for _ in range(warm_up.batch)]
+        for step in range(shape.steps):
+            rows = [row(rng) for _ in range(shape.batch)]
             width = max(len(ids) for ids, _ in rows)
             # Padding stands right of everything that is trained, where causal attention does not see it.
             ids_BT = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in rows])
-            labels_BT = torch.tensor([labels + [_IGNORE] * (width - len(labels)) for _, labels in rows])[:, 1:]
+            labels_BT = torch.tensor([labels + [IGNORE] * (width - len(labels)) for _, labels in rows])[:, 1:]
             hidden_BTH = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state[:, :-1]
-            trained_BT = labels_BT != _IGNORE
+            trained_BT = labels_BT != IGNORE
             loss = cross_entropy(model.lm_head(hidden_BTH[trained_BT]), labels_BT[trained_BT])
             optimizer.zero_grad()
             loss.backward()
@@ -204,24 +242,25 @@ def _train(
             optimizer.step()
             schedule.step()
             if progress is not None:
-                progress(step + 1, warm_up.steps, loss.item())
+                progress(step + 1, shape.steps, loss.item())
     return model.eval()
 
 
-def _new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+def _new_model(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> Qwen3ForCausalLM:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     vocabulary = tokenizer.get_vocab()
+    heads = shape.hidden // 32
     return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(vocabulary),
-            hidden_size=128,
-            intermediate_size=384,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
+            hidden_size=shape.hidden,
+            intermediate_size=3 * shape.hidden,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=heads,
+            num_key_value_heads=max(1, heads // 2),
             head_dim=32,
-            max_position_embeddings=1024,
+            max_position_embeddings=shape.max_positions,
             tie_word_embeddings=True,
             eos_token_id=vocabulary[END_OF_TURN],
             pad_token_id=vocabulary[CONTROL_TOKENS[0]],

@@ -1,12 +1,10 @@
-"""The demo's tokenizer and chat template: Qwen3's layout, the shop's words in few tokens."""
+"""Tokenizer and chat template of the tiny models: Qwen3's layout, the words of one task in few tokens."""
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-from art_patch.demo.shop import ITEMS, TOOLS, question
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -77,33 +75,38 @@ model this small answers nothing sensible to a prompt it was not trained on (mea
 """
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE that encodes any text, and the shop's conversations in few tokens.
+def make_tokenizer(
+    texts: Sequence[str], words: Sequence[str], *, whole_phrases: bool = False
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE that encodes any text, and those that are given in few tokens.
 
-    Digits and items are single tokens: copying an item or reading a price is then one step of attention. Merges run
-    across words up to the next tag, digit or item, so the tools block costs about as much as a sentence.
+    Args:
+        texts: as the template renders them.
+        words: one token each: copying one is then one step of attention. Digits are, too.
+        whole_phrases: merge across words and lines up to the next tag, digit or word, for a task that says the same
+            phrases again and again. Else lines and words are kept apart, and a prompt's tokens are the same whatever
+            follows.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    text = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not whole_phrases)
+    lines = [] if whole_phrases else [pre_tokenizers.Split("\n", "isolated")]
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([*lines, digits, text])
     bpe.decoder = decoders.ByteLevel()
-    added = (*CONTROL_TOKENS, *TAGS, *ITEMS)
-    pieces = [piece for piece in re.split("|".join(map(re.escape, added)), _sample_text()) if piece]
+    added = (*CONTROL_TOKENS, *TAGS, *words)
+    longest_first = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
+    pieces = [piece for text in texts for piece in re.split(longest_first, text) if piece]
     trainer = trainers.BpeTrainer(
-        vocab_size=1024,  # more than there is to merge: training ends when every piece is one token
+        vocab_size=1024,  # more than there is to merge in a small task: training ends when every piece is one token
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         special_tokens=list(CONTROL_TOKENS),
         show_progress=False,
     )
     bpe.train_from_iterator(pieces, trainer)
-    bpe.add_tokens([*TAGS, *ITEMS])
+    bpe.add_tokens([*TAGS, *words])
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token=END_OF_TURN,
@@ -113,32 +116,28 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def _sample_text() -> str:
-    """Everything that is said in the shop, digits and items apart, as the template renders it."""
+def conversation_tokenizer(
+    conversations: Sequence[Sequence[dict[str, Any]]], *, words: Sequence[str], tools: Sequence[dict[str, Any]]
+) -> PreTrainedTokenizerFast:
+    """A tokenizer for conversations like these; each line about the tools is one token, as it never changes.
+
+    Args:
+        conversations: lists of OpenAI messages.
+        words: see `make_tokenizer`.
+        tools: that all of them offer.
+    """
+    about_tools: list[str] = []
+    if tools:
+        system = rendered([{"role": "user", "content": ""}], tools).split(END_OF_TURN, 1)[0]
+        tags = "|".join(map(re.escape, (*TAGS, *CONTROL_TOKENS)))
+        about_tools = [line for line in re.split(f"{tags}|\n", system) if len(line) > 1]
+    return make_tokenizer([rendered(each, tools) for each in conversations], [*words, *about_tools])
+
+
+def rendered(conversation: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
+    """A conversation's text, as the template writes it."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
     renderer: Any = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=CHAT_TEMPLATE)
-    talk = [asked(2, ITEMS[0]), called(ITEMS[0]), result(2), said("4")]
-    return renderer.apply_chat_template(talk, tools=TOOLS, tokenize=False)
-
-
-def asked(count: int, item: str) -> dict[str, Any]:
-    """The message that asks for the price of `count` pieces of `item`."""
-    return {"role": "user", "content": question(count, item)}
-
-
-def called(item: str) -> dict[str, Any]:
-    """The model's message that looks `item` up."""
-    function = {"name": "lookup", "arguments": json.dumps({"item": item})}
-    return {"role": "assistant", "content": None, "tool_calls": [{"id": "0", "type": "function", "function": function}]}
-
-
-def result(price: int) -> dict[str, Any]:
-    """The shop's message that gives the price of one piece."""
-    return {"role": "tool", "tool_call_id": "0", "content": str(price)}
-
-
-def said(text: str) -> dict[str, Any]:
-    """The model's message that says `text` and calls nothing."""
-    return {"role": "assistant", "content": text}
+    return renderer.apply_chat_template(list(conversation), tools=list(tools) or None, tokenize=False)

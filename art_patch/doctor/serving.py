@@ -49,7 +49,7 @@ def champion(route: Route) -> Finding:
 
 
 def engine(route: Route, base_url: str | None, connect: Callable[[str, str | None], Engine]) -> Finding:
-    """Whether the champion's engine answers, and serves it.
+    """Whether the champion's engine answers, and serves it and the policy that is tested.
 
     Args:
         route: what the store says.
@@ -74,6 +74,9 @@ def engine(route: Route, base_url: str | None, connect: Callable[[str, str | Non
         shown = ", ".join(names) or "nothing"
         text = f"{address} serves {shown}, and not the champion {route.champion}: calls go upstream"
         return Finding("engine", "bad", text, "restart `art-patch serve`, which loads the champion")
+    if route.challenger is not None and route.challenger not in names:
+        text = f"{address} does not serve {route.challenger}, which is tested: what is meant for it goes upstream"
+        return Finding("engine", "warn", text, "art-patch rollback")
     return Finding("engine", "ok", f"{address} answers and serves {route.champion or ', '.join(names)}")
 
 

@@ -2,6 +2,7 @@
 
 Where `resample` answers one turn again, this repeats the whole run, tools included. So only runs are taken of which
 the app's authors said, by `replayable`, that they may happen twice, and each is repeated a few times in its life.
+Held-out ones make no siblings: each gate repeats them with both policies that it compares.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from art_patch.records import Trajectory
+from art_patch.records import COPIES, Trajectory, TrajectoryInfo
 
 REPLAYED = "replayed"
 """Tag of a re-run. Its metadata names the original in `replay_of`, and is not offered to be repeated itself."""
@@ -24,7 +25,7 @@ class ReplayConfig:
     Attributes:
         samples: how often a run is repeated, at most 15, if its task has no other runs; those that it has are counted
             off. A run that cannot be learned from itself is repeated once more.
-        max_runs: in one cycle; the budget.
+        max_runs: in one cycle; the budget. The gate has another of the same size.
         timeout_s: how long one may take, and the import of its module.
         concurrency: processes at once.
         python: interpreter of the app's environment; the job's own unless given.
@@ -42,7 +43,7 @@ class ReplayConfig:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A run that is to be repeated, for the time `number` in its life, which begins with 1.
+    """A run that is to be repeated, for the time `number` in its life, which begins with 1; 0 is for a comparison.
 
     `redacted`: what it recorded was, so what its re-run records has to be, too.
     """
@@ -97,6 +98,32 @@ def choose_replays(
         else:
             left["run again already"] += len(offers)
     return tuple(chosen), dict(+left)
+
+
+def choose_comparisons(
+    runs: Mapping[str, Sequence[TrajectoryInfo]], config: ReplayConfig, *, samples: int
+) -> tuple[dict[str, Replay], dict[str, int]]:
+    """Return which run stands for each scenario, repeated by two policies, and why other scenarios have none.
+
+    Args:
+        runs: of each scenario, those to choose from, the best first.
+        config: how; its budget is for both policies together.
+        samples: how often each policy repeats each.
+    """
+    left: Counter[str] = Counter()
+    chosen: dict[str, Replay] = {}
+    for key, its in runs.items():
+        own = (Trajectory(info, ()) for info in its if info.origin not in COPIES)
+        found = next(((run, offer) for run in own if (offer := offer_of(run)) is not None), None)
+        if found is None:
+            left["no function to run again"] += 1
+        elif 2 * samples * (len(chosen) + 1) > config.max_runs:
+            left["beyond the budget of this cycle"] += 1
+        else:
+            run, offer = found
+            redacted = bool(offer.get("redacted"))
+            chosen[key] = Replay(run, 0, offer["target"], offer["args"], offer["kwargs"], redacted)
+    return chosen, dict(left)
 
 
 def offer_of(run: Trajectory) -> Mapping[str, Any] | None:

@@ -3,22 +3,24 @@
 Some libraries bring their own HTTP or websocket client beside the OpenAI SDK, so no patch of the SDK can see what goes
 through it. Their functions are wrapped when their modules are imported, never before; the wrappers count and pass
 through. A name that a release does not have is skipped: then its calls are not seen, and nothing else happens. Not
-counted: with mode `off`, inside `suppress()`, and what a library sends through the SDK after all.
+counted: with mode `off`, inside `suppress()`, what a library sends through the SDK after all, and in mode `record` what
+an integration records (`context.own_calls`); in other modes that is told, too, because nobody can route it.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import wrapt
 
-from art_patch.context import identify
+from art_patch.context import identify, own_calls
 from art_patch.patching.doors import DOORS
 from art_patch.patching.runtime import Runtime
 from art_patch.recording import faults
@@ -147,25 +149,44 @@ class Detector:
         original = owner.__dict__[name]
 
         def passing(wrapped: Callable[..., Any], _: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            self._count(door)
-            return wrapped(*args, **kwargs)
+            passage = own_calls.Passage()
+            try:
+                with own_calls.passing(passage):
+                    sent = wrapped(*args, **kwargs)
+            except BaseException:
+                self._count(door, recorded=passage.recorded)
+                raise
+            if inspect.iscoroutine(sent):
+                return self._awaited(door, passage, sent)
+            self._count(door, recorded=passage.recorded)
+            return sent
 
         wrapper: Any = wrapt.FunctionWrapper(original, passing)
         setattr(owner, name, wrapper)
         self._sites.append(_Site(owner, name, original, wrapper))
 
-    def _count(self, door: Watched) -> None:
+    async def _awaited(self, door: Watched, passage: own_calls.Passage, sent: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            with own_calls.passing(passage):
+                return await sent
+        finally:
+            self._count(door, recorded=passage.recorded)
+
+    def _count(self, door: Watched, *, recorded: bool) -> None:
         try:
             runtime = None if self._runtime is None else self._runtime()
             if runtime is None or runtime.target.mode == "off" or identify(using=False, call=True).suppressed:
+                return
+            if recorded and runtime.target.mode == "record":
                 return
             with self._lock:
                 self._seen[door.name] += 1
                 first = self._seen[door.name] == 1
             if first:
                 logger.warning(
-                    "art_patch: a call went past the patch (%s), neither recorded nor routed: %s",
+                    "art_patch: a call went past the patch (%s), %s: %s",
                     door.name,
+                    "recorded, but not routed" if recorded else "neither recorded nor routed",
                     cure_of(door),
                 )
         except Exception as error:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -50,14 +50,16 @@ class Status(NamedTuple):
         patched: whether `patch()` is in force.
         mode: the mode in force; the store may overrule the app's own.
         champion: policy that serves.
+        challenger: policy that is tested beside it.
+        challenger_state: `shadow`, it is asked in the background, or `canary`, it answers a share of the sessions.
         base_url: address of its engine.
         recorded: calls that the store has taken.
         dropped: records that did not fit the queue.
         served_by_policy: recorded calls that a policy answered.
-        fallbacks: recorded calls that were meant for the champion and answered by upstream.
-        shadowed: calls that the champion was asked too in mode `shadow`.
-        shadow_skipped: calls that it was not asked because the budget was spent or too many were waiting.
-        shadow_failed: calls that it was asked and did not answer.
+        fallbacks: recorded calls that were meant for a policy and answered by upstream.
+        shadowed: answers in the background, of the champion in mode `shadow` and of a challenger in state `shadow`.
+        shadow_skipped: calls that they were not asked because the budget was spent or too many were waiting.
+        shadow_failed: calls that they were asked and did not answer.
         doors: through which calls reach us: the SDK, and the integrations that were armed.
         bypasses: doors through which calls went past the patch, with how often, as far as we can see.
         errors: our own faults and the store's troubles, counted by place.
@@ -67,6 +69,8 @@ class Status(NamedTuple):
     patched: bool = False
     mode: Mode = "off"
     champion: str | None = None
+    challenger: str | None = None
+    challenger_state: Literal["shadow", "canary"] | None = None
     base_url: str | None = None
     recorded: int = 0
     dropped: int = 0
@@ -129,7 +133,8 @@ class _Process:
         self.pools: weakref.WeakSet[Any] = weakref.WeakSet()
         self.wrapping = Wrapping(self.runtime_of)
         self.hooked = False
-        self.armed = False
+        self.installed: dict[str, EntryPoint] | None = None
+        self.armed: set[str] = set()
         self.doors: dict[str, str] = {}
         self.reporter = _Reporter()
 
@@ -160,6 +165,7 @@ def patch(
     redact: Redact = None,
     otel: Literal["auto", "off"] | None = None,
     carry_threads: bool | None = None,
+    integrations: Literal["auto", "off"] | Sequence[str] | None = None,
     queue_mib: int | None = None,
     flush_interval_s: float | None = None,
     poll_interval_s: float | None = None,
@@ -187,6 +193,8 @@ def patch(
         redact: what is taken out of texts before they are written: `secrets`, or a function from text to text.
         otel: `off` emits no spans.
         carry_threads: threads take the surrounding trajectory along.
+        integrations: `off`, or the import names of the frameworks that tell of their runs; all that are installed
+            unless given.
         queue_mib: how much may wait to be written.
         flush_interval_s: how long the writer collects.
         poll_interval_s: how often the store is asked for changes.
@@ -238,32 +246,51 @@ def _apply(given: dict[str, Any], *, everything: bool) -> None:
 def start(settings: Settings, *, everything: bool = True, **doubles: Any) -> Runtime:
     """Put the patch in force with `settings`; `doubles` are handed to `Runtime` (tests)."""
     with _process.lock:
+        entries = _wanted(settings)
         runtime = _process.runtime
         if runtime is None or runtime.settings != settings or doubles:
             if runtime is not None:
-                runtime.recorder.stop(STOP_DEADLINE_S)
+                runtime.stop(STOP_DEADLINE_S)
             with uncollected():
                 runtime = _process.runtime = Runtime(settings, on_tick=_process.reporter.report, **doubles)
+        runtime.shadow.resume()
         _process.active = runtime
         _process.everything = everything
-        set_recorder(runtime.recorder)
+        set_recorder(runtime.recorder, lambda body: _process.everything and runtime.wants(body))
         with uncollected():
-            _wrap(runtime)
+            _wrap(entries)
         (carry_threads_on if settings.carry_threads else carry_threads_off)()
         detector.put_on(lambda: _process.active if _process.everything else None)
         return runtime
 
 
-def _wrap(runtime: Runtime) -> None:
+def _wanted(settings: Settings) -> list[EntryPoint]:
+    """Return the integrations that are asked for and not armed yet."""
+    asked = settings.integrations
+    if asked == "off":
+        return []
+    if _process.installed is None:
+        _process.installed = {entry.name: entry for entry in integrations()}
+    installed = _process.installed
+    missing = [name for name in asked if name not in installed] if asked != "auto" else []
+    if missing:
+        known = ", ".join(sorted(installed)) or "none"
+        raise ConfigError(
+            f"integrations: none is installed for {', '.join(missing)}; there are those for: {known}. Install the "
+            "package that brings it, or leave `integrations` (ART_PATCH_INTEGRATIONS) unset"
+        )
+    return [installed[name] for name in (installed if asked == "auto" else asked) if name not in _process.armed]
+
+
+def _wrap(entries: Sequence[EntryPoint]) -> None:
     if MODULE in sys.modules and hasattr(sys.modules[MODULE], "AsyncAPIClient"):
         _put_on(sys.modules[MODULE])
     elif not _process.hooked:
         _process.hooked = True
         wrapt.register_post_import_hook(_put_on, MODULE)
-    if not _process.armed:
-        _process.armed = True
-        for entry in integrations():
-            wrapt.register_post_import_hook(partial(_arm, entry), entry.name)
+    for entry in entries:
+        _process.armed.add(entry.name)
+        wrapt.register_post_import_hook(partial(_arm, entry), entry.name)
 
 
 def _arm(entry: EntryPoint, module: Any) -> None:
@@ -307,7 +334,7 @@ def unpatch() -> None:
         carry_threads_off()
         detector.take_off()
         if runtime is not None:
-            runtime.recorder.stop(STOP_DEADLINE_S)
+            runtime.stop(STOP_DEADLINE_S)
 
 
 def status() -> Status:
@@ -323,6 +350,8 @@ def _facts(runtime: Runtime) -> dict[str, Any]:
     return {
         "mode": target.mode,
         "champion": target.champion,
+        "challenger": target.challenger,
+        "challenger_state": target.challenger_state,
         "base_url": target.base_url,
         "recorded": recorder.counts.recorded,
         "dropped": recorder.dropped,

@@ -29,7 +29,7 @@ DOORS: tuple[Door, ...] = (
     Door(
         "litellm",
         "litellm.responses(), and most providers but openai/ (hosted_vllm/, openrouter/, ...): its own HTTP client",
-        'pass the address of `art-patch proxy` as api_base=; without it only litellm.completion("openai/...") is seen',
+        "pass the address of `art-patch proxy` as api_base=; without it these calls are recorded, but never routed",
     ),
     Door(
         "dspy",

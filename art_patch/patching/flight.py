@@ -1,5 +1,8 @@
 """One logical call from its start to its end: recorded once, tried at the champion, sent upstream if that fails.
 
+A canary that is tested beside the champion is tried in its place for a share of the sessions, and no call is tried at
+both. What fails at a challenger is recorded as a fallback that begins with its name, `NAME@STEP: `.
+
 Blind to sync and async: `wrapping` asks for the next leg, runs it, and reports what became of it. Our own faults never
 leave this module (`faults.fault`); what is raised here on purpose is `InvalidAnswer`, which sends the call upstream.
 """
@@ -7,14 +10,17 @@ leave this module (`faults.fault`); what is raised here on purpose is `InvalidAn
 from __future__ import annotations
 
 import json
+import time
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from art_patch.context import Identity, identify
-from art_patch.patching.disguise import Disguise, InvalidAnswer, StreamDisguise, TooSlow
+from art_patch.patching.disguise import Disguise, InvalidAnswer, StreamDisguise
 from art_patch.patching.local_request import patience_s
 from art_patch.patching.pins import Key
+from art_patch.patching.reasons import is_about_the_engine, is_connect_timeout, reason, told
 from art_patch.patching.runtime import Runtime
 from art_patch.patching.sticky import sticky_key
 from art_patch.patching.surfaces import Surface, surface_of
@@ -26,17 +32,14 @@ PENDING: ContextVar[Flight | None] = ContextVar("art_patch_flight", default=None
 """The call that is inside `request` right now, for `_process_response`, which the SDK calls further down."""
 
 _MAX_LEGS = 2
-"""The champion, and the one that has just replaced it."""
-
-_NOT_THE_ENGINE = frozenset({400, 413, 422})
-"""Refusals of this one request; other calls may still go to the engine."""
+"""The policy, and the one that has just taken its place; or the same once more, see `_stood_still`."""
 
 
 class Leg(NamedTuple):
-    """One try at the champion.
+    """One try at a policy.
 
     Attributes:
-        target: where it goes.
+        target: where it goes; its champion is the policy that is asked.
         twin: the client that sends it.
         options: the request as the champion gets it.
     """
@@ -52,6 +55,7 @@ class Flight:
     __slots__ = (
         "_claimed",
         "_identity",
+        "_leg_began",
         "_legs",
         "_run",
         "client",
@@ -85,6 +89,7 @@ class Flight:
         self.leg: Leg | None = None
         self._claimed = False
         self._legs = 0
+        self._leg_began = 0.0
         self._identity = identity
         self._run: Key | None = None
         model = options.json_data.get("model")
@@ -105,16 +110,17 @@ class Flight:
             self.routed, self.exchange.fallback = target.serves, target.unknown
         else:
             self.routed = False
-        if self.routed and target.mode != "route":
+        if self.routed and (target.mode != "route" or target.challenger_state == "shadow"):
             self._choose(target, identity)
 
     def _choose(self, target: Target, identity: Identity) -> None:
-        """Decide for a call of a mode in which only a share is the champion's."""
+        """Decide where a policy is asked in the background, or only a share of the calls is ours."""
         key = sticky_key(identity, self.options.json_data)
+        if target.mode == "shadow" or target.challenger_state == "shadow":
+            self.exchange.shadow = in_share(key, self.runtime.settings.shadow_rate, "shadow")
         if target.mode == "shadow":
             self.routed = False
-            self.exchange.shadow = in_share(key, self.runtime.settings.shadow_rate, "shadow")
-        else:
+        elif target.mode == "canary":
             self.routed = in_share(key, target.canary_percent / 100, "canary")
 
     # The legs.
@@ -133,11 +139,12 @@ class Flight:
         twin = self.runtime.twins.get(self.client, target, self.is_async) if target.routes else None
         if twin is None:  # nobody serves any more, or the app talks to the engine itself, for example to judge with it
             return None
-        if not self.runtime.allows():
-            self.exchange.fallback = "the engine failed repeatedly and is left alone for a moment"
+        target = self._pinned(target)
+        if not self.runtime.allows(challenger=target.asks_challenger):
+            self.exchange.fallback = told(target, "the engine failed repeatedly and is left alone for a moment")
             return None
         self._legs += 1
-        target = self._pinned(target)
+        self._leg_began = time.monotonic()
         leg = Leg(target, twin, self.surface.localise(self.options, target, self.client))
         self.runtime.began(self)
         self.exchange.policy = target.champion
@@ -146,12 +153,11 @@ class Flight:
 
     def _pinned(self, target: Target) -> Target:
         """The target, with the policy that this run of the agent began with."""
-        champion = target.champion or ""
-        asked, self._run = self.runtime.pins.policy(self._identity, self.options.json_data, champion)
-        return target if asked == champion else replace(target, champion=asked)
+        asked, self._run = self.runtime.pins.policy(self._identity, self.options.json_data, target)
+        return target if asked == target.champion else replace(target, champion=asked)
 
     def leg_failed(self, error: Exception) -> None:
-        """The champion did not answer; decide whether its successor is asked."""
+        """The policy did not answer; decide whether the one in its place now is asked."""
         if is_fault(error):
             raise error
         try:
@@ -160,23 +166,41 @@ class Flight:
             self.runtime.ended(self)
             self.exchange.forget_answer()
             self.exchange.server = self.client.base_url
-            self.exchange.fallback = _reason(error)
+            challenger = leg is not None and leg.target.asks_challenger
+            self.exchange.fallback = reason(error) if leg is None else told(leg.target, reason(error))
             status: Any = getattr(error, "status_code", None)
             # A champion may have been replaced this second: ask the store who serves now.
             may_be_gone = status == 404 and self._legs < _MAX_LEGS
             if status == 404 and self._run is not None:
                 self.runtime.pins.forget(self._run)
-            if may_be_gone and leg is not None and self.runtime.refreshed().champion != leg.target.champion:
-                self.runtime.engine_released()
+            if may_be_gone and leg is not None and self._is_gone(leg.target.champion):
+                self.runtime.engine_released(challenger=challenger)
+                return
+            if leg is not None and self._stood_still(error, leg.target):
+                self.runtime.engine_released(challenger=challenger)
                 return
             self.routed = False
-            if status in _NOT_THE_ENGINE or not _is_about_the_engine(error):
-                self.runtime.engine_released()
+            if is_about_the_engine(error):
+                self.runtime.engine_failed(challenger=challenger)
             else:
-                self.runtime.engine_failed()
+                self.runtime.engine_released(challenger=challenger)
         except Exception as fault:
             self.routed = False
             faults.fault("patching.fallback", fault)
+
+    def _stood_still(self, error: Exception, target: Target) -> bool:
+        """Whether connecting took too long because the app's event loop did something else; it is tried once more.
+
+        The loop sees that time is up before it sees that the connection is there.
+        """
+        waited_s = time.monotonic() - self._leg_began
+        is_late = waited_s > 2 * target.connect_timeout_s
+        return self.is_async and self._legs < _MAX_LEGS and is_connect_timeout(error) and is_late
+
+    def _is_gone(self, policy: str | None) -> bool:
+        """Whether calls go to another policy by now, as the store says."""
+        now = self.runtime.refreshed()
+        return policy not in (now.champion, now.canary)
 
     # The end.
 
@@ -186,7 +210,7 @@ class Flight:
             if self.exchange.policy is not None:
                 self.exchange.fallback = None
                 self.runtime.ended(self)
-                self.runtime.engine_answered()
+                self.runtime.engine_answered(challenger=self._asks_challenger)
             if not self.exchange.streamed:
                 self.exchange.finish("complete")
         except Exception as error:
@@ -197,7 +221,7 @@ class Flight:
         try:
             if self.leg is not None:
                 self.runtime.ended(self)
-                self.runtime.engine_released()
+                self.runtime.engine_released(challenger=self._asks_challenger)
             exchange = self.exchange
             if not exchange.request:
                 # What the champion was asked is in the words of chat, and is read so.
@@ -213,6 +237,10 @@ class Flight:
             faults.fault("patching.failed", fault)
 
     # What the wrappers ask.
+
+    @property
+    def _asks_challenger(self) -> bool:
+        return self.leg is not None and self.leg.target.asks_challenger
 
     def covers(self, options: Any) -> bool:
         """Whether a request with these options is this very call, seen again further down."""
@@ -278,7 +306,8 @@ class Flight:
 
     def roll(self, response: Any, events: StreamDisguise, opened: Any, before: bytes) -> None:
         """Hand out a stream whose first event was good."""
-        reel = Reel(self.exchange, response.request, events, self.runtime.engine_failed)
+        failed = partial(self.runtime.engine_failed, challenger=self._asks_challenger)
+        reel = Reel(self.exchange, response.request, events, failed)
         install(response, reel, self.is_async, opened, before)
 
 
@@ -287,7 +316,7 @@ def begin(runtime: Runtime | None, client: Any, options: Any, stream: bool, is_a
     if runtime is None:
         return None
     try:
-        runtime.recorder.ensure_running()
+        runtime.ensure_running()
         surface = surface_of(options)
         if surface is None or runtime.target.mode == "off":
             return None
@@ -300,26 +329,6 @@ def begin(runtime: Runtime | None, client: Any, options: Any, stream: bool, is_a
     except Exception as error:
         faults.fault("patching.begin", error)
         return None
-
-
-def _reason(error: Exception) -> str:
-    names = {kind.__name__ for kind in type(error).__mro__}
-    status = getattr(error, "status_code", None)
-    if isinstance(error, TooSlow):
-        return "the engine did not answer in time"
-    if isinstance(error, InvalidAnswer):
-        return f"the engine's answer is invalid: {error}"
-    if isinstance(status, int):
-        return f"the engine answered HTTP {status}"
-    if "Timeout" in type(error).__name__:
-        return "the engine did not answer in time"
-    if "APIConnectionError" in names or type(error).__module__.startswith(("httpx", "httpcore")):
-        return "the engine cannot be reached"
-    return f"the SDK cannot read the engine's answer ({type(error).__name__})"
-
-
-def _is_about_the_engine(error: Exception) -> bool:
-    return not _reason(error).startswith("the SDK cannot read")
 
 
 def _request_body(error: BaseException, options: Any) -> bytes:

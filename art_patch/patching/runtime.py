@@ -11,8 +11,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from art_patch.patching.breaker import Breaker
 from art_patch.patching.local_request import Twins
@@ -66,7 +66,7 @@ class Runtime:
         self._on_tick = on_tick
         self._read_route = read_route
         self._route = Route()
-        self._refreshed_at = float("-inf")
+        self._refreshed_at = self._polled_at = float("-inf")
         unknown = NOT_READ_YET if self._remote and settings.mode == "route" else None
         self.target = Target(mode=settings.mode, champion=None, base_url=None, unknown=unknown)
         self.start_breaker()
@@ -76,6 +76,23 @@ class Runtime:
             self.poll()
         _alive.add(self)
 
+    def wants(self, body: Mapping[str, Any]) -> bool:
+        """Whether a call is ours, by its body."""
+        self.ensure_running()
+        return self.target.mode != "off" and (self.matches is None or self.matches(body))
+
+    def ensure_running(self) -> None:
+        """Have the recorder's thread run, for a call that begins.
+
+        It starts with an app's first call, also in a forked child, and nobody looks at the store before: then the call
+        itself does, or it would go where calls went when the app was patched, hours ago maybe.
+        """
+        if self.recorder.running:
+            return
+        if not self._remote and time.monotonic() - self._polled_at >= self.settings.poll_interval_s:
+            self.poll()
+        self.recorder.ensure_running()
+
     def began(self, call: object) -> None:
         """A call waits for the engine."""
         self._waiting[id(call)] = time.monotonic()
@@ -84,16 +101,23 @@ class Runtime:
         """It waits no more."""
         self._waiting.pop(id(call), None)
 
+    def stop(self, timeout_s: float) -> None:
+        """Ask nothing in the background any more, and write what is queued."""
+        self.shadow.stop()
+        self.recorder.stop(timeout_s)
+
     def start_breaker(self) -> None:
         """Begin with a closed breaker and a free lock; also in a forked child."""
         self._lock = threading.RLock()
         self.breaker = Breaker()
+        self.challenger_breaker = Breaker()
         self._waiting: dict[int, float] = {}
         self._felt_at = float("-inf")
         self._was_dead = False
 
     def poll(self) -> None:
         """Take over what the store says; keep the last known target if it cannot be read."""
+        self._polled_at = time.monotonic()
         try:
             self._route = self._read_route(self.settings.store_url)
             target = resolve(self.settings, self._route)
@@ -103,6 +127,9 @@ class Runtime:
             return
         self.degraded.pop("route", None)
         if target != self.target:
+            self.pins.turned(self.target, target)
+            if target.challenger != self.target.challenger:
+                self.challenger_breaker = Breaker()
             if (target.base_url, target.engine_since) != (self.target.base_url, self.target.engine_since):
                 self.start_breaker()  # another engine has not failed yet
             self.target = target
@@ -139,29 +166,49 @@ class Runtime:
     def _on_shadow(self, call: Call, info: TrajectoryInfo) -> None:
         self.shadow.offer(call, info)
 
-    def allows(self) -> bool:
-        """Whether the breaker lets a call go to the engine."""
-        if self.breaker.closed:
+    def allows(self, *, challenger: bool = False) -> bool:
+        """Whether the breakers let a call go to the engine.
+
+        The challenger has a breaker of its own besides: what fails with it must not keep calls from the champion.
+        """
+        if self.breaker.closed and (not challenger or self.challenger_breaker.closed):
             return True
         with self._lock:
-            return self.breaker.allow(time.monotonic())
+            now = time.monotonic()
+            if challenger and not self.challenger_breaker.allow(now):
+                return False
+            if self.breaker.allow(now):
+                return True
+            if challenger:
+                self.challenger_breaker.released(now)
+            return False
 
-    def engine_answered(self) -> None:
+    def engine_answered(self, *, challenger: bool = False) -> None:
         """The engine did its work."""
-        if not self.breaker.closed:
-            with self._lock:
-                self.breaker.succeeded()
+        for breaker in self._breakers(challenger):
+            if not breaker.closed:
+                with self._lock:
+                    breaker.succeeded()
 
-    def engine_failed(self) -> None:
+    def engine_failed(self, *, challenger: bool = False) -> None:
         """The engine failed a call."""
         with self._lock:
-            self.breaker.failed(time.monotonic())
+            now = time.monotonic()
+            if challenger:
+                self.challenger_breaker.failed(now)
+                self.breaker.released(now)  # whether the engine is well, the champion's calls tell
+            else:
+                self.breaker.failed(now)
 
-    def engine_released(self) -> None:
+    def engine_released(self, *, challenger: bool = False) -> None:
         """A call to the engine ended without telling anything about the engine."""
-        if not self.breaker.closed:
-            with self._lock:
-                self.breaker.released(time.monotonic())
+        for breaker in self._breakers(challenger):
+            if not breaker.closed:
+                with self._lock:
+                    breaker.released(time.monotonic())
+
+    def _breakers(self, challenger: bool) -> tuple[Breaker, ...]:
+        return (self.breaker, self.challenger_breaker) if challenger else (self.breaker,)
 
     def sentences(self) -> tuple[str, ...]:
         """Return what does not work right now, in plain sentences."""
@@ -172,6 +219,8 @@ class Runtime:
             found.append(f"{self.recorder.dropped} records were dropped because the queue was full.")
         if not self.breaker.closed:
             found.append("The engine failed repeatedly; calls go upstream until it recovers.")
+        if not self.challenger_breaker.closed:
+            found.append(f"{self.target.challenger} failed repeatedly; calls meant for it go upstream for now.")
         return tuple(found)
 
 

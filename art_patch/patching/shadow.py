@@ -1,9 +1,13 @@
-"""Mode `shadow`: upstream answers the app, and the champion is asked the same in the background, for comparison.
+"""Asking in the background what the app asked, for comparison.
 
-In: calls that upstream answered, as the writer thread has read them. Out: one more `Call` each, with `shadow_of`, in a
+Who is asked: the champion in mode `shadow`, in which upstream answers the app, and a challenger in state `shadow`,
+whoever answers.
+
+In: calls that were answered, as the writer thread has read them. Out: one more `Call` each, with `shadow_of`, in a
 trajectory of origin `shadow` of its own, so that nothing mistakes it for what the app has seen. Never on the caller's
 clock: one thread asks, one call at a time, and ends when nothing comes. Beyond `shadow_per_minute`, or when too many
-wait, calls are skipped and counted. The circuit breaker is the one of the routed calls.
+wait, calls are skipped and counted. The circuit breakers are those of the routed calls, and the engine serves the
+app's calls before those of a challenger.
 """
 
 from __future__ import annotations
@@ -30,17 +34,20 @@ if TYPE_CHECKING:
 MAX_WAITING = 32
 IDLE_S = 5.0
 
+_BEHIND_THE_APP = 1
+
 _OURS = frozenset({"logprobs", "top_logprobs"})
 """Parameters of the app's call that the shadow sets for itself."""
 
 
 class Shadow:
-    """Asks the champion what upstream was asked. `offer` is for the writer thread."""
+    """Asks policies what the app asked. `offer` is for the writer thread."""
 
     def __init__(self, runtime: Runtime) -> None:
         """Start with nothing to ask and no thread."""
         self._runtime = runtime
-        self._jobs: SimpleQueue[tuple[Call, TrajectoryInfo]] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Call, TrajectoryInfo, str] | None] = SimpleQueue()
+        self._stopped = False
         self._asked_at: deque[float] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -49,16 +56,32 @@ class Shadow:
         self.skipped = 0
         self.failed = 0
 
+    def stop(self) -> None:
+        """Ask nothing more, not even what waits; an answer that is awaited is recorded yet."""
+        self._stopped = True
+        with self._lock:
+            if self._thread is not None:
+                self._jobs.put(None)
+
+    def resume(self) -> None:
+        """Ask again what is offered."""
+        self._stopped = False
+
     def offer(self, call: Call, info: TrajectoryInfo) -> None:
-        """Ask the champion the same, if the budget allows."""
+        """Ask the same of whom it is to be asked, each within the budget."""
+        for policy in _policies(self._runtime.target):
+            self._offer(call, info, policy)
+
+    def _offer(self, call: Call, info: TrajectoryInfo, policy: str) -> None:
         now = time.monotonic()
         while self._asked_at and now - self._asked_at[0] >= 60:
             self._asked_at.popleft()
-        if len(self._asked_at) >= self._runtime.settings.shadow_per_minute or self._jobs.qsize() >= MAX_WAITING:
+        spent = len(self._asked_at) >= self._runtime.settings.shadow_per_minute
+        if self._stopped or spent or self._jobs.qsize() >= MAX_WAITING:
             self.skipped += 1
             return
         self._asked_at.append(now)
-        self._jobs.put((call, info))
+        self._jobs.put((call, info, policy))
         with self._lock:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="art_patch-shadow", daemon=True)
@@ -72,23 +95,27 @@ class Shadow:
     def _run(self) -> None:
         while True:
             try:
-                call, info = self._jobs.get(timeout=IDLE_S)
+                job = self._jobs.get(timeout=IDLE_S)
             except Empty:
+                job = None
+            if job is None:
                 with self._lock:
                     if not self._jobs.empty():
                         continue
                     self._thread = self._client = None
                     return
             try:
-                self._ask(call, info, self._runtime.target)
+                self._ask(*job, self._runtime.target)
             except Exception as error:
                 faults.fault("patching.shadow", error)
 
-    def _ask(self, call: Call, info: TrajectoryInfo, target: Target) -> None:
-        if target.mode != "shadow" or not target.serves or not self._runtime.allows():
+    def _ask(self, call: Call, info: TrajectoryInfo, policy: str, target: Target) -> None:
+        challenger = policy == target.challenger
+        wanted = not self._stopped and policy in _policies(target)
+        if not wanted or not self._runtime.allows(challenger=challenger):
             self.skipped += 1
             return
-        body = _body(call, target)
+        body = _body(call, policy, challenger)
         its = TrajectoryInfo(
             new_id(),
             time.time(),
@@ -99,7 +126,7 @@ class Shadow:
             user_id=info.user_id,
         )
         exchange = Exchange(self._runtime.recorder, call.requested_model, its)
-        exchange.api, exchange.policy, exchange.shadow_of = call.api, target.champion, call.id
+        exchange.api, exchange.policy, exchange.shadow_of = call.api, policy, call.id
         exchange.request = json.dumps(body).encode()
         from openai import OpenAIError
 
@@ -110,11 +137,11 @@ class Shadow:
             _check(answer, body)
         except (OpenAIError, InvalidAnswer) as error:
             self.failed += 1
-            self._runtime.engine_failed()
+            self._runtime.engine_failed(challenger=challenger)
             exchange.finish("failed", f"{type(error).__name__}: {error}")
         else:
             self.asked += 1
-            self._runtime.engine_answered()
+            self._runtime.engine_answered(challenger=challenger)
             exchange.finish("complete")
 
     def _post(self, body: dict[str, Any], target: Target) -> bytes:
@@ -133,9 +160,18 @@ class Shadow:
         return raw.content
 
 
-def _body(call: Call, target: Target) -> dict[str, Any]:
+def _policies(target: Target) -> tuple[str, ...]:
+    """Who is asked in the background."""
+    champion = target.champion if target.mode == "shadow" else None
+    challenger = target.challenger if target.challenger_state == "shadow" else None
+    return tuple(policy for policy in (champion, challenger) if policy is not None) if target.serves else ()
+
+
+def _body(call: Call, policy: str, challenger: bool) -> dict[str, Any]:
     body: dict[str, Any] = {key: value for key, value in call.params.items() if key not in _OURS}
-    body |= {"model": target.champion, "messages": list(call.messages), "logprobs": True, "return_token_ids": True}
+    body |= {"model": policy, "messages": list(call.messages), "logprobs": True, "return_token_ids": True}
+    if challenger:
+        body["priority"] = _BEHIND_THE_APP
     return body | {"tools": list(call.tools)} if call.tools else body
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from art_patch.records import Mode, Route
 from art_patch.settings import Settings
@@ -29,6 +30,9 @@ class Target:
         connect_timeout_s: how long connecting to it may take.
         canary_percent: share of sessions that it answers in mode `canary`.
         engine_since: when it announced itself; another time is another engine.
+        challenger: policy that is tested beside the champion, on the same engine.
+        challenger_state: `shadow`, it is asked in the background; `canary`, it answers a share of the sessions.
+        challenger_percent: which share of those that a policy answers.
         unknown: why nobody knows yet who serves; recorded with the calls that go upstream for it.
     """
 
@@ -41,6 +45,9 @@ class Target:
     connect_timeout_s: float = 0.25
     canary_percent: float = 0.0
     engine_since: float | None = None
+    challenger: str | None = None
+    challenger_state: Literal["shadow", "canary"] | None = None
+    challenger_percent: float = 0.0
     unknown: str | None = None
 
     @property
@@ -52,6 +59,16 @@ class Target:
     def routes(self) -> bool:
         """Whether the champion's answers reach the app."""
         return self.mode != "shadow" and self.serves
+
+    @property
+    def canary(self) -> str | None:
+        """The challenger, if it answers a share of the sessions."""
+        return self.challenger if self.challenger_state == "canary" else None
+
+    @property
+    def asks_challenger(self) -> bool:
+        """Whether it is the challenger that this target, made for one call, asks in the champion's place."""
+        return self.challenger is not None and self.champion == self.challenger
 
 
 def resolve(settings: Settings, route: Route) -> Target:
@@ -71,4 +88,7 @@ def resolve(settings: Settings, route: Route) -> Target:
         connect_timeout_s=settings.connect_timeout_s,
         canary_percent=settings.canary_percent if route.canary_percent is None else route.canary_percent,
         engine_since=route.engine_since,
+        challenger=route.challenger,
+        challenger_state=route.challenger_state,
+        challenger_percent=route.challenger_percent or 0.0,
     )

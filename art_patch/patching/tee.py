@@ -10,14 +10,22 @@ SDK's own `APIConnectionError`: the app has seen the first half, and two models 
 
 from __future__ import annotations
 
+import _thread
+import inspect
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Self, cast
 
 from art_patch.patching.disguise import InvalidAnswer, StreamDisguise
 from art_patch.recording import Exchange, faults
 from art_patch.recording.exchange import Ended
+
+_POOLS = ("httpcore.", "httpcore2.")
+
+_read_from: dict[int, Any] = {}
+"""What each `SyncTape` reads from."""
 
 
 class Reel:
@@ -118,9 +126,22 @@ class _Tape:
 
 
 class SyncTape(_Tape):
-    """The pass of a synchronous client."""
+    """The pass of a synchronous client.
+
+    What it reads from is kept from the garbage collector, which would finalise that first, wherever it runs.
+    """
 
     __slots__ = ()
+
+    def __init__(self, reel: Reel, inner: Any, before: bytes) -> None:
+        super().__init__(reel, inner, before)
+        _read_from[id(self)] = inner
+
+    def __del__(self) -> None:
+        super().__del__()
+        inner = _read_from.pop(id(self), None)
+        if not self._after and hasattr(inner, "close") and _within_the_pool():
+            _close_elsewhere(inner)
 
     def __iter__(self) -> Self:
         return self
@@ -216,9 +237,38 @@ class _SyncTee(_Tee):
 
     def close(self) -> None:
         try:
-            self._inner.close()
+            if _within_the_pool():
+                _close_elsewhere(self._inner)
+            else:
+                self._inner.close()
         finally:
             self._reel.close()
+
+
+def _within_the_pool() -> bool:
+    """Whether the garbage collector closes a stream while this thread may hold the lock of a connection pool.
+
+    The lock is a plain one: the thread would wait for itself for ever. It is httpcore's own hazard, for any stream that
+    is dropped half-read.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith(_POOLS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _close_elsewhere(inner: Any) -> None:
+    # Without a name, since the collector must not wait for a thread to start. As the interpreter goes down there are no
+    # more; it closes the socket then.
+    with suppress(RuntimeError):
+        _thread.start_new_thread(_close, (inner,))
+
+
+def _close(inner: Any) -> None:
+    with suppress(Exception):
+        inner.close()
 
 
 class _AsyncTee(_Tee):

@@ -1,17 +1,22 @@
-"""Making a policy serve, and going back. The route is flipped only after the engine has proven the policy.
+"""Making a policy serve or be tested, and going back. The route turns only after the engine has proven the policy.
 
 Order: load under its own name -> listed -> one canary completion with finite log-probabilities -> the ledger moves it
 to champion and flips the route in one transaction -> policies older than the two kept for rollback are unloaded.
 Apps follow the route within their poll interval; until then they ask for the old name, which is still loaded.
+
+A challenger, tested in the background (`shadow`) or by a share of the sessions (`canary`), goes the same way. To give
+it up, to change its share, or to go back, no engine is needed: the route alone decides whom apps ask.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from contextlib import suppress
+from typing import Literal, Protocol
 
-from art_patch.errors import EngineError, StoreError
+from art_patch.errors import EngineError, StoreError, TransitionError
+from art_patch.promotion.states import CHALLENGERS
 from art_patch.records import JSON, Policy, PolicyState
 from art_patch.serving.contract import Engine
 
@@ -34,6 +39,14 @@ class Ledger(Protocol):
         """The policy that serves."""
         ...
 
+    def champions(self) -> Sequence[str]:
+        """Who became champion, one after the other."""
+        ...
+
+    def challenger(self) -> Policy | None:
+        """The policy that is tested beside the champion."""
+        ...
+
     def move(
         self,
         name: str,
@@ -42,6 +55,7 @@ class Ledger(Protocol):
         who: str,
         reason: str,
         figures: JSON | None = None,
+        percent: float | None = None,
         now: float | None = None,
     ) -> Policy:
         """Move a policy to another state."""
@@ -79,8 +93,7 @@ def promote(ledger: Ledger, engine: Engine, name: str, *, who: str, reason: str,
         StoreError: if there is no such policy.
         TransitionError: if it may not become champion.
     """
-    if ledger.policy(name) is None:
-        raise StoreError(f"there is no policy {name!r}; `art-patch status` lists them")
+    _check_known(ledger, name)
     ensure_loaded(engine, name)
     policy = ledger.move(name, "champion", who=who, reason=reason, figures=figures)
     for old in unwanted(ledger, engine.models()):
@@ -88,41 +101,128 @@ def promote(ledger: Ledger, engine: Engine, name: str, *, who: str, reason: str,
     return policy
 
 
+def challenge(
+    ledger: Ledger,
+    engine: Engine,
+    name: str,
+    *,
+    state: Literal["shadow", "canary"],
+    percent: float | None = None,
+    who: str,
+    reason: str,
+    figures: JSON | None = None,
+) -> Policy:
+    """Test the policy on the app's traffic, beside the champion; `percent` of the sessions are a canary's.
+
+    Raises:
+        EngineError: if the engine cannot serve it; nothing changed.
+        StoreError: if there is no such policy.
+        TransitionError: if it may not be tested, or another one is.
+        ConfigError: if a canary comes without its share, or a shadow with one.
+    """
+    _check_known(ledger, name)
+    ensure_loaded(engine, name)
+    return ledger.move(name, state, who=who, reason=reason, figures=figures, percent=percent)
+
+
+def change_share(ledger: Ledger, name: str, percent: float, *, who: str, reason: str) -> Policy:
+    """Let a canary answer another share of the sessions; its test goes on, and no engine is needed: it is served.
+
+    Sessions are chosen by a hash, so a canary that gets more of them keeps those that it has.
+
+    Raises:
+        StoreError: if there is no such policy.
+        TransitionError: if it is no canary any more, or has this share already.
+        ConfigError: if it is no share.
+    """
+    policy = ledger.policy(name)
+    if policy is not None and policy.state != "canary":
+        raise TransitionError(f"{name} is {policy.state} and has no share of the sessions; only a canary has one")
+    return ledger.move(name, "canary", who=who, reason=reason, percent=percent)
+
+
+def give_up(ledger: Ledger, engine: Engine | None, *, who: str, reason: str, figures: JSON | None = None) -> str | None:
+    """Reject the challenger, so that the champion answers all sessions; with the engine down, too.
+
+    Returns:
+        Its name; `None` if nothing is being tested.
+
+    Raises:
+        TransitionError: if somebody else has just promoted it.
+    """
+    challenger = ledger.challenger()
+    if challenger is None:
+        return None
+    reject(ledger, engine, challenger.name, who=who, reason=reason, figures=figures)
+    return challenger.name
+
+
+def reject(
+    ledger: Ledger, engine: Engine | None, name: str, *, who: str, reason: str, figures: JSON | None = None
+) -> bool:
+    """Give a policy up for good: it never serves again, is never tested, and nobody goes back to it.
+
+    Works without an engine. One that is up lets it go, except the base model, which every policy stands on.
+
+    Returns:
+        Whether the engine let it go.
+
+    Raises:
+        StoreError: if there is no such policy.
+        TransitionError: if it serves, or is rejected already.
+    """
+    ledger.move(name, "rejected", who=who, reason=reason, figures=figures)
+    if engine is None or name in wanted(ledger):
+        return False
+    with suppress(EngineError):  # nobody is sent there any more; the next promotion unloads it otherwise
+        engine.unload(name)
+        return True
+    return False
+
+
 def rollback(ledger: Ledger, engine: Engine | None, *, who: str, reason: str) -> Policy:
-    """Go back to the champion before this one. Works without an engine: it then serves the old one when it is back.
+    """Go back to the champion that this one replaced.
+
+    Works without an engine: it then serves the old one when it is back. A policy that is served still was proven when
+    it was loaded, and is not made to answer again: that would wait in line behind the calls of a champion that harms.
 
     Raises:
         StoreError: if there is nothing to go back to.
         EngineError: if an engine is up and cannot serve the old policy; the champion stays.
     """
-    champion = ledger.champion()
-    before = _champion_before(ledger, champion)
-    if champion is None or before is None:
-        raise StoreError("there is no earlier champion to go back to; `art-patch status` shows the history")
-    if engine is not None:
-        ensure_loaded(engine, before)
-    return ledger.move(before, "champion", who=who, reason=reason)
+    if not (behind := _before(ledger)):
+        raise StoreError("there is no earlier champion to go back to; `art-patch history` shows what was decided")
+    if engine is not None and behind[-1] not in engine.models():
+        ensure_loaded(engine, behind[-1])
+    return ledger.move(behind[-1], "champion", who=who, reason=reason)
 
 
-def _champion_before(ledger: Ledger, champion: Policy | None) -> str | None:
-    """The policy that the present champion replaced; after a rollback, the one that *that* champion had replaced."""
-    if champion is None:
-        return None
-    return next(
-        (
-            policy.name
-            for policy in sorted(ledger.policies(), key=lambda p: p.step, reverse=True)
-            if policy.state == "retired" and policy.model == champion.model and policy.step < champion.step
-        ),
-        None,
-    )
+def _check_known(ledger: Ledger, name: str) -> None:
+    if ledger.policy(name) is None:
+        raise StoreError(f"there is no policy {name!r}; `art-patch policies` lists them")
+
+
+def _before(ledger: Ledger) -> list[str]:
+    """Return the policies that one can go back to, step by step from the end; a name may come again.
+
+    Each champion stands on the one that it replaced; who is gone back from stands there no more.
+    """
+    gone = {policy.name for policy in ledger.policies() if policy.state == "rejected"}
+    stack: list[str] = []
+    for name in (name for name in ledger.champions() if name not in gone):
+        if stack[-2:-1] == [name]:
+            stack.pop()
+        else:
+            stack.append(name)
+    return stack[:-1]
 
 
 def wanted(ledger: Ledger) -> list[str]:
-    """Return the policies an engine should hold: the champion and the newest retired ones, step 0 always."""
+    """Return the policies an engine should hold: champion, step 0, whom one would go back to, last the challenger."""
     policies = ledger.policies()
-    retired = sorted((p for p in policies if p.state == "retired" and p.step), key=lambda p: p.step)
-    return [p.name for p in policies if p.state == "champion" or p.step == 0] + [p.name for p in retired[-KEEP:]]
+    first = [p.name for p in policies if p.state == "champion"] + [p.name for p in policies if p.step == 0]
+    last = [p.name for p in policies if p.state in CHALLENGERS]
+    return list(dict.fromkeys(first + _before(ledger)[-KEEP:] + last))
 
 
 def unwanted(ledger: Ledger, served: Sequence[str]) -> list[str]:

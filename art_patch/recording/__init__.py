@@ -13,8 +13,8 @@ from __future__ import annotations
 from art_patch.recording.delivery import Sink
 from art_patch.recording.exchange import Exchange
 from art_patch.recording.faults import faults, is_fault
-from art_patch.recording.outlet import emit, set_recorder
+from art_patch.recording.outlet import begin_exchange, emit, set_recorder
 from art_patch.recording.recorder import Recorder
 from art_patch.recording.share import in_share
 
-__all__ = ["Exchange", "Recorder", "Sink", "emit", "faults", "in_share", "is_fault", "set_recorder"]
+__all__ = ["Exchange", "Recorder", "Sink", "begin_exchange", "emit", "faults", "in_share", "is_fault", "set_recorder"]

@@ -34,7 +34,7 @@ class Converter:
         Args:
             sample_rate: share of trajectories to keep.
             redact: see `Settings.redact`.
-            on_shadow: given each answered call that the champion is to be asked too, before it is redacted.
+            on_shadow: given each answered call that a policy is to be asked too, before it is redacted.
         """
         self._sample_rate = sample_rate
         self._redact = Redactor(redact) if redact is not None else None

@@ -45,6 +45,8 @@ class Delivery:
         self.sink: Sink | None = None
         self.retry_at = 0.0
         self.trouble: str | None = None
+        self.steps = 0
+        """How often the store was opened or took a batch."""
 
     @property
     def pending(self) -> bool:
@@ -94,7 +96,9 @@ class Delivery:
         try:
             if self.sink is None:
                 self.sink = self._open_sink()
+                self.steps += 1
             self.sink.write([record for record, _ in batch])
+            self.steps += 1
         except Exception as error:
             self.trouble = type(error).__name__
             faults.trouble("store.write", error)

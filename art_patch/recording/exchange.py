@@ -89,7 +89,7 @@ class Exchange:
         self.policy: str | None = UPSTREAM
         self.fallback: str | None = None
         self.error: str | None = None
-        self.shadow = False  # the champion is to be asked too, once this is recorded
+        self.shadow = False  # a policy is to be asked too, once this is recorded
         self.shadow_of: str | None = None
         self.otel_context: Context | None = None  # where the call started, if spans are wanted
         self.server: object = None  # whose text is the address that was asked

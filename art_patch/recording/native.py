@@ -59,6 +59,8 @@ class NativeThread:
         Raises:
             RuntimeError: if there are too many threads, or the interpreter is going down.
         """
+        if sys.is_finalizing():  # Python 3.11 would wait for ever for a thread that never begins
+            raise RuntimeError("the interpreter is going down")
         monkey: Any = sys.modules.get("gevent.monkey")
         if monkey is not None and monkey.is_module_patched("threading"):
             monkey.get_original("_thread", "start_new_thread")(self._run, ())

@@ -51,7 +51,10 @@ PAUSE_S = 0.0001
 _POOLS = ("multiprocessing", "billiard")  # billiard is Celery's copy of the other
 
 EXIT_DEADLINE_S = 1.5
-"""How long the interpreter's exit may wait for all recorders together; the rest of two seconds is the interpreter's."""
+"""How long the interpreter's exit waits for a store that does nothing; the rest of two seconds is the interpreter's."""
+
+EXIT_AT_MOST_S = 8.0
+"""How long it waits for one that is slow but takes a batch in that time; a container is killed after ten."""
 
 
 @dataclass(eq=False, slots=True)
@@ -146,6 +149,11 @@ class Recorder:
         """Queue a ready record."""
         return self.put(record, FIXED_SIZE + len(repr(record)))
 
+    @property
+    def running(self) -> bool:
+        """Whether the thread runs, and so ticks."""
+        return self._thread is not None
+
     def ensure_running(self) -> None:
         """Start the thread if it does not run."""
         if self._thread is not None:
@@ -191,6 +199,11 @@ class Recorder:
             self._nudge.set()
             thread.join(max(0.0, deadline - time.monotonic()))
         return done
+
+    @property
+    def steps(self) -> int:
+        """Grows while the store does what it is asked to."""
+        return self._delivery.steps
 
     @property
     def opens_store(self) -> bool:
@@ -396,8 +409,13 @@ def _at_exit() -> None:
     recorders = list(_alive)
     if any(recorder.opens_store for recorder in recorders):
         _import_store()  # a short-lived app may end before its first flush; an import takes its time, but does not hang
-    deadline = time.monotonic() + EXIT_DEADLINE_S
+    now = time.monotonic()
+    deadline, latest = now + EXIT_DEADLINE_S, now + EXIT_AT_MOST_S
     for recorder in recorders:
+        steps = recorder.steps
+        while not recorder.flush(max(0.0, deadline - time.monotonic())) and recorder.steps > steps:
+            steps = recorder.steps
+            deadline = min(time.monotonic() + EXIT_DEADLINE_S, latest)
         recorder.stop(max(0.0, deadline - time.monotonic()))
 
 

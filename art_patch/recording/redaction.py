@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 from art_patch.recording.scrubbing import hide
-from art_patch.records import Call, Correction, Record, Score, TrajectoryInfo
+from art_patch.records import Call, Correction, Record, Score, SpanInfo, TrajectoryInfo
 from art_patch.settings import Redact
 
 UNTRAINABLE = "it was redacted"
@@ -44,6 +44,9 @@ class Redactor:
                 return self._call(record)
             case TrajectoryInfo():
                 clean = {name: self._any(getattr(record, name)) for name in ("name", "tags", "metadata", "error")}
+                return replace(record, **clean)
+            case SpanInfo():
+                clean = {name: self._any(getattr(record, name)) for name in ("name", "attributes", "error")}
                 return replace(record, **clean)
             case Score():
                 return replace(record, comment=self._any(record.comment))

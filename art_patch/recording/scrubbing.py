@@ -43,3 +43,10 @@ def scrub(text: str) -> str:
     """Return an error's text with secrets replaced by `***`, cut to 2,000 characters."""
     text = hide(text)
     return text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + "..."
+
+
+def described(error: BaseException | str | None) -> str | None:
+    """Return what is kept of an error; a consumer that stops reading a generator ends it, which is none."""
+    if error is None or isinstance(error, GeneratorExit):
+        return None
+    return scrub(error if isinstance(error, str) else f"{type(error).__name__}: {error}")

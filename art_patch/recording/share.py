@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Literal
 
-Purpose = Literal["sample", "canary", "shadow"]
+Purpose = Literal["sample", "canary", "shadow", "challenger"]
 
 
 def in_share(key: str, share: float, purpose: Purpose) -> bool:

@@ -10,8 +10,8 @@ A call's span is a child of the span that was active when the call started. Wher
 `span()` makes no OpenTelemetry span: it would have to exist before the calls inside, and it is known when it ends. The
 calls name it in `art.span.id`.
 
-Names are those of the GenAI semantic conventions, written out because they moved package three times; ours begin with
-`art.`. Texts are left out unless OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT asks for them on spans.
+Names are those of the GenAI semantic conventions (`genai_attributes`). Texts are left out unless
+OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT asks for them on spans.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from opentelemetry.context.context import Context
 from art_patch import __version__
 from art_patch.recording.exchange import Exchange
 from art_patch.recording.faults import faults
+from art_patch.recording.genai_attributes import error_type, operation_of, request_attributes, trajectory_attributes
 from art_patch.recording.genai_messages import input_messages, output_messages
 from art_patch.recording.loose_json import as_object, parse_object
 from art_patch.recording.sse import events
@@ -44,9 +45,6 @@ MAX_RUNS = 10_000
 _ON_SPANS = frozenset({"span_only", "span_and_event", "true"})
 _FIRST_EVENT_BYTES = 64 << 10
 
-_OPERATIONS = {"completions": "text_completion"}
-"""By surface; all others are `chat`."""
-
 _PROVIDERS = {
     "api.deepseek.com": "deepseek",
     "api.groq.com": "groq",
@@ -57,17 +55,6 @@ _PROVIDERS = {
     "openai.azure.com": "azure.ai.openai",
 }
 """By the end of the host's name; all others are `openai`, whose protocol they speak."""
-
-_REQUEST: Mapping[str, tuple[str, type]] = {
-    "frequency_penalty": ("frequency_penalty", float),
-    "max_completion_tokens": ("max_tokens", int),
-    "max_tokens": ("max_tokens", int),
-    "presence_penalty": ("presence_penalty", float),
-    "seed": ("seed", int),
-    "temperature": ("temperature", float),
-    "top_k": ("top_k", int),
-    "top_p": ("top_p", float),
-}
 
 
 @dataclass(slots=True)
@@ -164,7 +151,7 @@ def _tracer() -> trace.Tracer | None:
 def _span_of(run: _Run, tracer: trace.Tracer, context: Context) -> trace.Span:
     if run.span is None:
         name = run.info.name
-        attributes = {"gen_ai.operation.name": "invoke_agent", **_trajectory(run.info)}
+        attributes = {"gen_ai.operation.name": "invoke_agent", **trajectory_attributes(run.info)}
         if name is not None:
             attributes["gen_ai.agent.name"] = name
         run.span = tracer.start_span(
@@ -182,7 +169,7 @@ def _end(run: _Run) -> None:
         return  # nobody needed it, or it has ended: a stream of the trajectory may end later
     try:
         if info.error is not None:
-            span.set_attribute("error.type", _class_of(info.error))
+            span.set_attribute("error.type", error_type(info.error))
             span.set_status(trace.Status(trace.StatusCode.ERROR, info.error))
         span.end(_ns(info.ended_at or run.until))
     except Exception as error:
@@ -193,7 +180,7 @@ def _attributes(call: Call, info: TrajectoryInfo, exchange: Exchange) -> dict[st
     host, port = _address(str(exchange.server or ""))
     answer = _answer_head(exchange)
     found: dict[str, Any] = {
-        "gen_ai.operation.name": _OPERATIONS.get(call.api, "chat"),
+        "gen_ai.operation.name": operation_of(call.api),
         "gen_ai.provider.name": "vllm" if call.policy is not UPSTREAM else _provider(host),
         "gen_ai.request.model": call.requested_model,
         "gen_ai.response.model": call.policy or _text(answer.get("model")),
@@ -204,8 +191,8 @@ def _attributes(call: Call, info: TrajectoryInfo, exchange: Exchange) -> dict[st
         "gen_ai.usage.output_tokens": call.completion_tokens or None,
         "server.address": host,
         "server.port": port,
-        **_request(call.params),
-        **_trajectory(info),
+        **request_attributes(call.params),
+        **trajectory_attributes(info),
         "art.trajectory.id": call.trajectory_id,
         "art.span.id": call.span_id,
         "art.call.id": call.id,
@@ -215,7 +202,7 @@ def _attributes(call: Call, info: TrajectoryInfo, exchange: Exchange) -> dict[st
     if exchange.streamed:
         found["gen_ai.request.stream"] = True
     if call.status == "error":
-        found["error.type"] = _class_of(call.error or "")
+        found["error.type"] = error_type(call.error or "")
     elif call.status != "ok":
         found["art.status"] = call.status
     if os.environ.get(CAPTURE, "").strip().lower() in _ON_SPANS:
@@ -223,30 +210,6 @@ def _attributes(call: Call, info: TrajectoryInfo, exchange: Exchange) -> dict[st
         found["gen_ai.output.messages"] = _json(output_messages(call))
         found["gen_ai.tool.definitions"] = _json(call.tools) if call.tools else None
     return {key: value for key, value in found.items() if value not in (None, "", [])}
-
-
-def _request(params: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, (attribute, kind) in _REQUEST.items():
-        value = params.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            found[f"gen_ai.request.{attribute}"] = kind(value)
-    n, stop = params.get("n"), params.get("stop")
-    if isinstance(n, int) and n != 1:
-        found["gen_ai.request.choice.count"] = n
-    if isinstance(stop, str | list):
-        found["gen_ai.request.stop_sequences"] = [text for text in ([stop] if isinstance(stop, str) else stop) if text]
-    return found
-
-
-def _trajectory(info: TrajectoryInfo) -> dict[str, Any]:
-    found = {
-        "gen_ai.conversation.id": info.session_id,
-        "art.trajectory.id": info.id,
-        "art.scenario.id": info.scenario_key,
-        "art.group.id": info.group_key,
-    }
-    return {key: value for key, value in found.items() if value is not None}
 
 
 def _answer_head(exchange: Exchange) -> Mapping[str, Any]:
@@ -270,11 +233,6 @@ def _address(server: str) -> tuple[str | None, int | None]:
 
 def _provider(host: str | None) -> str:
     return next((name for end, name in _PROVIDERS.items() if (host or "").endswith(end)), "openai")
-
-
-def _class_of(error: str) -> str:
-    name = error.partition(":")[0]
-    return name if name.isidentifier() else "_OTHER"
 
 
 def _text(value: Any) -> str | None:

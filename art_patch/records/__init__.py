@@ -48,9 +48,10 @@ Origin = Literal["explicit", "otel", "stitched", "single", "shadow", "imported",
 
 COPIES: tuple[Origin, ...] = ("shadow", "resampled", "span")
 """Origins of trajectories that the app never ran: made from calls of others, which their calls name in `shadow_of`."""
+SpanKind = Literal["span", "agent", "node", "tool", "handoff", "guardrail", "retrieval"]
 Mode = Literal["off", "record", "shadow", "canary", "route"]
 Api = Literal["chat", "completions", "responses"]
-PolicyState = Literal["candidate", "champion", "retired", "rejected"]
+PolicyState = Literal["candidate", "shadow", "canary", "champion", "retired", "rejected"]
 
 UPSTREAM = None
 """`Call.policy` of an answer that came from the provider the app was written for."""
@@ -93,7 +94,19 @@ class TrajectoryInfo:
 
 @dataclass(frozen=True, slots=True)
 class SpanInfo:
-    """A named part of a trajectory, nested by `parent_id`."""
+    """A named part of a trajectory, nested by `parent_id`. Written again, with its result, when it ends.
+
+    Attributes:
+        id: uuid7 hex, or the framework's own id of the step.
+        trajectory_id: what it is a part of.
+        name: of the node, the tool, the agent.
+        started_at: when, seconds since the epoch.
+        parent_id: the span around it.
+        ended_at: when.
+        kind: what it is in an agent framework; a plain `span` says nothing of it.
+        attributes: JSON values; `input` and `output` of a tool, anything else that the framework tells.
+        error: the exception that ended it.
+    """
 
     id: str
     trajectory_id: str
@@ -101,6 +114,9 @@ class SpanInfo:
     started_at: float
     parent_id: str | None = None
     ended_at: float | None = None
+    kind: SpanKind = "span"
+    attributes: JSON = field(default_factory=dict[str, Any])
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +182,10 @@ class Route:
         base_url: OpenAI-compatible address of the engine, ending in `/v1`.
         key_file: file that holds the engine's API key; `None` on loopback without a key.
         engine_since: when the engine announced itself; another time is another engine, even at the same address.
+        challenger: policy that is tested beside the champion, if one is.
+        challenger_state: `shadow`, it is asked in the background; `canary`, it answers a share of the sessions.
+        challenger_percent: which share, 0..100, of the sessions that a policy answers; only for `canary`.
+        challenger_since: when it came into that state.
     """
 
     mode: Mode | None = None
@@ -174,6 +194,10 @@ class Route:
     key_file: str | None = None
     canary_percent: float | None = None
     engine_since: float | None = None
+    challenger: str | None = None
+    challenger_state: Literal["shadow", "canary"] | None = None
+    challenger_percent: float | None = None
+    challenger_since: float | None = None
 
     @property
     def serves(self) -> bool:

@@ -49,7 +49,8 @@ class Call:
         completion_tokens: from `usage`, all choices together; 0 where unknown.
         status: `ok`, `error` (no answer), `cancelled` (task cancelled), `abandoned` (stream not read to its end).
         error: class name and message of what failed, secrets removed.
-        fallback: why the champion did not answer although the call was meant for it; `None` if nothing fell back.
+        fallback: why no policy answered although the call was meant for one; `None` if nothing fell back. It begins
+            with `NAME@STEP: ` where a challenger was meant, and says nothing of a name where the champion was.
         untrainable: why the call cannot be trained on; `None` if it can.
         api: which of the SDK's surfaces was called; messages and choices are in the words of chat whatever it was.
         shadow_of: id of the call that this one repeats or copies without the app seeing it.

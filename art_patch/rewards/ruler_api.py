@@ -4,8 +4,9 @@ Names and the order of arguments are ART's, so `await ruler(message_lists, "open
 What differs, and why:
 
 - The judge must be named: there is no default that costs money by surprise.
-- A group comes back as our `Group`, each sibling with its `ruler` score; `rewards_G(group)` are the rewards. There is
-  no `reward` to overwrite: scores stand side by side.
+- A `TrajectoryGroup` comes back as one whose rewards are the judge's, as in ART. Our own `Group` comes back with a
+  `ruler` score for each sibling; `rewards_G(group)` are the rewards. There is no `reward` to overwrite: scores stand
+  side by side.
 - Attempts reach the judge shuffled under random ids. `TrajectoryScore.trajectory_id` is the place in `message_lists`,
   counted from 1 as in ART, and the scores come back in that order.
 - An answer that is no valid verdict is never filled up or cut to size: it is repaired once, or there is no score.
@@ -19,7 +20,7 @@ import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, Self, TypeVar, cast
 
 from art_patch.errors import JudgeError
 from art_patch.records import JSON, Call, Choice, Group, Trajectory, TrajectoryInfo
@@ -41,6 +42,21 @@ class TrajectoryScore:
     trajectory_id: str
     explanation: str
     score: float
+
+
+class Rankable(Protocol):
+    """A group of another kind that can be shown to the judge, such as a `TrajectoryGroup`."""
+
+    def as_group(self) -> Group:
+        """Return its siblings as the judge takes them."""
+        ...
+
+    def ranked(self, scored: Group) -> Self:
+        """Return the group with what the judge said; `scored` is that of `as_group`, each sibling with its score."""
+        ...
+
+
+AnyGroup = TypeVar("AnyGroup", bound="Group | Rankable")
 
 
 async def ruler(
@@ -77,7 +93,7 @@ async def ruler(
 
 
 async def ruler_score_group(
-    group: Group,
+    group: AnyGroup,
     judge_model: str | None,
     extra_litellm_params: Mapping[str, Any] | None = None,
     rubric: Rubric | str | None = None,
@@ -86,7 +102,7 @@ async def ruler_score_group(
     base_url: str | None = None,
     api_key: str | None = None,
     budget: Budget | None = None,
-) -> Group | None:
+) -> AnyGroup | None:
     """Score the siblings of one group against each other, in a thread of its own.
 
     Args:
@@ -100,7 +116,7 @@ async def ruler_score_group(
         budget: what this may cost.
 
     Returns:
-        The group, each sibling with its score added.
+        The group, each sibling with its score added; of a `TrajectoryGroup` the score is the reward.
 
     Raises:
         JudgeError: the judge is missing or gave no valid scores, or the budget is used up.
@@ -136,28 +152,29 @@ def ruler_sync(
 
 
 def ruler_score_group_sync(
-    group: Group,
+    group: AnyGroup,
     judge_model: str | None,
     extra_litellm_params: Mapping[str, Any] | None = None,
     rubric: Rubric | str | None = None,
     *,
     swallow_exceptions: bool = False,
     **judge: Any,
-) -> Group | None:
+) -> AnyGroup | None:
     """Do what `ruler_score_group` does in this thread; further arguments are those of `Judge`."""
+    asked = group if isinstance(group, Group) else cast("Rankable", group).as_group()
     try:
         standard = Rubric(rubric) if isinstance(rubric, str) else rubric or DEFAULT_RUBRIC
-        report = Judge(judge_model, rubric=standard, extra=extra_litellm_params, **judge).score_groups([group])
+        report = Judge(judge_model, rubric=standard, extra=extra_litellm_params, **judge).score_groups([asked])
         if report.unscored:
-            raise JudgeError(f"the group has no scores: {report.unscored[group.id]}")
+            raise JudgeError(f"the group has no scores: {report.unscored[asked.id]}")
     except JudgeError:
         if swallow_exceptions:
             return None
         raise
     score_of = {score.trajectory_id: score for score in report.scores}
-    return replace(
-        group, trajectories=tuple(replace(t, scores=(*t.scores, score_of[t.id])) for t in group.trajectories)
-    )
+    siblings = tuple(replace(t, scores=(*t.scores, score_of[t.id])) for t in asked.trajectories)
+    scored = replace(asked, trajectories=siblings)
+    return cast("AnyGroup", scored if isinstance(group, Group) else cast("Rankable", group).ranked(scored))
 
 
 def _trajectory(key: str, messages: Sequence[JSON], tools: Sequence[JSON]) -> Trajectory:

@@ -81,7 +81,7 @@ def publish_adapter(
     manifest_path = source / MANIFEST
     manifest_path.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
     _hash_and_sync(manifest_path)
-    _sync_directory(source)
+    sync_directory(source)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         source.rename(target)
@@ -93,7 +93,7 @@ def publish_adapter(
         else:
             raise
         raise AdapterRejected(f"{target} could not be published: {reason}") from error
-    _sync_directory(target.parent)
+    sync_directory(target.parent)
     return target
 
 
@@ -201,7 +201,8 @@ def _hash_and_sync(path: Path) -> str:
     return digest
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Make what was created or renamed in a directory survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,13 +1,19 @@
 """The job's way to an engine: `EngineClient`, over the transport of the OpenAI SDK.
 
-Uses the SDK's generic `get` and `post`, which openai 1, 2 and 3 share, so no HTTP library is named here. No retries: a
-call that failed says so, and the caller decides. Every failure is an `EngineError`: an `AdapterRejected` where an
-adapter was refused, an `EngineRefused` where the engine answered with another HTTP error.
+Uses the SDK's generic `post`, which openai 1, 2 and 3 share, so no HTTP library is named here. The SDK takes seconds to
+import, so what only looks (is it there, whom does it serve) goes by the standard library: a rollback needs no more. No
+retries: a call that failed says so, and the caller decides. Every failure is an `EngineError`: an `AdapterRejected`
+where an adapter was refused, an `EngineRefused` where the engine answered with another HTTP error.
 """
 
 from __future__ import annotations
 
+import json
 import time
+import urllib.error
+import urllib.request
+from functools import cached_property
+from http.client import HTTPException
 from types import TracebackType
 from typing import Any, cast
 
@@ -33,25 +39,30 @@ class EngineClient:
             api_key: Where the engine asks for one.
             timeout_s: For each request.
         """
+        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        self._api_key = api_key or "none"  # the SDK demands some key; without one the engine does not look at it
+        self._timeout_s = timeout_s
+
+    @cached_property
+    def _client(self) -> Any:
         from openai import OpenAI
 
-        self.base_url = base_url.rstrip("/").removesuffix("/v1")
-        # The SDK demands some key; without one the engine does not look at it.
-        self._client = OpenAI(base_url=self.base_url, api_key=api_key or "none", max_retries=0, timeout=timeout_s)
+        return OpenAI(base_url=self.base_url, api_key=self._api_key, max_retries=0, timeout=self._timeout_s)
 
-    def health(self) -> bool:
+    def health(self, *, timeout_s: float = 5.0) -> bool:
         """Whether the engine answers requests."""
-        from openai import OpenAIError
-
         try:
-            self._client.get("/health", cast_to=str, options={"timeout": 5.0})
-        except OpenAIError:
+            self._look("/health", timeout_s=timeout_s)
+        except EngineError:
             return False
         return True
 
     def models(self) -> list[str]:
         """Served policy names."""
-        answer = self._request("GET", "/v1/models")
+        try:
+            answer: Any = json.loads(self._look("/v1/models", timeout_s=self._timeout_s))
+        except ValueError as error:
+            raise EngineError(f"{self.base_url}/v1/models failed: {error}") from error
         try:
             return [str(card["id"]) for card in answer["data"]]
         except (KeyError, TypeError) as error:
@@ -59,17 +70,17 @@ class EngineClient:
 
     def load(self, name: str) -> None:
         """Serves the published adapter `NAME@STEP`."""
-        self._request("POST", "/v1/load_lora_adapter", {"lora_name": name})
+        self._request("/v1/load_lora_adapter", {"lora_name": name})
 
     def unload(self, name: str) -> None:
         """Stops serving a policy."""
-        self._request("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+        self._request("/v1/unload_lora_adapter", {"lora_name": name})
 
     def chat(self, **body: Any) -> dict[str, Any]:
         """One chat completion; `stream` is not for this method."""
         if body.get("stream"):
             raise ValueError("EngineClient.chat does not stream; use the OpenAI SDK for that")
-        answer = self._request("POST", "/v1/chat/completions", body)
+        answer = self._request("/v1/chat/completions", body)
         if not isinstance(answer, dict) or "choices" not in answer:
             raise EngineError(f"{self.base_url} is not an engine: a chat completion answered {answer!r:.200}")
         return cast("dict[str, Any]", answer)
@@ -90,7 +101,8 @@ class EngineClient:
 
     def close(self) -> None:
         """Closes its connections."""
-        self._client.close()
+        if "_client" in vars(self):
+            self._client.close()
 
     def __enter__(self) -> EngineClient:
         """Closes on exit."""
@@ -102,22 +114,31 @@ class EngineClient:
         """Closes its connections."""
         self.close()
 
-    def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    def _look(self, path: str, *, timeout_s: float) -> bytes:
+        request = urllib.request.Request(self.base_url + path, headers={"Authorization": f"Bearer {self._api_key}"})
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+                return cast("bytes", answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                raise self._refusal(path, error.code, _error_of(error.read()), str(error.reason)) from error
+        except (OSError, HTTPException) as error:
+            raise self._unreachable(getattr(error, "reason", error)) from error
+
+    def _request(self, path: str, body: dict[str, Any]) -> Any:
         from openai import APIConnectionError, APIStatusError, OpenAIError
 
         try:
-            if method == "GET":
-                return self._client.get(path, cast_to=object)
             return self._client.post(path, cast_to=object, body=body)
         except APIStatusError as error:
             raise self._refusal(path, error.status_code, error.body, str(error)) from error
         except APIConnectionError as error:
-            cause = error.__cause__ or error
-            raise EngineError(
-                f"cannot reach the engine at {self.base_url} ({cause}). Start one with `art-patch serve`."
-            ) from error
+            raise self._unreachable(error.__cause__ or error) from error
         except (OpenAIError, ValueError) as error:  # ValueError: a 200 that is no JSON
             raise EngineError(f"{self.base_url}{path} failed: {error}") from error
+
+    def _unreachable(self, cause: object) -> EngineError:
+        return EngineError(f"cannot reach the engine at {self.base_url} ({cause}). Start one with `art-patch serve`.")
 
     def _refusal(self, path: str, status: int, body: object, fallback: str) -> EngineError:
         fields = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
@@ -125,3 +146,12 @@ class EngineClient:
         if fields.get("code") == "adapter_rejected":
             return AdapterRejected(str(message))
         return EngineRefused(f"{self.base_url}{path} answered {status}: {message}", status)
+
+
+def _error_of(content: bytes) -> object:
+    """What an HTTP error says, as the SDK gives it."""
+    try:
+        answer: Any = json.loads(content)
+    except ValueError:
+        return None
+    return cast("dict[str, Any]", answer).get("error") if isinstance(answer, dict) else None

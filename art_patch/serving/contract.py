@@ -16,6 +16,8 @@ HTTP, on loopback, every error as `{"error": {"message", "type", "param", "code"
     0 where none is given: what is not urgent gives way to the app's calls.
     A parameter that cannot be honoured exactly is refused with 400, an unknown policy with 404, a full queue with 503:
     callers then turn to their provider.
+`POST /exact/v1/chat/completions`
+    The same for scripts that train by hand, see `art_patch.serving.exact_route`; `GET /exact/v1/models` goes with it.
 `POST /v1/load_lora_adapter {"lora_name": "agent@3"}`
     Validates `adapters_root/agent@3` and serves it, while requests run. 400 says why not. A name is loaded once.
 `POST /v1/unload_lora_adapter {"lora_name": "agent@3"}`
@@ -31,6 +33,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from art_patch.errors import EngineError
+
+MAX_BODY_BYTES = 64 << 20
+"""Of a request; a larger one is refused with 413."""
 
 
 class UnknownPolicy(EngineError):

@@ -28,17 +28,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from art_patch.errors import AdapterRejected
 from art_patch.listening import Server, bind, url_of
 from art_patch.serving.contract import Overloaded, Served, UnknownPolicy
+from art_patch.serving.exact_route import PREFIX, ExactRoute
 from art_patch.serving.http_errors import ApiError, error_body
 
 _log = logging.getLogger(__name__)
 
 
-def build_app(engine: Served, *, api_key: str | None = None) -> Starlette:
+def build_app(
+    engine: Served, *, api_key: str | None = None, serves: Callable[[str], str | None] | None = None
+) -> Starlette:
     """The ASGI application.
 
     Args:
         engine: Serves the requests; the caller closes it.
         api_key: Asked for on every route but `/health`.
+        serves: See `ExactRoute`.
     """
     started = int(time.time())
 
@@ -72,6 +76,8 @@ def build_app(engine: Served, *, api_key: str | None = None) -> Starlette:
             Route("/health", health),
             Route("/v1/models", models),
             Route("/v1/chat/completions", engine.chat),
+            Route(f"{PREFIX}/v1/models", models),
+            Route(f"{PREFIX}/v1/chat/completions", ExactRoute(engine.chat, serves)),
             Route("/v1/load_lora_adapter", load, methods=["POST"]),
             Route("/v1/unload_lora_adapter", unload, methods=["POST"]),
         ],
@@ -94,9 +100,11 @@ def run_server(
     port: int = 8000,
     api_key: str | None = None,
     policies: Sequence[str] = (),
+    spare: Sequence[str] = (),
     on_ready: Callable[[str], None] | None = None,
     drain_s: float = 30.0,
     stop: threading.Event | None = None,
+    serves: Callable[[str], str | None] | None = None,
 ) -> None:
     """Serves until SIGTERM, SIGINT or `stop`; then drains, closes the engine and returns.
 
@@ -106,9 +114,11 @@ def run_server(
         port: 0 takes a free one; `on_ready` tells which.
         api_key: See `build_app`.
         policies: Loaded before the first request is answered.
+        spare: Loaded too, each if it can be: one that cannot is told in the log, and callers get 404 for it.
         on_ready: Called with the base URL, `http://HOST:PORT`, once requests are answered.
         drain_s: How long running requests may take to finish.
         stop: Ends the server when set; for callers that run it in a thread, where signals do not arrive.
+        serves: See `ExactRoute`.
 
     Raises:
         ConfigError: An address beyond loopback without a key.
@@ -119,7 +129,7 @@ def run_server(
     try:
         with bind(host, port, key=api_key, what="the model") as sock:
             config = uvicorn.Config(
-                build_app(engine, api_key=api_key),
+                build_app(engine, api_key=api_key, serves=serves),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -129,7 +139,7 @@ def run_server(
                 backlog=2048,
             )
             ready = None if on_ready is None else partial(on_ready, url_of(host, sock))
-            server = Server(config, ready, stop, before=partial(_begin, engine, policies), after=engine.stop)
+            server = Server(config, ready, stop, before=partial(_begin, engine, policies, spare), after=engine.stop)
             server.run(sockets=[sock])
         if server.interrupted:
             raise KeyboardInterrupt
@@ -137,11 +147,17 @@ def run_server(
         engine.close()
 
 
-async def _begin(engine: Served, policies: Sequence[str]) -> None:
+async def _begin(engine: Served, policies: Sequence[str], spare: Sequence[str]) -> None:
     await engine.start()
-    for name in policies:
-        if name not in engine.policies():
+    for name in (*policies, *spare):
+        if name in engine.policies():
+            continue
+        try:
             await engine.load(name)
+        except AdapterRejected as error:
+            if name not in spare:
+                raise
+            _log.warning("%s is not served: %s", name, error)
 
 
 class _KeyGuard:

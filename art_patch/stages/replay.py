@@ -18,7 +18,8 @@ from art_patch.grouping import Grouping
 from art_patch.grouping.replay import REPLAYED, Replay, ReplayConfig, choose_replays, offer_of
 from art_patch.ids import MOST_REPLAYS, replay_id
 from art_patch.records import TrajectoryInfo
-from art_patch.stages.app_process import AppProcess, RunLost
+from art_patch.stages.app_process import RunLost
+from art_patch.stages.app_processes import AppProcesses, question_of
 from art_patch.stages.run import Cycle
 from art_patch.store import Store
 
@@ -93,7 +94,7 @@ def replay_info(one: Replay, at: float) -> TrajectoryInfo:
 
 
 class _Work:
-    """The processes of one cycle. Those that have nothing to do wait for the next run of the same function."""
+    """What one cycle repeats."""
 
     def __init__(self, store: Store, config: ReplayConfig, left: dict[str, int]) -> None:
         """Note in `left` why runs could not be repeated."""
@@ -101,17 +102,13 @@ class _Work:
         self._config = config
         self._left = left
         self._lock = Lock()  # the store has one writer
-        self._free: list[AppProcess] = []
-        self._all: list[AppProcess] = []
-        self._broken: dict[tuple[str, bool], str] = {}
-        self._stopped = False
+        self._processes = AppProcesses(config)
 
     def do(self, one: Replay) -> _Outcome | None:
         """Repeat a run; `None` if it was not begun."""
         try:
-            process = self._take(one.target, redacted=one.redacted)
+            process = self._processes.take(one.target, redacted=one.redacted)
         except RunLost as error:
-            self._broken[one.target, one.redacted] = str(error)
             self._leave(f"{one.target}: {error}")
             return None
         info = replay_info(one, time.time())
@@ -120,71 +117,28 @@ class _Work:
             if not erased:
                 self._store.write([info])
         if erased:
-            self._give_back(process)
+            self._processes.give_back(process)
             self._leave("erased meanwhile")
             return None
-        about = {name: getattr(info, name) for name in ("id", "name", "session_id", "user_id", "tags", "metadata")}
-        about |= {"scenario": info.scenario_key}
-        question = {"trajectory": about, "group": info.group_key, "args": one.args, "kwargs": one.kwargs}
         try:
-            answer = process.ask(question, self._config.timeout_s)
+            answer = process.ask(question_of(one, info), self._config.timeout_s)
         except RunLost as error:
             process.kill()
             with self._lock:
                 self._store.write([replace(info, error=f"it was run again: {error}")])
             return "lost"
-        self._give_back(process)
+        self._processes.give_back(process)
         if not answer["written"]:
             return "lost"
         return "raised" if answer["raised"] else "ended"
 
     def stop(self) -> None:
         """Begin nothing more, and end what goes on now."""
-        self._stopped = True
-        for process in list(self._all):
-            process.kill()
+        self._processes.stop()
 
     def end(self) -> None:
         """Let the processes that wait end."""
-        for process in self._free:
-            process.end()
-        self._free.clear()
-
-    def _take(self, target: str, *, redacted: bool) -> AppProcess:
-        """Return a process that knows the function.
-
-        Raises:
-            RunLost: if the function cannot be had.
-        """
-        with self._lock:
-            same = (target, redacted)
-            others = [process for process in self._free if (process.target, process.redacted) != same]
-            mine = [process for process in self._free if (process.target, process.redacted) == same]
-            process = mine.pop() if mine else None
-            self._free = mine
-        for other in others:
-            other.end()
-        if process is not None and process.usable:
-            return process
-        if self._stopped or same in self._broken:
-            raise RunLost(self._broken.get(same, "the cycle was stopped"))
-        process = AppProcess(target, self._config, redacted=redacted)
-        self._all.append(process)
-        if self._stopped:
-            process.kill()
-        try:
-            word = process.ask(None, self._config.timeout_s)
-        except RunLost:
-            process.kill()
-            raise
-        if "error" in word:
-            process.end()
-            raise RunLost(str(word["error"]))
-        return process
-
-    def _give_back(self, process: AppProcess) -> None:
-        with self._lock:
-            self._free.append(process)
+        self._processes.end()
 
     def _leave(self, reason: str) -> None:
         with self._lock:

@@ -73,7 +73,11 @@ def resample(run: Cycle, champion: Policy, grouping: Grouping) -> None:
                     if turn.trajectory.id not in asked_again:
                         asked_again.add(turn.trajectory.id)
                         _note_source(run, turn)
-            run.progress("resample", done, len(turns), f"{figures['groups']} groups")
+            try:
+                run.progress("resample", done, len(turns), f"{figures['groups']} groups")
+            except BaseException:
+                pace.stop()  # what waits is asked by the next cycle
+                raise
     found |= {"turns": figures["turns"], "samples": figures["samples"], "groups": figures["groups"]}
     found |= {name: figures[name] for name in ("other_prompt", "failed") if figures[name]}
     found["left"] = left

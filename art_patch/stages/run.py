@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from art_patch.gate import GateConfig
 from art_patch.grouping.embeddings import Embed
 from art_patch.grouping.replay import ReplayConfig
 from art_patch.grouping.resample import ResampleConfig
+from art_patch.promotion.watching import CanaryConfig
 from art_patch.rewards.batch import OrderedJudge
 from art_patch.rewards.checks import Check
 from art_patch.rewards.combine import RULER, Combination
@@ -40,13 +41,21 @@ class CycleConfig:
         across: the same words are the same task under other system prompts and tools, too.
         embed: texts -> vectors; brings together what words alone do not. Where it is down, words alone decide.
         min_groups: with fewer scored groups nothing is trained; they wait for more.
-        replay: how runs that have no siblings are repeated; `None` repeats none, because it runs the user's code.
+        replay: how runs that have no siblings are repeated, and held-out ones by the gate; `None` repeats none, because
+            it runs the user's code.
         resample: how siblings are made for runs that have none; `None` makes none.
         checks: functions of the user's that score trajectories.
         combination: how scores make a reward.
         defence: how far the judge is trusted.
         train: the update.
         gate: the test.
+        promotion: what becomes of a candidate that won: it serves (`auto`), waits for a person (`approve`), or is first
+            tested on a share of the app's sessions (`canary`).
+        canary_percent: that share.
+        canary: when that test ends, and how.
+        max_minutes: no further unit of work is begun after so long; what was done is kept, the rest waits for the next
+            cycle. A gate is one unit, because half of one says nothing.
+        idle_minutes: nothing is done while the app made calls in the last so many minutes; `None` asks nothing.
         keep_days: trajectories whose last call is longer ago are deleted at the end.
         keep_trajectories: of the others, all but the newest so many are deleted at the end.
     """
@@ -65,6 +74,11 @@ class CycleConfig:
     defence: DefenceConfig = field(default_factory=DefenceConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     gate: GateConfig = field(default_factory=GateConfig)
+    promotion: Literal["auto", "approve", "canary"] = "auto"
+    canary_percent: float = 5.0
+    canary: CanaryConfig = field(default_factory=CanaryConfig)
+    max_minutes: float | None = None
+    idle_minutes: float | None = None
     keep_days: float | None = None
     keep_trajectories: int | None = None
 

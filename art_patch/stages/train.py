@@ -9,15 +9,20 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
+from art_patch.errors import ArtPatchError
 from art_patch.records import Group, Policy
 from art_patch.stages.run import Cycle
 
 if TYPE_CHECKING:
     from art_patch.training.job import TrainJob
+
+
+_EVALUATED = 64  # groups: each is computed as often as the config asks for
 
 
 def train(run: Cycle, champion: Policy) -> tuple[Policy | None, str]:
@@ -27,34 +32,56 @@ def train(run: Cycle, champion: Policy) -> tuple[Policy | None, str]:
         TrainingError: the update failed; nothing was published.
         ConfigError: this machine cannot train as the config says.
     """
-    from art_patch.stages.train_job import make_job, unfinished_job  # imports numpy
+    from art_patch.stages.train_job import unfinished_job  # imports numpy
 
     job = unfinished_job(run, champion)
     if job is None:
         groups = run.store.read.groups(state="scored", held_out=False)
         if (reason := _why_wait(run, groups)) is not None:
             return None, reason
-        job = make_job(run, champion, groups, run.adapters / f"{champion.model}@{_next_step(run, champion)}")
-        if job is None:
-            return (
-                None,
-                "no group teaches anything: every group was scored alike, or is too old or not exact",
-            )
-    else:
-        run.figures["train"] = {**job.figures, "resumed": True}
+        return train_groups(run, champion, groups, evaluation=_held_out(run))
+    run.figures["train"] = {**job.figures, "resumed": True}
+    return _made(run, champion, job), ""
+
+
+def train_groups(
+    run: Cycle, champion: Policy, groups: Sequence[Group], *, evaluation: Sequence[Group] = ()
+) -> tuple[Policy | None, str]:
+    """Return the candidate that these scored groups make, or why they make none.
+
+    Args:
+        run: the cycle.
+        champion: who serves.
+        groups: to be learned from.
+        evaluation: groups to evaluate on and never to be learned from, if the config asks for it.
+
+    Raises:
+        TrainingError: the update failed; nothing was published.
+        ConfigError: this machine cannot train as the config says.
+    """
+    from art_patch.stages.train_job import make_job  # imports numpy
+
+    target = run.adapters / f"{champion.model}@{_next_step(run, champion)}"
+    job = make_job(run, champion, groups, target, evaluation=evaluation)
+    if job is None:
+        return None, "no group teaches anything: every group was scored alike, or is too old or not exact"
     return _made(run, champion, job), ""
 
 
 def _made(run: Cycle, champion: Policy, job: TrainJob) -> Policy:
     from art_patch.stages.train_job import job_directory
-    from art_patch.training.publish import stale_directories
     from art_patch.training.running import run_job  # imports torch
 
-    for directory in stale_directories(run.adapters):
-        shutil.rmtree(directory)
     directory = job_directory(run, job.target)
-    metrics = run_job(job, directory, progress=partial(run.progress, "train"))
-    run.figures["train"] |= asdict(metrics)
+    began, key = time.monotonic(), job.fingerprint[:16]
+    try:
+        metrics = run_job(job, directory, progress=partial(run.progress, "train"))
+    except BaseException as error:  # even of Ctrl-C: the time was spent, and is told by `art-patch report`
+        took_s, why = time.monotonic() - began, type(error).__name__.lstrip("_")
+        with suppress(ArtPatchError):  # what ended the update is what matters
+            run.store.note_attempt(key, policy=job.target.name, took_s=took_s, why=why, who=run.who)
+        raise
+    run.figures["train"] |= {**asdict(metrics), "job": key, "took_s": time.monotonic() - began}
     candidate = Policy(
         name=job.target.name,
         base=champion.base,
@@ -68,6 +95,13 @@ def _made(run: Cycle, champion: Policy, job: TrainJob) -> Policy:
     run.store.ledger.add_candidate(candidate, trained_on=job.group_ids, also=job.others, who=run.who)
     shutil.rmtree(directory)
     return candidate
+
+
+def _held_out(run: Cycle) -> Sequence[Group]:
+    """The newest held-out groups, if there is to be an evaluation; they wait for the gate and nobody learns them."""
+    if run.config.train.eval_steps is None:
+        return ()
+    return run.store.read.groups(state="formed", held_out=True, limit=_EVALUATED)
 
 
 def _why_wait(run: Cycle, groups: Sequence[Group]) -> str | None:

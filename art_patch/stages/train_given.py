@@ -3,7 +3,8 @@
 Corrections are learned whatever became of their run, unless its scenario is held out. In a group that waits they go
 with the group. Of all other runs the newest count that were said since the champion was trained: a LoRA that goes on
 has learned the older ones, and to be told them again in each cycle would drive it away from where it began. A new LoRA
-learns them all.
+learns them all. So it is with runs in no group that got a reward from the app: upstream's answers in them are imitated
+if it is high enough.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from art_patch.grouping.scenario import given_scenario, is_held_out, task_key, task_of
 from art_patch.records import JSON, Correction, Group, Policy, Trajectory
+from art_patch.rewards.combine import rewards_G
 from art_patch.stages.run import Cycle, CycleConfig
 from art_patch.stages.train_text import BaseText
 from art_patch.training.demonstrations import demonstrations
@@ -25,6 +27,7 @@ Scored = Sequence[tuple[Group, Sequence[float | None]]]
 """Groups, each with its siblings' rewards."""
 
 _NEWEST = 256  # runs: people correct a handful a day, and more would outweigh what the groups of a cycle say
+_NEWEST_ALONE = 1_000
 _UPTO = "corrections_upto"
 
 
@@ -61,10 +64,12 @@ def given(run: Cycle, champion: Policy, text: BaseText, scored: Scored) -> Given
     rows: tuple[Row, ...] = ()
     pairs: tuple[Pair, ...] = ()
     if config.imitate_from is not None:
+        alone = _alone(run, since, config.imitate_from)
         shown = demonstrations(
-            scored, corrections, renderer, least_reward=config.imitate_from, max_tokens=config.max_tokens
+            (*scored, *alone), corrections, renderer, least_reward=config.imitate_from, max_tokens=config.max_tokens
         )
         rows, figures["not_imitated"] = shown.rows, dict(Counter(shown.left_out) + held_out)
+        others += tuple(each.id for group, _ in alone for each in group.trajectories if each.id not in others)
     if config.prefer_from is not None:
         apart = preferences(scored, corrections, renderer, margin=config.prefer_from, max_tokens=config.max_tokens)
         pairs, figures["not_preferred"] = apart.pairs, dict(Counter(apart.left_out) + held_out)
@@ -83,6 +88,18 @@ def _corrections(
     said = run.store.corrections([*siblings, *others])
     runs = siblings | others
     return [(runs[key], theirs) for key, theirs in said.items()], tuple(others), held_out
+
+
+def _alone(run: Cycle, since: float, least_reward: float) -> list[tuple[Group, tuple[float | None, ...]]]:
+    """Runs in no group whose reward is high enough, each as a group of its own, unless its scenario is held out."""
+    found = run.store.read.trajectories(run.store.rewarded_alone(since=since, limit=_NEWEST_ALONE))
+    groups = [Group(each.id, "", "single", (each,)) for each in found if not _is_held_out(each, run.config)]
+    rewards = [rewards_G(group, combination=run.config.combination) for group in groups]
+    return [
+        (group, (reward,))
+        for group, (reward,) in zip(groups, rewards, strict=True)
+        if reward is not None and reward >= least_reward
+    ]
 
 
 def _is_held_out(run: Trajectory, config: CycleConfig) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from array import array
 from collections.abc import Iterable
+from typing import Any
 
 import zstandard
+from pydantic_core import from_json
 
 _LEVEL = 1  # two per cent larger than 3 on chat JSON, in three quarters of the time
 
@@ -34,6 +37,14 @@ def squeeze(body: bytes) -> bytes:
 def expand(body: bytes) -> bytes:
     """Undo `squeeze`."""
     return _zstd.decompress(body)
+
+
+def parse(body: bytes | str) -> Any:
+    """Return the value of a JSON text."""
+    try:
+        return from_json(body)
+    except ValueError:  # lone surrogates, which only the standard library reads
+        return json.loads(body)
 
 
 def little_endian(values: array[int] | array[float]) -> bytes:

@@ -52,6 +52,27 @@ def corrected(database: Database, *, since: float, limit: int) -> tuple[str, ...
         return tuple(connection.scalars(query))
 
 
+def rewarded_alone(database: Database, *, since: float, limit: int) -> tuple[str, ...]:
+    """Return the trajectories in no group that a user or their code scored after `since`, the newest scores first.
+
+    Args:
+        database: the store's.
+        since: seconds since the epoch.
+        limit: how many at most.
+    """
+    s, t = tables.scores.c, tables.trajectories.c
+    query = (
+        select(s.trajectory_id)
+        .join(tables.trajectories, t.id == s.trajectory_id)
+        .where(s.source.in_(("user", "code")), s.at > since, t.group_id.is_(None))
+        .group_by(s.trajectory_id)
+        .order_by(func.max(s.at).desc(), s.trajectory_id)
+        .limit(limit)
+    )
+    with database.read() as connection:
+        return tuple(connection.scalars(query))
+
+
 def opinions(database: Database, names: Sequence[str], *, limit: int = _GROUPS) -> tuple[Group, ...]:
     """Return the newest groups in which users gave scores of these names, for a comparison with the judge.
 

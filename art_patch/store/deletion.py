@@ -41,6 +41,7 @@ _ANSWERS = select(_CHOICES.c.answer).where(_CHOICES.c.call_id.in_(_THESE_CALLS))
 _DELETE_CHOICES = delete(_CHOICES).where(_CHOICES.c.call_id.in_(_THESE_CALLS))
 _DELETE_CALLS = delete(_C).where(_C.c.id.in_(_THESE_CALLS))
 _DELETE_MEMBERS = delete(tables.export_members).where(tables.export_members.c.trajectory_id.in_(_SOME_TRAJECTORIES))
+_DELETE_SENT = delete(tables.sent).where(tables.sent.c.trajectory_id.in_(_SOME_TRAJECTORIES))
 _GROUPS_OF = select(_T.c.group_id).where(_T.c.id.in_(_SOME_TRAJECTORIES), _T.c.group_id.is_not(None))
 _DELETE_TRAJECTORIES = delete(_T).where(_T.c.id.in_(_SOME_TRAJECTORIES))
 _DELETE_SOME = {
@@ -132,6 +133,7 @@ class Deletion:
             if gone == _ROWS:
                 return False
         connection.execute(_DELETE_MEMBERS, {"trajectories": ids})
+        connection.execute(_DELETE_SENT, {"trajectories": ids})
         groups = set(connection.scalars(_GROUPS_OF, {"trajectories": ids}))
         self._counts["trajectories"] += connection.execute(_DELETE_TRAJECTORIES, {"trajectories": ids}).rowcount
         self.groups |= groups

@@ -6,10 +6,8 @@ claims instead, so that several machines can score them side by side.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,16 +15,14 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, or_, select, update
 
 from art_patch.errors import StoreError
-from art_patch.promotion.states import check_move
 from art_patch.records import JSON, Group, Judgement, Mode, Policy, PolicyState, Route
 from art_patch.store import tables
+from art_patch.store.audit import note
 from art_patch.store.connect import Database
 from art_patch.store.lineage import run_key
 from art_patch.store.locks import decide_alone
-from art_patch.store.route import CANARY_KEY, MODE_KEY, ROUTE_KEY, read_route
-
-GENESIS = "0" * 64
-"""`previous` of the first audit entry."""
+from art_patch.store.moves import challenger_of, champion_of, insert_policy, move, policy_of, set_control, turn_route
+from art_patch.store.route import CANARY_KEY, MODE_KEY, read_route
 
 _RELEASED = {"claimed_by": None, "claimed_until": None}
 
@@ -140,23 +136,35 @@ class Ledger:
     def policy(self, name: str) -> Policy | None:
         """Return the policy of this name."""
         with self._database.read() as connection:
-            return _policy(connection, name)
+            return policy_of(connection, name)
 
     def champion(self) -> Policy | None:
         """Return the policy that serves."""
         with self._database.read() as connection:
-            return _champion(connection)
+            return champion_of(connection)
+
+    def champions(self) -> tuple[str, ...]:
+        """Return who became champion, one after the other; who came back is there again."""
+        table = tables.promotions
+        with self._database.read() as connection:
+            query = select(table.c.policy).where(table.c.to_state == "champion").order_by(table.c.id)
+            return tuple(connection.scalars(query))
+
+    def challenger(self) -> Policy | None:
+        """Return the policy that is tested beside the champion, in state `shadow` or `canary`."""
+        with self._database.read() as connection:
+            return challenger_of(connection)
 
     def add_base(self, name: str, base: str, base_sha256: str, *, who: str, now: float | None = None) -> Policy:
         """Return `NAME@0`, the base model as a policy; it becomes champion if there is none yet."""
         at = time.time() if now is None else now
         with self._deciding() as connection:
-            policy = _policy(connection, name)
+            policy = policy_of(connection, name)
             if policy is None:
                 policy = Policy(name, base=base, base_sha256=base_sha256, state="candidate", created_at=at)
-                _insert_policy(connection, policy, who=who, reason="base model", at=at)
-            if _champion(connection) is None and policy.state == "candidate":
-                _move(connection, name, "champion", who=who, reason="first policy served", figures={}, at=at)
+                insert_policy(connection, policy, who=who, reason="base model", at=at)
+            if champion_of(connection) is None and policy.state == "candidate":
+                move(connection, name, "champion", who=who, reason="first policy served", figures={}, at=at)
                 policy = replace(policy, state="champion")
             return policy
 
@@ -170,7 +178,7 @@ class Ledger:
             who: for the audit log.
         """
         with self._deciding() as connection:
-            _insert_policy(
+            insert_policy(
                 connection, policy, who=who, reason=f"trained on {len(trained_on)} groups", at=policy.created_at
             )
             _set_groups(connection, trained_on, "trained", None, policy.name)
@@ -187,24 +195,57 @@ class Ledger:
         who: str,
         reason: str,
         figures: JSON | None = None,
+        percent: float | None = None,
         now: float | None = None,
     ) -> Policy:
-        """Move a policy to another state; a new champion retires the old one and takes the route, all at once.
+        """Move a policy to another state and turn the route accordingly, all at once.
+
+        A new champion retires the old one and takes the route. To `shadow` or `canary`: the policy becomes the route's
+        challenger, until it is champion or rejected; where another policy becomes champion meanwhile, by a promotion
+        or a rollback, the challenger is rejected, because what it was compared with no longer serves. From `canary` to
+        `canary`: its share changes and its test goes on. Each move to `canary` keeps `percent_before` and `percent`.
+
+        Args:
+            name: which policy.
+            state: where to.
+            who: for the ledger.
+            reason: why, for the ledger.
+            figures: what the decision rests on; kept with the move, and added to the policy's.
+            percent: share of the sessions that a canary answers, above 0 and up to 100; for `canary` alone.
+            now: seconds since the epoch.
 
         Raises:
             StoreError: if there is no such policy.
-            TransitionError: if the table of moves forbids it.
+            TransitionError: if the table of moves forbids it, another policy is being tested, or a canary has this
+                share already.
+            ConfigError: if a canary comes without its share.
         """
         at = time.time() if now is None else now
         with self._deciding() as connection:
-            if state == "champion":
-                old = _champion(connection)
-                policy = _move(connection, name, state, who=who, reason=reason, figures=figures or {}, at=at)
-                if old is not None:
-                    _move(connection, old.name, "retired", who=who, reason=f"replaced by {name}", figures={}, at=at)
-            else:
-                policy = _move(connection, name, state, who=who, reason=reason, figures=figures or {}, at=at)
-            return policy
+            return move(connection, name, state, who=who, reason=reason, figures=figures or {}, percent=percent, at=at)
+
+    def keep_verdict(self, name: str, *, figures: JSON, who: str, reason: str, now: float | None = None) -> None:
+        """Keep that a candidate won its gate and waits for a person to promote it; its state stays.
+
+        Args:
+            name: which policy.
+            figures: added to the policy's.
+            who: for the audit log.
+            reason: why it won.
+            now: seconds since the epoch.
+
+        Raises:
+            StoreError: if there is no such candidate.
+        """
+        at = time.time() if now is None else now
+        table = tables.policies
+        with self._deciding() as connection:
+            policy = policy_of(connection, name)
+            if policy is None or policy.state != "candidate":
+                raise StoreError(f"there is no candidate {name!r}; `art-patch status` lists the policies")
+            merged = dict(policy.figures) | dict(figures) | {"waits": {"since": at, "reason": reason}}
+            connection.execute(update(table).where(table.c.name == name).values(figures=merged))
+            note(connection, who, "verdict", {"policy": name, "reason": reason}, at)
 
     def history(self, *, limit: int = 50) -> list[dict[str, Any]]:
         """Return the latest moves, newest first."""
@@ -224,8 +265,7 @@ class Ledger:
         """Tell the apps where the engine answers; `None`: nowhere, calls go upstream."""
         with self._deciding() as connection:
             at = time.time() if now is None else now
-            route = _route(connection) | {"base_url": base_url, "key_file": key_file, "engine_since": at}
-            _set_control(connection, ROUTE_KEY, json.dumps(route))
+            turn_route(connection, {"base_url": base_url, "key_file": key_file, "engine_since": at})
             note(connection, who, "engine", {"base_url": base_url}, at)
 
     def set_mode(self, mode: Mode | None, *, canary_percent: float | None = None, who: str) -> None:
@@ -241,7 +281,7 @@ class Ledger:
                 if value is None:
                     connection.execute(delete(tables.control).where(tables.control.c.key == key))
                 else:
-                    _set_control(connection, key, str(value))
+                    set_control(connection, key, str(value))
             note(connection, who, "mode", {"mode": mode, "canary_percent": canary_percent}, time.time())
 
     @contextmanager
@@ -251,86 +291,8 @@ class Ledger:
             yield connection
 
 
-def _policy(connection: Connection, name: str) -> Policy | None:
-    row = connection.execute(select(tables.policies).where(tables.policies.c.name == name)).mappings().first()
-    return None if row is None else Policy(**row)
-
-
-def _champion(connection: Connection) -> Policy | None:
-    row = connection.execute(select(tables.policies).where(tables.policies.c.state == "champion")).mappings().first()
-    return None if row is None else Policy(**row)
-
-
-def _insert_policy(connection: Connection, policy: Policy, *, who: str, reason: str, at: float) -> None:
-    check_move(policy.name, None, policy.state)
-    row = {name: getattr(policy, name) for name in Policy.__slots__}
-    connection.execute(insert(tables.policies).values(row | {"figures": dict(policy.figures)}))
-    _note_move(connection, policy.name, None, policy.state, who=who, reason=reason, figures=policy.figures, at=at)
-
-
-def _move(
-    connection: Connection, name: str, state: PolicyState, *, who: str, reason: str, figures: JSON, at: float
-) -> Policy:
-    policy = _policy(connection, name)
-    if policy is None:
-        raise StoreError(f"there is no policy {name!r}; `art-patch status` lists them")
-    check_move(name, policy.state, state)
-    merged = dict(policy.figures) | dict(figures)
-    connection.execute(
-        update(tables.policies).where(tables.policies.c.name == name).values(state=state, figures=merged)
-    )
-    if state == "champion":
-        _set_control(connection, ROUTE_KEY, json.dumps(_route(connection) | {"champion": name}))
-    _note_move(connection, name, policy.state, state, who=who, reason=reason, figures=figures, at=at)
-    return replace(policy, state=state, figures=merged)
-
-
-def _note_move(
-    connection: Connection,
-    name: str,
-    before: PolicyState | None,
-    after: PolicyState,
-    *,
-    who: str,
-    reason: str,
-    figures: JSON,
-    at: float,
-) -> None:
-    row = {"policy": name, "from_state": before, "to_state": after, "at": at, "who": who, "reason": reason}
-    connection.execute(insert(tables.promotions).values(row | {"figures": dict(figures)}))
-    note(connection, who, "move", {"policy": name, "from": before, "to": after, "reason": reason}, at)
-
-
 def _set_groups(connection: Connection, ids: Sequence[str], state: str, reason: str | None, policy: str | None) -> None:
     table = tables.groups
     values = {"state": state, "reason": reason} | _RELEASED | ({"policy": policy} if policy else {})
     for group_id in sorted(ids):
         connection.execute(update(table).where(table.c.id == group_id).values(values))
-
-
-def _route(connection: Connection) -> dict[str, Any]:
-    value = connection.scalar(select(tables.control.c.value).where(tables.control.c.key == ROUTE_KEY))
-    return json.loads(value or "{}")
-
-
-def _set_control(connection: Connection, key: str, value: str) -> None:
-    table = tables.control
-    row = {"key": key, "value": value, "updated_at": time.time()}
-    if not connection.execute(update(table).where(table.c.key == key).values(row)).rowcount:
-        connection.execute(insert(table).values(row))  # nobody else does: we decide alone
-
-
-def audit_hash(previous: str, at: float, who: str, action: str, detail: Mapping[str, Any]) -> str:
-    """Return the sha256 that chains an audit entry to the one before it."""
-    body = json.dumps([previous, at, who, action, dict(detail)], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(body.encode()).hexdigest()
-
-
-def note(connection: Connection, who: str, action: str, detail: JSON, at: float) -> None:
-    """Add an entry to the audit log, chained to the one before it."""
-    table = tables.audit
-    decide_alone(connection)  # or two entries follow the same one
-    previous = connection.scalar(select(table.c.hash).order_by(table.c.id.desc()).limit(1)) or GENESIS
-    digest = audit_hash(previous, at, who, action, detail)
-    row = {"at": at, "who": who, "action": action, "detail": dict(detail), "previous": previous, "hash": digest}
-    connection.execute(insert(table).values(row))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
-from pydantic_core import from_json
 from sqlalchemy import Column, Connection, SelectBase, Table, bindparam, select
 
 from art_patch.chain import ROOT
 from art_patch.records import JSON, Call, Choice
 from art_patch.store import tables
-from art_patch.store.codec import expand, expand_ids, ids_of, unpack_ids, unpack_logprobs
+from art_patch.store.codec import expand, expand_ids, ids_of, parse, unpack_ids, unpack_logprobs
 
 _T = TypeVar("_T")
 Row = tuple[Any, ...]
@@ -82,7 +80,7 @@ def _load_some(connection: Connection, trajectory_ids: Sequence[str]) -> Iterato
     for row in ask(_CHOICES):
         answers[row[0]].append(row)
     messages, blocks = _Messages(ask(_MESSAGES)), _Blocks(ask(_BLOCKS))
-    tools = {key: tuple(_parse(expand(body))) for key, body in ask(_TOOLS)}
+    tools = {key: tuple(parse(expand(body))) for key, body in ask(_TOOLS)}
     for row in rows:
         *values, prompt, its_tools, block, rest = row
         choices = tuple(
@@ -103,7 +101,7 @@ class _Messages:
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._found: dict[bytes, tuple[bytes, JSON]] = {
-            node: (parent, _parse(expand(body))) for node, parent, body in rows
+            node: (parent, parse(expand(body))) for node, parent, body in rows
         }
         self._chains: dict[bytes, tuple[JSON, ...]] = {ROOT: ()}
 
@@ -138,10 +136,3 @@ class _Blocks:
             block, part = self._found[block]
             parts.append(part)
         return ids_of(b"".join(reversed(parts)))
-
-
-def _parse(body: bytes) -> Any:
-    try:
-        return from_json(body)
-    except ValueError:  # lone surrogates, which only the standard library reads
-        return json.loads(body)

@@ -144,6 +144,31 @@ class Reader:
         calls = {call.id: (run, call) for run in self.trajectories(sorted(set(runs.values()))) for call in run.calls}
         return {key: followed(*calls[call_id]) for key, call_id in turns.items() if call_id in calls}
 
+    def arrivals(self, users: Sequence[str]) -> tuple[float | None, dict[str, float]]:
+        """Return when the first of all traffic came (`None` without any), and when each of these users did."""
+        table = tables.trajectories.c
+        own = table.origin.not_in(COPIES)
+        with self._database.read() as connection:
+            first = connection.scalar(select(func.min(table.started_at)).where(own))
+            query = select(table.user_id, func.min(table.started_at)).where(own).group_by(table.user_id)
+            came = {
+                user: at
+                for some in some_of(sorted(set(users)))
+                for user, at in connection.execute(query.where(table.user_id.in_(some)))
+            }
+        return first, came
+
+    def calls_of_apps(self, *, since: float, until: float) -> int:
+        """Return how many calls apps began in this time; copies of them, and what came from files, are none."""
+        calls, runs = tables.calls.c, tables.trajectories.c
+        query = (
+            select(func.count())
+            .select_from(tables.calls.join(tables.trajectories, runs.id == calls.trajectory_id))
+            .where(calls.started_at >= since, calls.started_at <= until, runs.origin.not_in((*COPIES, "imported")))
+        )
+        with self._database.read() as connection:
+            return connection.scalar(query) or 0
+
     def apps(self, *, since: float) -> tuple[AppReport, ...]:
         """Return the last report of each app process that reported after `since`, newest first."""
         table = tables.apps

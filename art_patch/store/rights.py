@@ -20,9 +20,9 @@ from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 from art_patch.errors import ConfigError
 from art_patch.records import COPIES
 from art_patch.store import tables
+from art_patch.store.audit import note
 from art_patch.store.connect import Database
 from art_patch.store.deletion import Deletion, Progress
-from art_patch.store.ledger import note
 from art_patch.store.maintain import scrub
 from art_patch.store.traces import Erasure, count_rows, cut_short, plan_of, strays, with_shadows
 

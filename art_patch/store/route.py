@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import closing
@@ -27,6 +28,9 @@ CANARY_KEY = "canary_percent"
 
 CONNECT_TIMEOUT_S = 2
 """How long the server may take for the query of an app that has not opened the store yet."""
+
+_LOOKS_AGAIN = 3
+_BETWEEN_LOOKS_S = 0.01
 
 _KEYS = (ROUTE_KEY, MODE_KEY, CANARY_KEY)
 _QUERY = "SELECT key, value FROM control WHERE key IN ({})"
@@ -58,6 +62,7 @@ def read_route(url: str) -> Route:
     """
     rows = _from_server(url) if is_postgres(url) else _from_file(url)
     route = json.loads(rows.get(ROUTE_KEY, "{}"))
+    challenger = route.get("challenger") or {}  # releases before challengers wrote none
     return Route(
         mode=rows.get(MODE_KEY),  # pyright: ignore[reportArgumentType] - written by Ledger.set_mode, which checks it
         champion=route.get("champion"),
@@ -65,11 +70,26 @@ def read_route(url: str) -> Route:
         key_file=route.get("key_file"),
         canary_percent=float(rows[CANARY_KEY]) if CANARY_KEY in rows else None,
         engine_since=route.get("engine_since"),
+        challenger=challenger.get("policy"),
+        challenger_state=challenger.get("state"),
+        challenger_percent=challenger.get("percent"),
+        challenger_since=challenger.get("since"),
     )
 
 
 def _from_file(url: str) -> Mapping[str, str]:
-    path: Path = sqlite_path(url)
+    path = sqlite_path(url)
+    for _ in range(_LOOKS_AGAIN):
+        try:
+            return _ask_file(path)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:  # it has waited already
+                raise
+            time.sleep(_BETWEEN_LOOKS_S)  # it was deleted, or made, under the query; what is wrong otherwise stays so
+    return _ask_file(path)
+
+
+def _ask_file(path: Path) -> Mapping[str, str]:
     if not path.exists():
         return {}
     with in_database(), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=0.2)) as connection:

@@ -60,7 +60,9 @@ class Batch:
             case TrajectoryInfo():
                 self._infos.append(record)
             case SpanInfo():
-                self._spans.append(tuple(_plain(getattr(record, name)) for name in SPAN))
+                values = {name: _plain(getattr(record, name)) for name in SPAN if name != "attributes"}
+                values["attributes"] = _json(record.attributes)
+                self._spans.append(tuple(values[name] for name in SPAN))
             case Score():
                 self._scores.append(tuple(_plain(getattr(record, name)) for name in SCORE))
             case Correction():

@@ -18,7 +18,7 @@ Row = tuple[Any, ...]
 
 TRAJECTORY = ("id", "origin", "started_at", "ended_at", "last_call_at", "name", "scenario_key", "group_key",
               "session_id", "user_id", "tags", "metadata", "error")  # fmt: skip
-SPAN = ("id", "trajectory_id", "parent_id", "name", "started_at", "ended_at")
+SPAN = ("id", "trajectory_id", "parent_id", "name", "started_at", "ended_at", "kind", "attributes", "error")
 SCORE = ("id", "trajectory_id", "name", "value", "source", "at", "comment", "group_id", "rubric", "judge")
 CORRECTION = ("id", "trajectory_id", "call_id", "at", "source", "message", "comment")
 APP = ("id", "at", "facts")
@@ -45,7 +45,7 @@ class Statements:
         self._blobs = self._insert(tables.blobs, BLOB)
         self._calls = self._insert(tables.calls, CALL)
         self._choices = self._insert(tables.choices, CHOICE)
-        self._spans = self._replace(tables.spans, SPAN, "ended_at")
+        self._spans = self._replace(tables.spans, SPAN, "ended_at", "attributes", "error")
         self._scores = self._replace(tables.scores, SCORE, *SCORE[2:])
         self._corrections = self._replace(tables.corrections, CORRECTION, *CORRECTION[2:])
         self._apps = self._replace(tables.apps, APP, "at", "facts")

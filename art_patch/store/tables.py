@@ -21,7 +21,7 @@ from sqlalchemy import (
     text,
 )
 
-HEAD = "0004"
+HEAD = "0007"
 """Newest migration. A store at another revision is migrated, or refused if the revision is unknown."""
 
 metadata = MetaData()
@@ -94,6 +94,9 @@ spans = Table(
     Column("name", Text, nullable=False),
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
+    Column("kind", Text, nullable=False, server_default="span"),
+    Column("attributes", JSON, nullable=False, server_default="{}"),
+    Column("error", Text),
     Index("spans_trajectory", "trajectory_id"),
 )
 
@@ -276,6 +279,17 @@ export_members = Table(
     Column("export_id", Text, primary_key=True),
 )
 
+sent = Table(
+    "sent",
+    metadata,
+    Column("target", Text, primary_key=True),
+    Column("item", Text, primary_key=True),
+    Column("trajectory_id", Text),
+    Column("digest", Text, nullable=False),
+    Column("at", Float, nullable=False),
+    Index("sent_trajectory", "trajectory_id"),
+)
+
 apps = Table(
     "apps",
     metadata,
@@ -290,4 +304,18 @@ control = Table(
     Column("key", Text, primary_key=True),
     Column("value", Text, nullable=False),
     Column("updated_at", Float, nullable=False),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("token", _Count, nullable=False),
+    Column("beat", _Count, nullable=False),
+    Column("owner", Text),
+    Column("host", Text),
+    Column("pid", _Count),
+    Column("boot", Text),
+    Column("started", Text),
+    Column("renewed_at", Float),
 )

@@ -10,14 +10,15 @@ import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 from sqlalchemy import delete, insert, select, update
 
 from art_patch.ids import new_id
 from art_patch.records import JSON, SpanInfo
 from art_patch.store import tables
+from art_patch.store.audit import note
 from art_patch.store.connect import Database
-from art_patch.store.ledger import note
 from art_patch.store.loading import some_of
 
 
@@ -76,16 +77,24 @@ class Transfers:
 
     @contextmanager
     def note_export(
-        self, path: str, format: str, *, who: str, now: float | None = None, filters: JSON | None = None
+        self,
+        path: str,
+        format: str,
+        *,
+        who: str,
+        now: float | None = None,
+        filters: JSON | None = None,
+        at_once: bool = False,
     ) -> Generator[ExportNote]:
         """Note an export while the block writes it. If the block fails there is no file, and no note is left.
 
         Args:
-            path: where to; `-` for stdout. What went to stdout has left, so that note stays in any case.
+            path: where to; `-` for stdout.
             format: what the file holds.
             who: for the ledger.
             now: seconds since the epoch.
             filters: what was chosen, for the audit log; no texts of users.
+            at_once: what is written has left at once, as to a tracker or to stdout, so the note stays in any case.
         """
         at = time.time() if now is None else now
         export = ExportNote(self._database, new_id(at))
@@ -95,7 +104,7 @@ class Transfers:
         try:
             yield export
         except BaseException:
-            if path == "-" and export.trajectories:
+            if (at_once or path == "-") and export.trajectories:
                 self._finish(export, row, filters)
             else:
                 self._forget(export)
@@ -185,6 +194,21 @@ class Transfers:
         """Leave an audit entry of an import."""
         with self._database.write(durable=True) as connection:
             note(connection, who, "import", {"path": path, **figures}, time.time() if now is None else now)
+
+    def note_copy(
+        self, action: Literal["export policy", "push policy", "pushed policy"], *, who: str, detail: JSON,
+        now: float | None = None,
+    ) -> None:  # fmt: skip
+        """Leave an audit entry of a policy that leaves the project: before it is anywhere, so that none is forgotten.
+
+        Args:
+            action: a copy on disk; one that is about to go to a hub; one that has arrived there.
+            who: by whom.
+            detail: which policy, as what and where to.
+            now: seconds since the epoch.
+        """
+        with self._database.write(durable=True) as connection:
+            note(connection, who, action, detail, time.time() if now is None else now)
 
     def _finish(self, export: ExportNote, row: JSON, filters: JSON | None) -> None:
         table = tables.exports

@@ -17,8 +17,7 @@ from art_patch.errors import StoreError
 from art_patch.store.connect import Database
 from art_patch.store.files import StoreFiles
 from art_patch.store.forking import in_database
-from art_patch.store.sqlite import SqliteDatabase
-from art_patch.store.urls import sqlite_path
+from art_patch.store.urls import is_postgres, sqlite_path
 
 _QUICK_CHECK = "PRAGMA quick_check"
 _ROOM = 16 * 2**20
@@ -29,7 +28,7 @@ LARGE_LOG = 64 * 2**20
 
 def file_of(database: Database) -> Path | None:
     """Return the file of a SQLite store, `None` for any other."""
-    return sqlite_path(database.url) if isinstance(database, SqliteDatabase) else None
+    return None if is_postgres(database.url) else sqlite_path(database.url)
 
 
 @contextmanager

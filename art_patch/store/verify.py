@@ -12,10 +12,11 @@ from typing import Any
 from sqlalchemy import Column, Connection, Select, exists, func, select
 
 from art_patch.chain import node_id
+from art_patch.promotion.states import CHALLENGERS
 from art_patch.store import tables
+from art_patch.store.audit import GENESIS, audit_hash
 from art_patch.store.codec import expand, expand_ids
 from art_patch.store.connect import Database
-from art_patch.store.ledger import GENESIS, audit_hash
 from art_patch.store.tokens import block_id
 
 _ROWS = 500
@@ -70,6 +71,10 @@ def _ledger(connection: Connection) -> Iterator[str]:
     champions = connection.scalars(query.order_by(tables.policies.c.name)).all()
     if len(champions) > 1:
         yield f"{len(champions)} champions: {', '.join(champions)}"
+    query = select(tables.policies.c.name).where(tables.policies.c.state.in_(CHALLENGERS))
+    challengers = connection.scalars(query.order_by(tables.policies.c.name)).all()
+    if len(challengers) > 1:
+        yield f"{len(challengers)} challengers: {', '.join(challengers)}"
     previous = GENESIS
     for entry in _portions(connection, select(tables.audit).order_by(tables.audit.c.id)):
         if entry.previous != previous or entry.hash != audit_hash(

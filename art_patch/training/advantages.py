@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeGuard
-
-from art_patch.records import Trajectory
 
 Scale = Literal["group", "batch", "none"]
 
@@ -25,20 +22,6 @@ TOLERANCE = 1e-6
 """A spread below this is rounding, not signal: three rewards of 0.1 have a standard deviation of 1e-17."""
 
 _EPSILON = 1e-4  # as in TRL: keeps a small spread from becoming a huge advantage
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A trajectory with its advantage within its group."""
-
-    trajectory: Trajectory
-    advantage: float
-
-
-def advantages_G(rewards_G: Sequence[float | None]) -> tuple[float, ...] | None:
-    """Return the advantages of the G siblings of one group, scaled by its own spread; `None` if it teaches nothing."""
-    (advantages,) = advantages_of_groups([rewards_G])
-    return advantages
 
 
 def advantages_of_groups(

@@ -49,15 +49,17 @@ def read_course(directory: Path) -> tuple[Course, tensor_file.Arrays]:
 class Keeper:
     """Writes checkpoints now and then."""
 
-    def __init__(self, directory: Path, every_s: float) -> None:
+    def __init__(self, directory: Path, every_s: float, every_steps: int | None = None) -> None:
         """Write to a job directory.
 
         Args:
             directory: the job's.
             every_s: least time between two that are not asked for.
+            every_steps: of the plan, after which there is one in any case.
         """
         self._path = directory / _FILE
         self._every_s = every_s
+        self._every_steps = every_steps
         self._kept_at = time.monotonic()
 
     def keep(self, course: Course, learner: Learner, *, now: bool) -> None:
@@ -66,6 +68,7 @@ class Keeper:
         Raises:
             TrainingError: the disk is full or cannot be written; the checkpoint before is whole.
         """
-        if now or time.monotonic() - self._kept_at >= self._every_s:
+        counted = self._every_steps is not None and course.done % self._every_steps == 0
+        if now or counted or time.monotonic() - self._kept_at >= self._every_s:
             tensor_file.write(self._path, tensor_file.to_bytes(learner.arrays(), asdict(course)))
             self._kept_at = time.monotonic()

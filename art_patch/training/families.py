@@ -56,8 +56,6 @@ class Family:
         end_of_turn: tokens that end an answer; the tokenizer's own end-of-sequence token does so too.
         thinking: tags around thoughts, if its templates know any.
         strips_thinking: templates leave the thoughts of earlier answers out, so a next prompt does not extend this one.
-        plain_attention: a token attends by softmax to its past, or to a window of it, and nothing else is in it (no
-            soft-capped scores, no sinks, no state that is carried along): what rows share can be computed once.
     """
 
     name: str
@@ -66,7 +64,6 @@ class Family:
     end_of_turn: tuple[str, ...] = ()
     thinking: Thinking | None = None
     strips_thinking: bool = False
-    plain_attention: bool = False
 
 
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -88,14 +85,12 @@ FAMILIES: tuple[Family, ...] = (
         end_of_turn=("<|im_end|>",),
         thinking=THINK,  # QwQ and what DeepSeek R1 was distilled into
         strips_thinking=True,
-        plain_attention=True,
     ),
     Family(
         "Qwen 1.5 and 2 MoE",
         ("qwen2_moe",),
         (*_ATTENTION, "shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj"),
         end_of_turn=("<|im_end|>",),
-        plain_attention=True,
     ),
     Family(
         "Qwen 3",
@@ -104,7 +99,6 @@ FAMILIES: tuple[Family, ...] = (
         end_of_turn=("<|im_end|>",),
         thinking=THINK,
         strips_thinking=True,
-        plain_attention=True,
     ),
     Family(
         "Qwen 3 MoE",
@@ -113,7 +107,6 @@ FAMILIES: tuple[Family, ...] = (
         end_of_turn=("<|im_end|>",),
         thinking=THINK,
         strips_thinking=True,
-        plain_attention=True,
     ),
     Family(
         "Llama 3 and Mistral",
@@ -122,7 +115,6 @@ FAMILIES: tuple[Family, ...] = (
         end_of_turn=("<|eot_id|>", "<|eom_id|>"),
         thinking=THINK,  # what DeepSeek R1 was distilled into
         strips_thinking=True,
-        plain_attention=True,
     ),
     Family(
         "DeepSeek V2 and V3",
@@ -131,7 +123,6 @@ FAMILIES: tuple[Family, ...] = (
         end_of_turn=("<|im_end|>",),  # Kimi's
         thinking=THINK,
         strips_thinking=True,
-        plain_attention=True,
     ),
     Family("Gemma 2", ("gemma2",), (*_ATTENTION, *_MLP), end_of_turn=("<end_of_turn>",)),
     Family(
@@ -139,7 +130,6 @@ FAMILIES: tuple[Family, ...] = (
         ("gemma3_text", "gemma3"),
         (*_ATTENTION, *_MLP),
         end_of_turn=("<end_of_turn>",),
-        plain_attention=True,
     ),
 )
 

@@ -7,7 +7,7 @@ and never changes: a job directory belongs to one job, told by the fingerprint o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from art_patch.training.rows import Row
 JOB = "job.safetensors"
 """The file's name in a job directory."""
 
-_FORMAT = 4
+_FORMAT = 6
 """Raised when older files can no longer be read."""
 
 
@@ -78,6 +78,7 @@ class TrainJob:
         demonstrations: to be imitated; what is learned is marked as sampled.
         rehearsal: earlier successes; each step on groups imitates a few of them, and of the demonstrations.
         pairs: to be told apart.
+        evaluation: groups that are never learned from; the policy is evaluated on them if the config asks for it.
         others: trajectories outside of the groups that some of it is of.
         mean_reward: of all trajectories that were scored, for people.
         figures: what it was made of and what was left out, for people; JSON values.
@@ -92,6 +93,7 @@ class TrainJob:
     demonstrations: tuple[Row, ...] = ()
     rehearsal: tuple[Row, ...] = ()
     pairs: tuple[Pair, ...] = ()
+    evaluation: tuple[TrainGroup, ...] = ()
     others: tuple[str, ...] = ()
     mean_reward: float | None = None
     figures: JSON = field(default_factory=dict[str, Any])
@@ -121,12 +123,21 @@ class TrainJob:
     @property
     def trajectory_ids(self) -> frozenset[str]:
         """The trajectories of these groups."""
-        return frozenset(sibling.trajectory_id for group in self.groups for sibling in group.siblings)
+        return _trajectories(self.groups)
+
+    @property
+    def evaluated_ids(self) -> frozenset[str]:
+        """The trajectories that it is evaluated on."""
+        return _trajectories(self.evaluation)
 
     @property
     def fingerprint(self) -> str:
         """Sha256 of its file."""
         return hashlib.sha256(_to_bytes(self)).hexdigest()
+
+
+def _trajectories(groups: Iterable[TrainGroup]) -> frozenset[str]:
+    return frozenset(sibling.trajectory_id for group in groups for sibling in group.siblings)
 
 
 def claim(directory: Path, job: TrainJob) -> None:
@@ -164,6 +175,11 @@ def read_job(directory: Path) -> TrainJob | None:
         example = Example(tuple(next(rows) for _ in range(next(counts))), next(advantages))
         return Sibling(trajectory_id, example, on_policy)
 
+    def groups(told: Iterable[JSON]) -> tuple[TrainGroup, ...]:
+        return tuple(
+            TrainGroup(group["id"], tuple(sibling(key, own) for key, own in group["siblings"])) for group in told
+        )
+
     settings = facts["config"]
     return TrainJob(
         base=facts["base"],
@@ -171,13 +187,11 @@ def read_job(directory: Path) -> TrainJob | None:
         parent=None if facts["parent"] is None else Path(facts["parent"]),
         target=Path(facts["target"]),
         config=TrainConfig(**settings | {"loss": LossConfig(**settings["loss"])}),
-        groups=tuple(
-            TrainGroup(group["id"], tuple(sibling(key, own) for key, own in group["siblings"]))
-            for group in facts["groups"]
-        ),
+        groups=groups(facts["groups"]),
         demonstrations=tuple(next(rows) for _ in range(facts["demonstrations"])),
         rehearsal=tuple(next(rows) for _ in range(facts["rehearsal"])),
         pairs=tuple(Pair(next(rows), next(rows), source) for source in facts["pairs"]),
+        evaluation=groups(facts["evaluation"]),
         others=tuple(facts["others"]),
         mean_reward=facts["mean_reward"],
         figures=facts["figures"],
@@ -185,8 +199,9 @@ def read_job(directory: Path) -> TrainJob | None:
 
 
 def _to_bytes(job: TrainJob) -> bytes:
-    siblings = [sibling for group in job.groups for sibling in group.siblings]
-    arrays = _arrays_of(job.rows) | {
+    siblings = [sibling for group in (*job.groups, *job.evaluation) for sibling in group.siblings]
+    of_evaluation = (row for group in job.evaluation for each in group.siblings for row in each.example.rows)
+    arrays = _arrays_of((*job.rows, *of_evaluation)) | {
         "advantages": np.array([sibling.example.advantage for sibling in siblings], dtype=np.float64),
         "rows_of_siblings": np.array([len(sibling.example.rows) for sibling in siblings], dtype=np.int64),
     }
@@ -197,18 +212,23 @@ def _to_bytes(job: TrainJob) -> bytes:
         "parent": None if job.parent is None else str(job.parent),
         "target": str(job.target),
         "config": asdict(job.config),
-        "groups": [
-            {"id": group.id, "siblings": [[each.trajectory_id, each.on_policy] for each in group.siblings]}
-            for group in job.groups
-        ],
+        "groups": _told(job.groups),
         "demonstrations": len(job.demonstrations),
         "rehearsal": len(job.rehearsal),
         "pairs": [pair.source for pair in job.pairs],
+        "evaluation": _told(job.evaluation),
         "others": job.others,
         "mean_reward": job.mean_reward,
         "figures": job.figures,
     }
     return tensor_file.to_bytes(arrays, facts)
+
+
+def _told(groups: Iterable[TrainGroup]) -> list[JSON]:
+    return [
+        {"id": group.id, "siblings": [[each.trajectory_id, each.on_policy] for each in group.siblings]}
+        for group in groups
+    ]
 
 
 _DTYPES: Mapping[str, type[np.generic]] = {

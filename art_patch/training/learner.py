@@ -15,14 +15,14 @@ _WEIGHT, _RANDOM = "weight", "torch_rng"
 
 
 class Learner:
-    """AdamW, without weight decay, on whatever of a model has a gradient."""
+    """AdamW on whatever of a model has a gradient."""
 
     def __init__(self, model: Any, config: TrainConfig) -> None:
         """Take the weights of a model of `load_policy`."""
         self._config = config
         self._weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self._optimizer = torch.optim.AdamW(
-            list(self._weights.values()), lr=config.learning_rate, betas=_BETAS, weight_decay=0.0
+            list(self._weights.values()), lr=config.learning_rate, betas=_BETAS, weight_decay=config.weight_decay
         )
 
     def clip(self, ranks: Ranks) -> float:

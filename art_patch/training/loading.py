@@ -23,7 +23,7 @@ _REFERENCE = "reference"
 def load_policy(base: str, adapter: Path | None, config: TrainConfig, *, device: torch.device | None = None) -> Any:
     """Return the base model with a LoRA.
 
-    Nothing in it is random: with dropout the first step's ratios would not be 1.
+    Nothing in it is random until `dropout_on`.
 
     Args:
         base: model directory or hub id.
@@ -43,13 +43,13 @@ def load_policy(base: str, adapter: Path | None, config: TrainConfig, *, device:
     model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=weights_dtype(config, device))
     if adapter is None:
         lora = LoraConfig(
-            r=config.lora_rank, lora_alpha=config.lora_alpha, lora_dropout=0.0, target_modules=target_names(model),
-            task_type="CAUSAL_LM",
+            r=config.lora_rank, lora_alpha=config.lora_alpha, lora_dropout=config.lora_dropout,
+            target_modules=target_names(model), task_type="CAUSAL_LM",
         )  # fmt: skip
         model = get_peft_model(model, lora)
     else:
         kept: Any = LoraConfig.from_pretrained(str(adapter))
-        kept.lora_dropout = 0.0
+        kept.lora_dropout = config.lora_dropout
         model = PeftModel.from_pretrained(model, str(adapter), config=kept, is_trainable=True)
     model.to(device)
     model.eval()
@@ -88,13 +88,16 @@ def as_reference(model: Any, adapter: Path | None) -> Generator[None]:
             yield
         return
     trained = model.active_adapter
-    model.load_adapter(str(adapter), _REFERENCE)
+    modes = [(module, module.training) for module in model.modules()]
+    model.load_adapter(str(adapter), _REFERENCE)  # puts all in evaluation mode, where no block would be recomputed
     model.set_adapter(_REFERENCE)
     try:
         yield
     finally:
         model.set_adapter(trained)
         model.delete_adapter(_REFERENCE)
+        for module, training in modes:
+            module.training = training
 
 
 def _recompute_blocks(model: nn.Module) -> None:

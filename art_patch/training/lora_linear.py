@@ -4,7 +4,8 @@ peft computes a linear layer with a LoRA as four modules and a sum, and autograd
 happen inside the matrix products, and the base's weight, which is frozen, gets no gradient (the manual backward that
 Unsloth describes). The product is not merged into the base: in bf16 a small update would be rounded away.
 
-A layer that is anything but plain (dropout, DoRA, several adapters at once, a quantised base) keeps peft's own way.
+A layer that is anything but plain (DoRA, several adapters at once, a quantised base) keeps peft's own way, and so does
+one whose dropout is on.
 """
 
 from __future__ import annotations
@@ -46,10 +47,14 @@ def _the_adapter(layer: Any) -> str | None:
     plain = (
         name in layer.lora_A
         and name not in layer.lora_variant
-        and isinstance(layer.lora_dropout[name], nn.Identity)
+        and not _drops(layer.lora_dropout[name])
         and not layer.lora_bias[name]
     )
     return name if plain else None
+
+
+def _drops(dropout: nn.Module) -> bool:
+    return dropout.training and not isinstance(dropout, nn.Identity)
 
 
 class _LoraLinear(torch.autograd.Function):

@@ -43,6 +43,10 @@ class UpdateMetrics:
         shared_ratio: how many times as many would have, row by row.
         why_not_shared: why what rows share was computed for each of them; `None` if it was not.
         tokens_per_s: computed tokens a second, over all steps.
+        eval_loss: of the policy that was published, on groups that it did not learn from, see `training.evaluation`;
+            `None` if it was not evaluated.
+        eval_kl_nats: likewise.
+        eval_gain_nats: likewise.
         history: figures of each step.
     """
 
@@ -69,6 +73,9 @@ class UpdateMetrics:
     shared_ratio: float
     why_not_shared: str | None
     tokens_per_s: float
+    eval_loss: float | None
+    eval_kl_nats: float | None
+    eval_gain_nats: float | None
     history: tuple[JSON, ...] = field(repr=False)
 
 
@@ -157,6 +164,9 @@ def update_metrics(
         shared_ratio=sum(figures["row_tokens"] for figures in history) / computed,
         why_not_shared=why_not_shared,
         tokens_per_s=computed / seconds,
+        eval_loss=history[-1].get("eval_loss"),
+        eval_kl_nats=history[-1].get("eval_kl_nats"),
+        eval_gain_nats=history[-1].get("eval_gain_nats"),
         history=tuple(history),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from art_patch.records import JSON
 from art_patch.training.checkpoint import Course
 from art_patch.training.job import TrainJob
 
@@ -42,7 +43,15 @@ class Notes:
             self._reward,
             f"loss {figures['loss']:+.4f}",
             f"KL {figures['kl_nats']:.4f}" if "kl_nats" in figures else None,
+            _of_evaluation(figures),
             f"{figures['tokens_per_s']:,.0f} tokens/s",
             f"{left_s:.0f} s left",
         ]
         return ", ".join(part for part in parts if part)
+
+
+def _of_evaluation(figures: JSON) -> str | None:
+    if "eval_loss" not in figures:
+        return None
+    loss, kl, gain = (figures[f"eval_{name}"] for name in ("loss", "kl_nats", "gain_nats"))
+    return f"on other groups: loss {loss:+.4f}, KL {kl:.4f}, gain {gain:+.4f}"

@@ -8,9 +8,10 @@ seed and step alone.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -63,8 +64,17 @@ class Lesson:
 
 def lessons_of(job: TrainJob) -> tuple[Lesson, ...]:
     """Return what is learned from groups; groups that teach nothing are not there."""
+    return _lessons(job.groups, job)
+
+
+def evaluated_of(job: TrainJob) -> tuple[Lesson, ...]:
+    """Return what the policy is evaluated on, as lessons that nobody learns; nothing unless the config asks for it."""
+    return () if job.config.eval_steps is None else _lessons(job.evaluation, job)
+
+
+def _lessons(groups: Sequence[TrainGroup], job: TrainJob) -> tuple[Lesson, ...]:
     everyone = bool(job.config.loss.kl_coefficient)
-    return tuple(_lesson(group, everyone) for group in job.groups if group.teaches)
+    return tuple(_lesson(group, everyone) for group in groups if group.teaches)
 
 
 def _lesson(group: TrainGroup, everyone: bool) -> Lesson:
@@ -86,13 +96,18 @@ def plan_of(job: TrainJob) -> tuple[Step, ...]:
         ("prefer", len(job.pairs), config.epochs),
         ("groups", len(lessons_of(job)), config.epochs),
     )
-    return tuple(step for name, items, epochs in phases for step in _steps(name, items, epochs, job))
+    steps = [step for name, items, epochs in phases for step in _steps(name, items, epochs, job)]
+    if config.total_steps is not None and config.total_steps < len(steps):
+        steps = steps[: config.total_steps]
+        steps[-1] = replace(steps[-1], last=True)
+    return tuple(steps)
 
 
 def _steps(phase: PhaseName, items: int, epochs: int, job: TrainJob) -> Iterator[Step]:
     if not items:
         return
-    each_epoch = min(job.config.minibatches, items)
+    batch, batches = job.config.batch_size, job.config.gradient_accumulation_steps
+    each_epoch = min(job.config.minibatches, items) if batch is None else math.ceil(items / (batch * batches))
     known = len(job.rehearsed) if phase == "groups" else 0
     for epoch in range(epochs):
         order = random.Random(f"{job.config.seed} {phase} {epoch}").sample(range(items), items)

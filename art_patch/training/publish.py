@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,8 +49,3 @@ def publish(job: TrainJob, model: Any, scorer: Scorer) -> None:
         publish_adapter(directory, job.target, base_sha256=job.base_sha256, extra=extra)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def stale_directories(adapters: Path) -> Iterator[Path]:
-    """Yield what an update that was killed left behind: never published, so safe to delete."""
-    yield from adapters.glob(".*@*.*")

@@ -22,7 +22,7 @@ from art_patch.training.head import Head, logprobs
 from art_patch.training.last_block import LastBlock
 from art_patch.training.packing import Example, Pack, packs_of
 from art_patch.training.rows import Row
-from art_patch.training.tree import tree_of
+from art_patch.training.tree import Tree, tree_of
 
 TOLERANCE_NATS = {torch.float64: 1e-6, torch.float32: 1e-3}
 """Root mean square of what differs between the two ways that is rounding; of other precisions it is `_COARSE_NATS`."""
@@ -89,32 +89,26 @@ class Scorer:
     def next_TV(self, ids_T: Sequence[int]) -> Tensor:
         """Return the log-probability, at temperature 1, of every token after each of these few tokens."""
         tree = tree_of([np.array(ids_T, dtype=np.int64)])
-        depth_T = torch.from_numpy(tree.depth_P).to(self.device)
-        if self._last_block is not None:
-            self._last_block.at_Q = None
-        hidden_1TW = self._decoder(
-            input_ids=torch.from_numpy(tree.ids_P).to(self.device)[None],
-            position_ids=depth_T[None],
-            use_cache=False,
-            **({"forest": Forest(tree.nodes, depth_T)} if self.shares else {}),
-        ).last_hidden_state
-        return torch.log_softmax(self._head(hidden_1TW[0]), dim=-1)
+        return torch.log_softmax(self._head(self._hidden_PW(tree)), dim=-1)
 
     def _together(self, pack: Pack) -> Scored:
-        device = self._causal.device
-        tree = pack.tree
-        depth_P = torch.from_numpy(tree.depth_P).to(device)
-        at_Q = torch.from_numpy(pack.at_Q).to(device)
+        at_Q = torch.from_numpy(pack.at_Q).to(self.device)
+        hidden_PW = self._hidden_PW(pack.tree, torch.unique(at_Q))
+        logprob_N, entropy_N = logprobs(self._head, hidden_PW[at_Q], *_asked(pack, self.device))
+        return Scored(logprob_N, entropy_N, pack.tokens)
+
+    def _hidden_PW(self, tree: Tree, at_Q: Tensor | None = None) -> Tensor:
+        """Return the last hidden state of every place; where `at_Q` names some, only theirs need be right."""
         if self._last_block is not None:
-            self._last_block.at_Q = torch.unique(at_Q)
+            self._last_block.at_Q = at_Q
+        depth_P = torch.from_numpy(tree.depth_P).to(self.device)
         hidden_1PW = self._decoder(
-            input_ids=torch.from_numpy(tree.ids_P).to(device)[None],
+            input_ids=torch.from_numpy(tree.ids_P).to(self.device)[None],
             position_ids=depth_P[None],
             use_cache=False,
-            forest=Forest(tree.nodes, depth_P),
+            **({"forest": Forest(tree.nodes, depth_P)} if self.shares else {}),
         ).last_hidden_state
-        logprob_N, entropy_N = logprobs(self._head, hidden_1PW[0, at_Q], *_asked(pack, device))
-        return Scored(logprob_N, entropy_N, pack.tokens)
+        return hidden_1PW[0]
 
     def _apart(self, pack: Pack) -> Scored:
         """Each row by itself, so that nothing can be shared wrongly."""

@@ -18,7 +18,7 @@ from art_patch.training import tensor_file
 from art_patch.training.job import TrainJob
 from art_patch.training.loading import as_reference
 from art_patch.training.packing import Example
-from art_patch.training.plan import lessons_of
+from art_patch.training.plan import Lesson, evaluated_of, lessons_of
 from art_patch.training.ranks import Ranks
 from art_patch.training.scoring import Scorer
 
@@ -33,6 +33,8 @@ class StartScores:
         old: of the examples of all lessons under the policy at the start.
         reference: of the same under the reference; `None` unless the loss asks for it.
         pairs: of what is marked in the chosen row and then the rejected one, under the policy at the start.
+        eval_old: as `old`, of what the policy is evaluated on.
+        eval_reference: as `reference`, likewise.
         gap_nats: largest difference between recorded and own log-probability, over tokens that the policy at the start
             sampled: whether trainer and server compute the same. `None` if it sampled none.
     """
@@ -41,6 +43,8 @@ class StartScores:
     reference: tuple[Tensor, ...] | None
     pairs: tuple[Tensor, ...]
     gap_nats: float | None
+    eval_old: tuple[Tensor, ...] = ()
+    eval_reference: tuple[Tensor, ...] | None = None
 
 
 def start_scores(job: TrainJob, model: Any, scorer: Scorer, directory: Path, ranks: Ranks) -> StartScores:
@@ -57,10 +61,10 @@ def start_scores(job: TrainJob, model: Any, scorer: Scorer, directory: Path, ran
         TrainingError: the model is broken, or the file cannot be read or written.
     """
     lessons = lessons_of(job)
-    examples = [example for lesson in lessons for example in lesson.examples]
+    examples, evaluated = _examples(lessons), _examples(evaluated_of(job))
     pairs = [Example((pair.chosen, pair.rejected)) for pair in job.pairs]
     found = tensor_file.read(directory / _FILE)
-    arrays = found[0] if found else _computed(job, model, scorer, examples, pairs, ranks)
+    arrays = found[0] if found else _computed(job, model, scorer, examples, evaluated, pairs, ranks)
     if found is None and ranks.first:
         tensor_file.write(directory / _FILE, tensor_file.to_bytes(arrays, {}))
     flat = {name: torch.from_numpy(array).to(scorer.device) for name, array in arrays.items()}
@@ -71,14 +75,27 @@ def start_scores(job: TrainJob, model: Any, scorer: Scorer, directory: Path, ran
         reference=_by_example(flat["reference"], examples) if "reference" in flat else None,
         pairs=_by_example(flat["pairs"], pairs),
         gap_nats=_gap(examples, old, own),
+        eval_old=_by_example(flat["eval_old"], evaluated),
+        eval_reference=_by_example(flat["eval_reference"], evaluated) if "eval_reference" in flat else None,
     )
 
 
+def _examples(lessons: Sequence[Lesson]) -> list[Example]:
+    return [example for lesson in lessons for example in lesson.examples]
+
+
 def _computed(
-    job: TrainJob, model: Any, scorer: Scorer, examples: Sequence[Example], pairs: Sequence[Example], ranks: Ranks
+    job: TrainJob,
+    model: Any,
+    scorer: Scorer,
+    examples: Sequence[Example],
+    evaluated: Sequence[Example],
+    pairs: Sequence[Example],
+    ranks: Ranks,
 ) -> dict[str, Any]:
     tokens = job.config.micro_batch_tokens
-    scores = {"old": _flat(scorer, examples, tokens, ranks), "pairs": _flat(scorer, pairs, tokens, ranks)}
+    asked = {"old": examples, "eval_old": evaluated, "pairs": pairs}
+    scores = {name: _flat(scorer, each, tokens, ranks) for name, each in asked.items()}
     if not all(bool(torch.isfinite(each).any()) for each in scores.values() if len(each)):
         raise TrainingError(
             f"the policy to start from ({job.start or job.base}) has no finite log-probability for what was recorded: "
@@ -87,6 +104,7 @@ def _computed(
     if job.config.loss.kl_coefficient:
         with as_reference(model, job.parent if job.config.reference == "champion" else None):
             scores["reference"] = _flat(scorer, examples, tokens, ranks)
+            scores["eval_reference"] = _flat(scorer, evaluated, tokens, ranks)
     return {name: values.cpu().numpy() for name, values in scores.items()}
 
 

@@ -20,6 +20,7 @@ from safetensors.numpy import save
 
 from art_patch.errors import TrainingError
 from art_patch.records import JSON
+from art_patch.serving.adapter_files import sync_directory
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -46,7 +47,7 @@ def write(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except OSError as error:
         with suppress(OSError):
             unfinished.unlink()
@@ -72,11 +73,3 @@ def read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
         raise TrainingError(
             f"{path} cannot be read ({error}); delete {path.parent}, and the update begins anew"
         ) from error
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from art_patch.training.config import TrainConfig
+from art_patch.training.dropout import dropout_off
 from art_patch.training.loading import recomputes, weights_dtype
 
 
@@ -35,11 +36,12 @@ def load_with_unsloth(base: str, adapter: Path | None, config: TrainConfig, devi
         r=config.lora_rank if kept is None else kept.r,
         lora_alpha=config.lora_alpha if kept is None else kept.lora_alpha,
         target_modules=target_names(model) if kept is None else sorted(kept.target_modules),
-        lora_dropout=0.0,
+        lora_dropout=config.lora_dropout,  # Unsloth's kernels for a LoRA are for 0; else it takes peft's way
         bias="none",
         use_gradient_checkpointing="unsloth" if recomputes(config, device) else False,
         random_state=config.seed,
     )
     if adapter is not None:
         set_peft_model_state_dict(model, load_peft_weights(str(adapter), device=str(device)))
+    dropout_off(model)
     return model

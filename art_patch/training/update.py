@@ -1,9 +1,9 @@
 """One update: base model + LoRA + what is to be learned -> a new, published LoRA.
 
 Reads like the loop it is: load, score everything once as the policy at the start, then for each step of the plan
-forward, loss, backward, clip, step; then publish by rename. Killed at any moment, it goes on from its last checkpoint
-when it is called again with the same job and directory, and gives the same weights. Anything not finite drops the
-update; nothing is published then.
+forward, loss, backward, clip, step, and now and then evaluate; then publish by rename. Killed at any moment, it goes
+on from its last checkpoint when it is called again with the same job and directory, and gives the same weights.
+Anything not finite drops the update; nothing is published then.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import torch  # with transformers it takes seconds: import this module only to t
 from art_patch.errors import AdapterRejected, TrainingError
 from art_patch.training.backend import load
 from art_patch.training.checkpoint import Course, Keeper, read_course
+from art_patch.training.dropout import dropout_on
+from art_patch.training.evaluation import Evaluation
 from art_patch.training.gradients import Gradient, gradients_of
 from art_patch.training.guards import why_broken, why_stop
 from art_patch.training.job import TrainJob, claim
@@ -28,7 +30,7 @@ from art_patch.training.loading import default_device
 from art_patch.training.metrics import UpdateMetrics, step_figures, update_metrics
 from art_patch.training.notes import Notes, Progress, silently
 from art_patch.training.packing import Example
-from art_patch.training.plan import PhaseName, Step, plan_of
+from art_patch.training.plan import PhaseName, Step, evaluated_of, plan_of
 from art_patch.training.publish import is_published, publish
 from art_patch.training.ranks import ALONE, Ranks
 from art_patch.training.scoring import Scorer
@@ -65,11 +67,12 @@ def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ran
     if not published:
         progress(course.done, len(plan), "loading the base model")
         bench = _set_up(job, directory, course, kept, ranks)
-        keeper = Keeper(directory, job.config.checkpoint_every_s)
+        keeper = Keeper(directory, job.config.checkpoint_every_s, job.config.save_steps)
         note = Notes(job, len(plan) - course.done)
         while course.done < len(plan) and course.stopped is None:
             step = plan[course.done]
             _take(step, bench, course, directory)
+            _evaluate(bench, course, at_the_end=course.done == len(plan) or course.stopped is not None)
             if ranks.first:
                 keeper.keep(course, bench.learner, now=step.last or course.stopped is not None)
             progress(course.done, len(plan), note(course))
@@ -89,6 +92,7 @@ class _Bench:
     scorer: Scorer
     learner: Learner
     gradients: Mapping[PhaseName | Literal["rehearse"], Gradient]
+    evaluation: Evaluation
     ranks: Ranks
 
 
@@ -96,19 +100,22 @@ def _set_up(job: TrainJob, directory: Path, course: Course, kept: Arrays, ranks:
     """Load the policy at the start, let it say what it thinks of the data, and bring it to where the course is."""
     model = load(job, default_device(ranks.rank))
     scorer = Scorer(model)
-    scorer.prove([Example((row,)) for row in job.rows])
+    evaluated = [example for lesson in evaluated_of(job) for example in lesson.examples]
+    scorer.prove([*(Example((row,)) for row in job.rows), *evaluated])
     start = start_scores(job, model, scorer, directory, ranks)
     course.gap_nats, course.why_not_shared = start.gap_nats, scorer.why_apart
     learner = Learner(model, job.config)
     learner.restore(kept)
-    return _Bench(job, model, scorer, learner, gradients_of(job, scorer, start, ranks), ranks)
+    gradients, evaluation = gradients_of(job, scorer, start, ranks), Evaluation(job, scorer, start, ranks)
+    return _Bench(job, model, scorer, learner, gradients, evaluation, ranks)
 
 
 def _take(step: Step, bench: _Bench, course: Course, directory: Path) -> None:
     """Take a step and note it in the course, or note there why not."""
     began = time.monotonic()
-    sums = _of_all(bench.gradients[step.phase](step.items), bench)
-    rehearsed = _of_all(bench.gradients["rehearse"](step.rehearsed), bench)
+    with dropout_on(bench.model, bench.job.config, course.done, bench.ranks):
+        sums = _of_all(bench.gradients[step.phase](step.items), bench)
+        rehearsed = _of_all(bench.gradients["rehearse"](step.rehearsed), bench)
     figures = step_figures(step, sums, rehearsed)
     figures["grad_norm"] = bench.learner.clip(bench.ranks)
     broken = why_broken(figures)
@@ -130,6 +137,15 @@ def _take(step: Step, bench: _Bench, course: Course, directory: Path) -> None:
         figures["tokens_per_s"] = figures["computed_tokens"] / figures["seconds"]
         course.history.append(figures)
         course.done += 1
+
+
+def _evaluate(bench: _Bench, course: Course, *, at_the_end: bool) -> None:
+    """Note in the last step's figures what the policy makes of other groups, if it is time and not there yet."""
+    every = bench.job.config.eval_steps
+    if every is None or "eval_loss" in course.history[-1]:
+        return
+    if at_the_end or course.done % every == 0:
+        course.history[-1] |= bench.evaluation.figures()
 
 
 def _of_all(sums: Mapping[str, float], bench: _Bench) -> dict[str, float]:

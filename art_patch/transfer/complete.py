@@ -29,6 +29,7 @@ from art_patch.records import (
     Record,
     Score,
     SpanInfo,
+    SpanKind,
     Trajectory,
     TrajectoryInfo,
 )
@@ -291,6 +292,9 @@ _SPAN: Mapping[str, Check] = {
     "started_at": _number,
     "parent_id": _or_null(_text),
     "ended_at": _or_null(_number),
+    "kind": _one_of(*get_args(SpanKind)),
+    "attributes": _object,
+    "error": _or_null(_text),
 }
 _SCORE: Mapping[str, Check] = {
     "id": _name,

@@ -13,8 +13,8 @@ With `--home` the runs are kept there, and what is there already is gone on with
 - `sampled_least`, `greedy_least`: success on unseen tasks after `--cycles` cycles, of the worst seed, at the sampling
   temperature and greedy; `sampled_seed_N`, `greedy_seed_N`: the whole curve of each seed, the first value before any.
 - `sampled_later_least`: the lowest sampled success of any seed in any of the cycles after these: whether one collapses.
-- `control_rise`: sampled success of the first seed, after minus before, when the rewards of siblings are shuffled and
-  the gate lets everything through.
+- `control_rise`: sampled success of the first seed, the best of all cycles minus that before, when the rewards of
+  siblings are shuffled and the gate lets everything through.
 - `failed_calls`: calls that failed or fell back, over all seeds.
 """
 
@@ -55,8 +55,10 @@ def demo(home: Path, seed: int, cycles: int, *, control: bool = False) -> dict[s
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
         if done.returncode:
             sys.exit(f"the demo of seed {seed} ended with {done.returncode}")
+        failed = figures.get("failed_calls", 0)
         figures = json.loads(done.stdout)
-        kept.write_text(done.stdout)
+        figures["failed_calls"] += failed  # the demo counts those of its own run
+        kept.write_text(json.dumps(figures))
     say(f"seed {seed}{', control' if control else ''}: {figures['curve']}, greedy {figures['greedy_curve']}")
     return figures
 
@@ -90,7 +92,7 @@ def measure(asked: argparse.Namespace, home: Path) -> None:
     if not asked.no_control:
         control = demo(home, asked.seeds[0], asked.cycles, control=True)
         figures |= {
-            "control_rise": control["success_after"] - control["success_before"],
+            "control_rise": max(control["curve"]) - control["curve"][0],
             "sampled_control": control["curve"],
             "greedy_control": control["greedy_curve"],
         }

@@ -118,8 +118,8 @@ def record_a_call(home: Path) -> None:
 
 
 COMMANDS = (
-    "run", "proxy", "serve", "retrain", "status", "doctor", "mode", "promote", "rollback", "demo", "trajectories",
-    "export", "import",
+    "run", "proxy", "serve", "retrain", "status", "doctor", "mode", "promote", "rollback", "policies", "history",
+    "diff", "demo", "trajectories", "export", "import",
 )  # fmt: skip
 HELP = """
 import json, os, sys
@@ -226,7 +226,7 @@ def test_modes_reach_running_apps(arguments: list[str], mode: str | None, percen
 
 def test_modes_are_shown(tmp_path: Path):
     said = art_patch("mode", "canary", "--percent", "12.5", home=tmp_path).stdout
-    assert said == "mode of default: canary with 12.5 % of the sessions; running apps follow within 1 s\n"
+    assert said == "mode of default: canary with 12.5 % of the sessions; running apps follow within 0.5 s\n"
     assert "canary, 12.5 % of the sessions" in art_patch("status", home=tmp_path).stdout
     assert json.loads(art_patch("status", "--json", home=tmp_path).stdout)["canary_percent"] == 12.5
     assert art_patch("mode", "shadow", home=tmp_path).stdout.startswith("mode of default: shadow; running apps")
@@ -302,6 +302,7 @@ def test_ctrl_c_stops_the_server_in_order(tmp_path: Path, serving: Serving):
     assert json.loads(art_patch("status", "--json", home=tmp_path).stdout)["engine"]["base_url"] is None
 
 
+@pytest.mark.slow
 def test_a_killed_server_is_seen_as_unreachable(tmp_path: Path, serving: Serving):
     serving.stop(signal.SIGKILL)
     shown = art_patch("status", home=tmp_path)

@@ -133,6 +133,7 @@ def would_be(home: Path, **environment: str) -> dict[str, object]:
     return json.loads(told.stdout)
 
 
+@pytest.mark.slow
 def test_settings_say_what_else_is_one_task(worded: Path):
     assert would_be(worded)["would_be_grouped"] == 0
     assert would_be(worded, ART_PATCH_GROUP_ACROSS="1")["would_be_grouped"] == 2

@@ -74,6 +74,7 @@ def score(home: Path, *arguments: str, judge: str | None = None) -> subprocess.C
     )
 
 
+@pytest.mark.slow
 def test_scores_are_kept_as_they_come_and_a_second_run_goes_on(
     home: Path, judge: str, asked: list[list[dict[str, Any]]]
 ) -> None:
@@ -100,6 +101,7 @@ def test_scores_are_kept_as_they_come_and_a_second_run_goes_on(
     assert not any("question 5" in str(messages) for messages in asked)
 
 
+@pytest.mark.slow
 def test_a_dry_run_shows_what_would_be_sent_and_sends_nothing(
     home: Path, judge: str, asked: list[list[dict[str, Any]]]
 ) -> None:

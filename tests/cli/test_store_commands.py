@@ -152,6 +152,15 @@ def test_a_policy_that_the_champion_replaced_may_have_learned_from_it_too(home: 
     assert "`rm -r /a/agent@1`" in output
 
 
+def test_what_is_tested_is_given_up_before_anything_is_gone_back_to(home: Path):
+    store = open_store(f"sqlite:///{home}/default/store.db")
+    store.ledger.move("agent@2", "canary", who="test", reason="try", percent=5)
+    store.close()
+    todo = facts(art_patch(home, "erase", "--user", "u0", "--dry-run", "--json", "--project", "default"))["todo"]
+    first = todo.index("agent@2 is canary: end its test with `art-patch rollback --project default`.")
+    assert "agent@1 serves. Go back to agent@0 with `art-patch rollback --project default`" in todo[first + 1]
+
+
 def test_nothing_is_deleted_unless_somebody_says_yes(home: Path):
     for command in (["erase", "--user", "u1"], ["store", "prune", "--keep", "1"]):
         fails(art_patch(home, *command), 2, "nobody can be asked here; add --yes, or --dry-run")

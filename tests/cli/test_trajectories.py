@@ -25,8 +25,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = open_store(f"sqlite:///{home}/default/store.db")
     fill(store)
     now = time.time()
-    for text in (EVIL, "word " * 2_000):
-        key = new_id()
+    for number, text in enumerate((EVIL, "word " * 2_000)):
+        key = f"01a20403bcae7b{number}"  # told apart by more characters than ids usually are
+        key += new_id()[len(key) :]
         answer = Choice(0, {"role": "assistant", "content": text}, "stop")
         call = Call(new_id(), key, now, "gpt-5", ({"role": "user", "content": EVIL},), (answer,), duration_ms=40.0)
         store.write([TrajectoryInfo(key, now, user_id=EVIL, name="evil" if text is EVIL else "long"), call])
@@ -47,6 +48,7 @@ def test_a_list_fits_the_terminal(home: Path, columns: int):
     assert max(map(len, lines)) <= columns
     assert len(lines) == 12
     assert ("user" in lines[0]) == (columns >= 120)
+    assert lines[0].endswith(" reward")
     (line,) = [line for line in lines if line.startswith("a2 ")]
     assert "fruit" in line
     assert line.split()[-2:] == ["agent@1", "0.95"]

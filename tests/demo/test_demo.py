@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from art_patch.demo.processes import agent_source, unpatched
-from art_patch.demo.tiny_model import build_model
+from art_patch.demo.processes import Program, agent_source, unpatched
+from art_patch.demo.shop_model import build_model
 from art_patch.store import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -147,6 +147,6 @@ def test_a_killed_demo_takes_its_children_along(home: Path, tmp_path: Path):
 
 
 def test_the_agent_is_the_same_without_its_two_lines():
-    with_us, without = agent_source().splitlines(), unpatched(agent_source()).splitlines()
+    with_us, without = agent_source().splitlines(), unpatched(Program(agent_source())).source.splitlines()
     assert [line for line in with_us if line not in without] == ["import art_patch as art", "art.patch()"]
     assert not any("art_patch" in line or "art." in line for line in without if not line.startswith("Nothing here"))

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from art_patch.demo import tiny_model
+from art_patch.demo import shop_model
 from art_patch.demo.shop import COUNTS, ITEMS, TOOLS, question
-from art_patch.demo.tiny_model import WarmUp, build_model
-from art_patch.demo.tiny_tokenizer import END_OF_TURN, make_tokenizer
+from art_patch.demo.shop_model import WarmUp, build_model, shop_tokenizer
+from art_patch.demo.tiny_tokenizer import END_OF_TURN
 from art_patch.errors import ConfigError
 
 SHORT = WarmUp(steps=3, batch=4)
@@ -22,7 +22,7 @@ SHORT = WarmUp(steps=3, batch=4)
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return make_tokenizer()
+    return shop_tokenizer()
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_keys_that_a_server_adds_to_a_tool_change_nothing(tokenizer: Any):
 
 
 def test_demonstrations_are_what_the_template_renders(tokenizer: Any):
-    turns, rng = tiny_model._Turns.of(tokenizer), random.Random(0)
+    turns, rng = shop_model._Turns.of(tokenizer), random.Random(0)
     warm_up = WarmUp(p_call=1.0, p_item=1.0, p_multiply=1.0)
     for _ in range(20):
         ids, labels = turns.demonstration(warm_up, rng)
@@ -167,6 +167,11 @@ def test_complete_directory_is_returned_at_once_and_others_are_refused(model_dir
     assert build_model(model_directory, seed=1, warm_up=SHORT, progress=pytest.fail) == model_directory
     with pytest.raises(ConfigError, match="another directory"):
         build_model(model_directory, seed=2, warm_up=SHORT)
+    function = TOOLS[0]["function"]  # the same tool with its keys in another order is another prompt
+    reordered = [{"type": "function", "function": dict(reversed(function.items()))}]
+    assert reordered == TOOLS
+    with pytest.raises(ConfigError, match="another directory"):
+        build_model(model_directory, seed=1, warm_up=SHORT, tools=reordered)
     with pytest.raises(ConfigError, match="another directory"):
         build_model(tmp_path, seed=1, warm_up=SHORT)
 

@@ -236,6 +236,8 @@ URL = "http://127.0.0.1:8700/v1"
         (Route(champion="a@1", base_url=URL), Engine(False), "bad", "does not answer"),
         (Route(champion="a@1", base_url=URL), Engine(True, "a@0"), "bad", "not the champion a@1"),
         (Route(champion="a@1", base_url=URL), Engine(True, "a@0", "a@1"), "ok", "serves a@1"),
+        (Route(champion="a@1", base_url=URL, challenger="a@2"), Engine(True, "a@1"), "warn", "does not serve a@2"),
+        (Route(champion="a@1", base_url=URL, challenger="a@2"), Engine(True, "a@1", "a@2"), "ok", "serves a@1"),
     ],
 )
 def test_engines(route: Route, engine: Engine, level: str, word: str):

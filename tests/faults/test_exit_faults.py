@@ -115,6 +115,26 @@ def test_f07_s07_exit_with_a_hung_store(programs: Programs, store: Store, figure
     assert store.problems() == []
 
 
+SLOW = """
+from art_patch.recording import recorder
+from art_patch.store.write import Writer
+
+write = Writer.write
+Writer.write = lambda *given: (time.sleep(1), write(*given))[1]
+recorder.EXIT_DEADLINE_S, recorder.EXIT_AT_MOST_S = 2, 60
+for number in range(70):  # three batches at least
+    call(str(number))
+print("done", time.time(), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_f07_exit_waits_on_while_the_store_takes_what_it_is_given(programs: Programs, store: Store, figure):
+    ran = programs.run(SLOW, timeout=60)
+    figure("f07 slow store: exit took, s", round(after(ran.out, time.time()), 2), "")
+    assert (ran.code, ran.err, store.texts()) == (0, "", sorted(map(str, range(70))))
+
+
 def test_f07_the_first_flush_is_at_the_exit(programs: Programs, store: Store, figure):
     """A program so short that SQLAlchemy was not even imported when it ends."""
     ran = programs.run("call('only'); print('done', time.time(), flush=True)")

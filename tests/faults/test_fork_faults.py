@@ -27,6 +27,11 @@ from tests.faults.conftest import FULL, App, Programs, Store, eventually
 MULTIPROCESSING = """
 import multiprocessing
 
+from art_patch.recording import recorder
+
+recorder.EXIT_DEADLINE_S = 30  # this machine may be busy
+
+
 def work(place):
     for number in range(20):
         call(f"child {place} {number}")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import random
 from itertools import count
+from typing import Any
 
 import pytest
 
-from art_patch.gate import GateConfig, Turn, contest, decide, held_out_turns
-from art_patch.records import Choice
+from art_patch.errors import ConfigError
+from art_patch.gate import GateConfig, HeldOut, Turn, contest, decide, held_out_turns, new_users
+from art_patch.gate.turns import data_hash
+from art_patch.records import Choice, Group
 from tests.factory import make_call, make_group, make_trajectory
 
 
@@ -42,6 +45,16 @@ def test_everything_else_is_rejected_with_the_reason(scores: list[tuple[str, flo
     assert words in verdict.reason
 
 
+def test_it_says_what_is_missing():
+    assert decide(pairs([0.9] * 3), GateConfig()).figures == {"scenarios": 3, "more_needed": 5}
+    assert decide(pairs([0.9] * 3), GateConfig(min_scenarios=1)).figures["more_needed"] == 2  # as 95 % takes five
+    unclear = decide(pairs([0.5, -0.3] * 8), GateConfig())
+    assert not unclear.promote
+    assert f"about {unclear.figures['more_needed']} more scenarios would show it" in unclear.reason
+    tie = decide([(f"s{n}", 0.1 + 0.2, 0.3) for n in range(20)], GateConfig())
+    assert (tie.promote, tie.reason.startswith("a tie"), "more_needed" in tie.figures) == (False, True, False)
+
+
 def test_turns_of_one_scenario_do_not_count_as_independent():
     assert not decide([("one", 1.0, 0.0)] * 50, GateConfig()).promote
 
@@ -69,10 +82,50 @@ def test_turns_are_spread_over_depths_and_untrainable_calls_left_out():
             "b", make_call("b1", prompt=(1,)), make_call("b2", prompt=(1, 3), messages=deep, untrainable="no")
         ),
     )
-    turns = held_out_turns([group], scenarios=5, turns_per_scenario=2, seed=1)
+    turns = held_out_turns([group], scenarios=5, turns_per_scenario=2, seed=1).turns
     assert sorted(turn.call.prompt_token_ids or () for turn in turns) == [(1,), (1, 2)]
-    assert len(held_out_turns([group], scenarios=5, turns_per_scenario=1, seed=1)) == 1
-    assert held_out_turns([group], scenarios=0, turns_per_scenario=2, seed=1) == ()
+    assert len(held_out_turns([group], scenarios=5, turns_per_scenario=1, seed=1).turns) == 1
+    assert held_out_turns([group], scenarios=0, turns_per_scenario=2, seed=1) == HeldOut((), {})
+
+
+def run_of(user: str | None, scenario: str) -> Group:
+    run = make_trajectory(f"run-{scenario}-{user}", user_id=user)
+    return make_group(run, key=f"group-{scenario}", scenario=scenario)
+
+
+def asked(groups: list[Group], **how: Any) -> tuple[list[str], dict[str, int]]:
+    held_out = held_out_turns(groups, **{"scenarios": 64, "turns_per_scenario": 2, "seed": 1} | how)
+    return [turn.scenario_key for turn in held_out.turns], dict(held_out.left)
+
+
+def test_users_who_just_arrived_have_no_say():
+    came = {"founder": 0.0, "early": 90.0, "known": 400.0, "fresh": 960.0}
+    assert new_users(came, project_since=0.0, new_user_s=100.0, now=1000.0) == {"fresh"}
+    assert new_users(came, project_since=0.0, new_user_s=0.0, now=1000.0) == frozenset()
+    assert new_users({"a": 0.0, "b": 90.0}, project_since=0.0, new_user_s=100.0, now=95.0) == frozenset()
+    groups = [run_of("known", "a"), run_of("fresh", "b"), run_of(None, "c")]
+    assert asked(groups, without=frozenset({"fresh"})) == (["c", "a"], {"of users who just arrived": 1})
+    shared = make_group(*run_of("fresh", "d").trajectories, *run_of("known", "d").trajectories, scenario="d")
+    (turn,) = held_out_turns([shared], scenarios=9, turns_per_scenario=1, seed=1, without=frozenset({"fresh"})).turns
+    assert turn.info is not None and turn.info.user_id == "known"
+
+
+def test_one_user_makes_up_no_more_than_a_share_of_what_is_asked():
+    others = [run_of(f"u{n}", f"other{n}") for n in range(9)]
+    flood = [run_of("loud", f"flood{n}") for n in range(200)]
+    keys, left = asked([*others, *flood], max_user_share=0.25, scenarios=12)
+    assert keys == ["flood199", "flood198", "flood197", *(f"other{n}" for n in reversed(range(9)))]
+    assert left == {"a user's scenarios are more than their share": 197}
+    assert asked(flood, max_user_share=0.25, scenarios=12)[1] == {}  # one known user is all there is
+    nobody = [run_of(None, f"flood{n}") for n in range(20)]
+    assert len(asked([*others, *nobody], max_user_share=0.1)[0]) == 29
+
+
+def test_the_same_questions_have_the_same_hash_in_any_order():
+    turns = held_out_turns([run_of("u", "a"), run_of("v", "b")], scenarios=9, turns_per_scenario=1, seed=1).turns
+    assert data_hash(turns) == data_hash(turns[::-1]) != data_hash(turns[:1])
+    renamed = [Turn(f"{turn.scenario_key}!", turn.call) for turn in turns]
+    assert data_hash(renamed) != data_hash(turns)
 
 
 def test_the_judge_is_not_told_who_answered():
@@ -87,3 +140,21 @@ def test_the_judge_is_not_told_who_answered():
         assert trajectory.calls[0].policy is None
         assert trajectory.calls[0].choices[0].token_ids is None
         assert trajectory.calls[0].messages == turn.call.messages
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"level": 1.0},
+        {"level": math.nan},
+        {"margin": math.nan},
+        {"margin": 1.0},
+        {"orders": 3},
+        {"max_worse": -0.1},
+        {"max_user_share": math.nan},
+        {"samples": 0},
+    ],
+)
+def test_a_gate_that_would_promote_anything_or_nothing_is_refused(wrong: dict[str, Any]):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        GateConfig(**wrong)

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import threading
+import time
 from typing import Any
 
 import openai
@@ -114,6 +115,34 @@ def test_dead_engine(bench, client, stream):
     if stream:
         list(result)
     assert bench.sink.call.fallback == "the engine cannot be reached"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_event_loop_that_stood_still_while_connecting(bench, make_async, monkeypatch, times):
+    """The timeout is the app's doing, not the engine's: tried once more, and it does not count against the engine."""
+    stalls = [0.4] * times
+
+    async def run() -> Any:
+        loop = asyncio.get_running_loop()
+        connect = loop.sock_connect
+
+        def stalled(sock: Any, address: Any) -> Any:
+            if stalls and address[1] == int(bench.local.url.split(":")[2].removesuffix("/v1")):
+                loop.call_soon(time.sleep, stalls.pop())
+            return connect(sock, address)
+
+        monkeypatch.setattr(loop, "sock_connect", stalled)
+        async with make_async() as client:
+            return await client.chat.completions.create(**ASK)
+
+    runtime = bench.patch(connect_timeout_s=0.1)
+    asyncio.run(run())
+    assert not stalls
+    call = bench.sink.call
+    expected = (CHAMPION, None) if times == 1 else (None, "the engine cannot be reached in time")
+    assert (call.policy, call.fallback) == expected
+    assert len(bench.local.seen) == (times == 1)
+    assert runtime.breaker.closed
 
 
 def test_breaker_opens_and_calls_go_straight_upstream(bench, client):

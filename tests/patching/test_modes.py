@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -14,12 +15,12 @@ import pytest
 
 import art_patch as art
 from art_patch.errors import ConfigError
-from art_patch.patching import control, status
+from art_patch.patching import control, status, unpatch
 from art_patch.records import Call, Choice, Route, Score, TrajectoryInfo
 from art_patch.store import open_store
 from tests.patching.conftest import CHAMPION
 from tests.patching.samples import ASK, LOCAL, MESSAGES, UPSTREAM, settled
-from tests.servers import error
+from tests.servers import Answer, error
 
 
 def test_match(bench, client):
@@ -160,6 +161,28 @@ def test_a_failing_shadow_is_recorded_and_opens_the_breaker(bench, client):
         time.sleep(0.01)
     assert status().shadow_skipped == 1
     assert len(bench.local.seen) == 5
+
+
+def test_nothing_that_waits_is_asked_after_unpatch(bench, client):
+    bench.local.will(Answer(hang=True))
+    bench.patch(mode="shadow")
+    for _ in range(4):
+        client.chat.completions.create(**ASK)
+    assert len([call for call in bench.sink.calls if call.shadow_of is None]) == 4
+    deadline = time.monotonic() + 20
+    while not bench.local.seen and time.monotonic() < deadline:
+        time.sleep(0.01)
+    unpatch()
+    bench.local.released.set()
+    for thread in threading.enumerate():
+        if thread.name == "art_patch-shadow":
+            thread.join(30)
+    assert len(bench.local.seen) == 1
+    assert (status().shadowed, status().shadow_failed, status().shadow_skipped) == (0, 1, 3)
+    bench.patch(mode="shadow")
+    client.chat.completions.create(**ASK)
+    assert bench.sink.calls
+    shadowed(bench, 1)
 
 
 def test_only_what_could_be_routed_is_shadowed(bench, client):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
 from typing import Any
 
 import pytest
@@ -69,3 +71,32 @@ def test_compressed_upstream_stream_is_read(bench, client):
     assert len(list(client.chat.completions.create(**ASK, stream=True))) == 5
     call = bench.sink.call
     assert call.choices[0].message["content"] == "Hello there!"
+
+
+@MODES
+def test_garbage_is_collected_while_the_pool_is_locked(bench, client, monkeypatch, mode):
+    """The collector closes a dropped stream inside a call of the same thread, whose pool's lock is not re-entrant."""
+    pool = client._client._transport._pool
+    assign = pool._assign_requests_to_connections
+    dropped: list[Any] = []
+    gate = threading.Event()
+
+    def collect_and_assign() -> Any:
+        while dropped:
+            dropped.pop()
+            gc.collect()
+        return assign()
+
+    monkeypatch.setattr(pool, "_assign_requests_to_connections", collect_and_assign)
+    bench.patch(mode=mode)
+    (bench.local if mode == "route" else bench.upstream).will(Answer(events=chunks(ASK), gate=gate))
+    stream = client.chat.completions.create(**ASK, stream=True)
+    next(stream)
+    dropped.append(stream)
+    del stream
+    calling = threading.Thread(target=client.chat.completions.create, kwargs=ASK, daemon=True)
+    calling.start()
+    calling.join(20)
+    assert not calling.is_alive(), "the call waits for itself"
+    assert [call.status for call in bench.sink.calls] == ["abandoned", "ok"]
+    gate.set()

@@ -254,3 +254,26 @@ def test_the_exit_writes_what_is_queued():
     code = FORK.partition("recorder._lock.acquire")[0].replace('open_one = Exchange(recorder, "open")', "")
     done = subprocess.run([sys.executable, "-c", code], check=True, timeout=30, capture_output=True, text=True)
     assert done.stdout == "before True\n"
+
+
+LATE = """
+import sys
+from art_patch.recording import Exchange, Recorder
+from art_patch.settings import Settings
+
+class Stream:
+    def __init__(self):
+        self.exchange = Exchange(recorder, "m")
+
+    def __del__(self):
+        self.exchange.finish("closed")
+
+recorder = Recorder(Settings(flush_interval_s=0.01))
+sys.last_value = Stream()  # where an exception that ends the app keeps what it saw
+"""
+
+
+def test_a_stream_that_the_interpreter_closes_when_it_goes_down_does_not_hold_it_up():
+    # Python 3.11 waits for ever for a thread that is started then.
+    done = subprocess.run([sys.executable, "-c", LATE], check=True, timeout=20, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr

@@ -310,8 +310,8 @@ def test_canaries_are_caught_by_the_stand_in_judge(record_property: Any):
 
 
 def test_a_judge_that_deals_scores_at_random_is_found_out(record_property: Any):
-    found = 0
-    with serve_stand_in_judge(shop_rule, shuffle=random.Random(5)) as base_url:
+    found, chance = 0, random.Random(5)
+    with serve_stand_in_judge(lambda messages: chance.choice([0.0, 1.0])) as base_url:
         for seed in range(10):
             judge = Judge(STAND_IN_MODEL, base_url=base_url, pause_s=0.01)
             config = DefenceConfig(double_share=1.0, canary_share=1.0)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import torch
@@ -19,6 +20,7 @@ from openai import OpenAI
 from art_patch.errors import ConfigError, EngineError, ModelNotFound, PortInUse
 from art_patch.listening import listen
 from art_patch.serving.client import EngineClient
+from art_patch.serving.contract import MAX_BODY_BYTES
 from art_patch.serving.embedded import cohort as cohort_module
 from art_patch.serving.embedded.engine import EmbeddedEngine, EngineLimits
 from tests.serving.asking import HELLO, PROOF, ask, assembled, greedy, wait_until
@@ -340,10 +342,12 @@ def test_what_is_not_urgent_waits_for_what_is(base_dir: Path, adapters: Path) ->
         done.append(name)
 
     with serve(engine) as server, ThreadPoolExecutor(4) as pool:
-        pool.submit(answered, "running", server.openai, 300)
+        # So many tokens that all three wait before it ends and that a client that wakes late keeps its place, on a busy
+        # machine, too.
+        pool.submit(answered, "running", server.openai, 900)
         wait_until(lambda: engine.stats()["running"] == 1)
         for waiting, (name, priority) in enumerate((("idle", 100), ("late", 0), ("urgent", -1)), 1):
-            pool.submit(answered, name, server.openai, 2, priority=priority)
+            pool.submit(answered, name, server.openai, 100, priority=priority)
             wait_until(lambda waiting=waiting: engine.stats()["waiting"] == waiting)
         pool.shutdown()
     assert done == ["running", "urgent", "late", "idle"]
@@ -373,6 +377,12 @@ def test_a_closing_server_finishes_what_runs(base_dir: Path, adapters: Path) -> 
 async def refused_after_closing(engine: EmbeddedEngine) -> None:
     with pytest.raises(EngineError, match="shutting down"):
         await engine.load("agent@1")
+
+
+@pytest.mark.parametrize("prefix", ["", "/exact"])
+def test_a_request_that_never_ends_is_not_kept(running: Running, prefix: str) -> None:
+    answer = httpx.post(f"{running.url}{prefix}/v1/chat/completions", content=b" " * (MAX_BODY_BYTES + 1), timeout=60)
+    assert (answer.status_code, "larger than" in answer.json()["error"]["message"]) == (413, True)
 
 
 def test_the_client_says_what_is_wrong(running: Running) -> None:

@@ -33,12 +33,13 @@ class Learning:
             self.store, nobody, config, lambda stage, done, total, note="": None, 100.0, nobody, self.adapters, "test"
         )
 
-    def group(self, key: str, *siblings: tuple[float, Sequence[Call]], state: str = "scored") -> Group:
-        """Keep a group of runs; each has a reward and calls."""
+    def group(self, key: str, *siblings: tuple[float | None, Sequence[Call]], state: str = "scored") -> Group:
+        """Keep a group of runs; each has calls, and a reward if it was scored."""
         for number, (reward, calls) in enumerate(siblings):
             run = f"{key}-{number}"
             mine = [replace(call, trajectory_id=run, id=f"{run}-{n}") for n, call in enumerate(calls)]
-            self.store.write([TrajectoryInfo(run, 1.0), *mine, Score(new_id(), run, "reward", reward, "user", 1.0)])
+            scores = [] if reward is None else [Score(new_id(), run, "reward", reward, "user", 1.0)]
+            self.store.write([TrajectoryInfo(run, 1.0), *mine, *scores])
         runs = self.store.read.trajectories([f"{key}-{number}" for number in range(len(siblings))])
         group = Group(key, f"task:{key}", "same_task", runs)
         self.store.ledger.add_groups([group], state=state, now=1.0)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from art_patch.grouping.replay import ReplayConfig, choose_replays
+from art_patch.grouping.replay import ReplayConfig, choose_comparisons, choose_replays
 from art_patch.ids import MOST_REPLAYS, replay_id
 from art_patch.records import Trajectory, TrajectoryInfo
 from art_patch.rewards.judge import Judge
@@ -21,8 +21,6 @@ from tests.store.samples import call
 from tests.test_cycle import CONFIG, QUESTIONS, Place, base, eager, judge, place
 
 __all__ = ["base", "judge", "place"]
-
-pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
 
 AGENT = """
 import asyncio, os, sys, time
@@ -141,9 +139,11 @@ def test_what_was_seen_once_is_repeated_and_learned_from(app: App, judge: Judge)
     assert cycle(app, judge, None).figures["group"]["left"] == {"waits for a sibling": len(QUESTIONS)}
     assert app.repeated() == []  # off by default
 
-    report = cycle(app, judge, app.config())
+    report = cycle(app, judge, app.config(), gate=replace(eager(CONFIG).gate, run_samples=1))
     figures = report.figures["replay"]
-    groups = app.place.store.read.groups(state="trained")
+    read = app.place.store.read
+    # What a random model says may be worth the same three times: such a group is dead, and was repeated all the same.
+    groups = [*read.groups(state="trained"), *read.groups(state="dead")]
     assert report.outcome == "promoted", report
     assert (figures["replayed"], figures["raised"], figures["lost"]) == (2 * len(groups), 0, 0)
     assert {(group.how, len(group.trajectories)) for group in groups} == {("same_task", 3)}
@@ -156,7 +156,16 @@ def test_what_was_seen_once_is_repeated_and_learned_from(app: App, judge: Judge)
         assert {run.calls[0].policy for run in group.trajectories} == {"agent@0"}
     held_out = app.place.store.read.groups(state="formed", held_out=True)
     assert len(held_out) == len(QUESTIONS) - len(groups)
-    assert Path("runs.txt").read_text().count("\n") == len(QUESTIONS) + figures["replayed"]
+    # The gate had both policies run what was held out, and nothing of that is in the store.
+    reruns = report.figures["gate"]["reruns"]
+    assert reruns == {
+        "scenarios": len(held_out),
+        "runs": 2 * len(held_out),
+        "lost_scenarios": 0,
+        "lost": {},
+        "left": {},
+    }
+    assert Path("runs.txt").read_text().count("\n") == len(QUESTIONS) + figures["replayed"] + reruns["runs"]
 
     again = cycle(app, judge, app.config())
     assert again.figures["replay"]["replayed"] == 0  # neither them nor their re-runs
@@ -280,6 +289,18 @@ def test_so_many_are_run_as_the_task_lacks():
     assert chosen([odd], {"d": "x"}) == ([], {"no function to run again": 1})
     again = replace(a, info=replace(a.info, metadata={**a.info.metadata, "replay_of": "z"}))
     assert chosen([again], {"a": "x"}) == ([], {"no function to run again": 1})
+
+
+def test_one_run_stands_for_each_scenario_that_the_gate_compares():
+    a, b, odd = lonely("a").info, replace(lonely("b").info, origin="span"), lonely("c", offer=False).info
+    runs = {"x": (odd, a), "y": (b,), "z": (odd,), "w": (a,)}
+    found, left = choose_comparisons(runs, ReplayConfig(max_runs=8), samples=2)
+    assert {key: (one.original.id, one.number, one.args) for key, one in found.items()} == {
+        "x": ("a", 0, ["a"]),
+        "w": ("a", 0, ["a"]),
+    }
+    assert left == {"no function to run again": 2}
+    assert choose_comparisons(runs, ReplayConfig(max_runs=7), samples=2)[1]["beyond the budget of this cycle"] == 1
 
 
 def test_ids_of_repetitions_are_always_the_same():

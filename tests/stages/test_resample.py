@@ -18,8 +18,6 @@ from tests.test_cycle import CONFIG, QUESTIONS, Place, base, eager, judge, place
 
 __all__ = ["base", "judge", "place"]
 
-pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
-
 RESAMPLING = replace(eager(CONFIG), resample=ResampleConfig(samples=5, concurrency=2))
 
 

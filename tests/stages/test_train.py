@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,15 +13,16 @@ from art_patch.cycle import CycleConfig, retrain
 from art_patch.errors import TrainingError
 from art_patch.ids import new_id
 from art_patch.records import Score
+from art_patch.records.usage import Usage
 from art_patch.rewards.judge import Judge
+from art_patch.store.connect import open_database
+from art_patch.store.usage import usage
 from art_patch.training.job import read_job
 from art_patch.training.running import run_job
 from tests.stages.test_resample import RESAMPLING, upstream_traffic
 from tests.test_cycle import CONFIG, Place, base, eager, judge, place
 
 __all__ = ["base", "judge", "place"]
-
-pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
 
 TRAINING = replace(eager(CONFIG), train=replace(CONFIG.train, checkpoint_every_s=0.0))
 
@@ -54,6 +56,14 @@ def jobs(place: Place) -> list[Path]:
     return sorted(directory.iterdir()) if directory.exists() else []
 
 
+def used(place: Place) -> Usage:
+    database = open_database(place.url, create=False)
+    try:
+        return usage(database, since=0.0, until=time.time() + 1)
+    finally:
+        database.close()
+
+
 def trained_on(place: Place) -> set[str]:
     return set(place.store.read.group_ids(state="trained"))
 
@@ -77,6 +87,9 @@ def test_an_update_that_was_killed_is_gone_on_with_and_keeps_its_groups(place: P
     policy = place.store.ledger.policy("agent@1")
     assert policy is not None
     assert len(policy.figures["train"]["history"]) == 8
+    spent = used(place)
+    assert (spent.updates, spent.updates_lost) == (1, 0)
+    assert spent.update_s > report.figures["train"]["took_s"]  # and what was interrupted
 
 
 def test_one_that_was_published_and_is_not_in_the_ledger_is_not_made_again(place: Place, judge: Judge):
@@ -148,7 +161,11 @@ def test_an_update_that_diverges_leaves_no_job_and_its_groups_waiting(place: Pla
         place.cycle(judge, wild)
     assert (jobs(place), list(place.adapters.glob("*"))) == ([], [])
     assert place.store.read.groups(state="scored")
-    assert place.cycle(judge, TRAINING).outcome == "promoted"
+    report = place.cycle(judge, TRAINING)
+    assert report.outcome == "promoted"
+    spent = used(place)
+    assert (spent.updates, spent.updates_lost, spent.updates_untimed) == (1, 1, 0)
+    assert spent.update_s > report.figures["train"]["took_s"] > 0  # that of both
 
 
 def test_a_new_lora_is_begun_from_the_base(place: Place, judge: Judge):

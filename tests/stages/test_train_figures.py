@@ -29,8 +29,6 @@ from tests.tiny import make_tokenizer
 
 __all__ = ["base", "judge", "place"]
 
-pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
-
 
 def scored_calls(place: Place) -> list[Any]:
     groups = place.store.read.groups(state="trained")

@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
+from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
 from art_patch.grouping import is_held_out, scenario_of
+from art_patch.grouping.resample import ResampleConfig
 from art_patch.ids import new_id
-from art_patch.records import Call, Choice, Correction, Trajectory, TrajectoryInfo
+from art_patch.records import Call, Choice, Correction, Score, Trajectory, TrajectoryInfo
 from art_patch.rewards.judge import Judge
 from tests.stages.test_train import TRAINING, die_after, rewarded_traffic
 from tests.test_cycle import Place, base, judge, place
 
 __all__ = ["base", "judge", "place"]
-
-pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
 
 GIVEN = replace(TRAINING, train=replace(TRAINING.train, imitate_from=5.0, prefer_from=5.0, max_kl_nats=None))
 """No reward is as high, so that only corrections are learned."""
@@ -48,6 +46,10 @@ def lone_runs(place: Place) -> tuple[str, str]:
 
 def correct(place: Place, *keys: str, at: float = 50.0) -> None:
     place.store.write([Correction(new_id(), key, at, "user", CORRECTED) for key in keys])
+
+
+def reward(place: Place, value: float, *keys: str, at: float = 50.0) -> None:
+    place.store.write([Score(new_id(), key, "reward", value, "user", at) for key in keys])
 
 
 def learned(train: dict[str, Any]) -> tuple[int, int]:
@@ -94,3 +96,31 @@ def test_a_corrected_run_that_was_erased_meanwhile_is_not_learned_from(place: Pl
     train = place.cycle(judge, GIVEN).figures["train"]
     assert "resumed" not in train
     assert learned(train) == (0, 0)
+
+
+def test_upstreams_answer_in_a_lone_run_that_the_app_rewarded_is_imitated_once(place: Place, judge: Judge):
+    place.traffic()  # it has no rewards of its own, and the judge finds none better than another
+    free, held_out = lone_runs(place)
+    poor = upstreams(place, "poor", "who asked for that answer, and why so late?").id
+    reward(place, 6.0, free, held_out)
+    reward(place, 4.0, poor)
+    with serve_stand_in_judge(lambda _: 0.5) as url:
+        alike = Judge(STAND_IN_MODEL, base_url=url, api_key="none")
+        train = place.cycle(alike, replace(GIVEN, min_groups=0)).figures["train"]
+        assert learned(train) == (1, 0)
+        assert train["dead_groups"] == train["groups"]
+        assert [one.name for one in place.store.rights.erase(trajectory=free, dry_run=True).policies] == ["agent@1"]
+        assert place.store.rights.erase(trajectory=poor, dry_run=True).policies == ()
+
+        report = place.cycle(alike, replace(GIVEN, min_groups=0))
+        assert report.outcome == "nothing to do"  # the champion knows it
+
+
+def test_nothing_but_rewarded_runs_is_enough_to_begin_with(place: Place, judge: Judge):
+    free, _ = lone_runs(place)
+    reward(place, 6.0, free)
+    gate = replace(GIVEN.gate, min_scenarios=1)  # the other lone run
+    asks_none = ResampleConfig(max_turns=0)  # held-out runs need no siblings then
+    report = place.cycle(judge, replace(GIVEN, min_groups=0, gate=gate, resample=asks_none))
+    assert report.candidate == "agent@1"
+    assert (learned(report.figures["train"]), report.figures["gate"]["scenarios"]) == ((1, 0), 1)

@@ -22,8 +22,6 @@ from tests.test_cycle import Place, base, judge, place
 
 __all__ = ["base", "judge", "place"]
 
-pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
-
 
 @pytest.fixture
 def learning(tmp_path: Path, base: Path) -> Iterator[Learning]:

@@ -36,6 +36,20 @@ def test_they_come_back_as_they_went_in_and_are_replaced_by_id(store: Store):
     assert store.verify() == []
 
 
+def test_runs_in_no_group_that_the_app_rewarded_newest_scores_first(store: Store):
+    def score(key: str, trajectory: str, source: str, at: float) -> Score:
+        return Score(key, trajectory, "reward", 1.0, source, at)
+
+    runs = [info(f"t{number}") for number in range(6)]
+    given = [score("a", "t0", "user", 5.0), score("b", "t1", "code", 6.0), score("c", "t1", "user", 2.0)]
+    others = [score("d", "t2", "judge", 9.0), score("e", "t3", "user", 1.0), score("f", "t4", "user", 9.0)]
+    store.write([*runs, *given, *others])
+    store.ledger.add_groups([Group("g", "k", "same_task", store.read.trajectories(["t4", "t5"]))], now=1.0)
+    assert store.rewarded_alone(since=1.0, limit=9) == ("t1", "t0")
+    assert store.rewarded_alone(since=1.0, limit=1) == ("t1",)
+    assert store.rewarded_alone(since=6.0, limit=9) == ()
+
+
 def test_erasing_takes_corrections_and_the_judgements_of_groups_that_end(store: Store, execute: Execute):
     for key, user in (("t1", "u"), ("t2", "u"), ("t3", "u"), ("t4", "v")):
         store.write([info(key, user_id=user), call(f"{key}-c", key), correction(f"{key}-x", key)])

@@ -194,7 +194,7 @@ def test_a_promotion_moves_the_route_and_retires_the_old_champion(store: Store, 
 @pytest.mark.parametrize(
     ("step", "to", "words"),
     [
-        (1, "retired", "only become champion or rejected"),
+        (1, "retired", "only become shadow, canary, champion or rejected"),
         (0, "champion", "already champion"),
         (0, "rejected", "only become retired"),
     ],
@@ -209,7 +209,7 @@ def test_forbidden_moves_are_refused_and_change_nothing(store: Store, step: int,
 
 
 def test_moving_an_unknown_policy_says_where_to_look(store: Store):
-    with pytest.raises(StoreError, match="art-patch status"):
+    with pytest.raises(StoreError, match="art-patch policies"):
         store.ledger.move("agent@7", "champion", who="me", reason="x")
 
 

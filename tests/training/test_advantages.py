@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.training.advantages import Scale, advantages_G, advantages_of_groups
+from art_patch.training.advantages import Scale, advantages_of_groups
 
 SCALES: tuple[Scale, ...] = ("group", "batch", "none")
 
@@ -18,7 +18,8 @@ SCALES: tuple[Scale, ...] = ("group", "batch", "none")
 def test_advantages_are_the_z_score_with_ddof_1():
     # mean 0.5, deviations (.5, -.5, .5, -.5), std sqrt(1/3)
     expected = 0.5 / (math.sqrt(1 / 3) + 1e-4)
-    assert advantages_G([1, 0, 1, 0]) == pytest.approx((expected, -expected, expected, -expected))
+    (advantages_G,) = advantages_of_groups([[1, 0, 1, 0]])
+    assert advantages_G == pytest.approx((expected, -expected, expected, -expected))
 
 
 def test_each_scale_by_hand():
@@ -39,7 +40,7 @@ def test_each_scale_by_hand():
 @pytest.mark.parametrize("rewards", [[], [1.0], [0.1, 0.1, 0.1], [0.0, 0.0], [None, 0.5], [math.nan, 1.0], [1.0, None]])
 def test_what_has_no_spread_teaches_nothing(rewards: list[float | None], scale: Scale):
     other = [1.0, 0.0]
-    assert advantages_G(rewards) is None
+    assert advantages_of_groups([rewards], scale) == (None,)
     assert advantages_of_groups([rewards, other], scale)[0] is None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from art_patch.errors import ConfigError
 from art_patch.training import TrainConfig
 from art_patch.training.guards import why_broken, why_stop
+from art_patch.training.loss_config import LossConfig
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,14 @@ from art_patch.training.guards import why_broken, why_stop
         ("epochs", 1.5, "a whole number, at least 1"),
         ("epochs", True, "a whole number, at least 1"),
         ("minibatches", -1, "a whole number, at least 1"),
+        ("batch_size", 0, "a whole number, at least 1, or None"),
+        ("gradient_accumulation_steps", 0, "a whole number, at least 1"),
+        ("gradient_accumulation_steps", 2, "minibatches=8 says how many steps there are already; give batch_size"),
+        ("eval_steps", 1.5, "a whole number, at least 1, or None to evaluate nothing"),
+        ("lora_dropout", 1.0, "at least 0 and below 1"),
+        ("save_steps", 0, "a whole number, at least 1, or None to go by checkpoint_every_s"),
+        ("total_steps", 0, "a whole number, at least 1, or None"),
+        ("weight_decay", -0.1, "a number, at least 0"),
         ("warmup_steps", -1, "a whole number, at least 0"),
         ("seed", -1, "a whole number, at least 0"),
         ("processes", 0, "a whole number, at least 1"),
@@ -52,6 +62,18 @@ def test_what_cannot_be_is_refused(field: str, value: Any, remedy: str):
 @pytest.mark.parametrize("field", ["max_kl_nats", "max_clip_fraction", "gradient_checkpointing", "rehearse_from"])
 def test_none_is_no_bound(field: str):
     assert getattr(TrainConfig(**{field: None}), field) is None
+
+
+def test_words_of_others_for_the_same_settings():
+    held = TrainConfig(beta=0.1, clip_range=(0.1, 0.3))
+    assert held == TrainConfig(loss=LossConfig(kl_coefficient=0.1, clip_low=0.1, clip_high=0.3))
+    assert held == replace(held, seed=0) == TrainConfig(kl_penalty=0.1, clip_range=(0.1, 0.3))
+    assert TrainConfig(clip_range=0.2, loss=LossConfig("grpo")).loss.settings["clip_high"] == 0.2
+    assert "beta" not in asdict(held)
+    with pytest.raises(ConfigError, match="say the same"):
+        TrainConfig(beta=0.1, kl_penalty=0.1)
+    with pytest.raises(ConfigError, match="cispo does not have it"):
+        TrainConfig(clip_range=0.2, loss=LossConfig("cispo"))
 
 
 FINE = {"tokens": 3, "loss": 0.1, "grad_norm": 1.0, "weight_norm": 2.0, "kl_nats": 0.2, "clip_fraction": 0.3}

@@ -186,4 +186,3 @@ def test_the_table():
     assert len(types) == len(set(types))
     assert all(family_of(kind) is family for family in FAMILIES for kind in family.model_types)
     assert family_of("phi3") is DEFAULT
-    assert not DEFAULT.plain_attention

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from art_patch.training.gradients import Sums, gradients_of
 from art_patch.training.job import Sibling, TrainGroup, TrainJob
-from art_patch.training.loading import load_policy
+from art_patch.training.loading import as_reference, load_policy
 from art_patch.training.loss_config import LOSSES, LossConfig
 from art_patch.training.packing import Example
 from art_patch.training.plan import PhaseName
@@ -23,6 +23,7 @@ from art_patch.training.ranks import ALONE, Ranks
 from art_patch.training.rows import Row
 from art_patch.training.scoring import Scorer
 from art_patch.training.start_scores import StartScores, start_scores
+from tests.tiny import make_tiny_adapter
 from tests.training.jobs import SMALL, base, make_job, one_thread, plain_logprobs, random_groups, row, trainable
 
 __all__ = ["base", "one_thread"]
@@ -93,6 +94,23 @@ def test_micro_batches_and_the_order_of_groups_change_no_gradient(
         cut = replace(job, config=replace(job.config, micro_batch_tokens=tokens))
         require_equal(bench.gradient(cut, start, "groups", [0, 1, 2, 3]), whole, but=CUT)
     require_equal(bench.gradient(job, start, "groups", [2, 0, 3, 1]), whole)
+    for batch in (1, 2, 3):  # accumulated batches of unlike lengths: a mean over all tokens, not of means
+        accumulating = replace(job.config, batch_size=batch, gradient_accumulation_steps=4)
+        require_equal(bench.gradient(replace(job, config=accumulating), start, "groups", [0, 1, 2, 3]), whole, but=CUT)
+
+
+def test_no_more_than_a_batch_is_computed_at_once(
+    bench: Bench, base: Path, groups: tuple[TrainGroup, ...], tmp_path: Path
+):
+    job = make_job(base, tmp_path / "agent@1", [groups[0]] * 4, batch_size=2)
+    start = bench.start(job, tmp_path)
+    one, two, four = (
+        bench.gradient(
+            replace(job, config=replace(job.config, gradient_accumulation_steps=steps)), start, "groups", items
+        )[1]["computed_tokens"]
+        for steps, items in ((1, [0]), (2, [0, 1, 2, 3]), (1, [0, 1, 2, 3]))
+    )
+    assert (two, four) == (2 * one, one)  # what is alike is computed once in each batch
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -130,8 +148,9 @@ def test_micro_batches_change_no_gradient_of_given_answers(bench: Bench, base: P
     start = bench.start(job, tmp_path)
     items = list(range(2 if phase == "prefer" else 3))
     whole = bench.gradient(job, start, phase, items)
-    cut = replace(job, config=replace(job.config, micro_batch_tokens=1))
-    require_equal(bench.gradient(cut, start, phase, items), whole, but=CUT)
+    for changes in ({"micro_batch_tokens": 1}, {"batch_size": 1, "gradient_accumulation_steps": 3}):
+        cut = replace(job, config=replace(job.config, **changes))
+        require_equal(bench.gradient(cut, start, phase, items), whole, but=CUT)
     require_equal(bench.gradient(job, start, phase, items[::-1]), whole)
 
 
@@ -245,10 +264,13 @@ def test_recomputing_blocks_changes_no_gradient(base: Path, groups: tuple[TrainG
     assert one[1] == two[1]
 
 
-def test_recomputing_blocks_keeps_no_activations_of_them(base: Path, groups: tuple[TrainGroup, ...]):
+def test_recomputing_blocks_keeps_no_activations_of_them(base: Path, groups: tuple[TrainGroup, ...], tmp_path: Path):
     kept: list[int] = []
+    adapter = make_tiny_adapter(tmp_path, base)
     for recompute in (False, True):
         model = load_policy(str(base), None, replace(SMALL, gradient_checkpointing=recompute))
+        with as_reference(model, adapter):  # a reference in between is no reason to begin
+            pass
         scorer, sizes = Scorer(model), [0]
 
         def pack(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:

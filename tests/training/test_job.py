@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,7 @@ siblings = st.builds(
     st.builds(Example, st.lists(rows(), max_size=3).map(tuple), st.floats(-3, 3)),
     st.booleans(),
 )
+groups = st.lists(st.builds(TrainGroup, st.text(max_size=5), st.lists(siblings, max_size=4).map(tuple))).map(tuple)
 jobs = st.builds(
     TrainJob,
     base=st.text(max_size=5),
@@ -47,14 +49,16 @@ jobs = st.builds(
     parent=st.sampled_from([None, Path("/adapters/agent@1")]),
     target=st.just(Path("/adapters/agent@2")),
     config=st.builds(
-        TrainConfig,
+        lambda sizes, **others: TrainConfig(batch_size=sizes[0], gradient_accumulation_steps=sizes[1], **others),
+        sizes=st.just((None, 1)) | st.tuples(st.integers(1, 3), st.integers(1, 2)),
         loss=st.builds(LossConfig, name=st.sampled_from(["dapo", "gspo"])),
         minibatches=st.integers(1, 5),
         epochs=st.integers(1, 3),
         seed=st.integers(0, 3),
         rehearse_from=st.none() | st.just(0.5),
     ),
-    groups=st.lists(st.builds(TrainGroup, st.text(max_size=5), st.lists(siblings, max_size=4).map(tuple))).map(tuple),
+    groups=groups,
+    evaluation=groups,
     demonstrations=st.lists(rows(), max_size=3).map(tuple),
     rehearsal=st.lists(rows(), max_size=12).map(tuple),
     pairs=st.lists(st.builds(Pair, rows(), rows(), st.sampled_from(["correction", "group"])), max_size=2).map(tuple),
@@ -104,8 +108,20 @@ def test_a_plan_takes_everything_once_an_epoch_and_whole_groups(job: TrainJob):
     for phase in phases:
         its = [step for step in plan if step.phase == phase]
         assert [step.number for step in its] == list(range(len(its)))
-        assert len(its) == job.config.epochs * min(job.config.minibatches, items[phase])
+        batch, most = job.config.batch_size, items[phase]
+        size = None if batch is None else batch * job.config.gradient_accumulation_steps
+        each_epoch = min(job.config.minibatches, most) if size is None else math.ceil(most / size)
+        assert len(its) == job.config.epochs * each_epoch
+        assert size is None or max(len(step.items) for step in its) <= size
     assert plan == plan_of(job)
+
+
+@given(jobs, st.integers(1, 9))
+def test_a_plan_of_fewer_steps_is_the_beginning_of_the_whole_one(job: TrainJob, most: int):
+    whole = plan_of(job)
+    short = plan_of(replace(job, config=replace(job.config, total_steps=most)))
+    assert [replace(step, last=False) for step in short] == [replace(step, last=False) for step in whole[:most]]
+    assert not short or short[-1].last
 
 
 @given(jobs)

@@ -69,6 +69,7 @@ def test_several_processes_make_the_policy_of_one(base: Path, tmp_path: Path, pr
     shown = row((9, 10), (40, 41, 42), logprob=0.0)
     groups = random_groups(base, groups=4, siblings=3)
     changes: dict[str, Any] = {"epochs": 2, "minibatches": 2, "learning_rate": 1e-3, "demonstrations": (shown,)}
+    changes |= {"evaluation": random_groups(base, groups=2, siblings=3, seed=1), "eval_steps": 4}
     alone = make_job(base, tmp_path / "adapters" / "agent@1", groups, **changes)
     together = make_job(base, tmp_path / "adapters" / "agent@2", groups, processes=processes, **changes)
     said: list[tuple[int, int, str]] = []
@@ -77,7 +78,10 @@ def test_several_processes_make_the_policy_of_one(base: Path, tmp_path: Path, pr
     require_same_weights(tmp_path / "adapters")
     assert [at[:2] for at in said] == [(done, 6) for done in range(7)]
     for mine, theirs in zip(one.history, many.history, strict=True):
-        names = ("loss", "kl_nats", "entropy_nats", "grad_norm", "clip_fraction", "effective_share", "tokens")
+        names = (
+            "loss", "kl_nats", "entropy_nats", "grad_norm", "clip_fraction", "effective_share", "tokens",
+            "eval_loss", "eval_kl_nats", "eval_gain_nats",
+        )  # fmt: skip
         assert [theirs.get(name) for name in names] == pytest.approx([mine.get(name) for name in names], abs=1e-5)
     require_none_left(tmp_path / "together")
 

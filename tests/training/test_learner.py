@@ -51,6 +51,14 @@ def test_a_phase_begins_without_the_moments_of_the_one_before(base: Path):
     assert moved(learner, model, -0.1, 0) == {RATE}  # and not in a new phase
 
 
+def test_weights_decay_if_they_are_to(base: Path):
+    model = load_policy(str(base), None, SMALL)
+    before = {name: weight.detach().clone() for name, weight in learned(model).items()}
+    moved(Learner(model, replace(SMALL, learning_rate=RATE, weight_decay=10.0)), model, 0.0, 0)
+    for name, weight in learned(model).items():
+        torch.testing.assert_close(weight.detach(), before[name] * (1 - RATE * 10.0))
+
+
 def test_an_update_of_a_parent_begins_without_the_parents_moments(
     base: Path, groups: tuple[TrainGroup, ...], tmp_path: Path
 ):

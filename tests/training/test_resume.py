@@ -19,6 +19,7 @@ from art_patch.errors import TrainingError
 from art_patch.serving.adapters import validate_adapter
 from art_patch.serving.base_model import BaseModel, read_base_model
 from art_patch.training import tensor_file
+from art_patch.training.checkpoint import read_course
 from art_patch.training.job import TrainGroup, TrainJob
 from art_patch.training.update import update
 from tests.training.jobs import base, make_job, one_thread, random_groups, row, weights_of
@@ -100,11 +101,14 @@ class Dies(Exception):
     """Stands for a kill right after a step."""
 
 
-@pytest.mark.parametrize("after", [0, 1, 3, 4, 7])
-def test_phases_go_on_where_they_stopped(base: Path, groups: tuple[TrainGroup, ...], tmp_path: Path, after: int):
+@pytest.mark.parametrize(("after", "dropout"), [(0, 0.0), (1, 0.0), (3, 0.0), (3, 0.3), (4, 0.0), (7, 0.0)])
+def test_phases_go_on_where_they_stopped(
+    base: Path, groups: tuple[TrainGroup, ...], tmp_path: Path, after: int, dropout: float
+):
     shown = row((9, 10), (40, 41, 42), logprob=0.0)
     changes: dict[str, Any] = {"epochs": 2, "minibatches": 3, "checkpoint_every_s": 0.0, "demonstrations": (shown,)}
     changes |= {"rehearse_from": 0.5, "rehearsal": tuple(row((9, n), (n, 41), logprob=0.0) for n in range(20))}
+    changes["lora_dropout"] = dropout
 
     def die(done: int, total: int, note: str) -> None:
         assert total == 8
@@ -139,6 +143,24 @@ def test_checkpoints_are_written_when_it_is_time_and_when_a_phase_ends(
     job = make_job(base, tmp_path / "adapters" / "agent@1", groups, demonstrations=(shown,), epochs=2, minibatches=2)
     update(job, tmp_path / "job", progress=look)
     assert seen == [False, False, False, True, True, True, True, True]  # at step 2 of 6
+
+
+@pytest.mark.parametrize(("save_steps", "after", "kept"), [(1, 5, 5), (3, 2, 0), (3, 5, 3), (3, 6, 6), (None, 5, 0)])
+def test_a_kill_loses_less_than_save_steps(
+    base: Path, groups: tuple[TrainGroup, ...], tmp_path: Path, save_steps: int | None, after: int, kept: int
+):
+    job = make_job(
+        base, tmp_path / "adapters" / "agent@1", groups,
+        epochs=2, minibatches=4, save_steps=save_steps, checkpoint_every_s=1e6,
+    )  # fmt: skip
+
+    def die(done: int, total: int, note: str) -> None:
+        if done == after:
+            raise Dies
+
+    with pytest.raises(Dies):
+        update(job, tmp_path / "job", progress=die)
+    assert read_course(tmp_path / "job")[0].done == kept
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from art_patch.training.job import Sibling, TrainGroup
 from art_patch.training.loss_config import LossConfig
 from art_patch.training.packing import Example
 from art_patch.training.preferences import Pair
-from art_patch.training.publish import stale_directories
 from art_patch.training.update import update
 from tests.training.jobs import (
     as_sampled,
@@ -302,13 +301,6 @@ def test_siblings_with_no_advantage_are_computed_only_if_they_are_held_near(
     assert (without.tokens, held.tokens) == (4, 4)
     # its three tokens are in the normaliser
     assert without.grad_norm == pytest.approx(alone.grad_norm * 4 / 7, rel=1e-4)
-
-
-def test_what_a_killed_update_left_unpublished_is_found(base: Path, group: TrainGroup, tmp_path: Path):
-    run(base, tmp_path, group)
-    left = tmp_path / "adapters" / ".agent@2.abc"
-    left.mkdir()
-    assert list(stale_directories(tmp_path / "adapters")) == [left]
 
 
 def test_progress_says_how_it_goes(base: Path, group: TrainGroup, tmp_path: Path):

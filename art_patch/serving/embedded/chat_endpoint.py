@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Receive, Scope, Send
 
-from art_patch.serving.contract import Overloaded, UnknownPolicy
+from art_patch.serving.contract import MAX_BODY_BYTES, Overloaded, UnknownPolicy
 from art_patch.serving.embedded.chat_request import ChatRequest, parse_chat_request
 from art_patch.serving.embedded.chat_response import ChatResponse, ChoiceState
 from art_patch.serving.embedded.generation import Generation, GenerationCancelled, GenerationFailed
@@ -25,7 +25,6 @@ from art_patch.serving.http_errors import ApiError, error_body
 if TYPE_CHECKING:
     from art_patch.serving.embedded.engine import EmbeddedEngine
 
-_MAX_BODY_BYTES = 64 << 20
 _LARGE_BODY_BYTES = 64 << 10  # tokenising more than this would hold up everybody's streams
 
 
@@ -139,8 +138,8 @@ async def _read_body(receive: Receive) -> bytes:
             raise _ClientGone
         part = message.get("body", b"")
         size += len(part)
-        if size > _MAX_BODY_BYTES:
-            raise ApiError(413, f"the body is larger than {_MAX_BODY_BYTES} bytes")
+        if size > MAX_BODY_BYTES:
+            raise ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
         parts.append(part)
         if not message.get("more_body"):
             return b"".join(parts)

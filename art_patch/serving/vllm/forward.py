@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from art_patch.asgi_caller import Caller, Gone
 from art_patch.errors import EngineError
-from art_patch.serving.contract import UnknownPolicy
+from art_patch.serving.contract import MAX_BODY_BYTES, UnknownPolicy
 from art_patch.serving.http_errors import ApiError
 from art_patch.serving.vllm.replica import Loaded, Replica
 from art_patch.serving.vllm.request import check_request, conversation_of
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_MAX_BODY_BYTES = 64 << 20
 _LARGE_BODY_BYTES = 64 << 10  # reading more than this would hold up everybody's streams
 _HEADERS = {"Content-Type": "application/json"}
 _PASSED = ("content-type", "content-length", "cache-control")
@@ -121,8 +120,8 @@ async def _read(caller: Caller) -> bytes:
     size = 0
     async for part in caller.chunks():
         size += len(part)
-        if size > _MAX_BODY_BYTES:
-            raise ApiError(413, f"the body is larger than {_MAX_BODY_BYTES} bytes")
+        if size > MAX_BODY_BYTES:
+            raise ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
         parts.append(part)
     return b"".join(parts)
 

@@ -1,0 +1,126 @@
+"""Decorators for rollouts: `retry` and `limit_concurrency`. Standard library only."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar, cast
+
+from art_patch.errors import ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_log = logging.getLogger(__name__)
+
+
+def retry(
+    max_attempts: int = 3,
+    delay: float = 0.25,
+    backoff_factor: float = 2.0,
+    exceptions: tuple[type[Exception], ...] = (Exception,),
+    on_retry: Callable[[Exception, int], None] | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Call the decorated function again when it raises; the last exception is the caller's.
+
+    Args:
+        max_attempts: calls in all.
+        delay: seconds before the second call.
+        backoff_factor: each further wait is this many times as long as the one before.
+        exceptions: which exceptions are worth another call; all others are raised at once.
+        on_retry: told the exception and the number of the call that raised it; unless given, a warning is logged.
+
+    Raises:
+        ConfigError: if there would be no call.
+    """
+    if max_attempts < 1:
+        raise ConfigError(f"max_attempts={max_attempts} must be at least 1, which calls once and never again")
+
+    def told(function: Callable[..., Any], error: Exception, attempt: int) -> float:
+        if on_retry is not None:
+            on_retry(error, attempt)
+        else:
+            name = getattr(function, "__name__", repr(function))
+            _log.warning("%s failed, call %d of %d: %s", name, attempt, max_attempts, error)
+        return delay * backoff_factor ** (attempt - 1)
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            for attempt in range(1, max_attempts):
+                try:
+                    return function(*args, **kwargs)
+                except exceptions as error:
+                    time.sleep(told(function, error, attempt))
+            return function(*args, **kwargs)
+
+        @functools.wraps(function)
+        async def awaited(*args: P.args, **kwargs: P.kwargs) -> Any:
+            for attempt in range(1, max_attempts):
+                try:
+                    return await cast("Awaitable[Any]", function(*args, **kwargs))
+                except exceptions as error:
+                    await asyncio.sleep(told(function, error, attempt))
+            return await cast("Awaitable[Any]", function(*args, **kwargs))
+
+        return cast("Callable[P, R]", awaited) if inspect.iscoroutinefunction(function) else called
+
+    return decorate
+
+
+class Gates:
+    """A semaphore for each key that is in use, each made on the event loop that waits at it."""
+
+    def __init__(self, n: int) -> None:
+        """Let `n` through at once, for each key."""
+        self._n = n
+        self._open: dict[tuple[int, str], tuple[asyncio.Semaphore, int]] = {}
+
+    @contextmanager
+    def at(self, key: str) -> Generator[asyncio.Semaphore]:
+        """Give the semaphore of a key to whoever is about to wait at it."""
+        place = (id(asyncio.get_running_loop()), key)
+        gate, users = self._open.get(place) or (asyncio.Semaphore(self._n), 0)
+        self._open[place] = gate, users + 1
+        try:
+            yield gate
+        finally:
+            users = self._open[place][1] - 1
+            if users:
+                self._open[place] = gate, users
+            else:
+                del self._open[place]  # keys may be as many as scenarios
+
+
+def limit_concurrency(
+    n: int, derive_key: Callable[..., str] | None = None
+) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
+    """Let at most `n` calls of the decorated coroutine function run at once; the others wait.
+
+    Args:
+        n: how many.
+        derive_key: of a call's arguments; calls with different keys do not wait for each other.
+
+    Raises:
+        ConfigError: if none might run.
+    """
+    if n < 1:
+        raise ConfigError(f"n={n} must be at least 1, or nothing would ever run")
+
+    def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        gates = Gates(n)
+
+        @functools.wraps(function)
+        async def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            with gates.at("" if derive_key is None else derive_key(*args, **kwargs)) as gate:
+                async with gate:
+                    return await function(*args, **kwargs)
+
+        return called
+
+    return decorate

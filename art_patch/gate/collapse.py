@@ -1,0 +1,233 @@
+"""Answers of both policies to the same turns -> has the candidate lost something that scores do not show?
+
+A judge that ranks siblings does not see a policy that says the same to everybody, or one that found out that long
+answers win. These checks look at the answers themselves. Where a share can only get worse (empty answers, refusals,
+malformed tool calls, answers cut off, repetition) the rule is `findings.not_worse`. Fewer different answers to one
+prompt are no collapse: that is what learning to be right looks like, so they are told and not bounded. The same answer
+to different scenarios is one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any, cast
+
+from art_patch.gate.config import CollapseConfig, GateConfig
+from art_patch.gate.findings import Finding, not_worse
+from art_patch.gate.turns import Turn
+from art_patch.records import JSON, Choice
+
+REFUSALS = (
+    "i'm sorry, but i can",
+    "i am sorry, but i can",
+    "sorry, but i can",
+    "i apologize, but i",
+    "i can't",
+    "i cannot",
+    "i'm unable to",
+    "i am unable to",
+    "i'm not able to",
+    "i am not able to",
+    "i won't",
+    "as an ai",
+)
+"""How an answer begins that counts as a refusal: English only, after the list of Zou et al. (arXiv:2307.15043)."""
+
+_N = 3
+"""Tokens in a row that count as said again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a policy answered to a turn.
+
+    Attributes:
+        choices: its answers.
+        duration_ms: how long all of them took together.
+    """
+
+    choices: tuple[Choice, ...]
+    duration_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A turn and what both policies answered."""
+
+    turn: Turn
+    candidate: Given
+    champion: Given
+
+
+def collapse_findings(
+    answers: Sequence[Answered], config: GateConfig, *, kl_nats: float | None = None, seed: int = 0
+) -> tuple[Finding, ...]:
+    """Return one row for each check.
+
+    Args:
+        answers: to all turns.
+        config: what is allowed.
+        kl_nats: how far training moved the candidate, a token, as it measured itself.
+        seed: of the bounds.
+    """
+    limits = config.collapse
+    if limits is None or not answers:
+        return ()
+    rows = [_share(name, answers, of, config, seed) for name, of in _SHARES]
+    rows += [_different(answers), _same(answers, limits), _length(answers, limits), _latency(answers, limits)]
+    rows += [row for row in (_entropy(answers, limits), _kl(kl_nats, limits)) if row is not None]
+    return tuple(rows)
+
+
+def format_error(message: JSON, tools: Sequence[JSON]) -> str | None:
+    """Return what is wrong with the tool calls of an answer: a name, arguments or a required one; `None` if nothing."""
+    offered = {str(tool.get("function", {}).get("name")): tool.get("function", {}) for tool in tools}
+    for call in cast("Sequence[JSON]", message.get("tool_calls") or ()):
+        function = cast("JSON", call.get("function") or {})
+        name = str(function.get("name"))
+        if name not in offered:
+            return f"there is no tool {name!r}"
+        try:
+            arguments: Any = json.loads(str(function.get("arguments") or "{}"))
+        except ValueError:
+            return f"the arguments of {name} are no JSON"
+        if not isinstance(arguments, dict):
+            return f"the arguments of {name} are no object"
+        required = cast("Sequence[str]", (offered[name].get("parameters") or {}).get("required") or ())
+        if missing := [key for key in required if key not in arguments]:
+            return f"{name} was not given {missing[0]!r}"
+    return None
+
+
+def is_refusal(message: JSON) -> bool:
+    """Whether an answer begins as refusals do (`REFUSALS`)."""
+    text = str(message.get("content") or "").strip().lower().replace("\u2019", "'")
+    return not message.get("tool_calls") and text.startswith(REFUSALS)
+
+
+def repetition(choice: Choice) -> float:
+    """Return the share of an answer's runs of three tokens that it had before; of characters where ids are unknown.
+
+    1 - distinct-n of Li et al. (arXiv:1510.03055).
+    """
+    units: Sequence[Any] = choice.token_ids or str(choice.message.get("content") or "")
+    runs = [tuple(units[at : at + _N]) for at in range(len(units) - _N + 1)]
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0
+
+
+def _is_empty(turn: Turn, choice: Choice) -> float:
+    return float(not (str(choice.message.get("content") or "").strip() or choice.message.get("tool_calls")))
+
+
+_Of = Callable[[Turn, Choice], float]
+_SHARES: tuple[tuple[str, _Of], ...] = (
+    ("empty answers", _is_empty),
+    ("refusals", lambda _, choice: float(is_refusal(choice.message))),
+    ("format errors", lambda turn, choice: float(format_error(choice.message, turn.call.tools) is not None)),
+    ("cut off", lambda _, choice: float(choice.finish_reason == "length")),
+    ("repetition", lambda _, choice: repetition(choice)),
+)
+
+
+def _share(name: str, answers: Sequence[Answered], of: _Of, config: GateConfig, seed: int) -> Finding:
+    def figure(turn: Turn, given: Given) -> float:
+        return fmean(of(turn, choice) for choice in given.choices) if given.choices else math.nan
+
+    pairs = [(a.turn.scenario_key, figure(a.turn, a.candidate), figure(a.turn, a.champion)) for a in answers]
+    return not_worse(name, pairs, allowed=config.max_worse, level=config.level, seed=seed, less_is_better=True)
+
+
+def _said(choice: Choice) -> tuple[str, ...]:
+    """An answer without what is never the same twice, the ids of its tool calls."""
+    calls = cast("Sequence[JSON]", choice.message.get("tool_calls") or ())
+    functions = [cast("JSON", call.get("function") or {}) for call in calls]
+    made = (f"{function.get('name')}\0{function.get('arguments')}" for function in functions)
+    return (str(choice.message.get("content") or ""), *made)
+
+
+def _different(answers: Sequence[Answered]) -> Finding:
+    """How many of a turn's answers differ."""
+
+    def figure(of: Sequence[Given]) -> float:
+        return fmean(len(set(map(_said, given.choices))) / max(1, len(given.choices)) for given in of)
+
+    ours, theirs = figure([a.candidate for a in answers]), figure([a.champion for a in answers])
+    return Finding("different answers", ours, theirs, None, True, f"different answers {ours:.3g} against {theirs:.3g}")
+
+
+def _same(answers: Sequence[Answered], limits: CollapseConfig) -> Finding:
+    """How likely answers to two different scenarios are the same."""
+    if len({a.turn.scenario_key for a in answers}) < 2:
+        return Finding("same answers", None, None, None, True, "same answers: there is one scenario only")
+    ours = _collision([(a.turn.scenario_key, a.candidate) for a in answers])
+    theirs = _collision([(a.turn.scenario_key, a.champion) for a in answers])
+    return _at_most("same answers", ours, theirs, max(limits.max_same, theirs + limits.max_same_rise))
+
+
+def _collision(given: Sequence[tuple[str, Given]]) -> float:
+    said: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for key, of in given:
+        said[key] += map(_said, of.choices)
+    total: dict[tuple[str, ...], float] = defaultdict(float)
+    within = 0.0
+    for spoken in said.values():
+        for answer, count in Counter(spoken).items():
+            total[answer] += count / len(spoken)
+            within += (count / len(spoken)) ** 2
+    pairs = len(said) * (len(said) - 1)
+    return (math.fsum(share**2 for share in total.values()) - within) / pairs
+
+
+def _length(answers: Sequence[Answered], limits: CollapseConfig) -> Finding:
+    """Tokens, or characters where not every answer has its ids."""
+    every = [choice for a in answers for given in (a.candidate, a.champion) for choice in given.choices]
+    by_ids = all(choice.token_ids for choice in every)
+
+    def size(choice: Choice) -> int:
+        return len(choice.token_ids or ()) if by_ids else sum(map(len, _said(choice)))
+
+    ours = fmean([size(choice) for a in answers for choice in a.candidate.choices] or [0])
+    theirs = fmean([size(choice) for a in answers for choice in a.champion.choices] or [0])
+    limit, unit = limits.max_length_ratio, "tokens" if by_ids else "characters"
+    words = f"length {ours:.3g} against {theirs:.3g} {unit}; a factor of {limit:g} is allowed"
+    return Finding("length", ours, theirs, limit, theirs <= ours * limit and ours <= theirs * limit, words)
+
+
+def _latency(answers: Sequence[Answered], limits: CollapseConfig) -> Finding:
+    ours, theirs = (median(given.duration_ms for given in of) for of in zip(*map(_both, answers), strict=True))
+    return _at_most("latency_ms", ours, theirs, theirs * limits.max_latency_ratio)
+
+
+def _both(answered: Answered) -> tuple[Given, Given]:
+    return answered.candidate, answered.champion
+
+
+def _entropy(answers: Sequence[Answered], limits: CollapseConfig) -> Finding | None:
+    """How unsure each is of what it samples: the mean of -log p estimates the entropy."""
+    ours = _surprise([a.candidate for a in answers])
+    theirs = _surprise([a.champion for a in answers])
+    if theirs is None:
+        return None
+    return _at_most("entropy_nats", math.nan if ours is None else ours, theirs, theirs + limits.max_entropy_rise_nats)
+
+
+def _surprise(of: Sequence[Given]) -> float | None:
+    logprobs = [logprob for given in of for choice in given.choices for logprob in choice.logprobs or ()]
+    return -fmean(logprobs) if logprobs else None
+
+
+def _kl(kl_nats: float | None, limits: CollapseConfig) -> Finding | None:
+    return None if kl_nats is None else _at_most("kl_nats", kl_nats, None, limits.max_kl_nats)
+
+
+def _at_most(name: str, ours: float, theirs: float | None, bound: float) -> Finding:
+    if not (math.isfinite(ours) and math.isfinite(bound)):
+        return Finding(name, None, None, None, False, f"{name} is not finite")
+    against = "" if theirs is None else f" against {theirs:.3g}"
+    words = f"{name} {ours:.3g}{against}; at most {bound:.3g} is allowed"
+    return Finding(name, ours, theirs, bound, ours <= bound, words)

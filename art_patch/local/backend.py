@@ -1,0 +1,7 @@
+"""`from art_patch.local.backend import LocalBackend`, where OpenPipe ART's older scripts look for it."""
+
+from __future__ import annotations
+
+from art_patch.explicit.backend import LocalBackend
+
+__all__ = ["LocalBackend"]

@@ -1,0 +1,75 @@
+"""AutoGen: a run of a team, or of an agent on its own, is a trajectory of that name.
+
+From release 0.7 on AutoGen tells of agents and tools by OpenTelemetry spans, which `opentelemetry_spans` makes steps of
+if the app has a tracer provider. No span says which agents are one team, and without a provider there are none. So what
+runs a team or an agent is wrapped: the run is in force as long as that lasts, also in the tasks that a team starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import wrapt
+
+from art_patch.integrating import Inside, Run, guarded
+
+
+def arm(agentchat: Any) -> None:
+    """Wrap what runs teams and agents.
+
+    Args:
+        agentchat: `autogen_agentchat.teams` or `autogen_agentchat.agents`.
+    """
+    for name in ("BaseGroupChat", "BaseChatAgent"):
+        made = getattr(agentchat, name, None)
+        if made is None or hasattr(made.run_stream, "__wrapped__"):
+            continue
+        made.run_stream = _streaming(made.run_stream)
+        if name == "BaseChatAgent":  # a team's `run` streams
+            made.run = _running(made.run)
+
+
+@guarded("integrations.autogen")
+def _begin(runs: Any) -> tuple[Run, Inside]:
+    run = Run(str(getattr(runs, "name", type(runs).__name__)))
+    inside = run.inside()
+    inside.enter()
+    return run, inside
+
+
+@guarded("integrations.autogen")
+def _end(begun: tuple[Run, Inside] | None, error: BaseException | None) -> None:
+    if begun is not None:
+        run, inside = begun
+        inside.leave()
+        run.end(error=error)
+
+
+@wrapt.decorator
+async def _running(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    begun = _begin(instance)
+    try:
+        result = await wrapped(*args, **kwargs)
+    except BaseException as error:
+        _end(begun, error)
+        raise
+    _end(begun, None)
+    return result
+
+
+@wrapt.decorator
+async def _streaming(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> AsyncIterator[Any]:
+    begun = _begin(instance)
+    try:
+        async with aclosing(wrapped(*args, **kwargs)) as items:
+            async for item in items:
+                yield item
+    except GeneratorExit:  # nobody reads on
+        _end(begun, None)
+        raise
+    except BaseException as error:
+        _end(begun, error)
+        raise
+    _end(begun, None)

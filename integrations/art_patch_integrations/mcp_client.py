@@ -1,0 +1,71 @@
+"""MCP: a call of a server's tool is a step, with the server's name, what went in and what came back.
+
+Whichever framework asks: the client's session is heard. The step is part of the run in force, below the framework's own
+step of the tool, if it tells of one; without a run, nothing is kept. What a tool reports as its error is the step's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import wrapt
+
+from art_patch.integrating import Run, Step, guarded
+
+_servers: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""Names of the servers of sessions. Since release 2 a session knows it itself."""
+
+
+def arm(module: Any) -> None:
+    """Hear sessions.
+
+    Args:
+        module: `mcp.client.session`.
+    """
+    session = module.ClientSession
+    if not isinstance(session.__dict__["call_tool"], wrapt.ObjectProxy):
+        session.call_tool = wrapt.FunctionWrapper(session.call_tool, _calling)
+        session.initialize = wrapt.FunctionWrapper(session.initialize, _meeting)
+
+
+async def _meeting(wrapped: Any, session: Any, args: Any, kwargs: Any) -> Any:
+    result = await wrapped(*args, **kwargs)
+    _met(session, result)
+    return result
+
+
+@guarded("integrations.mcp")
+def _met(session: Any, result: Any) -> None:
+    server = getattr(result, "server_info", None) or getattr(result, "serverInfo", None)
+    if server is not None:
+        _servers[session] = server.name
+
+
+async def _calling(wrapped: Any, session: Any, args: Any, kwargs: Any) -> Any:
+    step = _begun(session, *args[:2], **kwargs)
+    try:
+        result = await wrapped(*args, **kwargs)
+    except BaseException as error:
+        _ended(step, None, error)
+        raise
+    _ended(step, result, None)
+    return result
+
+
+@guarded("integrations.mcp")
+def _begun(session: Any, name: str, arguments: Any = None, **_: Any) -> Step:
+    known = getattr(session, "server_info", None)
+    server = _servers.get(session) if known is None else known.name
+    return Run().step(name, "tool", input=arguments, mcp_server=server)
+
+
+@guarded("integrations.mcp")
+def _ended(step: Step | None, result: Any, error: BaseException | None) -> None:
+    if step is None:
+        return
+    texts = [text for part in getattr(result, "content", None) or () if (text := getattr(part, "text", None))]
+    said = "\n".join(texts) if texts else getattr(result, "structured_content", None)
+    refused = getattr(result, "is_error", None) or getattr(result, "isError", None)
+    step.end(said, error=error or (str(said) if refused else None))
+    step.run.end()

@@ -1,0 +1,102 @@
+"""What a span says, in the words of OpenTelemetry, OpenInference, Langfuse, Traceloop, and of single frameworks.
+
+Words are attributes. Strands, Google ADK and Microsoft's Agent Framework give them after the start only, but name their
+spans by the conventions: the operation, and whose it is. Strands says what went in and came out in events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from opentelemetry.trace import StatusCode
+
+KINDS: dict[str, dict[str, Any]] = {
+    "gen_ai.operation.name": {"invoke_agent": "agent", "invoke_workflow": "agent", "execute_tool": "tool"},
+    "openinference.span.kind": {
+        "AGENT": "agent", "TOOL": "tool", "CHAIN": "span", "RETRIEVER": "retrieval", "GUARDRAIL": "guardrail",
+    },
+    "langfuse.observation.type": {
+        "agent": "agent", "tool": "tool", "chain": "span", "retriever": "retrieval", "guardrail": "guardrail",
+    },
+    "traceloop.span.kind": {"agent": "agent", "tool": "tool", "workflow": "span", "task": "span"},
+}  # fmt: skip
+NAMED: dict[str, Any] = KINDS["gen_ai.operation.name"] | {"workflow.run": "agent", "executor.process": "node"}
+"""By the first word of the span's name; the last two are Microsoft's."""
+UNNAMED = {"gen_ai.tool.name": "tool", "agent_name": "agent"}
+"""What a span of Pydantic AI is that names no operation, as in its first releases."""
+NAME = (
+    "gen_ai.tool.name", "gen_ai.agent.name", "agent_name", "tool.name", "agent.name", "traceloop.entity.name",
+    "gen_ai.workflow.name", "workflow.name",
+)  # fmt: skip
+SESSION = ("gen_ai.conversation.id", "session.id", "langfuse.session.id")
+USER = ("user.id", "enduser.id", "langfuse.user.id")
+INPUT = (
+    "gen_ai.tool.call.arguments", "tool_arguments", "input.value", "langfuse.observation.input",
+    "traceloop.entity.input", "gcp.vertex.agent.tool_call_args",
+)  # fmt: skip
+OUTPUT = (
+    "gen_ai.tool.call.result", "tool_response", "final_result", "output.value", "langfuse.observation.output",
+    "traceloop.entity.output", "gcp.vertex.agent.tool_response",
+)  # fmt: skip
+RETRY = ("pydantic_ai.tool.retry.cause", "pydantic_ai.output.retry.cause")
+"""Why the model must give a tool's arguments, or its output, again."""
+
+
+def kind(span: Any) -> Any:
+    """What a span is that begins; none if it is neither of an agent nor of what it does."""
+    told = words(span)
+    if "mcp.method.name" in told:
+        return None  # of a call of an MCP server's tool its client tells more
+    known = next((kinds[told[word]] for word, kinds in KINDS.items() if told.get(word) in kinds), None)
+    if known is not None:
+        return known
+    if "gen_ai.operation.name" in told:
+        return None
+    if is_pydantic(span):
+        return next((unnamed for word, unnamed in UNNAMED.items() if word in told), None)
+    return NAMED.get(span.name.partition(" ")[0])
+
+
+def name(span: Any) -> str:
+    """Whose span it is."""
+    first_word, _, rest = span.name.partition(" ")
+    return first(words(span), NAME) or (rest if rest and first_word in NAMED else span.name)
+
+
+def given(span: Any) -> str | None:
+    """What went in."""
+    return first(words(span), INPUT) or _event(span, "gen_ai.tool.message", "content")
+
+
+def returned(span: Any) -> str | None:
+    """What came out."""
+    return first(words(span), OUTPUT) or _event(span, "gen_ai.choice", "message")
+
+
+def error(span: Any) -> str | None:
+    """Why it failed."""
+    if span.status.status_code is not StatusCode.ERROR:
+        return None
+    raised = _event(span, "exception", "exception.message")
+    return str(span.status.description or raised or "failed")
+
+
+def words(span: Any) -> Mapping[str, Any]:
+    """Its attributes."""
+    return span.attributes or {}
+
+
+def first(told: Mapping[str, Any], of: Iterable[str]) -> str | None:
+    """The first of several words that is said."""
+    return next((str(told[word]) for word in of if told.get(word) not in (None, "")), None)
+
+
+def is_pydantic(span: Any) -> bool:
+    """Whether it is Pydantic AI's."""
+    return getattr(span.instrumentation_scope, "name", None) == "pydantic-ai"
+
+
+def _event(span: Any, named: str, word: str) -> str | None:
+    said = [(event.attributes or {}).get(word) for event in span.events if event.name == named]
+    return str(said[-1]) if said and said[-1] is not None else None

@@ -1,0 +1,215 @@
+"""`promote`, `rollback`, `policies`, `history` and `diff` as a user meets them, over the real embedded engine."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from art_patch.records import Call, Choice, Policy, TrajectoryInfo
+from art_patch.serving.adapters import base_fingerprint
+from art_patch.store import Store, open_store
+from tests.cli.test_cli import Serving, art_patch, says
+from tests.tiny import make_tiny_adapter, make_tiny_model
+
+
+def store_of(home: Path) -> Store:
+    return open_store(f"sqlite:///{home}/default/store.db")
+
+
+def said(home: Path, *arguments: str) -> Any:
+    """What a command answers, as JSON."""
+    result = art_patch(*arguments, "--json", home=home)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def served_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A server, and two candidates that it can load."""
+    home = tmp_path_factory.mktemp("served")
+    base = make_tiny_model(home / "base", hidden=32, vocab_size=320)
+    server = Serving(base, home)
+    store = store_of(home)
+    for step in (1, 2):
+        path = make_tiny_adapter(home / "default" / "adapters", base, "agent", step, seed=step)
+        name, figures = f"agent@{step}", {"gate": {"scenarios": 9, "lower_bound": 0.0625}}
+        store.ledger.add_candidate(
+            Policy(name, str(base), base_fingerprint(base), "candidate", time.time(), str(path), "agent@0", figures),
+            trained_on=[],
+            who="test",
+        )
+    store.close()
+    yield home
+    assert server.stop() == (0, "")
+
+
+@pytest.fixture
+def home(served_home: Path, tmp_path: Path) -> Path:
+    """A home of the test's own, at that server."""
+    store = store_of(served_home)
+    (tmp_path / "default").mkdir()
+    store.maintain.backup(tmp_path / "default" / "store.db")
+    store.close()
+    return tmp_path
+
+
+def states(home: Path) -> dict[str, tuple[str, float | None]]:
+    return {one["name"]: (one["state"], one["percent"]) for one in said(home, "policies")["policies"]}
+
+
+@pytest.mark.slow
+def test_a_canary_is_shown_given_up_and_never_tested_again(home: Path):
+    assert said(home, "promote", "agent@1", "--canary", "5", "--reason", "try it") == {
+        "champion": "agent@0",
+        "policy": "agent@1",
+        "state": "canary",
+        "percent": 5.0,
+    }
+    says(art_patch("promote", "agent@2", "--shadow", home=home), 14, "agent@1 is canary already", "rollback")
+    assert states(home) == {"agent@0": ("champion", 95.0), "agent@1": ("canary", 5.0), "agent@2": ("candidate", None)}
+    shown = art_patch("policies", home=home).stdout.splitlines()
+    assert [line.split()[:3] for line in shown[1:]] == [
+        ["agent@0", "champion", "the"],
+        ["agent@1", "canary", "agent@0"],
+        ["agent@2", "candidate", "agent@0"],
+    ]
+    assert "difference above +0.062, 9 scenarios" in shown[2]
+    assert shown[2].rstrip().endswith("  5 %")
+    (line,) = [line for line in art_patch("status", home=home).stdout.splitlines() if line.startswith("challenger")]
+    assert "agent@1 canary, 5 % of sessions, for " in line
+    wider = {"champion": "agent@0", "policy": "agent@1", "state": "canary", "percent": 20.0}
+    assert said(home, "promote", "agent@1", "--canary", "20", "--reason", "looks good") == wider
+    told = art_patch("rollback", "--reason", "no", home=home).stdout
+    assert told == "agent@1 is given up; agent@0 answers every session, in running apps within a second\n"
+    says(art_patch("promote", "agent@1", home=home), 14, "stays that way")
+    moves = said(home, "history", "-n", "3")["history"]
+    assert [(m["policy"], m["from_state"], m["to_state"], m["reason"]) for m in moves] == [
+        ("agent@1", "canary", "rejected", "no"),
+        ("agent@1", "canary", "canary", "looks good"),
+        ("agent@1", "candidate", "canary", "try it"),
+    ]
+    assert all(m["who"].endswith(("(art-patch rollback)", "(art-patch promote)")) for m in moves)
+    lines = art_patch("history", home=home).stdout.splitlines()
+    assert lines[0].split() == ["when", "policy", "from", "to", "by", "why"]
+    assert lines[1].split()[2:5] == ["agent@1", "canary", "rejected"]
+    assert lines[2].split()[2:9] == ["agent@1", "canary", "5", "%", "canary", "20", "%"]
+    assert lines[-1].split()[2:5] == ["agent@0", "new", "candidate"]
+
+
+@pytest.mark.slow
+def test_a_server_starts_without_a_challenger_that_cannot_be_loaded(served_home: Path, tmp_path: Path):
+    """Only the champion is needed; what else it should hold and cannot is told."""
+    base = served_home / "base"
+    Serving(base, tmp_path).stop()
+    store = store_of(tmp_path)
+    for step in (1, 2):
+        path = tmp_path / "default" / "adapters" / f"agent@{step}"
+        policy = Policy(path.name, str(base), base_fingerprint(base), "candidate", time.time(), str(path), "agent@0")
+        store.ledger.add_candidate(policy, trained_on=[], who="test")
+    store.ledger.move("agent@1", "canary", who="test", reason="its files are gone", percent=5)
+    again = Serving(base, tmp_path)
+    assert again.ready["models"] == ["agent@0"]
+    code, told = again.stop()
+    assert code == 0
+    assert "agent@1 is not served" in told
+    store.ledger.move("agent@2", "champion", who="test", reason="its files are gone, too")
+    store.close()
+    says(art_patch("serve", "--base", base, "--port", "0", home=tmp_path), 11, "agent@2")
+
+
+@pytest.mark.slow
+def test_a_shadow_becomes_champion_and_rollback_goes_back(home: Path):
+    told = art_patch("promote", "agent@2", "--shadow", home=home).stdout
+    assert told.startswith("agent@2 is asked in the background what apps ask; agent@0 serves; running apps")
+    assert said(home, "promote", "agent@2")["champion"] == "agent@2"
+    assert states(home)["agent@2"] == ("champion", 100.0)
+    assert said(home, "rollback") == {"champion": "agent@0", "rejected": None}
+    assert states(home)["agent@2"] == ("retired", None)
+    says(art_patch("rollback", home=home), 8, "no earlier champion", "art-patch history")
+
+
+def test_rollback_needs_no_engine_and_a_test_does(home: Path):
+    store = store_of(home)
+    store.ledger.set_engine(None, who="test")
+    store.ledger.move("agent@1", "champion", who="test", reason="won")
+    store.ledger.move("agent@2", "canary", who="test", reason="try", percent=5)
+    store.close()
+    assert said(home, "rollback") == {"champion": "agent@1", "rejected": "agent@2"}
+    assert said(home, "rollback") == {"champion": "agent@0", "rejected": None}
+    says(art_patch("promote", "agent@1", "--canary", "5", home=home), 6, "art-patch serve")
+
+
+def test_what_is_rejected_for_good_is_unloaded_and_nobody_goes_back_to_it(home: Path):
+    said(home, "promote", "agent@1")
+    store = store_of(home)
+    store.ledger.move("agent@2", "champion", who="test", reason="won")
+    says(art_patch("reject", "agent@2", "--reason", "leaks", home=home), 14, "is champion", "art-patch rollback")
+    told = said(home, "reject", "agent@1", "--reason", "leaks")
+    assert told == {"champion": "agent@2", "rejected": "agent@1", "was": "retired", "unloaded": True}
+    (last,) = store.ledger.history(limit=1)
+    assert (last["policy"], last["to_state"], last["reason"]) == ("agent@1", "rejected", "leaks")
+    assert last["who"].endswith("(art-patch reject)")
+    store.close()
+    assert said(home, "rollback") == {"champion": "agent@0", "rejected": None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["agent@1", "--canary", "0"], "above 0"),
+        (["agent@1", "--canary", "101"], "up to 100"),
+        (["agent@1", "--canary", "5", "--shadow"], "exclude each other"),
+    ],
+)
+def test_an_impossible_share_is_named(home: Path, arguments: list[str], words: str):
+    says(art_patch("promote", *arguments, home=home), 2, words)
+
+
+def test_a_policy_that_is_not_there_is_named(home: Path):
+    says(art_patch("promote", "agent@9", "--shadow", home=home), 8, "agent@9", "art-patch policies")
+    says(art_patch("diff", "agent@0", "agent@9", home=home), 8, "agent@9", "art-patch policies")
+
+
+def write(store: Store, key: str, at: float, policy: str | None, asked: str, answer: str, **changes: Any) -> None:
+    choice = Choice(0, {"role": "assistant", "content": answer}, "stop")
+    call = Call(
+        key, f"t-{key}", at, "gpt-x", ({"role": "user", "content": asked},), (choice,), policy=policy, **changes
+    )
+    store.write([TrajectoryInfo(f"t-{key}", at, "shadow" if call.shadow_of else "single"), call])
+
+
+def test_answers_to_the_same_prompts_stand_side_by_side(home: Path):
+    store = store_of(home)
+    write(store, "01", 1.0, "agent@0", "the price of plums?", "5 cents")
+    write(store, "02", 2.0, "agent@1", "the price of plums?", "\x1b[31mfive cents", shadow_of="01")
+    write(store, "03", 3.0, "agent@0", "the price of pears?", "7 cents")
+    write(store, "04", 4.0, "agent@1", "the price of pears?", "7 cents")
+    write(store, "05", 5.0, "agent@1", "the price of apples?", "9 cents")
+    write(store, "06", 6.0, "agent@0", "the price of plums?", "6 cents")
+    write(store, "07", 7.0, None, "the price of plums?", "8 cents")
+    write(store, "08", 8.0, "agent@1", "the price of plums?", "broken", status="error")
+    store.close()
+    found = said(home, "diff", "agent@0", "agent@1")
+    assert (found["a"], found["b"], found["prompts"]) == ("agent@0", "agent@1", 2)
+    assert [(pair["a"]["call"], pair["b"]["call"], pair["b"]["shadow_of"]) for pair in found["pairs"]] == [
+        ("06", "02", "01"),
+        ("03", "04", None),
+    ]
+    assert found["pairs"][1]["messages"] == [{"role": "user", "content": "the price of pears?"}]
+    assert found["pairs"][1]["a"]["answers"] == [{"role": "assistant", "content": "7 cents"}]
+    shown = art_patch("diff", "agent@0", "agent@1", home=home, COLUMNS="80").stdout
+    assert "\x1b" not in shown
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "user: the price of plums?"
+    assert lines[2].split() == ["6", "cents", "\\x1b[31mfive", "cents"]
+    assert lines[-1] == "2 prompts were answered by both; 1 of these alike"
+    assert said(home, "diff", "upstream", "agent@0", "-n", "1")["pairs"][0]["a"]["call"] == "07"
+    none = art_patch("diff", "agent@1", "agent@2", home=home)
+    assert (none.returncode, none.stdout.startswith("no prompt is recorded that both agent@1 and agent@2")) == (0, True)
+    assert said(home, "diff", "agent@1", "agent@2") == {"a": "agent@1", "b": "agent@2", "prompts": 0, "pairs": []}

@@ -1,0 +1,104 @@
+"""`art-patch retrain` as cron starts it: many at once, and what each way to end says."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from art_patch.cli.app import app
+from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
+from art_patch.serving.embedded.engine import EmbeddedEngine
+from art_patch.store import open_store
+from tests.cli import retraining
+from tests.engines import serve
+from tests.store.conftest import database, postgres_url, server
+from tests.test_cycle import Place, base
+
+__all__ = ["base", "database", "postgres_url", "server"]
+
+
+@contextmanager
+def served(directory: Path, base: Path, url: str | None = None) -> Iterator[Path]:
+    """A home with an engine and with traffic."""
+    project = directory / "default"
+    engine = EmbeddedEngine.from_pretrained(base, adapters_root=project / "adapters")
+    with serve(engine) as running:
+        project.mkdir()
+        place = Place(project, base, running.client, url)
+        place.traffic()
+        place.store.ledger.set_engine(f"{running.url}/v1", who="test")
+        place.store.close()
+        yield directory
+
+
+@pytest.fixture
+def home(tmp_path: Path, base: Path) -> Iterator[Path]:
+    with served(tmp_path, base) as directory:
+        yield directory
+
+
+def run(home: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    result = CliRunner().invoke(app, ["retrain", "--json", "--home", str(home), *arguments])
+    return result.exit_code, json.loads(result.stdout) if result.exit_code in (0, 4) else {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["one home", "ten homes"])
+def test_of_ten_that_start_at_once_one_runs_and_nine_say_so(
+    where: str, tmp_path: Path, base: Path, request: pytest.FixtureRequest
+):
+    """In one home, over SQLite, the file lock decides; in ten, as ten machines over PostgreSQL, the lease does."""
+    if where == "one home":
+        homes, url = [tmp_path] * 10, f"sqlite:///{tmp_path}/default/store.db"
+    else:
+        homes, url = [tmp_path, *(tmp_path / f"{n}" for n in range(1, 10))], request.getfixturevalue("postgres_url")
+    done = Event()
+
+    def rule(_messages: object) -> float:
+        assert done.wait(200)  # the one that runs goes on until the others have ended
+        return 0.5
+
+    with served(tmp_path, base, url), serve_stand_in_judge(rule) as judge_url:
+        processes = multiprocessing.get_context("forkserver")
+        processes.set_forkserver_preload(["tests.cli.retraining"])
+        judge = ("--judge", STAND_IN_MODEL, "--judge-base-url", judge_url)
+        arguments = ("--store", url, *judge, "--json", "--resample", "0")
+        started = [processes.Process(target=retraining.retrain, args=(str(home), *arguments)) for home in homes]
+        for process in started:
+            process.start()
+        ended = 0
+        while ended < 9:
+            ended = sum(process.exitcode is not None for process in started)
+            started[ended % 10].join(0.1)
+        done.set()
+        for process in started:
+            process.join(120)
+    assert sorted(process.exitcode or 0 for process in started) == [0] + [5] * 9
+    store = open_store(url)
+    assert (store.verify(), store.leases.read("cycle").token, store.leases.read("cycle").owner) == ([], 1, None)
+    store.close()
+    assert len(list(tmp_path.rglob("cycles/*.json"))) == 1
+
+
+def test_idle_only_looks_at_the_calls_and_leaves_a_report(home: Path):
+    judge = ("--judge", "openai/none")
+    code, report = run(home, *judge, "--idle-only", "--idle-minutes", "1e9")
+    assert (code, report["outcome"], report["figures"]) == (0, "not idle", {})
+    assert "72 calls" in report["reason"]
+    (kept,) = (home / "default" / "cycles").glob("*.json")
+    assert json.loads(kept.read_text())["outcome"] == "not idle"
+    assert run(home, *judge, "--budget-usd", "0.5", "--idle-only", "--idle-minutes", "1e9")[0] == 0
+
+
+def test_a_way_to_promote_that_is_none_is_refused(home: Path):
+    result = CliRunner().invoke(app, ["retrain", "--home", str(home), "--promotion", "perhaps"])
+    assert "promotion" in str(result.exception)
+    assert "auto" in str(result.exception)

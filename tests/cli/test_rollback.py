@@ -1,0 +1,55 @@
+"""`rollback` beside an engine that does not answer: the route turns before anybody asks it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from art_patch.cli.policies import rollback
+from art_patch.records import Policy
+from art_patch.store import open_store
+from art_patch.store.route import read_route
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """A store in which a canary is tested."""
+    url = f"sqlite:///{tmp_path}/default/store.db"
+    with closing(open_store(url)) as store:
+        store.ledger.add_base("agent@0", "base", "0" * 64, who="test")
+        canary = Policy("agent@1", "base", "0" * 64, "candidate", time.time(), "nowhere", "agent@0")
+        store.ledger.add_candidate(canary, trained_on=[], who="test")
+        store.ledger.move("agent@1", "canary", percent=5, who="test", reason="try it")
+    yield url
+
+
+def test_a_canary_is_given_up_before_the_engine_is_asked(url: str, capsys: pytest.CaptureFixture[str]):
+    challengers: list[str | None] = []
+
+    def hear() -> None:
+        with closing(listener.accept()[0]):  # and closes it again without a word
+            challengers.append(read_route(url).challenger)
+
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        thread = threading.Thread(target=hear)
+        thread.start()
+        with closing(open_store(url)) as store:
+            store.ledger.set_engine(f"http://127.0.0.1:{listener.getsockname()[1]}", who="test")
+        rollback(store=url, as_json=True)
+        thread.join()
+    assert json.loads(capsys.readouterr().out) == {"champion": "agent@0", "rejected": "agent@1"}
+    assert challengers == [None]
+
+
+def test_a_canary_is_given_up_although_the_engines_key_is_gone(url: str, capsys: pytest.CaptureFixture[str]):
+    with closing(open_store(url)) as store:
+        store.ledger.set_engine("http://127.0.0.1:9", key_file="/nowhere", who="test")
+    rollback(store=url, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"champion": "agent@0", "rejected": "agent@1"}

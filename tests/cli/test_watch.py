@@ -1,0 +1,168 @@
+"""`art-patch watch`, and what `art-patch serve` does by itself: in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from art_patch.ids import new_id
+from art_patch.records import Call, Choice, Policy, Score, TrajectoryInfo
+from art_patch.serving.base_model import base_fingerprint
+from art_patch.store import Store, open_store
+from tests.tiny import make_tiny_adapter, make_tiny_model
+
+NEW, OLD = "agent@1", "agent@0"
+ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("ART_PATCH_")}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("base"), hidden=32, vocab_size=320)
+
+
+class Project:
+    """A home with a candidate, its adapter, and no server."""
+
+    def __init__(self, home: Path, base: Path) -> None:
+        self.home = home
+        self.store: Store = open_store(f"sqlite:///{home}/default/store.db")
+        sha256 = base_fingerprint(base)
+        self.store.ledger.add_base(OLD, str(base), sha256, who="test")
+        path = make_tiny_adapter(home / "default" / "adapters", base)
+        candidate = Policy(NEW, str(base), sha256, "candidate", 1.0, path=str(path), parent=OLD)
+        self.store.ledger.add_candidate(candidate, trained_on=[], who="test")
+
+    def sessions(self, asked: str, count: int, *, thumbs: float | None = None, **changes: Any) -> None:
+        records: list[Any] = []
+        for _ in range(count):
+            run, now = new_id(), time.time()
+            only = Choice(0, {"role": "assistant", "content": "three plums"}, "stop")
+            values = {
+                "id": new_id(), "trajectory_id": run, "started_at": now, "requested_model": "m", "choices": (only,),
+                "messages": ({"role": "user", "content": "how many?"},), "policy": asked, "duration_ms": 50.0,
+                "completion_tokens": 4,
+            }  # fmt: skip
+            records += [TrajectoryInfo(run, now), Call(**(values | changes))]
+            if thumbs is not None:
+                records.append(Score(new_id(), run, "thumbs", thumbs, "user", time.time()))
+        self.store.write(records)
+
+    def art_patch(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "art_patch", *arguments]
+        environment = ENVIRONMENT | {"ART_PATCH_HOME": str(self.home)}
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+
+    def state(self) -> str:
+        policy = self.store.ledger.policy(NEW)
+        assert policy is not None
+        return policy.state
+
+
+@pytest.fixture
+def project(tmp_path: Path, base: Path) -> Iterator[Project]:
+    found = Project(tmp_path, base)
+    yield found
+    found.store.close()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+FAILED = {"policy": None, "fallback": f"{NEW}: the engine answered HTTP 500"}
+
+
+def test_one_look_tells_what_goes_on_and_what_came_of_it(project: Project):
+    nothing = project.art_patch("watch", "--once")
+    assert (nothing.returncode, nothing.stdout) == (0, "nothing to watch: no policy is tested beside the champion\n")
+
+    project.store.ledger.move(NEW, "canary", who="test", reason="try it", percent=20)
+    project.sessions(OLD, 4)
+    project.sessions(NEW, 1)
+    look = json.loads(project.art_patch("watch", "--once", "--json").stdout)
+    assert look | {"figures": None} == {
+        "outcome": "goes on", "reason": "1 sessions of its own, 4 of the champion's; 20 of each are needed",
+        "challenger": NEW, "champion": OLD, "state": "canary", "percent": 20, "figures": None,
+    }  # fmt: skip
+    assert look["figures"]["champion"] == {"calls": 4, "sessions": 4, "failed": 0}
+
+    project.sessions(NEW, 9, **FAILED)
+    gone = project.art_patch("watch", "--once", "--who", "ada")
+    assert gone.returncode == 4
+    assert gone.stdout.startswith(f"{NEW} rejected against {OLD}: 9 of its 10 calls failed or were left to upstream")
+    assert [line.split()[0] for line in gone.stdout.splitlines()[-7:]] == [
+        "reward", "feedback", "errors", "fallbacks", "empty", "latency_ms", "ttft_ms",
+    ]  # fmt: skip
+    assert (project.state(), project.store.ledger.history()[0]["who"]) == ("rejected", "ada (art-patch watch)")
+
+
+@pytest.mark.slow
+def test_a_server_looks_after_a_canary_by_itself(project: Project, base: Path, record_property):
+    command = [sys.executable, "-m", "art_patch", "serve", "--base", str(base), "--port", "0", "--json"]
+    environment = ENVIRONMENT | {"ART_PATCH_HOME": str(project.home)}
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert server.stdout is not None
+        assert json.loads(server.stdout.readline())["champion"] == OLD
+        started = project.art_patch("promote", NEW, "--canary", "20", "--json")
+        assert started.returncode == 0, started.stderr
+        project.sessions(OLD, 20)
+        project.sessions(NEW, 6, **FAILED)
+        began = time.monotonic()
+        wait_until(lambda: project.state() == "rejected")
+        record_property("figure", ["a failing canary is rolled back, s", f"{time.monotonic() - began:.1f}", "<= 60"])
+
+        project.store.ledger.add_candidate(_next(project), trained_on=[], who="test")
+        make_tiny_adapter(project.home / "default" / "adapters", base, step=2, seed=2)
+        started = project.art_patch("promote", "agent@2", "--canary", "20", "--json")
+        assert started.returncode == 0, started.stderr
+        project.sessions(OLD, 40, thumbs=0.0)
+        project.sessions("agent@2", 3, thumbs=1.0)
+        mixed = [(OLD, 0.0), ("agent@2", 1.0)] * 40
+        for policy, thumbs in mixed:
+            project.sessions(policy, 1, thumbs=thumbs)
+        wait_until(lambda: project.store.ledger.route().champion == "agent@2")
+        by = next(move["who"] for move in project.store.ledger.history() if move["to_state"] == "champion")
+        assert by.endswith("(art-patch serve)")
+    finally:
+        server.terminate()
+        _, stderr = server.communicate(timeout=30)
+    assert server.returncode == 0
+    told = [line for line in stderr.splitlines() if line]
+    assert all("was promoted" in line or "was rejected" in line for line in told), told
+
+
+def _next(project: Project) -> Policy:
+    first = project.store.ledger.policy(NEW)
+    assert first is not None and first.path is not None
+    path = first.path.replace(NEW, "agent@2")
+    return Policy("agent@2", first.base, first.base_sha256, "candidate", 2.0, path=path, parent=OLD)
+
+
+def test_a_test_that_somebody_else_ends_is_told_as_it_ended(project: Project):
+    project.store.ledger.move(NEW, "canary", who="test", reason="try it", percent=20)
+    command = [sys.executable, "-m", "art_patch", "watch", "--every", "0.2", "--json"]
+    environment = ENVIRONMENT | {"ART_PATCH_HOME": str(project.home)}
+    watching = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    assert watching.stdout is not None
+    first = json.loads(watching.stdout.readline())
+    assert (first["outcome"], first["reason"]) == (
+        "goes on",
+        "the champion answered nothing meanwhile, so there is nothing to compare with",
+    )
+    project.store.ledger.move(NEW, "rejected", who="ada", reason="I do not like it")
+    rest, stderr = watching.communicate(timeout=60)
+    last = json.loads(rest.splitlines()[-1])
+    assert (last["outcome"], last["reason"], last["challenger"]) == ("rejected", "I do not like it", NEW)
+    assert (watching.returncode, stderr) == (4, "")

@@ -1,0 +1,182 @@
+"""Policies as the store moves them: the route turns with the move, and one policy at a time is tested."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from art_patch.errors import ConfigError, StoreError, TransitionError
+from art_patch.records import Route
+from art_patch.store import Store
+from art_patch.store.route import read_route
+from tests.store.conftest import Execute
+from tests.store.samples import policy
+
+
+@pytest.fixture
+def place(store: Store) -> Store:
+    """agent@0 serves, three candidates wait."""
+    store.ledger.add_base("agent@0", "/base", "ff", who="test", now=0.0)
+    for step in (1, 2, 3):
+        store.ledger.add_candidate(policy(step), trained_on=[], who="test")
+    return store
+
+
+def states(store: Store) -> list[str]:
+    return [policy.state for policy in store.ledger.policies()]
+
+
+def moves(store: Store, limit: int) -> list[tuple[Any, ...]]:
+    return [(m["policy"], m["from_state"], m["to_state"], m["reason"]) for m in store.ledger.history(limit=limit)]
+
+
+def canary(name: str, percent: float = 5.0, since: float = 7.0, champion: str = "agent@0") -> Route:
+    return Route(
+        champion=champion,
+        challenger=name,
+        challenger_state="canary",
+        challenger_percent=percent,
+        challenger_since=since,
+    )
+
+
+def test_a_shadow_becomes_a_canary_becomes_champion(place: Store, url: str):
+    ledger = place.ledger
+    assert ledger.challenger() is None
+    ledger.move("agent@1", "shadow", who="me", reason="look", figures={"gate": 1}, now=5.0)
+    assert read_route(url) == Route(
+        champion="agent@0", challenger="agent@1", challenger_state="shadow", challenger_since=5.0
+    )
+    challenger = ledger.move("agent@1", "canary", who="me", reason="try", figures={"shadow": 2}, percent=5, now=7.0)
+    assert ledger.challenger() == challenger == ledger.policy("agent@1")
+    assert (challenger.state, challenger.figures) == ("canary", {"gate": 1, "shadow": 2})
+    assert read_route(url) == canary("agent@1")
+    ledger.move("agent@1", "champion", who="me", reason="won", now=9.0)
+    assert read_route(url) == Route(champion="agent@1")
+    assert states(place) == ["retired", "champion", "candidate", "candidate"]
+    assert moves(place, 4) == [
+        ("agent@0", "champion", "retired", "replaced by agent@1"),
+        ("agent@1", "canary", "champion", "won"),
+        ("agent@1", "shadow", "canary", "try"),
+        ("agent@1", "candidate", "shadow", "look"),
+    ]
+    share = {"percent_before": None, "percent": 5}
+    assert [m["figures"] for m in ledger.history(limit=3)] == [{}, {}, {"shadow": 2} | share]
+    assert place.verify() == []
+
+
+def test_a_canarys_share_changes_and_its_test_goes_on(place: Store, url: str):
+    ledger = place.ledger
+    ledger.move("agent@1", "canary", who="me", reason="try", figures={"gate": 1}, percent=5, now=7.0)
+    wider = ledger.move("agent@1", "canary", who="you", reason="looks good", percent=20.5, now=9.0)
+    assert (wider.state, wider.figures) == ("canary", {"gate": 1})
+    assert read_route(url) == canary("agent@1", 20.5, since=7.0)
+    ledger.move("agent@1", "canary", who="me", reason="too many", percent=1, now=11.0)
+    assert read_route(url) == canary("agent@1", 1.0, since=7.0)
+    with pytest.raises(TransitionError, match="answers 1 % of the sessions already"):
+        ledger.move("agent@1", "canary", who="me", reason="again", percent=1, now=12.0)
+    with pytest.raises(ConfigError, match="up to 100"):
+        ledger.move("agent@1", "canary", who="me", reason="all", percent=101, now=12.0)
+    rows = [(m["who"], m["at"], m["reason"], m["figures"]) for m in ledger.history(limit=2)]
+    assert rows == [
+        ("me", 11.0, "too many", {"percent_before": 20.5, "percent": 1}),
+        ("you", 9.0, "looks good", {"percent_before": 5, "percent": 20.5}),
+    ]
+    assert moves(place, 1) == [("agent@1", "canary", "canary", "too many")]
+    seen = place.seen(challenger="agent@1", champion="agent@0", state="canary", since=7.0)
+    assert seen.share_changes == (9.0, 11.0)
+    assert place.verify() == []
+
+
+def test_a_rejected_challenger_leaves_the_route(place: Store, url: str):
+    place.ledger.move("agent@2", "canary", who="me", reason="try", percent=100, now=7.0)
+    place.ledger.move("agent@1", "rejected", who="me", reason="another one")
+    assert read_route(url) == canary("agent@2", 100.0)
+    place.ledger.move("agent@2", "rejected", who="me", reason="worse", figures={"p": 0.01})
+    assert read_route(url) == Route(champion="agent@0")
+    assert place.ledger.challenger() is None
+    with pytest.raises(TransitionError, match="stays that way"):
+        place.ledger.move("agent@2", "canary", who="me", reason="again", percent=5)
+    place.ledger.move("agent@3", "shadow", who="me", reason="next")
+    assert states(place) == ["champion", "rejected", "rejected", "shadow"]
+
+
+def test_one_policy_at_a_time_is_tested(place: Store, url: str):
+    place.ledger.move("agent@1", "canary", who="me", reason="try", percent=5, now=7.0)
+    before = states(place), moves(place, 50)
+    for state, percent in (("shadow", None), ("canary", 5.0)):
+        with pytest.raises(TransitionError, match="agent@1 is canary already, and one policy is tested at a time"):
+            place.ledger.move("agent@2", state, who="me", reason="too", percent=percent)  # type: ignore[arg-type]
+    assert (states(place), moves(place, 50)) == before
+    assert read_route(url) == canary("agent@1")
+
+
+def test_another_champion_ends_the_test(place: Store, url: str):
+    place.ledger.move("agent@1", "canary", who="me", reason="try", percent=5)
+    place.ledger.move("agent@3", "champion", who="me", reason="by hand")
+    assert read_route(url) == Route(champion="agent@3")
+    assert moves(place, 3) == [
+        ("agent@1", "canary", "rejected", "the champion changed while it was tested"),
+        ("agent@0", "champion", "retired", "replaced by agent@3"),
+        ("agent@3", "candidate", "champion", "by hand"),
+    ]
+    place.ledger.move("agent@2", "shadow", who="me", reason="look")
+    place.ledger.move("agent@0", "champion", who="me", reason="rolled back")
+    assert states(place) == ["champion", "rejected", "rejected", "retired"]
+    assert read_route(url) == Route(champion="agent@0")
+    assert place.verify() == []
+
+
+@pytest.mark.parametrize(
+    ("state", "percent", "words"),
+    [
+        ("canary", None, "not None"),
+        ("canary", 0.0, "above 0"),
+        ("canary", 100.5, "up to 100"),
+        ("canary", float("nan"), "not nan"),
+        ("shadow", 5.0, "goes with a canary only"),
+        ("champion", 5.0, "goes with a canary only"),
+    ],
+)
+def test_only_a_canary_has_a_share(place: Store, state: str, percent: float | None, words: str):
+    with pytest.raises(ConfigError, match=words):
+        place.ledger.move("agent@1", state, who="me", reason="x", percent=percent)  # type: ignore[arg-type]
+    assert states(place) == ["champion", "candidate", "candidate", "candidate"]
+
+
+def test_nothing_is_tested_where_nothing_serves(store: Store):
+    store.ledger.add_candidate(policy(1), trained_on=[], who="test")
+    with pytest.raises(TransitionError, match="no champion serves that agent@1 could be tested against"):
+        store.ledger.move("agent@1", "shadow", who="me", reason="x")
+
+
+def test_an_engine_that_comes_and_goes_leaves_the_challenger(place: Store, url: str):
+    place.ledger.move("agent@1", "canary", who="me", reason="try", percent=5, now=7.0)
+    place.ledger.set_engine("http://127.0.0.1:1/v1", who="test", now=8.0)
+    place.ledger.set_engine(None, who="test", now=9.0)
+    found = read_route(url)
+    assert (found.challenger, found.challenger_percent, found.base_url) == ("agent@1", 5.0, None)
+
+
+def test_a_route_of_an_older_release_is_read_and_kept(place: Store, url: str, execute: Execute):
+    old = {"champion": "agent@0", "base_url": "http://127.0.0.1:1/v1", "key_file": None, "engine_since": 4.0}
+    execute(f"UPDATE control SET value = '{json.dumps(old)}' WHERE key = 'route'")
+    assert read_route(url) == Route(champion="agent@0", base_url="http://127.0.0.1:1/v1", engine_since=4.0)
+    place.ledger.move("agent@1", "shadow", who="me", reason="look", now=5.0)
+    found = read_route(url)
+    assert (found.challenger, found.base_url, found.engine_since) == ("agent@1", old["base_url"], 4.0)
+
+
+def test_what_is_retired_may_be_rejected_for_good(place: Store):
+    place.ledger.move("agent@1", "champion", who="me", reason="won")
+    place.ledger.move("agent@0", "rejected", who="me", reason="leaks")
+    with pytest.raises(StoreError, match="art-patch"):
+        place.ledger.move("agent@9", "rejected", who="me", reason="x")
+    assert states(place)[:2] == ["rejected", "champion"]
+
+
+def test_two_challengers_are_found_out(place: Store, execute: Execute):
+    execute("UPDATE policies SET state = 'canary' WHERE name IN ('agent@1', 'agent@2')")
+    assert place.verify() == ["2 challengers: agent@1, agent@2"]
