@@ -186,7 +186,10 @@ GEVENT = {
 # Not after the first call: gevent wants to come before threads, and the SDK's own connection pool deadlocks if it does
 # not, with us and without us.
 GREENLETS = """
+import faulthandler
 import gevent
+
+faulthandler.dump_traceback_later(80)  # a deadlock says where
 
 ticks = []
 

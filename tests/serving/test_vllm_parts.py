@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,26 +127,29 @@ def clean_environment() -> dict[str, str]:
 
 
 FAMILY = [sys.executable, "-c", "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"]
-"""A process with a child, as vLLM is one."""
+"""A process with a child, as vLLM is one; with its keeper they are three."""
 
 
-def family(home: Path, environment: dict[str, str]) -> VllmProcess:
-    started = VllmProcess(FAMILY, environment, log=home / "log", home=home)
-    wait_until(lambda: len(marked(home)) == 3)  # keeper, parent and child
-    return started
+@contextmanager
+def running(command: list[str], home: Path, environment: dict[str, str]) -> Iterator[VllmProcess]:
+    process = VllmProcess(command, environment, log=home / "log", home=home)
+    try:
+        yield process
+    finally:
+        process.kill()
 
 
 @pytest.mark.parametrize("victim", ["keeper", "parent", "child"])
 def test_no_end_of_a_process_leaves_another(victim: str, tmp_path: Path, clean_environment: dict[str, str]) -> None:
-    process = family(tmp_path, clean_environment)
-    keeper, parent, child = sorted(marked(tmp_path))
-    os.kill({"keeper": keeper, "parent": parent, "child": child}[victim], signal.SIGKILL)
-    if victim == "child":
-        assert process.alive(), "whether it can live without that child is its own affair"
-        process.terminate()
-    wait_until(lambda: not process.alive())
-    wait_until(lambda: marked(tmp_path) == [])
-    process.kill()
+    with running(FAMILY, tmp_path, clean_environment) as process:
+        wait_until(lambda: len(marked(tmp_path)) == 3)
+        keeper, parent, child = sorted(marked(tmp_path))
+        os.kill({"keeper": keeper, "parent": parent, "child": child}[victim], signal.SIGKILL)
+        if victim == "child":
+            assert process.alive(), "whether it can live without that child is its own affair"
+            process.terminate()
+        wait_until(lambda: not process.alive())
+        wait_until(lambda: marked(tmp_path) == [])
 
 
 def test_the_end_of_the_server_is_the_end_of_all(tmp_path: Path, clean_environment: dict[str, str]) -> None:
@@ -186,25 +191,22 @@ def test_what_a_dead_server_left_is_swept_and_what_a_living_one_runs_is_not(
 def test_the_last_words_are_the_root_of_the_trouble(tmp_path: Path, clean_environment: dict[str, str]) -> None:
     (tmp_path / "log").write_text("ValueError: of yesterday\n")
     code = "print('x'); print('RuntimeError: no memory'); print('a.b.EngineDeadError: dead'); raise SystemExit(1)"
-    process = VllmProcess([sys.executable, "-c", code], clean_environment, log=tmp_path / "log", home=tmp_path)
-    wait_until(lambda: not process.alive())
-    assert process.last_words() == "RuntimeError: no memory"
-    process.kill()
-    quiet = VllmProcess([sys.executable, "-c", "print('bye')"], clean_environment, log=tmp_path / "log", home=tmp_path)
-    wait_until(lambda: not quiet.alive())
-    assert quiet.last_words() == "bye\nvLLM ended with exit code 0"
-    quiet.kill()
+    with running([sys.executable, "-c", code], tmp_path, clean_environment) as process:
+        wait_until(lambda: not process.alive())
+        assert process.last_words() == "RuntimeError: no memory"
+    with running([sys.executable, "-c", "print('bye')"], tmp_path, clean_environment) as quiet:
+        wait_until(lambda: not quiet.alive())
+        assert quiet.last_words() == "bye\nvLLM ended with exit code 0"
 
 
 def test_sigterm_is_handed_on(tmp_path: Path, clean_environment: dict[str, str]) -> None:
     code = "import signal, sys, time\nsignal.signal(15, lambda *_: (time.sleep(0.3), print('drained'), sys.exit(0)))\n"
     code += "print('up', flush=True)\ntime.sleep(60)"
-    process = VllmProcess([sys.executable, "-c", code], clean_environment, log=tmp_path / "log", home=tmp_path)
-    wait_until(lambda: "up" in (tmp_path / "log").read_text())
-    process.terminate()
-    wait_until(lambda: not process.alive())
-    assert (tmp_path / "log").read_text() == "up\ndrained\nvLLM ended with exit code 0\n"
-    process.kill()
+    with running([sys.executable, "-c", code], tmp_path, clean_environment) as process:
+        wait_until(lambda: (tmp_path / "log").read_text() == "up\n")  # unbuffered, word and line end come apart
+        process.terminate()
+        wait_until(lambda: not process.alive())
+        assert (tmp_path / "log").read_text() == "up\ndrained\nvLLM ended with exit code 0\n"
 
 
 # Environments and the choice between engines.
