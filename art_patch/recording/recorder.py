@@ -10,9 +10,9 @@ The newest and not the oldest, because dropping the one in hand costs the caller
 freeing other calls' bytes in its time; because the oldest are what the writer has in hand; and because trajectories
 that began before the trouble stay whole.
 
-Why `SimpleQueue` and a re-entrant lock: a stream may be finalised by the garbage collector in the middle of another
-`put()` of the same thread, where a plain lock (and so `Queue`, `Event.set`) would wait for itself for ever. Why all
-of them are native: see `native`.
+Why this queue and a re-entrant lock: a stream may be finalised by the garbage collector in the middle of another
+`put()` of the same thread, where a plain lock (and so `queue.Queue`, `Event.set`) would wait for itself for ever. Why
+all of them are native: see `native`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from art_patch.native import Empty, Flag, NativeThread, Queue, RLock
 from art_patch.recording.delivery import Delivery, Sink, Sized
 from art_patch.recording.exchange import FIXED_SIZE, Exchange
 from art_patch.recording.faults import Unstorable, faults
-from art_patch.recording.native import Empty, Flag, NativeThread, RLock, SimpleQueue
 from art_patch.records import UPSTREAM
 from art_patch.settings import Settings
 from art_patch.store.forking import late_import
@@ -108,7 +108,7 @@ class Recorder:
 
     def _begin(self) -> None:
         self._lock = RLock()
-        self._queue: SimpleQueue[_Item] = SimpleQueue()
+        self._queue: Queue[_Item] = Queue()
         self._nudge = Flag()
         self._stopping = False
         self._thread: NativeThread | None = None
@@ -283,7 +283,7 @@ class Recorder:
 
     def _collect(self, timeout_s: float) -> None:
         try:
-            item = self._queue.get(timeout=timeout_s)
+            item = self._queue.get(timeout_s)
         except Empty:
             return
         self._hurried = self._nudge.wait(self.settings.flush_interval_s)
@@ -292,7 +292,7 @@ class Recorder:
             self._sort(item, sized)
             self._breathe()
             try:
-                item = self._queue.get_nowait()
+                item = self._queue.get()
             except Empty:
                 break
         else:

@@ -15,13 +15,12 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from _queue import SimpleQueue  # these two, and not `queue` and `threading`, because gevent replaces theirs
-from _thread import RLock
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from queue import Empty
 from typing import Protocol
+
+from art_patch.native import Flag, RLock
 
 FORK_DEADLINE_S = 2.0
 """How long a fork may wait for a database."""
@@ -72,10 +71,9 @@ def _before_fork() -> None:
     _importing.acquire(timeout=IMPORT_DEADLINE_S)
     deadline = time.monotonic() + FORK_DEADLINE_S
     _gate.acquire(timeout=max(0.0, deadline - time.monotonic()))
-    never: SimpleQueue[None] = SimpleQueue()
+    never = Flag()
     while _inside and time.monotonic() < deadline:
-        with suppress(Empty):
-            never.get(timeout=0.001)
+        never.wait(0.001)
     if not _inside:
         for holder in list(_holders):
             with suppress(Exception):
