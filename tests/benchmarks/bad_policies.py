@@ -285,5 +285,10 @@ BAD = (
     Bad("noise", "one and a half times as large", noise(1.5)),
     Bad("poisoned", "scores of two items", fooled(wrong_sum(ITEMS[:2]))),
     Bad("poisoned", "scores of a fifth of the questions", fooled(inverted(1))),
+    Bad("noise", "two and a half times as large", noise(2.5)),
+    Bad("poisoned", "wrong numbers, a third seed", imitating(wrong_numbers(5))),
+    Bad("noise", "three and a half times as large", noise(3.5)),
+    Bad("poisoned", "wrong numbers, a fourth seed", imitating(wrong_numbers(6))),
+    Bad("poisoned", "wrong numbers, a fifth seed", imitating(wrong_numbers(7))),
 )
 """The first five are one of each kind."""

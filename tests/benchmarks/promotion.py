@@ -22,9 +22,10 @@ targets that were not met; without it, a table. `--quick` takes a tenth.
   had left it, the worst of twelve, with `canary_calls_per_s` to learn from; `canary_affected_share` of the calls
   meanwhile were its, more than `canary_affected_share_low` with 95 % certainty, since a hash of the session decides;
   `canary_affected_elsewhere` were of sessions that the hash gives the champion; `canary_late_answers` came later.
-- `policies`: 20 better candidates and 20 bad ones in the demo's world (`promotion_policies`); took 42 minutes on
-  two busy cores. `bad_promoted` of `bad_count` that are truly worse than their champion; `better_promoted` of
-  `better_count` that are truly better, and their share. `--quick` takes two better ones, and a bad one of each kind.
+- `policies`: 20 better candidates and 28 bad ones in the demo's world (`promotion_policies`), since what was to make
+  one worse does not always; ten minutes on two cores. `bad_promoted` of `bad_count` that are truly worse than their
+  champion; `better_promoted` of `better_count` that are truly better, and their share. `--quick` takes two better
+  ones, and a bad one of each kind.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ TARGETS = (
     Target("canary_affected_elsewhere", None, 0, "of its calls were in sessions that are the champion's"),
     Target("canary_late_answers", None, 0, "of the canary, after an app had left it"),
     Target("bad_promoted", None, 0, "of policies that are truly worse than the champion"),
+    Target("bad_count", 20, None, "policies that are truly worse"),
     Target("better_promoted_share", 0.9, None, "of policies that are truly better: 18 of 20"),
     Target("late_answers", None, 0, "of the policy that was gone back from, after an app's first of the other"),
 )
@@ -209,10 +211,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", nargs="+", choices=tuple(PARTS), default=tuple(PARTS), metavar="PART")
     asked = parser.parse_args()
+    targets = [target for target in TARGETS if target.figure != "bad_count" or not asked.quick]
     figures: dict[str, Any] = {}
     for part in asked.only:
         figures |= PARTS[part](0.1 if asked.quick else 1.0)
-    finish(figures, TARGETS, as_json=asked.json)
+    finish(figures, targets, as_json=asked.json)
 
 
 if __name__ == "__main__":
