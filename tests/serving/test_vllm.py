@@ -155,6 +155,28 @@ def test_policies_come_and_go_under_streams(whole: Running) -> None:
     assert errors == []
 
 
+def test_the_base_answers_as_itself_beside_policies(whole: Running) -> None:
+    for name in ("agent@3", "agent@4"):  # with them every place that vLLM has for LoRAs was taken once
+        whole.client.load(name)
+        greedy(whole.openai, name, "pear", 4)
+        whole.client.unload(name)
+    expected, stop = greedy(whole.openai, "agent@0", "pear", 60), threading.Event()
+
+    def talk() -> None:
+        while not stop.is_set():
+            greedy(whole.openai, "agent@1", "pear", 60)
+
+    with ThreadPoolExecutor(3) as pool:
+        talkers = [pool.submit(talk) for _ in range(3)]
+        try:
+            answers = [greedy(whole.openai, "agent@0", "pear", 60) for _ in range(5)]
+        finally:
+            stop.set()
+        for talker in talkers:
+            talker.result()
+    assert answers == [expected] * 5
+
+
 def spoil_scaling(work: Path, canary: dict[str, Any]) -> dict[str, Any]:
     config = work / "adapter_config.json"
     config.write_text(config.read_text().replace('"lora_alpha": 8', '"lora_alpha": 16'))

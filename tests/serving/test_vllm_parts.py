@@ -47,6 +47,7 @@ def test_the_command_line_keeps_the_contract() -> None:
         "--logprobs-mode": "processed_logprobs", "--generation-config": "vllm", "--enable-auto-tool-choice": None,
         "--tool-call-parser": "hermes", "--shutdown-timeout": "20", "--disable-uvicorn-access-log": None,
         "--disable-fastapi-docs": None, "--enforce-eager": None, "--scheduling-policy": "priority",
+        "--worker-extension-cls": "art_patch_cpu_loras.Extension",
     }  # fmt: skip
 
 
@@ -92,7 +93,10 @@ def test_the_environment_holds_what_the_contract_needs_and_no_secret_of_the_app(
         "OPENAI_API_KEY": "sk-x", "ART_PATCH_STORE": "postgresql://u:p@h/d", "PYTHONPATH": "/app",
         "HF_HUB_OFFLINE": "0", "VLLM_LORA_RESOLVER_CACHE_DIR": "/adapters",
     }  # fmt: skip
-    assert environment(OPTIONS, inherited, gpus=["3", "4"]) == {
+    found = environment(OPTIONS, inherited, gpus=["3", "4"])
+    assert [path.name for path in Path(found.pop("PYTHONPATH")).glob("*.py")] == ["art_patch_cpu_loras.py"]
+    assert "PYTHONPATH" not in environment(replace(OPTIONS, device="cuda"), inherited)
+    assert found == {
         "PATH": "/bin", "VLLM_CPU_KVCACHE_SPACE": "7", "VLLM_SERVER_DEV_MODE": "0", "HF_HUB_OFFLINE": "1",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_COMPUTE_NANS_IN_LOGITS": "1", "TRANSFORMERS_OFFLINE": "1",
         "SPT_NOENV": "1",

@@ -14,6 +14,7 @@
 - `replica`      one vLLM that is kept alive
 - `engine`       all of them, as the contract has it
 - `forward`      a chat completion on its way through
+- `in_worker`    what vLLM itself imports of ours: a fault of its CPU kernels, mended
 
-Nothing here imports vLLM or torch.
+Nothing else here imports vLLM or torch.
 """

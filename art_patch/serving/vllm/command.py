@@ -26,6 +26,9 @@ LORAS_AT_ONCE = 4
 LORAS_LOADED = 16
 """Policies in memory. Beyond it vLLM drops the one used least recently, and reads it from disk when it is asked for."""
 
+_IN_WORKER = Path(__file__).with_name("in_worker")
+"""What vLLM's own interpreter imports of ours; nothing else of ours is to be found there."""
+
 SHUTDOWN_S = 20
 """How long vLLM finishes what it has begun."""
 
@@ -114,6 +117,7 @@ def command(options: VllmOptions, socket: Path) -> list[str]:
         line += ["--max-model-len", str(options.max_model_len)]
     if options.device == "cpu":
         line += ["--enforce-eager"]  # with LoRAs nothing is compiled on a CPU anyway
+        line += ["--worker-extension-cls", "art_patch_cpu_loras.Extension"]
     else:
         line += ["--tensor-parallel-size", str(options.tensor_parallel_size)]
         if options.gpu_memory_utilization is not None:
@@ -139,6 +143,7 @@ def environment(
     defaults = dict(_DEFAULTS)
     if options.device == "cpu":
         defaults |= _DEFAULTS_CPU
+        kept["PYTHONPATH"] = str(_IN_WORKER)
         if options.threads is not None:
             kept["OMP_NUM_THREADS"] = str(options.threads)
     chosen = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
