@@ -41,14 +41,14 @@ class Head:
 
 
 def logprobs(
-    head: Head, hidden_QW: Tensor, temperature_Q: Tensor, place_N: Tensor, target_N: Tensor
+    head: Head, hidden_QW: Tensor, temperature_Q: Tensor | None, place_N: Tensor, target_N: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each target, and the entropy (nats, no gradient) at each of its places.
 
     Args:
         head: of the model.
         hidden_QW: the last hidden state at each place.
-        temperature_Q: divides the logits.
+        temperature_Q: divides the logits; `None` is 1 everywhere.
         place_N: among the Q, from where a target is predicted.
         target_N: token ids.
     """
@@ -61,7 +61,8 @@ def logprobs(
     for begin, first, last in zip(range(0, len(hidden_QW), step), cuts, cuts[1:], strict=False):
         mine = order_N[first:last]
         chunk = slice(begin, begin + step)
-        arguments = (head, hidden_QW[chunk], temperature_Q[chunk], place_N[mine] - begin, target_N[mine])
+        divisor = None if temperature_Q is None else temperature_Q[chunk]
+        arguments = (head, hidden_QW[chunk], divisor, place_N[mine] - begin, target_N[mine])
         again = len(hidden_QW) > step and torch.is_grad_enabled()
         logprob, entropy = checkpoint(_chunk, *arguments, use_reentrant=False) if again else _chunk(*arguments)
         found.append(logprob)
@@ -71,10 +72,39 @@ def logprobs(
 
 
 def _chunk(
-    head: Head, hidden_QW: Tensor, temperature_Q: Tensor, place_N: Tensor, target_N: Tensor
+    head: Head, hidden_QW: Tensor, temperature_Q: Tensor | None, place_N: Tensor, target_N: Tensor
 ) -> tuple[Tensor, Tensor]:
-    logprob_QV = torch.log_softmax(head(hidden_QW) / temperature_Q[:, None], dim=-1)
-    with torch.no_grad():
-        # exp(-inf) * -inf is NaN: what cannot be sampled has no part in the entropy.
-        entropy_Q = -(logprob_QV.exp() * logprob_QV).nan_to_num(0.0).sum(-1)
-    return logprob_QV[place_N, target_N], entropy_Q[place_N]
+    logit_QV = head(hidden_QW)
+    if temperature_Q is not None:
+        logit_QV = logit_QV / temperature_Q[:, None]
+    logprob_N, entropy_Q = _Chosen.apply(logit_QV, place_N, target_N)  # type: ignore[misc]
+    return logprob_N, entropy_Q[place_N]
+
+
+class _Chosen(torch.autograd.Function):
+    """Log-probability of what was chosen, and entropy, in half of autograd's passes over the logits.
+
+    One softmax is computed and kept: its largest entry tells what all logits were less, and the gradient is the choice
+    less the softmax.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logit_QV: Tensor, place_N: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+        prob_QV = torch.softmax(logit_QV, dim=-1)
+        top_Q, of_top_Q = logit_QV.amax(-1), prob_QV.amax(-1).log()
+        ctx.save_for_backward(prob_QV, place_N, target_N)
+        # The difference first, so that no log-probability is rounded to more than 0.
+        logprob_N = (logit_QV[place_N, target_N] - top_Q[place_N]) + of_top_Q[place_N]
+        # 0 * -inf is NaN: what cannot be sampled has no part in the entropy.
+        below_QV = (logit_QV - top_Q[:, None]).clamp_min_(torch.finfo(logit_QV.dtype).min)
+        entropy_Q = -torch.linalg.vecdot(prob_QV, below_QV) - of_top_Q
+        ctx.mark_non_differentiable(entropy_Q)
+        return logprob_N, entropy_Q
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        prob_QV, place_N, target_N = ctx.saved_tensors
+        grad_N = grads[0]
+        of_place_Q = grad_N.new_zeros(len(prob_QV)).index_add_(0, place_N, grad_N)
+        of_logit_QV = prob_QV * -of_place_Q[:, None]
+        return of_logit_QV.index_put_((place_N, target_N), grad_N, accumulate=True), None, None

@@ -180,9 +180,10 @@ def _decoder_of(causal: Any) -> Any:
     return decoder
 
 
-def _asked(pack: Pack, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _asked(pack: Pack, device: torch.device) -> tuple[Tensor | None, Tensor, Tensor]:
+    plain = bool((pack.temperature_Q == 1.0).all())
     return (
-        torch.from_numpy(pack.temperature_Q).to(device),
+        None if plain else torch.from_numpy(pack.temperature_Q).to(device),
         torch.from_numpy(pack.place_N).to(device),
         torch.from_numpy(pack.target_N).to(device),
     )
