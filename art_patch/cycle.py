@@ -36,7 +36,7 @@ from art_patch.stages.resample import resample
 from art_patch.stages.retention import retention
 from art_patch.stages.run import Cycle, CycleConfig, Progress
 from art_patch.stages.score import score
-from art_patch.stages.train import train
+from art_patch.stages.train import check_can_train, train
 from art_patch.stages.unfinished import sweep
 from art_patch.store import Store
 
@@ -84,6 +84,7 @@ def retrain(
         JudgeError: if the judge scored nothing; the groups wait for the next cycle.
         TrainingError: if the update failed; nothing was published.
         EngineError: if the engine failed; a candidate that was trained is gated by the next cycle.
+        ConfigError: if there is no training here as the config says; nothing was done.
     """
     began, at = clock(), time.time() if now is None else now
     with (
@@ -117,6 +118,7 @@ def _cycle(run: Cycle, champion: Policy | None, watch: _Watch) -> CycleReport:
         return CycleReport("not idle", busy, champion.name)
     candidate = _left_over(run.store, champion)
     if candidate is None:
+        check_can_train(run, champion)
         grouping = group(run)
         if repeated := replay(run, grouping):
             grouping = group(run, repeated)

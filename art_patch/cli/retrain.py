@@ -183,10 +183,6 @@ def retrain(
             prune(opened, config, progress, who=who_am_i(who, "retrain"))
         say({"outcome": "nothing to do", "reason": _what_is_missing(opened)}, as_json=as_json)
         return
-    if backend == "unsloth" or processes > 1:
-        from art_patch.training.backend import require_machine  # imports torch
-
-        require_machine(config.train)  # before a judge is paid
     chief = make_judge(settings, max_usd=max_usd, max_calls=max_calls)
     route = opened.ledger.route()
     base_url = settings.base_url or route.base_url

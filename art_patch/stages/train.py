@@ -17,12 +17,30 @@ from typing import TYPE_CHECKING
 from art_patch.errors import ArtPatchError
 from art_patch.records import Group, Policy
 from art_patch.stages.run import Cycle
+from art_patch.stages.train_text import base_text
+from art_patch.training.installed import require_packages
 
 if TYPE_CHECKING:
     from art_patch.training.job import TrainJob
 
 
 _EVALUATED = 64  # groups: each is computed as often as the config asks for
+
+
+def check_can_train(run: Cycle, champion: Policy) -> None:
+    """Refuse what could not be trained in the end, before a judge is paid for it.
+
+    Raises:
+        ConfigError: a package, a GPU or the base's chat template is missing.
+    """
+    config = run.config.train
+    require_packages()
+    if config.backend == "unsloth" or config.processes > 1:
+        from art_patch.training.backend import require_machine  # imports torch
+
+        require_machine(config)
+    if config.imitate_from is not None or config.prefer_from is not None:
+        base_text(champion.base, ()).renderer()
 
 
 def train(run: Cycle, champion: Policy) -> tuple[Policy | None, str]:

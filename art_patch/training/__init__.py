@@ -7,7 +7,7 @@ In the order in which an update goes:
 | `rows`, `rendering`, `demonstrations`, `preferences` | calls -> rows of token ids, what is learned marked |
 | `advantages` | rewards of groups -> how much better each sibling did |
 | `job`, `plan` | all that an update depends on, as a record and a file -> its optimizer steps |
-| `running`, `launch`, `ranks` | a job -> this process, or several |
+| `installed`, `running`, `launch`, `ranks` | a job -> this process, or several |
 | `update` | the loop: load, score as the policy at the start, step after step, publish |
 | `backend`, `loading`, `families` | base model and LoRA -> a model that computes exactly |
 | `tree`, `packing`, `scoring`, `attention` | rows -> each distinct token computed once -> log-probabilities |

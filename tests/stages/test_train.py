@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from art_patch.cycle import CycleConfig, retrain
-from art_patch.errors import TrainingError
+from art_patch.errors import ConfigError, TrainingError
 from art_patch.ids import new_id
 from art_patch.records import Score
 from art_patch.records.usage import Usage
@@ -192,3 +194,19 @@ def test_upstreams_good_answers_are_imitated_and_told_from_bad_ones(place: Place
     history = train["history"]
     assert [step["phase"] for step in history] == ["imitate"] * 8 + ["prefer"] * 8 + ["groups"] * 8
     assert history[7]["loss"] < history[0]["loss"] / 2
+
+
+def test_what_cannot_be_trained_here_is_said_before_the_judge_is_paid(
+    place: Place, judge: Judge, monkeypatch: pytest.MonkeyPatch
+):
+    place.traffic()
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "peft", None)
+        with pytest.raises(ConfigError, match=r'an update needs peft, not installed here; run: .*"art-patch\[train\]"'):
+            place.cycle(judge)
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="there is no CUDA GPU"):
+            place.cycle(judge, replace(CONFIG, train=replace(CONFIG.train, backend="unsloth")))
+    assert place.stages == []
+    assert place.store.read.ungrouped(settled_before=100.0)
+    assert place.cycle(judge, eager()).outcome == "promoted"

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
+from art_patch.errors import ConfigError
 from art_patch.grouping import is_held_out, scenario_of
 from art_patch.grouping.resample import ResampleConfig
 from art_patch.ids import new_id
 from art_patch.records import Call, Choice, Correction, Score, Trajectory, TrajectoryInfo
 from art_patch.rewards.judge import Judge
+from art_patch.serving.embedded.engine import EmbeddedEngine
+from tests.engines import serve
 from tests.stages.test_train import TRAINING, die_after, rewarded_traffic
-from tests.test_cycle import Place, base, judge, place
+from tests.test_cycle import CONFIG, Place, base, eager, judge, place
 
 __all__ = ["base", "judge", "place"]
 
@@ -124,3 +131,22 @@ def test_nothing_but_rewarded_runs_is_enough_to_begin_with(place: Place, judge: 
     report = place.cycle(judge, replace(GIVEN, min_groups=0, gate=gate, resample=asks_none))
     assert report.candidate == "agent@1"
     assert (learned(report.figures["train"]), report.figures["gate"]["scenarios"]) == ((1, 0), 1)
+
+
+@pytest.mark.parametrize("asked", ["imitate_from", "prefer_from"])
+def test_a_base_that_cannot_be_given_anything_is_refused_before_the_judge_is_paid(
+    tmp_path: Path, base: Path, judge: Judge, asked: str
+):
+    bare = tmp_path / "bare"
+    shutil.copytree(base, bare)
+    (bare / "chat_template.jinja").unlink()
+    with serve(EmbeddedEngine.from_pretrained(base, adapters_root=tmp_path / "adapters")) as running:
+        place = Place(tmp_path, bare, running.client)
+        place.traffic()
+        given: Any = {asked: 0.5}
+        with pytest.raises(ConfigError, match=r"has no chat template; .*without imitate_from and prefer_from"):
+            place.cycle(judge, replace(CONFIG, train=replace(CONFIG.train, **given)))
+        assert place.stages == []
+        assert place.store.read.ungrouped(settled_before=100.0)  # all waits for the next cycle
+        assert place.cycle(judge, eager()).outcome == "promoted"
+        place.store.close()
