@@ -39,7 +39,7 @@ _DONT_KNOW, _SAYS, _THINKS = "I don't know", "The mail says ", "I think "
 def tiny(seed: int) -> Path:
     """Make it, or take it from the cache."""
     return tiny_base(
-        "email_search", beginner, seed=seed, words=words(), tools=TOOLS, shape=Shape(steps=1500, batch=32, peak_lr=3e-3)
+        "email_search", beginner, seed=seed, words=words(), tools=TOOLS, shape=Shape(steps=1800, batch=32, peak_lr=3e-3)
     )
 
 

@@ -17,7 +17,7 @@ from stand_in import tiny
 
 import art_patch as art
 
-STEPS, QUESTIONS, SIBLINGS = 14, 24, 12
+STEPS, QUESTIONS, SIBLINGS = 11, 24, 12
 
 
 async def train(asked: argparse.Namespace) -> dict[str, float]:
@@ -25,7 +25,7 @@ async def train(asked: argparse.Namespace) -> dict[str, float]:
     began = time.monotonic()
     scenarios = chosen(asked)
     base_model = asked.base_model or str(tiny(asked.seed))
-    config = art.TrainConfig(learning_rate=1e-5 if asked.base_model else 1e-3, seed=asked.seed)
+    learning_rate = 1e-5 if asked.base_model else 1e-3
     model = art.TrainableModel(name=NAME, project=f"{NAME}-{asked.seed}", base_model=base_model)
     with art.LocalBackend(path=asked.path) as backend:
         await model.register(backend)
@@ -35,7 +35,8 @@ async def train(asked: argparse.Namespace) -> dict[str, float]:
                 art.TrajectoryGroup(rollout(model, question) for _ in range(SIBLINGS))
                 for question in scenarios.lesson(QUESTIONS, seed=f"{asked.seed} {step}")
             )
-            await model.train(groups, config=config)
+            slower = learning_rate * (1 - step / asked.steps)  # late in training most of an update is noise
+            await model.train(groups, config=art.TrainConfig(learning_rate=slower, seed=asked.seed))
         after = await art.evaluate(rollout, scenarios.held_out(), [model], runs=2)
     return {
         "before": round(before.models[0].figures["right"].value, 3),

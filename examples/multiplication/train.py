@@ -23,7 +23,7 @@ async def train(asked: argparse.Namespace) -> dict[str, float]:
     """Evaluate, learn for some steps, evaluate again."""
     began = time.monotonic()
     base_model = asked.base_model or str(tiny(asked.seed))
-    config = art.TrainConfig(learning_rate=1e-5 if asked.base_model else 1e-3, seed=asked.seed)
+    learning_rate = 1e-5 if asked.base_model else 1e-3
     model = art.TrainableModel(name=NAME, project=f"{NAME}-{asked.seed}", base_model=base_model)
     with art.LocalBackend(path=asked.path) as backend:
         await model.register(backend)
@@ -33,7 +33,8 @@ async def train(asked: argparse.Namespace) -> dict[str, float]:
                 art.TrajectoryGroup(rollout(model, problem) for _ in range(SIBLINGS))
                 for problem in lessons(PROBLEMS, seed=f"{asked.seed} {step}")
             )
-            await model.train(groups, config=config)
+            slower = learning_rate * (1 - step / asked.steps)  # late in training most of an update is noise
+            await model.train(groups, config=art.TrainConfig(learning_rate=slower, seed=asked.seed))
         after = await art.evaluate(rollout, held_out(), [model], runs=4)
     return {
         "before": round(before.models[0].figures["right"].value, 3),

@@ -24,7 +24,7 @@ async def train(asked: argparse.Namespace) -> dict[str, float]:
     """Evaluate, learn for some steps, evaluate again."""
     began = time.monotonic()
     base_model = asked.base_model or str(tiny(asked.seed))
-    config = art.TrainConfig(learning_rate=1e-5 if asked.base_model else 1e-3, seed=asked.seed)
+    learning_rate = 1e-5 if asked.base_model else 1e-3
     model = art.TrainableModel(name=NAME, project=f"{NAME}-{asked.seed}", base_model=base_model)
     with art.LocalBackend(path=asked.path) as backend:
         await model.register(backend)
@@ -37,7 +37,8 @@ async def train(asked: argparse.Namespace) -> dict[str, float]:
                 art.TrajectoryGroup(rollout(model, match, opponents[match.opponent]) for _ in range(SIBLINGS))
                 for match in lessons(MATCHES, seed)
             )
-            await model.train(groups, config=config)
+            slower = learning_rate * (1 - step / asked.steps)  # late in training most of an update is noise
+            await model.train(groups, config=art.TrainConfig(learning_rate=slower, seed=asked.seed))
         after = await art.evaluate(rollout, held_out(), [model])
     return {
         "before": round(before.models[0].figures["win_or_draw"].value, 3),
