@@ -135,6 +135,8 @@ def breathe(began: float) -> None:
 def climb(connection: Connection, pending: Pending, until: float) -> Counter[str]:
     """Delete orphans among the candidates and above them, until all are looked at or the time is over.
 
+    It gets on by a step at least: what a slow disk takes to begin may be longer than the time.
+
     Args:
         connection: of a transaction that is `alone`.
         pending: candidates; those that were looked at are taken out, parents of what was deleted come in.
@@ -144,9 +146,11 @@ def climb(connection: Connection, pending: Pending, until: float) -> Counter[str
         Rows deleted, by kind.
     """
     gone: Counter[str] = Counter()
+    got_on = False
     for kind in _CHAINS:
         waiting = pending.ids[kind]
-        while waiting and time.perf_counter() < until:
+        while waiting and (not got_on or time.perf_counter() < until):
+            got_on = True
             some = [waiting.pop() for _ in range(min(_STEP, len(waiting)))]
             orphans = _orphans(connection, kind, some)
             gone[kind] += _delete(connection, kind, [key for key, _ in orphans])

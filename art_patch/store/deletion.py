@@ -94,12 +94,12 @@ class Deletion:
         self._counts["messages"] += collect(self._database)["nodes"]
 
     def _chunk(self, connection: Connection, left: list[str], only: ColumnElement[bool] | None) -> bool:
-        """Delete until the time is over, and take out of `left` what is gone."""
+        """Delete until the time is over, a step at least, and take out of `left` what is gone."""
         until = time.perf_counter() + BUDGET_S
         pending = Pending.load(connection)
         self._counts["messages"] += climb(connection, pending, until)["nodes"]
         touched = False
-        while left and not pending.chains and time.perf_counter() < until:
+        while left and not pending.chains and (not touched or time.perf_counter() < until):
             some = left[:_TRAJECTORIES]
             still = some
             if only is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import uuid
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -104,7 +105,7 @@ def test_a_collection_that_was_cut_short_is_ended_by_the_next(
     store.write([info(), call("c1", messages=conversation(list(range(30))))])
     execute("DELETE FROM choices")
     answers = [row[0] for row in execute("SELECT id FROM nodes WHERE id NOT IN (SELECT parent FROM nodes)")]
-    monkeypatch.setattr(collect, "BUDGET_S", -1.0)  # no transaction gets further than taking the candidates down
+    monkeypatch.setattr(collect, "climb", lambda *_: Counter())  # it gets no further than taking the candidates down
 
     def killed(_began: float) -> None:
         raise KeyboardInterrupt
@@ -121,6 +122,30 @@ def test_a_collection_that_was_cut_short_is_ended_by_the_next(
     monkeypatch.undo()
     assert collect.collect(store._database)["nodes"] == 2
     assert (control(execute, PENDING), store.verify()) == ("", [])
+
+
+def test_a_collection_without_time_gets_on_by_a_step_a_transaction(
+    store: Store, execute: Execute, monkeypatch: pytest.MonkeyPatch
+):
+    store.write([info(), call("c1", messages=conversation(list(range(30))))])
+    execute("DELETE FROM choices")
+    execute("DELETE FROM calls")
+    answers = [bytes(row[0]) for row in execute("SELECT id FROM nodes WHERE id NOT IN (SELECT parent FROM nodes)")]
+    transactions = [0]
+
+    def counted(_began: float) -> None:
+        transactions[0] += 1
+        assert transactions[0] < 100
+
+    monkeypatch.setattr(collect, "BUDGET_S", -1.0)
+    monkeypatch.setattr(collect, "breathe", counted)
+    assert collect.collect(store._database, {"nodes": answers})["nodes"] == 32
+    assert (count_of_nodes(execute), store.verify()) == (0, [])
+    assert transactions[0] > 10
+
+
+def count_of_nodes(execute: Execute) -> int:
+    return execute("SELECT count(*) FROM nodes")[0][0]
 
 
 def test_candidates_that_somebody_needs_stay(store: Store, execute: Execute):

@@ -222,14 +222,16 @@ def test_chunks_leave_the_store_sound_and_the_lock_free(
 
 ERASER = """
 import sys, time
-from art_patch.store import collect, open_store
-collect.BUDGET_S = -1.0
-store = open_store(sys.argv[1])
-from art_patch.store import deletion
-deletion.BUDGET_S = 0.0001
+from art_patch.store import deletion, open_store
+deletion._TRAJECTORIES, deletion.BUDGET_S = 1, 0.0
+left = int(sys.argv[2])
 def tell(done, total):
-    print(done, flush=True)
-store.rights.erase(user="u", progress=tell)
+    global left
+    left -= 1
+    if not left:
+        print(done, flush=True)
+        time.sleep(600)  # it is killed here
+open_store(sys.argv[1]).rights.erase(user="u", progress=tell)
 """
 
 
@@ -237,11 +239,10 @@ store.rights.erase(user="u", progress=tell)
 def test_killed_in_the_middle_and_run_again_it_finishes(
     full: Store, url: str, execute: Execute, processes: list[subprocess.Popen[str]], after: int
 ):
-    eraser = subprocess.Popen([sys.executable, "-c", ERASER, url], stdout=subprocess.PIPE, text=True)
+    eraser = subprocess.Popen([sys.executable, "-c", ERASER, url, str(after)], stdout=subprocess.PIPE, text=True)
     processes.append(eraser)
     assert eraser.stdout is not None
-    for _ in range(after):
-        eraser.stdout.readline()
+    assert eraser.stdout.readline()
     os.kill(eraser.pid, signal.SIGKILL)
     eraser.wait(timeout=10)
     assert full.verify() == []
