@@ -21,8 +21,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from art_patch.errors import ArtPatchError, JudgeError
-from art_patch.promotion.promote import challenge, promote
+from art_patch.errors import AdapterRejected, ArtPatchError, JudgeError
+from art_patch.promotion.promote import challenge, ensure_loaded, promote, reject
 from art_patch.records import JSON, Policy, PolicyState
 from art_patch.rewards.batch import OrderedJudge
 from art_patch.serving.contract import Engine
@@ -83,8 +83,9 @@ def retrain(
         Busy: if another cycle runs, or took this one for dead and its lease over; nothing was changed since.
         JudgeError: if the judge scored nothing; the groups wait for the next cycle.
         TrainingError: if the update failed; nothing was published.
-        EngineError: if the engine failed; a candidate that was trained is gated by the next cycle.
-        ConfigError: if there is no training here as the config says; nothing was done.
+        EngineError: if the engine failed; a candidate that was trained is gated by the next cycle. One whose adapter
+            the engine refuses for good is rejected instead.
+        ConfigError: if there is no training here as the config says, or of this base; nothing was done.
     """
     began, at = clock(), time.time() if now is None else now
     with (
@@ -133,6 +134,15 @@ def _cycle(run: Cycle, champion: Policy | None, watch: _Watch) -> CycleReport:
     elif run.config.promotion == "approve" and "waits" in candidate.figures:
         return _waits(champion, candidate, candidate.figures["waits"]["reason"], run)
     watch.check()
+    try:
+        ensure_loaded(run.engine, candidate.name)
+    except AdapterRejected as error:
+        if not error.final:
+            raise
+        # Each later cycle would be refused it, too.
+        reason = f"the engine refuses it: {error}"
+        reject(run.store.ledger, run.engine, candidate.name, who=run.who, reason=reason)
+        return CycleReport("rejected", reason, champion.name, candidate.name, run.figures)
     verdict = contest_of(run, candidate, champion)
     won, reason, figures = verdict.promote, verdict.reason, {"gate": verdict.figures}
     present = run.store.ledger.champion() or champion

@@ -4,6 +4,7 @@
 
     ArtPatchError                 1   anything below; nothing was lost
     ├── ConfigError               2   an argument, variable or file says something impossible
+    │   └── WrongProject         18   the store belongs to another project; nothing was read or written
     ├── GateRejected              4   the candidate did not win; the champion goes on serving
     ├── Busy                      5   another cycle holds the lock
     ├── EngineError               6   the serving engine is missing, failed or refused
@@ -40,6 +41,12 @@ class ConfigError(ArtPatchError):
     exit_code = 2
 
 
+class WrongProject(ConfigError):
+    """The store belongs to another project; the message names it."""
+
+    exit_code = 18
+
+
 class GateRejected(ArtPatchError):
     """The candidate did not win against the champion. Not a fault: the champion goes on serving."""
 
@@ -71,9 +78,19 @@ class PortInUse(EngineError):
 
 
 class AdapterRejected(EngineError):
-    """An adapter is unsafe or does not fit the base model; it was not loaded."""
+    """An adapter is unsafe or does not fit the base model; it was not loaded.
+
+    Attributes:
+        final: each later try would end alike. False where files are not there or cannot be read, or the engine serves
+            another base: whoever runs it mends that, and the adapter is sound.
+    """
 
     exit_code = 11
+
+    def __init__(self, message: str, *, final: bool = True) -> None:
+        """Take the message, which says what to do."""
+        super().__init__(message)
+        self.final = final
 
 
 class JudgeError(ArtPatchError):
@@ -148,4 +165,5 @@ __all__ = [
     "TrackerError",
     "TrainingError",
     "TransitionError",
+    "WrongProject",
 ]

@@ -26,14 +26,17 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     project: str = Field(default="default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    """Keeps the traffic and policies of different agents apart: each project has its own directory."""
+    """Keeps the traffic and policies of different agents apart: each project has its own directory and its own store,
+    and a store refuses every other project. A process has one project."""
 
     home: Path | None = None
     """Directory of all projects; the user's data directory unless set. Store and adapters live below it."""
 
     store: str | None = Field(default=None, repr=False)
-    """Database URL, such as `postgresql+psycopg://user@host/database` where several machines share a store;
-    `sqlite:///<home>/<project>/store.db` unless set. It may hold a password, so it is not shown."""
+    """Database URL, such as `postgresql+psycopg://user@host/database` where several machines share a project's store;
+    `sqlite:///<home>/<project>/store.db` unless set. It may hold a password, so it is not shown. A store belongs to the
+    project that made it: another project needs another file or database, or a schema of its own, named by
+    `?options=-csearch_path%3DSCHEMA`."""
 
     mode: Mode = "route"
     """`route`: to the champion if one serves, else upstream. `canary`: the same for a share of the sessions.
@@ -78,6 +81,10 @@ class Settings(BaseModel):
     base_url: str | None = None
     """Address of the engine; taken from the store (where `art-patch serve` writes it) unless set."""
 
+    engine_key_file: Path | None = None
+    """File with the engine's key, mode 600, for apps on other machines than the engine's. Unset: `engine.key` in the
+    project's directory, where `art-patch serve` keeps a copy of the key that it was given."""
+
     timeout_s: float = Field(default=30.0, gt=0)
     """How long the champion may take for an answer that is not streamed, and between two chunks of one that is."""
 
@@ -110,7 +117,8 @@ class Settings(BaseModel):
     """Bytes of recorded calls that may wait to be written; beyond it calls are dropped and counted."""
 
     flush_interval_s: float = Field(default=0.1, gt=0)
-    """How long the writer collects before it writes a batch; at most this much is lost when the app is killed."""
+    """How long the writer collects before it writes a batch. When the app is killed, at most this much is lost,
+    and in a process's first second or two, before the store is open, all that was recorded by then."""
 
     poll_interval_s: float = Field(default=0.5, gt=0, le=2.0)
     """How often the app looks whether mode, champion or engine changed. A look costs about a millisecond."""
@@ -219,7 +227,7 @@ class Settings(BaseModel):
     @field_validator("store")
     @classmethod
     def _is_known_store(cls, value: str | None) -> str | None:
-        if value is None or value.startswith(("sqlite:///", "postgresql+psycopg://")):
+        if value is None or (value.startswith(("sqlite:///", "postgresql+psycopg://")) and value != "sqlite:///"):
             return value
         scheme = value.partition(":")[0]  # and no more: the rest may hold a password
         if scheme.partition("+")[0] in ("postgres", "postgresql"):
@@ -262,15 +270,37 @@ def load_settings(**given: Any) -> Settings:
     Raises:
         ConfigError: naming the argument, its variable and what is wrong with it.
     """
-    # By hand and not with pydantic-settings, whose import would double what `patch()` costs the app.
-    values: dict[str, Any] = {name: os.environ.get(f"{PREFIX}{name.upper()}") for name in Settings.model_fields}
-    values |= {name: value for name, value in given.items() if value is not None}
+    settings, wrong = read_settings(**given)
+    if wrong is not None:
+        raise ConfigError(wrong)
+    return settings
+
+
+def read_settings(**given: Any) -> tuple[Settings, str | None]:
+    """Return the settings as if wrong variables were not set, and what is wrong with them; `None` if nothing is.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    values = variables() | given
     try:
-        return Settings(**{name: value for name, value in values.items() if value is not None})
+        return Settings(**values), None
     except ValidationError as error:
-        lines = [
-            f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')} "
-            f"(or {PREFIX}{str(e['loc'][0]).upper()})"
-            for e in error.errors()
-        ]
-        raise ConfigError("; ".join(lines)) from None
+        fields = {str(e["loc"][0]) for e in error.errors()}
+        wrong = "; ".join(_sentence(e["loc"], e["msg"], given) for e in error.errors())
+    if fields & given.keys():
+        raise ConfigError(wrong)
+    return Settings(**{name: value for name, value in values.items() if name not in fields}), wrong
+
+
+def _sentence(place: tuple[int | str, ...], message: str, given: Mapping[str, Any]) -> str:
+    variable, said = f"{PREFIX}{str(place[0]).upper()}", message.removeprefix("Value error, ")
+    return f"{'.'.join(map(str, place))}: {said} (or {variable})" if place[0] in given else f"{variable}: {said}"
+
+
+def variables() -> dict[str, Any]:
+    """Return the values that variables give, by field. An empty one gives none: so `${X:-}` leaves it."""
+    # By hand and not with pydantic-settings, whose import would double what `patch()` costs the app.
+    found = {name: os.environ.get(f"{PREFIX}{name.upper()}", "") for name in Settings.model_fields}
+    return {name: value for name, value in found.items() if value.strip()}

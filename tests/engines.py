@@ -21,6 +21,8 @@ from art_patch.serving.vllm.engine import VllmEngine
 from art_patch.serving.vllm.environment import find
 from art_patch.settings import load_settings
 
+ADMIN_KEY = "key-of-whoever-changes-it"
+
 
 @dataclass
 class Running:
@@ -36,6 +38,7 @@ class Running:
 def serve(engine: Served, *, ready_s: float = 30, **options: Any) -> Iterator[Running]:
     """Runs a server in a thread until the block ends."""
     stop, ready, urls = threading.Event(), threading.Event(), []
+    options = {"admin_key": ADMIN_KEY} | options
 
     def on_ready(url: str) -> None:
         urls.append(url)
@@ -59,7 +62,7 @@ def serve(engine: Served, *, ready_s: float = 30, **options: Any) -> Iterator[Ru
         key = options.get("api_key")
         with (
             OpenAI(base_url=urls[0] + "/v1", api_key=key or "none", max_retries=0, timeout=60) as openai,
-            EngineClient(urls[0], key) as client,
+            EngineClient(urls[0], key, admin_key=options["admin_key"]) as client,
         ):
             yield Running(engine, urls[0], openai, client)
     finally:

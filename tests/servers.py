@@ -45,7 +45,8 @@ class Answer:
         headers: in addition.
         hang: send nothing until the server is closed.
         cut: close the connection in the middle of the body.
-        gate: after the first event, wait for this before sending the next.
+        gate: after `gate_after` events, wait for this before sending the next.
+        gate_after: see `gate`; an answer of the engine's is held back up to its second event, the first with a word.
     """
 
     status: int = 200
@@ -55,6 +56,7 @@ class Answer:
     hang: bool = False
     cut: bool = False
     gate: threading.Event | None = None
+    gate_after: int = 1
 
 
 def completion(body: Any, *, content: str | None = None, finish: str | None = "stop", **changes: Any) -> dict[str, Any]:
@@ -335,7 +337,7 @@ def _handler(stub: StubServer) -> type[BaseHTTPRequestHandler]:
                 for position, event in enumerate(answer.events):
                     self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
                     self.wfile.flush()
-                    if position == 0 and answer.gate is not None:
+                    if position + 1 == answer.gate_after and answer.gate is not None:
                         answer.gate.wait(30)
                 if not answer.cut:
                     self.wfile.write(b"0\r\n\r\n")

@@ -178,6 +178,31 @@ def test_a_candidate_that_does_not_win_is_rejected_and_unloaded(place: Place, ju
     assert place.cycle(judge, eager()).candidate == "agent@2"  # a name is never used twice
 
 
+def test_groups_of_a_rejected_candidate_are_trained_on_again_and_not_judged_again(place: Place, judge: Judge):
+    place.traffic()
+    strict = replace(CONFIG, gate=replace(CONFIG.gate, margin=0.99))
+    first = place.cycle(judge, strict)
+    assert (first.outcome, first.candidate, first.figures["score"]["calls"] > 0) == ("rejected", "agent@1", True)
+    waiting = place.store.read.group_ids(state="scored")
+    assert len(waiting) == first.figures["train"]["groups"] > 2
+    for candidate in ("agent@2", "agent@3"):
+        again = place.cycle(judge, strict)
+        assert (again.outcome, again.candidate) == ("rejected", candidate)
+        assert again.figures["train"]["groups"] == first.figures["train"]["groups"]
+        assert again.figures["score"] == {"groups": 0, "unscored": 0}
+    assert place.store.read.group_ids(state="stale") == waiting  # three tries are enough
+    assert place.cycle(judge, strict).outcome == "nothing to do"
+
+
+def test_a_champion_that_is_gone_back_from_keeps_its_groups(place: Place, judge: Judge):
+    place.traffic()
+    place.cycle(judge, eager())
+    learned = place.store.read.group_ids(state="trained")
+    rollback(place.store.ledger, place.client, who="test", reason="worse")
+    assert place.states() == {"agent@0": "champion", "agent@1": "retired"}
+    assert (place.store.read.group_ids(state="trained"), place.store.read.group_ids(state="scored")) == (learned, ())
+
+
 def test_without_traffic_there_is_nothing_to_do(place: Place, judge: Judge):
     report = place.cycle(judge)
     assert report.outcome == "nothing to do"

@@ -33,7 +33,7 @@ from openai import OpenAI
 from art_patch.cli import INTERRUPTED
 from art_patch.cli.app import app
 from art_patch.errors import Busy, GateRejected
-from art_patch.serving.keys import read_key
+from art_patch.keys import read_key
 from art_patch.serving.server import run_server
 from art_patch.serving.vllm import environment
 from art_patch.serving.vllm.command import SHUTDOWN_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -50,6 +51,7 @@ from art_patch.cli.trajectories import app as trajectories
 from art_patch.cli.trajectories import list_trajectories, show
 from art_patch.cli.watch import watch
 from art_patch.errors import ArtPatchError
+from art_patch.settings import PREFIX
 
 
 class _Commands(TyperGroup):
@@ -140,6 +142,8 @@ def run() -> None:
         raise KeyboardInterrupt  # so that SIGTERM unwinds like Ctrl-C: locks freed, children stopped, exit code 130
 
     signal.signal(signal.SIGTERM, on_terminate)
+    for name in [name for name, value in os.environ.items() if name.startswith(PREFIX) and not value.strip()]:
+        del os.environ[name]  # an empty variable is unset: for options, too, and for what is started from here
     try:
         app(standalone_mode=True)
     except ArtPatchError as error:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from art_patch.cli.opening import refuse_foreign
 from art_patch.cli.options import HomeOption, JsonOption, ProjectOption, StoreOption
 
 if TYPE_CHECKING:
@@ -175,10 +176,12 @@ def _job(
     from art_patch.schedule.recipes import Job
     from art_patch.schedule.times import parse_schedule
     from art_patch.settings import load_settings
-    from art_patch.store.urls import absolute_url
+    from art_patch.store.urls import absolute_url, waits_for_network
 
     when = parse_schedule(schedule)
     settings = load_settings(project=project, home=home, store=store)
+    if not waits_for_network(settings.store):
+        refuse_foreign(settings)
     given, known = _checked(options or [])
     variables = {name: os.environ[name] for name in sorted(known) if name in os.environ}
     variables = {

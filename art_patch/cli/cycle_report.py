@@ -7,6 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from art_patch.cli.output import answer, stdout
+from art_patch.cli.safe_text import one_line
 from art_patch.stages.report import LONG, figures_line
 
 _COLOURS = {"promoted": "green", "rejected": "yellow", "waits for approval": "cyan", "canary": "cyan"}
@@ -29,4 +30,4 @@ def say(report: dict[str, Any], *, as_json: bool) -> None:
         console.print(odd["first"], style="yellow", markup=False)
     for stage, values in figures.items():
         shown = figures_line({key: value for key, value in values.items() if key not in LONG})
-        console.print(Text.assemble("  ", (f"{stage:<6}", "dim"), " ", shown))
+        console.print(Text.assemble("  ", (f"{stage:<6}", "dim"), " ", one_line(shown)))

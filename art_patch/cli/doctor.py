@@ -30,17 +30,18 @@ def doctor(
 
     from art_patch.cli.output import answer
     from art_patch.doctor import examine
-    from art_patch.settings import load_settings
+    from art_patch.settings import read_settings
 
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "project": project,
         "home": home,
         "store": store,
         "mode": mode,
         "base_url": base_url,
     }
-    arguments = {name for name in given if _on_the_command_line(context, name)}
-    findings, settings = examine(load_settings(**given), arguments)
+    given = {name: value for name, value in options.items() if _on_the_command_line(context, name)}
+    chosen, wrong = read_settings(**given)
+    findings, settings = examine(chosen, given.keys(), wrong=wrong)
     healthy = all(finding.level != "bad" for finding in findings)
     if as_json:
         answer({"healthy": healthy, "findings": [asdict(finding) for finding in findings], "settings": settings})

@@ -118,7 +118,7 @@ def _pull(
         source = made()
     except ModuleNotFoundError as error:
         raise ConfigError(f'pulling from {extra} needs {error.name}; run: pip install "art-patch[{extra}]"') from None
-    told = feedback_of(source.rows(after))
     with opened_store(project=project, home=home, store=store) as (_, opened):
+        told = feedback_of(source.rows(after))
         figures = write_feedback(opened, told, rename, source=source.source, who=who_am_i(who, f"pull {extra}"))
     say(figures, "source", source.source, as_json)

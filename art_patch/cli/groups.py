@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from art_patch.cli.opening import require_project
 from art_patch.cli.options import HomeOption, JsonOption, ProjectOption, StoreOption
 
 WAYS = {
@@ -59,7 +60,8 @@ def groups(
     if min_size is not None:
         config = replace(config, min_group_size=min_size)
     ids = count()
-    database = open_database(settings.store_url, create=False)
+    require_project(settings)
+    database = open_database(settings.store_url, create=False, project=settings.project)
     try:
         stats = group_stats(database)
         pending = Reader(database).ungrouped(settled_before=time.time() - config.settle_s, limit=limit)
@@ -115,7 +117,8 @@ def _print(facts: dict[str, Any]) -> None:
     states = ", ".join(f"{count} {state}" for state, count in facts["states"].items()) or "none yet"
     summary.add_row("groups", states + (f"; {facts['held_out']} held out for the gate" if facts["held_out"] else ""))
     if facts["dead_share"] is not None:
-        summary.add_row("dead", f"{facts['dead_share']:.0%} of those that were judged: all siblings were scored alike")
+        why = "all siblings that are trained were scored alike"
+        summary.add_row("dead", f"{facts['dead_share']:.0%} of those that were judged: {why}")
     if facts["sizes"]:
         summary.add_row("sizes", ", ".join(f"{count} of {size}" for size, count in facts["sizes"].items()))
     console.print(summary)

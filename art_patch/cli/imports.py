@@ -40,6 +40,7 @@ def import_file(
 
     The whole file is checked first: one wrong line, and nothing is imported (exit code 15). What is in the store
     already stays as it is, so importing a file twice adds nothing. Text without token ids is never trained on here.
+    A function that a row names for `retrain --replay` is left out, for a file must not say what to execute.
 
     `import scores FILE` and `import scores langfuse|langsmith` are `feedback import` and `feedback pull`.
     """
@@ -63,7 +64,7 @@ def import_file(
                 progress("check", total, total + 1)
         figures: Counter[str] = Counter()
         if total:
-            opened = open_store(settings.store_url)
+            opened = open_store(settings.store_url, project=settings.project)
             try:
                 for page in _pages(_bundles(rows, file, expected, now)):
                     figures += _write(opened, page, now)
@@ -110,8 +111,9 @@ def _write(store: Store, page: list[Bundle], now: float) -> Counter[str]:
         if bundle.trajectory.id not in known and bundle.trajectory.id not in new:
             strangers = (name for name, base in bundle.bases.items() if here.get(name, base) != base)
             new[bundle.trajectory.id] = bundle.without_tokens_of(strangers)
+    offers = sum(bundle.offers_replay for bundle in new.values())
     if new:
-        store.write([record for bundle in new.values() for record in bundle.records])
+        store.write([record for bundle in new.values() for record in bundle.without_replay().records])
     # Also for those that were here: an import that was cut short may have come as far as the trajectories.
     store.transfers.add_groups({b.trajectory.id: b.group for b in page if b.group is not None}, now=now)
     return Counter(
@@ -120,6 +122,7 @@ def _write(store: Store, page: list[Bundle], now: float) -> Counter[str]:
         calls=sum(len(bundle.trajectory.calls) for bundle in new.values()),
         scores=sum(len(bundle.trajectory.scores) for bundle in new.values()),
         already_there=len(page) - len(new),
+        offers_dropped=offers,
     )
 
 
@@ -127,11 +130,13 @@ def _say(file: str, figures: Counter[str], as_json: bool) -> None:
     from art_patch.cli.output import answer, stdout
     from art_patch.cli.safe_text import visible
 
-    names = ("read", "trajectories", "calls", "scores", "already_there")
+    names = ("read", "trajectories", "calls", "scores", "already_there", "offers_dropped")
     if as_json:
         return answer({"path": file, **{name: figures[name] for name in names}})
     if not figures["read"]:
         return stdout().print(f"{visible(file)} is empty; nothing was imported", markup=False, soft_wrap=True)
     there = f"; {figures['already_there']} were there already" if figures["already_there"] else ""
     words = f"{figures['trajectories']} trajectories with {figures['calls']} calls imported{there}"
+    if figures["offers_dropped"]:
+        words += f"; {figures['offers_dropped']} of them named a function to run again, which was left out"
     return stdout().print(words, markup=False, soft_wrap=True)

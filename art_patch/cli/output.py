@@ -26,11 +26,13 @@ def answer(value: dict[str, Any]) -> None:
 
 def fail(error: ArtPatchError, *, as_json: bool) -> int:
     """Print the error in one line and return its exit code."""
-    message = " ".join(str(error).split())
+    from art_patch.cli.safe_text import one_line
+
     if as_json:
+        message = " ".join(str(error).split())
         answer({"error": type(error).__name__, "message": message, "exit_code": error.exit_code})
     else:
-        sys.stderr.write(f"art-patch: {message}\n")
+        sys.stderr.write(f"art-patch: {one_line(error)}\n")  # a server's words may be in it
     return error.exit_code
 
 

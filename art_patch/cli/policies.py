@@ -173,11 +173,10 @@ def _is_said(context: typer.Context, name: str) -> bool:
 def find_engine(settings: Settings, ledger: Ledger, *, within_s: float = 5.0) -> EngineClient | None:
     """The project's engine, if it answers."""
     from art_patch.serving.client import EngineClient
-    from art_patch.serving.keys import read_key
 
     route = ledger.route()
     base_url = settings.base_url or route.base_url
-    engine = EngineClient(base_url, read_key(route.key_file)) if base_url else None
+    engine = EngineClient.of_project(settings, base_url, route.key_file) if base_url else None
     return engine if engine is not None and engine.health(timeout_s=within_s) else None
 
 

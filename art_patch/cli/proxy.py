@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from art_patch.cli.opening import refuse_foreign
 from art_patch.cli.options import (
     HomeOption,
     JsonOption,
@@ -46,7 +47,7 @@ def proxy(
     x-art-user-id, x-art-group, traceparent.
     """
     from art_patch.errors import ConfigError
-    from art_patch.serving.keys import read_key
+    from art_patch.keys import read_key
     from art_patch.settings import load_settings
 
     try:
@@ -66,6 +67,7 @@ def proxy(
         "redact": redact,
     }
     settings = load_settings(**given)
+    refuse_foreign(settings)
     key = read_key(None if key_file is None else str(key_file))
 
     def on_ready(here: str) -> None:

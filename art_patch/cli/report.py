@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from art_patch.cli.opening import require_project
 from art_patch.cli.options import HomeOption, JsonOption, ProjectOption, StoreOption
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def report(
     prices = _prices(upstream_price, litellm_prices)
     settings = load_settings(project=project, home=home, store=store)
     until = time.time()
-    database = open_database(settings.store_url, create=False)
+    require_project(settings)
+    database = open_database(settings.store_url, create=False, project=settings.project)
     try:
         used = usage(database, since=until - days * _DAY_S, until=until)
     finally:

@@ -16,6 +16,7 @@ from art_patch.cli.judging import (
     RubricOption,
     make_judge,
 )
+from art_patch.cli.opening import open_existing
 from art_patch.cli.options import HomeOption, JsonOption, ProjectOption, StoreOption, WhoOption, who_am_i
 from art_patch.cli.retrain_options import (
     BackendOption,
@@ -125,10 +126,8 @@ def retrain(
     from art_patch.rewards.checks import load_checks
     from art_patch.rewards.combine import load_combination
     from art_patch.serving.client import EngineClient
-    from art_patch.serving.keys import read_key
     from art_patch.settings import load_settings
     from art_patch.stages.retention import prune
-    from art_patch.store import open_store
     from art_patch.training import TrainConfig
     from art_patch.training.loss_config import LossConfig
 
@@ -136,7 +135,7 @@ def retrain(
         project=project, home=home, store=store, judge=judge, judge_base_url=judge_base_url, rubric=rubric,
         checks=tuple(check) if check else None, promotion=promotion, canary_percent=canary_percent,
     )  # fmt: skip
-    opened = open_store(settings.store_url)
+    opened = open_existing(settings)
     config = CycleConfig(
         settle_s=settle_s,
         min_groups=min_groups,
@@ -188,7 +187,7 @@ def retrain(
     base_url = settings.base_url or route.base_url
     if base_url is None:
         raise EngineError("no engine is running, so no candidate could be tested; start `art-patch serve` first")
-    engine = EngineClient(base_url, read_key(route.key_file))
+    engine = EngineClient.of_project(settings, base_url, route.key_file)
     engine.wait_ready(timeout_s=10.0)
     with bars(quiet=as_json) as progress:
         report = run(opened, engine, chief, settings.adapters, config, who=who_am_i(who, "retrain"), progress=progress)

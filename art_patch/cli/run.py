@@ -7,6 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from art_patch.cli.opening import refuse_foreign
 from art_patch.cli.options import (
     BaseUrlOption,
     HomeOption,
@@ -43,7 +44,7 @@ def run(
     """
     from art_patch.errors import ConfigError
     from art_patch.settings import load_settings
-    from art_patch.store.urls import absolute_url
+    from art_patch.store.urls import absolute_url, waits_for_network
 
     if not command:
         raise ConfigError("there is nothing to run; write it after `--`: art-patch run -- python app.py")
@@ -58,6 +59,8 @@ def run(
         "base_url": base_url,
     }
     settings = load_settings(**given)
+    if not waits_for_network(settings.store):  # a program that is started waits for no server
+        refuse_foreign(settings)
     if settings.store is not None:
         given["store"] = absolute_url(settings.store)
     _become(command, {name: str(value) for name, value in given.items() if value is not None})

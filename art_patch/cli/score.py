@@ -18,6 +18,7 @@ from art_patch.cli.judging import (
     RubricOption,
     make_judge,
 )
+from art_patch.cli.opening import open_existing
 from art_patch.cli.options import HomeOption, JsonOption, ProjectOption, StoreOption
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ def score(
 ) -> None:
     """Score the groups that wait. Scores are kept as they come, so it may be stopped and run again at any time.
 
-    Exit codes: 0 scored, nothing to do, or the budget is used up; 5 a cycle is running; 7 the judge failed; 1 and above
-    for other errors.
+    Exit codes: 0 scored, nothing to do, or the budget is used up; 5 a cycle is running; 7 the judge failed at all that
+    it was asked, also where that used the budget up; 1 and above for other errors.
     """
     from art_patch.cli.meaning import make_embed
     from art_patch.cli.output import bars
@@ -63,7 +64,6 @@ def score(
     from art_patch.stages.run import Run
     from art_patch.stages.score import score as score_groups
     from art_patch.stages.score import to_judge
-    from art_patch.store import open_store
 
     if show and not dry_run:
         raise ConfigError("--show shows what would be sent; give it with --dry-run")
@@ -72,7 +72,7 @@ def score(
         checks=tuple(check) if check else None,
     )  # fmt: skip
     chief = make_judge(settings, max_usd=max_usd, max_calls=max_calls, max_prompt_tokens=max_prompt_tokens)
-    opened = open_store(settings.store_url, create=False)
+    opened = open_existing(settings)
     config = CycleConfig(
         settle_s=settle_s,
         across=settings.group_across,
@@ -96,6 +96,7 @@ def score(
 
 def _say(figures: dict[str, Any], as_json: bool) -> None:
     from art_patch.cli.output import answer
+    from art_patch.cli.safe_text import one_line
 
     if as_json:
         answer(figures)
@@ -108,11 +109,11 @@ def _say(figures: dict[str, Any], as_json: bool) -> None:
         return
     typer.echo(f"scored {done['groups']} of {total} groups" + (f": {_spent(done)}" if "calls" in done else ""))
     for reason, count in done.get("reasons", {}).items():
-        typer.echo(f"  {count} not scored, and waiting: {reason}")
+        typer.echo(f"  {count} not scored, and waiting: {one_line(reason)}")
     for reason, count in quarantined.items():
-        typer.echo(f"  {count} quarantined: {reason}")
+        typer.echo(f"  {count} quarantined: {one_line(reason)}")
     for alarm in done.get("alarms", ()):
-        typer.echo(f"  alarm: {alarm}")
+        typer.echo(f"  alarm: {one_line(alarm)}")
 
 
 def _spent(done: dict[str, Any]) -> str:

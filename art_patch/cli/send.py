@@ -222,7 +222,7 @@ def _send(
         with bars(quiet=as_json) as progress:
             done = feed(
                 opened, tracker, wanted, who=who_am_i(who, f"send {extra}"), progress=progress, now=now,
-                filters=filters.chosen(wanted), again=again,
+                adapters=settings.adapters, filters=filters.chosen(wanted), again=again,
             )  # fmt: skip
     if as_json:
         return answer(asdict(done))

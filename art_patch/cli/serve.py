@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from urllib.parse import urlsplit
 
 import typer
 
@@ -96,31 +98,31 @@ def serve(
     """Serve the base model and its policies; apps of the project follow at once. A canary is looked after.
 
     The base becomes the champion NAME@0 if there is none yet. Stop it with Ctrl-C or SIGTERM: running requests are
-    finished, and the apps go back to their provider.
+    finished, and the apps go to another server of the project that runs, else back to their provider.
     """
     from art_patch.cli.output import answer, stdout
     from art_patch.cli.watch import watch_beside
-    from art_patch.errors import ConfigError
+    from art_patch.keys import ADMIN_KEY_FILE, key_for_apps, made_key, read_key
     from art_patch.listening import listen
     from art_patch.promotion.promote import wanted
     from art_patch.serving.adapters import check_name
     from art_patch.serving.base_model import read_base_model, resolve_model_dir
     from art_patch.serving.choice import choose
-    from art_patch.serving.keys import read_key
+    from art_patch.serving.client import EngineClient
     from art_patch.serving.server import run_server
     from art_patch.settings import load_settings
     from art_patch.store import open_store
 
     settings = load_settings(project=project, home=home, store=store)
-    if advertise is not None and not advertise.startswith(("http://", "https://")):
-        raise ConfigError(f"--advertise {advertise} is not an address; write it like http://gpu1:8700")
+    names = _names(advertise)
     key_file = str(api_key_file.absolute()) if api_key_file else None
     key, me = read_key(key_file), who_am_i(who, "serve")
     check_name(f"{name}@0")
     choice = choose(engine, device, python=settings.vllm_python, environments=settings.environments)
+    own_key = made_key(settings.directory / ADMIN_KEY_FILE) if key is None else None
     # The port is checked before seconds go into loading the model.
     listen(host, port, key=key, what="the model").close()
-    opened = open_store(settings.store_url)
+    opened = open_store(settings.store_url, project=settings.project)
     _check_model(opened.ledger, name)
     asked = _Asked(
         name, device, dtype, threads, max_model_len, max_lora_rank, replicas, tensor_parallel_size,
@@ -134,12 +136,15 @@ def serve(
     served = _make(asked, choice, checkpoint, settings)
     opened.ledger.add_base(served.base_policy, str(checkpoint.directory.absolute()), checkpoint.sha256, who=me)
     here: list[str] = []
-    stop, watchers = Event(), list[Thread]()
+    key_file_for_apps = partial(key_for_apps, key, settings.directory)
+    stop, watchers, watching = Event(), list[Thread](), ExitStack()
 
     def on_ready(url: str) -> None:
         here.append(f"{(advertise or url).rstrip('/').removesuffix('/v1')}/v1")
-        opened.ledger.set_engine(here[0], key_file=key_file, who=me)
-        watchers.append(watch_beside(settings, url, key, who=me, stop=stop))
+        opened.ledger.set_engine(here[0], key_file=key_file_for_apps(), who=me)
+        own = EngineClient(url, key, admin_key=own_key)
+        watching.callback(own.close)
+        watchers.extend(watch_beside(settings, own, here[0], key_file_for_apps, who=me, stop=stop))
         champion = opened.ledger.champion()
         serves = champion.name if champion else None
         if as_json:
@@ -151,16 +156,32 @@ def serve(
     try:
         champion, *spare = wanted(opened.ledger)  # no other policy keeps this one from serving
         run_server(
-            served, host=host, port=port, api_key=key, policies=(champion,), spare=spare, on_ready=on_ready,
-            serves=partial(_serves, opened.ledger),
+            served, host=host, port=port, api_key=key, admin_key=own_key, names=names,
+            policies=(champion,), spare=spare, on_ready=on_ready, serves=partial(_serves, opened.ledger),
         )  # fmt: skip
     finally:
         stop.set()
         for watcher in watchers:
             watcher.join(_LAST_LOOK_S)
-        if here and opened.ledger.route().base_url == here[0]:  # another server may have taken over
-            opened.ledger.set_engine(None, who=me)
+        watching.close()
+        if here and (route := opened.ledger.route()).base_url == here[0]:
+            opened.ledger.replace_engine(route, None, who=me)  # unless another server takes it this moment
         opened.close()
+
+
+def _names(advertised: str | None) -> list[str]:
+    """Return the name in the advertised address: a reverse proxy on this machine may pass it on."""
+    from art_patch.errors import ConfigError
+
+    if advertised is None:
+        return []
+    try:
+        address = urlsplit(advertised)
+    except ValueError:
+        address = urlsplit("")
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise ConfigError(f"--advertise {advertised} is not an address; write it like http://gpu1:8700")
+    return [address.hostname]
 
 
 def _serves(ledger: Ledger, name: str) -> str | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
 from art_patch.cli.opening import opened_store
 from art_patch.cli.options import HomeOption, JsonOption, ProjectOption, StoreOption, WhoOption, who_am_i
+
+if TYPE_CHECKING:
+    from art_patch.settings import Settings
 
 APPS_SEEN_S = 3_600.0
 """How far back the reports of app processes are shown."""
@@ -47,7 +50,7 @@ def status(
             }
             if route.challenger
             else None,
-            "engine": _engine(route.base_url, route.key_file),
+            "engine": _engine(settings, route.base_url, route.key_file),
             "recorded": opened.read.counts(),
             "disagreement": asdict(differ) | {"share": differ.share},
             "policies": [
@@ -85,37 +88,32 @@ def mode(
     from art_patch.cli.output import answer, stdout
     from art_patch.errors import ConfigError
     from art_patch.records import Mode
-    from art_patch.settings import load_settings
-    from art_patch.store import open_store
 
     modes = get_args(Mode)
     if value not in (*modes, "auto"):
         raise ConfigError(f"mode {value!r} is not one of {', '.join(modes)}, auto")
     if percent is not None and value != "canary":
         raise ConfigError("--percent goes with mode canary only")
-    settings = load_settings(project=project, home=home, store=store)
-    opened = open_store(settings.store_url)
     chosen = None if value == "auto" else cast(Mode, value)
-    opened.ledger.set_mode(chosen, canary_percent=percent, who=who_am_i(who, "mode"))
-    opened.close()
+    with opened_store(project=project, home=home, store=store) as (settings, opened):
+        opened.ledger.set_mode(chosen, canary_percent=percent, who=who_am_i(who, "mode"))
+        apps = len(opened.read.apps(since=time.time() - APPS_SEEN_S))
     if as_json:
-        answer({"project": settings.project, "mode": value, "canary_percent": percent})
+        answer({"project": settings.project, "mode": value, "canary_percent": percent, "apps": apps})
     else:
         share = "" if percent is None else f" with {percent:g} % of the sessions"
-        stdout().print(
-            f"mode of [b]{settings.project}[/]: {value}{share}; "
-            f"running apps follow within {settings.poll_interval_s:g} s"
-        )
+        seen = f"{apps} app {'process' if apps == 1 else 'processes'} seen in the last hour"
+        follow = f"running apps follow within {settings.poll_interval_s:g} s"
+        stdout().print(f"mode of [b]{settings.project}[/]: {value}{share}; {follow}; {seen}", soft_wrap=True)
 
 
-def _engine(base_url: str | None, key_file: str | None) -> dict[str, Any]:
+def _engine(settings: Settings, base_url: str | None, key_file: str | None) -> dict[str, Any]:
     if base_url is None:
         return {"base_url": None, "healthy": False, "models": []}
     from art_patch.errors import EngineError
     from art_patch.serving.client import EngineClient
-    from art_patch.serving.keys import read_key
 
-    client = EngineClient(base_url, read_key(key_file))
+    client = EngineClient.of_project(settings, base_url, key_file)
     try:
         return {"base_url": base_url, "healthy": client.health(), "models": list(client.models())}
     except EngineError as error:
@@ -135,6 +133,8 @@ def _print(facts: dict[str, Any]) -> None:
     served = f"{recorded['calls_by_policy']} by our policies, {recorded['calls_fell_back']} fell back"
     groups = ", ".join(f"{count} {state}" for state, count in recorded["groups"].items()) or "none yet"
     health = "healthy" if engine["healthy"] else "[red]not reachable[/]: calls go upstream"
+    if engine["healthy"] and facts["champion"] not in (None, *engine["models"]):
+        health = f"[red]does not have {facts['champion']} loaded[/]: calls go upstream"
     rows = [
         ("project", facts["project"]),
         ("store", facts["store"]),

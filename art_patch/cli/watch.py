@@ -1,16 +1,21 @@
-"""`art-patch watch`: looking after the policy that is tested; and the same beside `art-patch serve`."""
+"""`art-patch watch`: looking after the policy that is tested; and what `art-patch serve` looks after beside serving."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from art_patch.cli.opening import open_existing
 from art_patch.cli.options import HomeOption, JsonOption, ProjectOption, StoreOption, WhoOption, who_am_i
 
 if TYPE_CHECKING:
     from art_patch.promotion.watching import CanaryConfig
+    from art_patch.records import Route
+    from art_patch.serving.client import EngineClient
     from art_patch.settings import Settings
     from art_patch.stages.canary import WatchReport
     from art_patch.store import Store
@@ -32,16 +37,14 @@ def watch(
     """
     from art_patch.errors import GateRejected
     from art_patch.serving.client import EngineClient
-    from art_patch.serving.keys import read_key
     from art_patch.settings import load_settings
     from art_patch.stages.canary import watch as stage
-    from art_patch.store import open_store
 
     settings = load_settings(project=project, home=home, store=store)
-    opened = open_store(settings.store_url, create=False)
+    opened = open_existing(settings)
     route = opened.ledger.route()
     base_url = settings.base_url or route.base_url
-    engine = EngineClient(base_url, read_key(route.key_file)) if base_url else None
+    engine = EngineClient.of_project(settings, base_url, route.key_file) if base_url else None
     config, me, stop = canary_config(settings), who_am_i(who, "watch"), Event()
     seen: list[WatchReport] = []
 
@@ -77,31 +80,45 @@ def canary_config(settings: Settings) -> CanaryConfig:
     )
 
 
-def watch_beside(settings: Settings, url: str, key: str | None, *, who: str, stop: Event) -> Thread:
-    """Look after challengers in a thread until `stop` is set; for a server that runs in this process.
+def watch_beside(
+    settings: Settings, engine: EngineClient, address: str, key_file: Callable[[], str | None], *, who: str, stop: Event
+) -> list[Thread]:
+    """Look after challengers, who must serve, and the route, in threads until `stop` is set; beside a server of ours.
 
     Args:
         settings: the project's.
-        url: where the server answers.
-        key: that it asks for.
+        engine: a client of the server.
+        address: where apps reach it.
+        key_file: puts the server's key where apps find it, and says where.
         who: for the ledger.
-        stop: ends it.
+        stop: ends them.
     """
-    from art_patch.serving.client import EngineClient
     from art_patch.stages.canary import watch as stage
+    from art_patch.stages.keeping import Keeper
     from art_patch.store import open_store
 
     config = canary_config(settings)
 
-    def run() -> None:
-        store = open_store(settings.store_url, create=False)  # of its own: nothing waits for the server's
-        with EngineClient(url, key) as engine:
+    def look_after_challengers() -> None:
+        # Of its own: nothing waits for another's.
+        with closing(open_store(settings.store_url, create=False, project=settings.project)) as store:
             stage(store, engine, config, who=who, stop=stop)
-        store.close()
 
-    thread = Thread(target=run, name="art_patch-watch", daemon=True)
-    thread.start()
-    return thread
+    def keep() -> None:
+        with closing(open_store(settings.store_url, create=False, project=settings.project)) as store:
+
+            def take(before: Route) -> bool:
+                return store.ledger.replace_engine(before, address, key_file=key_file(), who=who)
+
+            Keeper(store.ledger, engine, address, take).keep(stop)
+
+    threads = [
+        Thread(target=look_after_challengers, name="art_patch-watch", daemon=True),
+        Thread(target=keep, name="art_patch-keep", daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    return threads
 
 
 def _ended(store: Store, name: str) -> WatchReport:

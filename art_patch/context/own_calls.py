@@ -24,13 +24,14 @@ class Passage:
 
     Attributes:
         recorded: whether an integration records it.
+        open: whether it is being sent. A task that was begun meanwhile keeps the passage, and may send others later.
     """
 
-    __slots__ = ("recorded",)
+    __slots__ = ("open", "recorded")
 
     def __init__(self) -> None:
         """Nobody records it yet."""
-        self.recorded = False
+        self.recorded = self.open = False
 
 
 _PASSAGE: ContextVar[Passage | None] = ContextVar("art_patch_passage", default=None)
@@ -40,11 +41,19 @@ _PASSAGE: ContextVar[Passage | None] = ContextVar("art_patch_passage", default=N
 def passing(passage: Passage) -> Generator[None]:
     """Surround the function, or the coroutine, that sends a call past the patch."""
     token = _PASSAGE.set(passage)
+    passage.open = True
     try:
         yield
     finally:
+        passage.open = False
         with suppress(ValueError):  # the garbage collector closes a coroutine in whatever context it runs
             _PASSAGE.reset(token)
+
+
+def is_passing() -> bool:
+    """Whether a call is on its way past the patch, in the context in force."""
+    passage = _PASSAGE.get()
+    return passage is not None and passage.open
 
 
 class OwnCall:
@@ -81,7 +90,7 @@ def record_call(body: Mapping[str, Any], *, api: Api = "chat") -> OwnCall | None
         api: whose request it is.
     """
     passage = _PASSAGE.get()
-    if passage is None:
+    if passage is None or not passage.open:
         return None
     who = identify(call=True)
     if who.suppressed:

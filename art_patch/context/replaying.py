@@ -24,17 +24,14 @@ from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, cast
 
 from art_patch.context.ambient import ambient
-from art_patch.context.scopes import trajectory
+from art_patch.context.scopes import noted_run
 from art_patch.errors import ConfigError
 from art_patch.recording import faults
 from art_patch.recording.outlet import redacts
-from art_patch.records import JSON
+from art_patch.records import JSON, REPLAY
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-REPLAY = "replay"
-"""Name of what is noted in a run's metadata."""
 
 MOST_BYTES = 64 << 10
 """Arguments that are longer as JSON are not noted: every reader of the run would carry them along."""
@@ -54,8 +51,9 @@ def replayable(function: Callable[P, R]) -> Callable[P, R]:
     inside a `trajectory()` that has no call yet, that one is the run. Arguments must be JSON values, 64 KiB at most;
     a call with others is recorded as ever and not repeated.
 
-    The job imports the module. What the app sets up behind `if __name__ == "__main__":`, such as `patch(redact=...)`,
-    is not set up there; what runs need belongs above it.
+    The job imports the module after it found in its source that this stands above the function, or that the top level
+    calls `replayable(function)`; it sees no other way to offer one. What the app sets up behind
+    `if __name__ == "__main__":`, such as `patch(redact=...)`, is not set up there; what runs need belongs above it.
 
     ::
 
@@ -103,7 +101,7 @@ def _scope(
         opened = ambient().open
         noted = _noted(target, args, kwargs) if _noting[0] else {}
         if opened is None:
-            return trajectory(name, metadata=noted)
+            return noted_run(name, noted)
         # What has begun cannot be repeated from here on, and a run that holds two calls not by one of them.
         if not opened.used and REPLAY not in opened.info.metadata:
             opened.info = replace(opened.info, metadata={**opened.info.metadata, **noted})

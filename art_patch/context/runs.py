@@ -28,7 +28,7 @@ from art_patch.context.told_spans import Told, forget, tell
 from art_patch.ids import new_id
 from art_patch.recording import emit, faults, is_fault
 from art_patch.recording.scrubbing import described
-from art_patch.records import JSON, Score, SpanInfo, SpanKind, TrajectoryInfo
+from art_patch.records import JSON, REPLAY, Score, SpanInfo, SpanKind, TrajectoryInfo
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -100,7 +100,7 @@ class Run:
             session_id: the conversation, thread or session that it is a turn of.
             user_id: for whom.
             tags: labels.
-            metadata: anything else, as JSON values.
+            metadata: anything else, as JSON values, without `replay`: whoever calls the app may have given it.
         """
         here = ambient()
         told = told_around(here)
@@ -114,7 +114,8 @@ class Run:
             self._own = info is None
             info = info or TrajectoryInfo(id or new_id(), time.time(), "explicit", group_key=here.group_key)
             info = _named(info, name=name, session_id=session_id, user_id=user_id)
-            info = replace(info, tags=info.tags or tuple(tags), metadata=info.metadata or _told(**(metadata or {})))
+            told_by_framework = {key: value for key, value in (metadata or {}).items() if key != REPLAY}
+            info = replace(info, tags=info.tags or tuple(tags), metadata=info.metadata or _told(**told_by_framework))
             self._open = OpenTrajectory(info)
 
     @property

@@ -32,7 +32,7 @@ from art_patch.errors import ConfigError
 from art_patch.ids import new_id
 from art_patch.recording import emit
 from art_patch.recording.scrubbing import described
-from art_patch.records import JSON, SpanInfo, TrajectoryInfo
+from art_patch.records import JSON, REPLAY, SpanInfo, TrajectoryInfo
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -168,7 +168,7 @@ def trajectory(
         session_id: your session.
         user_id: your user.
         tags: your labels.
-        metadata: anything else, as JSON values.
+        metadata: anything else, as JSON values. `replay` is left out: only `replayable()` may name code.
 
     Raises:
         ConfigError: if `id` is empty.
@@ -181,9 +181,14 @@ def trajectory(
         "session_id": session_id,
         "user_id": user_id,
         "tags": (tags,) if isinstance(tags, str) else tuple(tags),
-        "metadata": dict(metadata or {}),
+        "metadata": {key: value for key, value in (metadata or {}).items() if key != REPLAY},
     }
     return _Trajectory(id, given)
+
+
+def noted_run(name: str, noted: JSON) -> Scope[TrajectoryInfo]:
+    """A trajectory with what `replayable()` notes in its metadata."""
+    return _Trajectory(None, {"name": name, "metadata": noted})
 
 
 def span(name: str) -> Scope[str]:

@@ -25,6 +25,7 @@ from typing import Any, Self
 import art_patch
 from art_patch.demo.shop import TOOLS
 from art_patch.errors import ArtPatchError, EngineError
+from art_patch.private import private
 
 _PR_SET_PDEATHSIG = 1
 AGENT = Path("shop_agent", "agent.py")
@@ -73,7 +74,7 @@ class Process:
     def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
         """Start it in a session of its own, so that Ctrl-C reaches us alone and we end it in order."""
         self.log = log
-        with log.open("ab") as stderr:
+        with open(log, "ab", opener=private) as stderr:
             self.process = subprocess.Popen(
                 command,
                 env={**os.environ, **environment},

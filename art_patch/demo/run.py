@@ -177,9 +177,9 @@ class _World:
         self.engine = stack.enter_context(
             Engine(self._base, directory.parent, project, directory / "engine.log", self._engine)
         )
-        self.store: Store = open_store(settings.store_url)
+        self.store: Store = open_store(settings.store_url, project=settings.project)
         stack.callback(self.store.close)
-        self.client = stack.enter_context(EngineClient(self.engine.base_url))
+        self.client = stack.enter_context(EngineClient.of_project(settings, self.engine.base_url, None))
         self._before = self.store.read.counts()
         log = directory / "agent.log"
         ours = {"OPENAI_BASE_URL": NO_UPSTREAM, "ART_PATCH_HOME": home, "ART_PATCH_PROJECT": project}

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from art_patch.doctor.finding import Finding
+from art_patch.records import Route
 from art_patch.settings import PREFIX, Settings
 from art_patch.store.urls import without_password
 
@@ -15,7 +16,7 @@ _SECRET = frozenset({"judge_api_key"})
 
 def sources(settings: Settings, arguments: Collection[str], environment: Mapping[str, str]) -> dict[str, Any]:
     """Return each setting as `{"value", "source"}`; the source is `argument`, `environment` or `default`."""
-    variables = {name.upper() for name in environment}
+    variables = {name.upper() for name, value in environment.items() if value.strip()}
     found: dict[str, Any] = {}
     for name in Settings.model_fields:
         value = getattr(settings, name)
@@ -39,6 +40,26 @@ def chosen(found: Mapping[str, Any]) -> Finding:
         f"{name}={one['value']} ({one['source']})" for name, one in sorted(found.items()) if one["source"] != "default"
     ]
     return Finding("settings", "ok", ", ".join(parts) or "all defaults")
+
+
+def mistaken(wrong: str | None) -> Finding | None:
+    """Variables that say something impossible: the app goes on without us, and without a word but one in its log."""
+    if wrong is None:
+        return None
+    cure = "mend it, or unset it: until then `patch()` leaves the app alone, and what is below takes the default"
+    return Finding("settings", "bad", wrong, cure)
+
+
+def owner(settings: Settings, route: Route) -> Finding | None:
+    """Whether the store is another project's; `None` if it is not, or nobody's."""
+    if route.project in (None, settings.project):
+        return None
+    return Finding(
+        "project",
+        "bad",
+        f"the store belongs to project {route.project!r}: apps of {settings.project!r} neither record nor route by it",
+        f"say --project {route.project} (ART_PATCH_PROJECT={route.project}), or name a store of this project's own",
+    )
 
 
 def strangers(environment: Mapping[str, str]) -> list[Finding]:

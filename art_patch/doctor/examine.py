@@ -27,7 +27,11 @@ _Check = Callable[[], Finding | list[Finding] | None]
 
 
 def examine(
-    settings: Settings, arguments: Collection[str], environment: Mapping[str, str] = os.environ
+    settings: Settings,
+    arguments: Collection[str],
+    environment: Mapping[str, str] = os.environ,
+    *,
+    wrong: str | None = None,
 ) -> tuple[list[Finding], dict[str, Any]]:
     """Return all findings, and each setting with its source.
 
@@ -35,6 +39,7 @@ def examine(
         settings: what the app would run with.
         arguments: names of the settings that were given as arguments.
         environment: the variables.
+        wrong: what is wrong with some of them, which `settings` goes without.
     """
     found = configuration.sources(settings, arguments, environment)
     store, last_call_at = _store(settings.store_url)
@@ -47,15 +52,17 @@ def examine(
         lambda: packages.patchers(packages.installed_version),
         lambda: packages.doors(packages.installed_version),
         lambda: configuration.chosen(found),
+        lambda: configuration.mistaken(wrong),
         lambda: configuration.strangers(environment),
         *store,
         lambda: storage.adapters(settings.adapters, file),
         lambda: trouble,
+        lambda: configuration.owner(settings, route),
         lambda: serving.mode(settings.mode, found["mode"]["source"], route),
         lambda: serving.champion(route),
-        lambda: serving.engine(route, settings.base_url, _connect(5.0)),
+        lambda: serving.engine(route, settings.base_url, _connect(settings, 5.0)),
         # One that takes longer than this for eight tokens loses its calls to the provider as well.
-        lambda: adapter(route, settings.base_url, _connect(settings.timeout_s)),
+        lambda: adapter(route, settings.base_url, _connect(settings, settings.timeout_s)),
         lambda: machine.gpu(gpus),
         lambda: machine.vllm(lambda: environments.find(settings.vllm_python, settings.environments), gpus),
         lambda: job.judge(settings.judge, packages.installed_version),
@@ -98,12 +105,11 @@ def _head() -> str:
     return HEAD
 
 
-def _connect(timeout_s: float) -> Callable[[str, str | None], serving.Engine]:
+def _connect(settings: Settings, timeout_s: float) -> Callable[[str, str | None], serving.Engine]:
     def connect(base_url: str, key_file: str | None) -> serving.Engine:
         from art_patch.serving.client import EngineClient
-        from art_patch.serving.keys import read_key
 
-        return EngineClient(base_url, read_key(key_file), timeout_s=timeout_s)
+        return EngineClient.of_project(settings, base_url, key_file, timeout_s=timeout_s)
 
     return connect
 

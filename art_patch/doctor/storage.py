@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 from art_patch.doctor.finding import Finding
+from art_patch.store.files import WITH_TRAFFIC
 
 MIB = 2**20
 
@@ -49,8 +51,15 @@ def place(path: Path) -> Finding:
         )
     if not path.exists():
         return Finding("store", "ok", f"{path} is not there yet; the first call makes it")
-    if path.stat().st_mode & 0o077:
-        return Finding("store", "warn", f"{path} can be read by others, and holds your traffic", f"chmod 600 {path}")
+    # SQLite keeps them beside the file itself, wherever the path leads to.
+    files = [Path(f"{path.resolve()}{suffix}") for suffix in WITH_TRAFFIC]
+    if others := [str(file) for file in files if _mode(file) & 0o077]:
+        return Finding(
+            "store",
+            "warn",
+            f"others can read {', '.join(others)}, and your traffic is in there",
+            f"chmod 600 {shlex.join(others)}",
+        )
     return Finding("store", "ok", f"{path} can be written")
 
 
@@ -178,6 +187,13 @@ def _nearest(directory: Path) -> Path:
     while not directory.exists() and directory != directory.parent:
         directory = directory.parent
     return directory
+
+
+def _mode(path: Path) -> int:
+    try:
+        return path.stat().st_mode
+    except OSError:
+        return 0
 
 
 def _size(path: Path) -> int:

@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
+from art_patch.private import private
+
 _TAIL_BYTES = 2_000
 
 
@@ -34,7 +36,7 @@ class Child:
         """
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with log.open("ab") as stderr:
+        with open(log, "ab", opener=private) as stderr:
             self._process = subprocess.Popen(
                 # -P: files beside the script must not stand in for modules of the same name
                 [sys.executable, "-P", "-m", module, *arguments],

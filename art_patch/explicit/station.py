@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TypeVar
 
 from art_patch import errors
@@ -23,12 +22,12 @@ from art_patch.explicit.child import Child
 from art_patch.explicit.trainer import Trainer
 from art_patch.explicit.trajectory_group import TrajectoryGroup
 from art_patch.explicit.translate import translate
+from art_patch.keys import engine_key
 from art_patch.promotion.promote import ensure_loaded, promote, reject
 from art_patch.records import JSON, Policy
 from art_patch.serving.adapters import check_name
 from art_patch.serving.base_model import base_fingerprint, resolve_model_dir
 from art_patch.serving.client import EngineClient
-from art_patch.serving.keys import read_key
 from art_patch.settings import Settings
 from art_patch.store import Store, open_store
 
@@ -145,7 +144,7 @@ class Station:
     def _open_store(self) -> Store:
         if self._store is None:
             self.settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._store = open_store(self.settings.store_url)
+            self._store = open_store(self.settings.store_url, project=self.settings.project)
         return self._store
 
     def _open(self) -> tuple[str, str | None]:
@@ -156,7 +155,8 @@ class Station:
         if self._engine is not None and self._engine.alive():
             return self._address, None  # registered again
         route = ledger.route()
-        base_url, key = self.settings.base_url or route.base_url, read_key(route.key_file)
+        base_url = self.settings.base_url or route.base_url
+        key = engine_key(route.key_file, self.settings.directory, self.settings.engine_key_file)
         if base_url is not None and champion is not None:
             with EngineClient(base_url, key) as engine:
                 if engine.health():
@@ -239,7 +239,7 @@ class Station:
         address = self.settings.base_url or route.base_url
         if address is None:
             raise EngineError(f"no engine serves this project, so {name} cannot be proven; register the model again")
-        return EngineClient(address, read_key(route.key_file))
+        return EngineClient.of_project(self.settings, address, route.key_file)
 
     def _forget(self, best_metric: str) -> list[str]:
         ledger = self._opened().ledger
@@ -251,11 +251,13 @@ class Station:
         gone = [policy for policy in left if policy.step != best]
         route = ledger.route()
         address = self.settings.base_url or route.base_url
-        with nullcontext() if address is None else EngineClient(address, read_key(route.key_file)) as engine:
+        engine = None if address is None else EngineClient.of_project(self.settings, address, route.key_file)
+        with engine or nullcontext():
             for policy in gone:
                 reject(ledger, engine, policy.name, who=self.who, reason=f"not the best by {best_metric}; deleted")
         for policy in gone:
-            shutil.rmtree(Path(policy.path or ""), ignore_errors=True)
+            check_name(policy.name)  # whoever may write the store writes names, and any path beside them
+            shutil.rmtree(self.settings.adapters / policy.name, ignore_errors=True)
         return [policy.name for policy in gone]
 
 

@@ -21,7 +21,6 @@ from typing import Any, TextIO
 
 from art_patch.errors import ArtPatchError, EngineError
 from art_patch.serving.client import EngineClient
-from art_patch.serving.keys import read_key
 from art_patch.settings import Settings, load_settings
 from art_patch.stages.by_hand import UpdateByHand, train_by_hand
 from art_patch.store import open_store
@@ -63,13 +62,13 @@ def _update(settings: Settings, request: Mapping[str, Any], answers: TextIO) -> 
 
     given = request["config"]
     config = TrainConfig(**given | {"loss": LossConfig(**given["loss"])})
-    store = open_store(settings.store_url, create=False)
+    store = open_store(settings.store_url, create=False, project=settings.project)
     try:
         route = store.ledger.route()
         base_url = settings.base_url or route.base_url
         if base_url is None:
             raise EngineError("no engine serves this project; start `art-patch serve --base MODEL`")
-        with EngineClient(base_url, read_key(route.key_file)) as engine:
+        with EngineClient.of_project(settings, base_url, route.key_file) as engine:
             return train_by_hand(
                 store, engine, settings.adapters, config, request["groups"], evaluation=request["evaluation"],
                 who=request["who"], progress=progress,

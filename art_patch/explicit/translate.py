@@ -25,7 +25,7 @@ from art_patch.explicit.trajectory_group import TrajectoryGroup
 from art_patch.grouping.scenario import task_key, task_of
 from art_patch.ids import new_id
 from art_patch.proof import why_untrainable
-from art_patch.records import JSON, Call, Choice, Group, Record, Score, TrajectoryInfo
+from art_patch.records import JSON, REPLAY, Call, Choice, Group, Record, Score, TrajectoryInfo
 from art_patch.records import Trajectory as Recorded
 
 REWARD = "reward"
@@ -80,7 +80,7 @@ def _recorded(trajectory: Trajectory, about: JSON, at: float) -> Recorded:
         started_at=min((call.started_at for call in calls), default=began),
         origin="explicit",
         ended_at=at,
-        metadata={**about, **trajectory.metadata, **logs},
+        metadata={key: value for key, value in {**about, **trajectory.metadata}.items() if key != REPLAY} | logs,
     )
     return Recorded(info, calls, _scores(trajectory, key, at))
 

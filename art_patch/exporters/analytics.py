@@ -20,7 +20,7 @@ MOST_ERRORS = 20
 """How many patterns are told of, most frequent first."""
 
 _LONGEST = 160
-_VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|\b(?=(?:[\w-]*\d){3})[\w-]{8,}\b|\d+(?:\.\d+)?")
+_VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|(?<![\w-])(?=(?:[\w-]*\d){3})[\w-]{8,}|\d+(?:\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from art_patch.exporters.records import Episode, Item, Tracker, step_of
-from art_patch.records import JSON
+from art_patch.records import JSON, Policy
 from art_patch.store import Store
 from art_patch.store.browse import PAGE, Cursor, Filter
 from art_patch.store.sent import SentItem
@@ -52,6 +53,7 @@ def feed(
     who: str,
     progress: Progress,
     now: float,
+    adapters: Path,
     filters: JSON | None = None,
     again: bool = False,
 ) -> Feeding:
@@ -64,6 +66,7 @@ def feed(
         who: for the ledger.
         progress: told how far it is.
         now: seconds since the epoch.
+        adapters: where the project's policies lie; no files of a policy that the store says lies elsewhere are sent.
         filters: what was chosen, for the audit log.
         again: write also what the tracker was sent already, because it has lost it.
 
@@ -88,7 +91,7 @@ def feed(
                 _write(store, tracker, new, now)
             seen.update(episodes=len(page), written=len(new), already=len(items) - len(new))
             progress("send", min(seen["episodes"], total), total, f"{seen['written']} new")
-        policies = store.ledger.policies()
+        policies = [_with_files(policy, adapters) for policy in store.ledger.policies()]
         rewards = _rewards(store) if policies else {}
         items = [item for p in policies for item in tracker.of_step(step_of(p, rewards.get(p.name, ())))]
         items += tracker.of_episodes()
@@ -96,6 +99,13 @@ def feed(
         _write(store, tracker, new, now)
         seen.update(written=len(new), already=len(items) - len(new))
     return Feeding(tracker.target, seen["episodes"], len(policies), seen["written"], seen["already"])
+
+
+def _with_files(policy: Policy, adapters: Path) -> Policy:
+    """Return the policy; without its path unless that is its own: whoever may write the store may write any."""
+    path = None if policy.path is None else Path(policy.path)
+    own = path is not None and path.name == policy.name and path.parent.resolve() == adapters.resolve()
+    return policy if own else replace(policy, path=None)
 
 
 def pages_of_episodes(store: Store, wanted: Filter) -> Iterator[list[Episode]]:

@@ -191,7 +191,7 @@ class Wandb:
         """Begin one of W&B's runs or go on with it, and wait until W&B has all of it."""
         with TemporaryDirectory(prefix="art_patch-wandb-", ignore_cleanup_errors=True) as passing:
             place = self._directory or Path(passing)
-            place.mkdir(parents=True, exist_ok=True)
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)  # W&B writes runs there as the umask has it
             run: Any = wandb.init(
                 project=self._project,
                 entity=self._entity,

@@ -12,19 +12,16 @@ import hashlib
 import hmac
 import json
 import math
-import os
-import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from art_patch.context import current_trajectory
 from art_patch.errors import ConfigError
+from art_patch.keys import made_key, write_whole
 from art_patch.recording import emit, outlet
-from art_patch.serving.keys import read_key
 from art_patch.settings import Settings, load_settings
 
 PATH = "/feedback"
@@ -157,7 +154,7 @@ def address_of(settings: Settings, base_url: str | None = None) -> str:
 
 def say_address(settings: Settings, address: str) -> None:
     """Note where the server is reached, for apps of the project on this machine."""
-    _write_whole(settings.directory / _ADDRESS_FILE, f"{address}\n", replace=True)
+    write_whole(settings.directory / _ADDRESS_FILE, f"{address}\n", replace=True)
 
 
 def secret_of(settings: Settings) -> bytes:
@@ -168,30 +165,7 @@ def secret_of(settings: Settings) -> bytes:
     """
     if settings.feedback_secret is not None:
         return settings.feedback_secret.encode()
-    path = settings.directory / _KEY_FILE
-    if not path.exists():
-        _write_whole(path, f"{secrets.token_urlsafe(32)}\n", replace=False)
-    return (read_key(str(path)) or "").encode()
-
-
-def _write_whole(path: Path, text: str, *, replace: bool) -> None:
-    """Write a file of ours alone, so that others see all of it or none; without `replace`, the first writer wins."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-        try:
-            if replace:
-                draft.replace(path)
-            else:
-                os.link(draft, path)
-        except FileExistsError:
-            pass
-        finally:
-            draft.unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}); make {path.parent} writable") from None
+    return made_key(settings.directory / _KEY_FILE).encode()
 
 
 def _settings() -> Settings:

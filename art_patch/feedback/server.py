@@ -47,7 +47,7 @@ def run_feedback(
     secret = secret_of(settings)
     with listen(host, port, key=secret.decode(), what="your store") as sock:
         here = (advertise or settings.feedback_base_url or url_of(host, sock)).rstrip("/")
-        store = open_store(settings.store_url)
+        store = open_store(settings.store_url, project=settings.project)
         try:
             config = uvicorn.Config(
                 build_app(store, secret=secret, project=settings.project, redact=settings.redact),

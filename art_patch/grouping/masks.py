@@ -50,7 +50,7 @@ _PUBLISHED = frozenset(
 _AFTER_LABEL = re.compile(
     r"\b(?:orders?|tickets?|invoices?|cases?|bookings?|reservations?|tracking|accounts?|customers?|references?|ref"
     r"|requests?|shipments?|parcels?|transactions?|policy|claims?|incidents?|serial|id|confirmation)"
-    r"(?:\s+(?:number|num|no|nr|id|code))?\.?\s*[:#]?\s*(?:is\s+)?\Z",
+    r"(?:\s+(?:number|num|no|nr|id|code))?\.?\s*(?:[:#]\s*)?(?:is\s+)?\Z",
     _FLAGS,
 )
 _LABEL_LENGTH = 40
@@ -97,7 +97,7 @@ _VOLATILE = tuple(
     _Rule(needle, digits, re.compile(pattern, _FLAGS), becomes)
     for needle, digits, pattern, becomes in (
         ("://", 1, r"\bhttps?://(?:<id>|[^\s<>\"'()\[\]])+", _url),
-        ("@", 0, r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+", "<email>"),
+        ("@", 0, r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+", "<email>"),
         ("-", 1, r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", "<id>"),
         ("", 1, rf"(?<![\w.,:/-])(?:{'|'.join(_DATES)})", "<time>"),
         ("<time>", 0, rf"<time>(?:,?\s+(?:at\s+|-\s+)?<time>)*(?:\s*\b{_ZONE}\b)?", "<time>"),
@@ -114,7 +114,7 @@ _VOLATILE = tuple(
         ("", 1, r"\b(?=(?:[a-z]*\d){4})(?=\d*[a-z])[a-z0-9]{12,}\b", "<id>"),
         ("-", 4, r"\b\d{4}(?:-\d{4}){3}\b", "<id>"),
         ("", 7, r"\b\d{7,}\b", "<id>"),
-        ("<id>", 0, r"\b(?:number|num|no|nr|id|code)\b\.?\s*:?\s*<id>", "<id>"),
+        ("<id>", 0, r"\b(?:number|num|no|nr|id|code)\b\.?\s*(?::\s*)?<id>", "<id>"),
     )
 )
 _DIGITS = re.compile(r"[0-9]+")
@@ -128,9 +128,9 @@ _HELLO = r"(?i:hi|hello|hey|dear|good\s+(?:morning|afternoon|evening|day))"
 _BYE = r"(?i:(?:best|kind|warm)\s+(?:regards|wishes)|regards|best|thanks|thank\s+you|thx|cheers|sincerely)"
 _AT_THE_END = (
     re.compile(rf"(\b{_BYE}[,!.\s\u2013\u2014-]+){_NAME}(?=[.\s]*\Z)"),
-    re.compile(rf"(\n\s*[-\u2013\u2014]\s*){_NAME}(?=[.\s]*\Z)"),
+    re.compile(rf"(\n[^\S\n]*[-\u2013\u2014]\s*){_NAME}(?=[.\s]*\Z)"),
 )
-_ENDS_IN_CAPITALS = re.compile(rf"{_UPPER}[\w'\u2019-]*[.\s]*\Z")
+_STARTS_IN_CAPITALS = re.compile(rf"[.\s]*[\w'\u2019-]*?{_UPPER}")
 _ELSEWHERE = (
     ("", re.compile(rf"(\A\s*{_HELLO}[\s,]+){_NAME}(?=\s*[,!.:\n]|\s+[\u2013\u2014-])")),
     ("y name", re.compile(rf"((?i:\bmy\s+name\s+is|\bmy\s+name['\u2019]s)\s+){_NAME}")),
@@ -141,7 +141,7 @@ _ELSEWHERE = (
 def mask(text: str) -> str:
     """Return the text in NFKC, upper and lower case as they were, with volatile parts masked: `<time>`, `<id>`, ..."""
     text = unicodedata.normalize("NFKC", text)
-    if _ENDS_IN_CAPITALS.search(text):
+    if _STARTS_IN_CAPITALS.match(text[::-1]):  # backwards, since a search for the end would begin at every capital
         for pattern in _AT_THE_END:
             text = pattern.sub(r"\1<name>", text)
     for needle, pattern in _ELSEWHERE:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from art_patch.records import COPIES, Trajectory, TrajectoryInfo
+from art_patch.records import COPIES, REPLAY, Trajectory, TrajectoryInfo
 
 REPLAYED = "replayed"
 """Tag of a re-run. Its metadata names the original in `replay_of`, and is not offered to be repeated itself."""
@@ -128,8 +128,10 @@ def choose_comparisons(
 
 def offer_of(run: Trajectory) -> Mapping[str, Any] | None:
     """Return what the app noted of the call that the run is; `None` if it cannot be repeated."""
-    offer: Any = run.info.metadata.get("replay")
+    offer: Any = run.info.metadata.get(REPLAY)
     if not isinstance(offer, Mapping) or "replay_of" in run.info.metadata:
+        return None
+    if run.info.origin == "imported":  # an importer of an earlier release kept what the file said
         return None
     kinds = {"target": str, "args": list, "kwargs": dict}
     return offer if all(isinstance(offer.get(name), kind) for name, kind in kinds.items()) else None

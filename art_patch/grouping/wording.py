@@ -71,7 +71,7 @@ class Word(NamedTuple):
 def words_of(masked: str) -> tuple[Word, ...]:
     """Return the words of a text that `masks.mask` masked and that is still in its own case."""
     words: list[Word] = []
-    for place, piece in enumerate(_MATERIAL.split(masked)):
+    for place, piece in enumerate(_MATERIAL.split(_with_closed_quotes(masked))):
         starts = not place  # a sentence starts here, so that a capital says nothing
         for token in _TOKEN.findall(piece):
             if token.isalnum() and token.isascii() and token == token.lower():  # most are
@@ -98,6 +98,17 @@ def essence(words: Sequence[Word]) -> tuple[str, ...]:
         place += skipped or 1
     # A text of courtesies alone is a task too: an agent that is greeted.
     return _from_fixed_start(kept) or tuple(word.text for word in words)
+
+
+def _with_closed_quotes(text: str) -> str:
+    """The text without “ that nothing closes on its line: from each of them a search would look at the rest of it."""
+    if "“" not in text:
+        return text
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        last = line.rfind("”") + 1
+        lines[number] = line[:last] + line[last:].replace("“", "„")  # an edge of words as well
+    return "\n".join(lines)
 
 
 def _bare(token: str) -> str:

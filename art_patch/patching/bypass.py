@@ -2,9 +2,10 @@
 
 Some libraries bring their own HTTP or websocket client beside the OpenAI SDK, so no patch of the SDK can see what goes
 through it. Their functions are wrapped when their modules are imported, never before; the wrappers count and pass
-through. A name that a release does not have is skipped: then its calls are not seen, and nothing else happens. Not
-counted: with mode `off`, inside `suppress()`, what a library sends through the SDK after all, and in mode `record` what
-an integration records (`context.own_calls`); in other modes that is told, too, because nobody can route it.
+through. Where one such function calls another, that is one call. A name that a release does not have is skipped: then
+its calls are not seen, and nothing else happens. Not counted: with mode `off`, inside `suppress()`, what a library
+sends through the SDK after all, and in mode `record` what an integration records (`context.own_calls`); in other modes
+that is told, too, because nobody can route it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import inspect
 import logging
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
@@ -36,12 +38,14 @@ class Watched(NamedTuple):
         package: its entry in the table of doors, which knows the cure.
         module: whose import brings it.
         places: `Class.function` in it; one call goes through one of them, once.
+        passes: whether a call of that function, of this object, goes past the SDK; all do unless given.
     """
 
     name: str
     package: str
     module: str
     places: tuple[str, ...]
+    passes: Callable[[Any], bool] | None = None
 
 
 def _websocket(name: str, module: str, prefix: str) -> Watched:
@@ -53,10 +57,47 @@ def _websocket(name: str, module: str, prefix: str) -> Watched:
 
 
 _LITELLM = "litellm.llms.custom_httpx.llm_http_handler"
+_OF_SDK = ("litellm.llms.openai.", "litellm.llms.azure.", "litellm.main")
+"""LiteLLM's modules that ask through the SDK, and the one that asks nobody: it mocks answers."""
+
+_OF_CHATS = frozenset(
+    f"{prefix}{name}"
+    for name in ("completion", "text_completion", "responses", "anthropic_messages", "generate_content")
+    for prefix in ("", "a")
+) | {"generate_content_stream", "agenerate_content_stream"}
+"""LiteLLM's types of calls whose answer a chat model writes; embeddings, images and the like are none of ours."""
+
+
+def _passes_litellm(logging: Any) -> bool:
+    """Whether the request that LiteLLM is about to send goes past the SDK, and for the first time.
+
+    `Logging.pre_call` is told of every request, by the function that sends it: only the place of that function says
+    how. LiteLLM has a client of its own for Anthropic, for Gemini, for Bedrock, and for others, more with each release.
+    """
+    if getattr(logging, "call_type", None) not in _OF_CHATS or logging in _told:
+        return False
+    frame, sender = inspect.currentframe(), __name__
+    while frame is not None and sender.startswith((__name__, "wrapt")):
+        frame, sender = frame.f_back, str(frame.f_globals.get("__name__"))
+    if sender.startswith(_OF_SDK):
+        return False
+    _told.add(logging)
+    return True
+
+
+_told: weakref.WeakSet[Any] = weakref.WeakSet()
+"""LiteLLM's loggers, one a call, that were told of their request: some functions tell twice."""
 
 WATCHED = (
     Watched("litellm", "litellm", _LITELLM, ("BaseLLMHTTPHandler.completion",)),
     Watched("litellm.responses", "litellm", _LITELLM, ("BaseLLMHTTPHandler.response_api_handler",)),
+    Watched(
+        "litellm",
+        "litellm",
+        "litellm.litellm_core_utils.litellm_logging",
+        ("Logging.pre_call",),
+        passes=_passes_litellm,
+    ),
     Watched(
         "dspy",
         "dspy",
@@ -148,7 +189,9 @@ class Detector:
             return
         original = owner.__dict__[name]
 
-        def passing(wrapped: Callable[..., Any], _: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def passing(wrapped: Callable[..., Any], of: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if not self._passes(door, of):
+                return wrapped(*args, **kwargs)
             passage = own_calls.Passage()
             try:
                 with own_calls.passing(passage):
@@ -164,6 +207,15 @@ class Detector:
         wrapper: Any = wrapt.FunctionWrapper(original, passing)
         setattr(owner, name, wrapper)
         self._sites.append(_Site(owner, name, original, wrapper))
+
+    def _passes(self, door: Watched, of: Any) -> bool:
+        if own_calls.is_passing():
+            return False
+        try:
+            return door.passes is None or door.passes(of)
+        except Exception as error:
+            faults.fault("patching.bypass", error)
+            return False
 
     async def _awaited(self, door: Watched, passage: own_calls.Passage, sent: Coroutine[Any, Any, Any]) -> Any:
         try:

@@ -1,7 +1,7 @@
 """`patch()`, `wrap()`, `unpatch()`, `status()`, `flush()`: the process has one patch, and these switch it.
 
-Mistakes in arguments raise `ConfigError`. What is down in production (no store, no engine, an SDK we do not know) only
-shows in `status().degraded`.
+Mistakes in arguments raise `ConfigError`. A variable that says something impossible stops no app: the SDK is left as it
+is. That, and what is down in production (no store, no engine, an SDK we do not know), shows in `status().degraded`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from art_patch.patching.installed import integrations
 from art_patch.patching.runtime import Runtime
 from art_patch.patching.wrapping import MODULE, Wrapping
 from art_patch.recording import faults, set_recorder
+from art_patch.recording.faults import logger
 from art_patch.records import JSON, Mode
-from art_patch.settings import Match, Redact, Settings, load_settings
+from art_patch.settings import Match, Redact, Settings, read_settings
+from art_patch.store.urls import absolute_url, without_password
 
 T = TypeVar("T")
 
@@ -137,6 +139,8 @@ class _Process:
         self.armed: set[str] = set()
         self.doors: dict[str, str] = {}
         self.reporter = _Reporter()
+        self.refused: tuple[str, ...] = ()
+        self.lent = False
 
     def runtime_of(self, client: Any) -> Runtime | None:
         """Return what handles the calls of `client`; `None` if they are none of ours."""
@@ -172,8 +176,9 @@ def patch(
 ) -> Handle:
     """Route the OpenAI SDK's calls to the champion, fall back to upstream, record both.
 
-    Before or after `import openai`, once or many times; another call updates the settings that it gives. What is not
-    given comes from `ART_PATCH_*` variables, then from the defaults of `Settings`, which says more on each.
+    Before or after `import openai`, once or many times; another call updates the settings that it gives. A process has
+    one project, one home and one store, until `unpatch()`. What is not given comes from `ART_PATCH_*` variables, then
+    from the defaults of `Settings`, which says more on each.
 
     Args:
         project: keeps agents apart; each has its own store and policies.
@@ -200,7 +205,8 @@ def patch(
         poll_interval_s: how often the store is asked for changes.
 
     Raises:
-        ConfigError: if an argument or a variable says something impossible.
+        ConfigError: if an argument says something impossible, or the process has another project, home or store. Where
+            a variable says something impossible, the SDK is left as it is.
     """
     _apply(dict(locals()), everything=True)
     return Handle()
@@ -228,19 +234,79 @@ def wrap(client: T, **settings: Any) -> T:
     if unknown:
         raise ConfigError(f"wrap() knows no {', '.join(sorted(unknown))}; it takes what patch() takes")
     with _process.lock:
-        _process.pools.add(cast(Any, client)._client)
         _apply(settings, everything=_process.everything)
+        _process.pools.add(cast(Any, client)._client)
     return cast(T, client)
 
 
-def _apply(given: dict[str, Any], *, everything: bool) -> None:
+def patch_around(**settings: Any) -> None:
+    """`patch()` by a program of ours that runs an app: whatever the app's project is, and the app may change it once.
+
+    For `art-patch run`, whose variables the app's own arguments win over, and for runs that the job repeats elsewhere.
+    """
+    _apply(settings, everything=True, lent=True)
+
+
+def _apply(given: dict[str, Any], *, everything: bool, lent: bool = False) -> None:
     given = {key: value for key, value in given.items() if value is not None}
     if "home" in given:
         given["home"] = Path(os.fspath(given["home"]))
     with _process.lock:
-        settings = load_settings(**{**_process.given, **given})
-        _process.given.update(given)
+        together = {**_process.given, **given}
+        settings, wrong = read_settings(**together)
+        try:
+            _wanted(settings)
+        except ConfigError as error:
+            if "integrations" in together:
+                raise
+            wrong = str(error)
+        if wrong is not None:
+            _refuse(wrong)
+            return
+        if _process.active is None:
+            _process.lent = lent
+        elif not lent:
+            _keep_place(_process.active.settings, settings)
+            _process.lent = False
+        _process.given, _process.refused = together, ()
         start(settings, everything=everything)
+
+
+def _keep_place(now: Settings, wanted: Settings) -> None:
+    """See that the process stays with its project, home and store; another project's calls would be mixed into it.
+
+    Raises:
+        ConfigError: it would not.
+    """
+    if (now.project, now.home, now.store) == (wanted.project, wanted.home, wanted.store):
+        return  # as they were given: the app may have changed its directory since
+    if _place(now) == _place(wanted):
+        return
+    if _process.lent:
+        logger.warning("art_patch: this app's own %s replaces %s", _named(wanted), _named(now))
+        return
+    raise ConfigError(
+        f"this process belongs to {_named(now)} and cannot take {_named(wanted)}, too: a process has one project, home "
+        "and store. Run a process for each project, call unpatch() first, or give this client the address of an "
+        "`art-patch proxy --project`"
+    )
+
+
+def _place(settings: Settings) -> tuple[str, Path, str]:
+    return settings.project, settings.directory, absolute_url(settings.store_url)
+
+
+def _named(settings: Settings) -> str:
+    where = f"home {settings.directory.parent}" if settings.store is None else without_password(settings.store)
+    return f"project {settings.project!r} ({where})"
+
+
+def _refuse(wrong: str) -> None:
+    """Leave everything as it is, and say so once: an app must not end for a variable that somebody else has set."""
+    sentence = f"{wrong}; mend it or unset it: until then art_patch.patch() does nothing."
+    if _process.refused != (sentence,):
+        _process.refused = (sentence,)
+        logger.warning("art_patch: %s", sentence)
 
 
 def start(settings: Settings, *, everything: bool = True, **doubles: Any) -> Runtime:
@@ -326,7 +392,9 @@ def unpatch() -> None:
     """Restore the SDK's own functions and write what is queued, waiting at most two seconds. Nothing if not patched."""
     with _process.lock:
         runtime, _process.active = _process.active, None
-        _process.given.clear()
+        _process.given = {}
+        _process.refused = ()
+        _process.lent = False
         _process.everything = False
         _process.pools.clear()
         set_recorder(None)
@@ -341,7 +409,7 @@ def status() -> Status:
     """Return what the patch is doing; after `unpatch()` the counts stay until the next `patch()`."""
     runtime = _process.runtime
     if runtime is None:
-        return Status(errors=faults.counts)
+        return Status(errors=faults.counts, degraded=_process.refused)
     return Status(patched=_process.active is not None, **_facts(runtime))
 
 
@@ -363,7 +431,7 @@ def _facts(runtime: Runtime) -> dict[str, Any]:
         "doors": tuple(_process.doors.values()),
         "bypasses": bypasses_seen(),
         "errors": faults.counts,
-        "degraded": runtime.sentences(),
+        "degraded": (*_process.refused, *runtime.sentences()),
     }
 
 

@@ -1,8 +1,9 @@
 """Checking the champion's answer and making it look like the one the app asked for. Bytes in, bytes out.
 
 The SDK takes HTML, `{}` or a stream that stops half-way as success, so nothing is handed out before it is checked:
-a whole answer needs choices, each with a message and a finish reason, from the policy that was asked; a stream's first
-event must be a chunk of that policy. What was added for training (token ids, log-probabilities the app did not ask
+a whole answer needs choices, each with a message that says something and a finish reason, from the policy that was
+asked; a stream's first event must be a chunk of that policy, and the stream is held back until it says something. White
+space alone says nothing. What was added for training (token ids, log-probabilities the app did not ask
 for) is taken out, and `model` is the name the app used. `system_fingerprint` names the policy.
 
 For a surface that is not chat both classes are derived (`responses_answer`, `responses_stream`): what is checked stays
@@ -76,6 +77,8 @@ class Disguise:
                 raise InvalidAnswer("a choice has no message")
             if cast(dict[str, Any], choice).get("finish_reason") is None:
                 raise InvalidAnswer("a choice has no finish reason")
+            if not says_something(cast(dict[str, Any], choice)["message"]):
+                raise InvalidAnswer(_EMPTY)
         return answer
 
     def stream(self) -> StreamDisguise:
@@ -117,6 +120,21 @@ class Disguise:
             raise InvalidAnswer("it comes from another model")
 
 
+_EMPTY = "it is empty, without text or a tool call"
+
+
+def says_something(said: dict[str, Any]) -> bool:
+    """Return whether a message or delta has a word, a tool call, a refusal or a sound; reasoning is none of these."""
+    content, refusal = said.get("content"), said.get("refusal")
+    return bool(
+        (content.strip() if isinstance(content, str) else content)
+        or (refusal.strip() if isinstance(refusal, str) else refusal)
+        or said.get("tool_calls")
+        or said.get("function_call")
+        or said.get("audio")
+    )
+
+
 # What vLLM adds to OpenAI's format and has nothing to say in. Apps send messages back to their provider as they came,
 # and a provider refuses fields that it does not know.
 _NULLS_OF_ANSWER = ("prompt_logprobs", "prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics")
@@ -155,14 +173,22 @@ def without_proof(body: bytes) -> bytes:
 
 
 class StreamDisguise:
-    """The same for a stream, event by event. Feed it what the network brings, hand out what it returns."""
+    """The same for a stream, event by event. Feed it what the network brings, hand out what it returns.
+
+    Attributes:
+        begun: a chunk of the policy came.
+        started: it says something. Until then nothing may be handed out, because upstream may have to answer instead.
+        done: the engine announced the end.
+        unread: what `feed` was given last, as it came.
+    """
 
     def __init__(self, disguise: Disguise) -> None:
         """Expect the first event."""
         self._disguise = disguise
-        self._rest = b""
+        self._rest: list[bytes] = []
         self.unread = b""
         self._finished: set[int] = set()
+        self.begun = False
         self.started = False
         self.done = False
 
@@ -173,12 +199,15 @@ class StreamDisguise:
             InvalidAnswer: if the stream is not, or no longer, a valid answer.
         """
         if self._rest:
-            data, self._rest = self._rest + data, b""
+            self._rest.append(data)
+            if b"\n" not in data:  # joined once the line is whole: a long one may come in many pieces
+                return b""
+            data, self._rest = b"".join(self._rest), []
         self.unread = data
         if data.startswith(b"data: {") and data.endswith(b"\n\n") and data.find(b"\n") == len(data) - 2:
             return self._line(data)  # one event, whole, as engines send them
         cut = data.rfind(b"\n") + 1
-        self._rest = data[cut:]
+        self._rest = [data[cut:]] if cut < len(data) else []
         if not cut:
             return b""
         return b"".join(map(self._line, data[:cut].splitlines(keepends=True)))
@@ -189,7 +218,7 @@ class StreamDisguise:
         Raises:
             InvalidAnswer: if the stream was cut before every choice was finished.
         """
-        rest, self._rest = self._rest, b""
+        rest, self._rest = b"".join(self._rest), []
         out = self._line(rest) if rest else b""
         self._check_finished()
         return out
@@ -203,10 +232,12 @@ class StreamDisguise:
             self.done = True
             return self._last(line)
         chunk = _parse(payload)
-        if not self.started:
+        if not self.begun:
             self._disguise.check_chunk(chunk)
-            self.started = True
+            self.begun = True
         elif chunk.get("error"):
+            if not self.started:
+                raise InvalidAnswer("it holds an error")
             return self._error(line)
         choices: Any = chunk.get("choices") or []
         if not isinstance(choices, list):
@@ -217,9 +248,15 @@ class StreamDisguise:
             choice = cast(dict[str, Any], choice)
             if choice.get("finish_reason") is not None:
                 self._finished.add(choice.get("index", 0))
+            if not self.started and isinstance(choice.get("delta"), dict):
+                self.started = self._shows(choice["delta"])
         return self._chunk(chunk, line)
 
     # What is handed out.
+
+    def _shows(self, delta: dict[str, Any]) -> bool:
+        """Whether the app is to see a chunk at once. Reasoning is shown as it comes, which may take minutes."""
+        return says_something(delta) or bool(delta.get("reasoning") or delta.get("reasoning_content"))
 
     def _between(self, line: bytes) -> bytes:
         """A line that holds no data."""
@@ -239,10 +276,12 @@ class StreamDisguise:
         return line
 
     def _check_finished(self) -> None:
-        if not self.started:
+        if not self.begun:
             raise InvalidAnswer("the stream has no event")
         if len(self._finished) < self._disguise.n:
             raise InvalidAnswer("the stream ended without a finish reason")
+        if not self.started:
+            raise InvalidAnswer(_EMPTY)
 
 
 def _parse(data: bytes) -> dict[str, Any]:

@@ -29,7 +29,7 @@ DOORS: tuple[Door, ...] = (
     Door(
         "litellm",
         "litellm.responses(), and most providers but openai/ (hosted_vllm/, openrouter/, ...): its own HTTP client",
-        "pass the address of `art-patch proxy` as api_base=; without it these calls are recorded, but never routed",
+        "pass the address of `art-patch proxy` as api_base=, with openai/ before the model's name",
     ),
     Door(
         "dspy",

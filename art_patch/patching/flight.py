@@ -292,7 +292,7 @@ class Flight:
             response.headers["content-length"] = str(len(out))
 
     def peek(self, disguise: Disguise, response: Any) -> StreamDisguise:
-        """Begin to check a stream; the caller feeds it until it has started."""
+        """Begin to check a stream; the caller reads it until it has started."""
         if response.headers.get("content-encoding", "identity") != "identity":
             raise InvalidAnswer("a compressed stream")
         return disguise.stream()
@@ -304,11 +304,18 @@ class Flight:
             timeout["read"] = patience_s(self.options, self.client, leg.target.timeout_s)
         return patience_s(self.options, self.client, leg.target.first_token_timeout_s)
 
-    def roll(self, response: Any, events: StreamDisguise, opened: Any, before: bytes) -> None:
-        """Hand out a stream whose first event was good."""
+    def read(self, events: StreamDisguise, chunk: bytes) -> bytes:
+        """Take what came of a stream that is held back; return what is to be handed out once it has started."""
+        self.exchange.saw(chunk)
+        return events.feed(chunk)
+
+    def roll(self, response: Any, events: StreamDisguise, opened: Any, before: list[bytes]) -> None:
+        """Hand out a stream that says something."""
+        if not events.started:  # it has ended, perhaps in the middle of a line
+            before.append(events.end())
         failed = partial(self.runtime.engine_failed, challenger=self._asks_challenger)
         reel = Reel(self.exchange, response.request, events, failed)
-        install(response, reel, self.is_async, opened, before)
+        install(response, reel, self.is_async, opened, b"".join(before))
 
 
 def begin(runtime: Runtime | None, client: Any, options: Any, stream: bool, is_async: bool) -> Flight | None:

@@ -1,7 +1,8 @@
 """The champion's chat chunks as the event stream of the Responses API.
 
-Each chunk is checked as for chat and becomes the events it stands for; nothing waits but the very last event, which
-tells the usage and so comes when the engine's stream ends. Items are closed when the engine says how the answer ended:
+Each chunk is checked as for chat and becomes the events it stands for. The first events wait until the answer says
+something; reasoning is not handed out, so it is waited through. The very last event tells the usage, and so it comes
+when the engine's stream ends. Items are closed when the engine says how the answer ended:
 an item is never reopened, and engines may write several tool calls at once.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, cast
 
-from art_patch.patching.disguise import InvalidAnswer, StreamDisguise, dump
+from art_patch.patching.disguise import InvalidAnswer, StreamDisguise, dump, says_something
 from art_patch.patching.responses_answer import (
     ResponsesDisguise,
     call_item,
@@ -97,6 +98,9 @@ class ResponsesStream(StreamDisguise):
             raise InvalidAnswer("it cannot be translated") from error
 
     # What chunks turn into.
+
+    def _shows(self, delta: dict[str, Any]) -> bool:
+        return says_something(delta)
 
     def _between(self, line: bytes) -> bytes:
         return b""

@@ -22,15 +22,19 @@ from art_patch.patching.pulse import is_alive
 from art_patch.patching.shadow import Shadow
 from art_patch.patching.target import Target, resolve
 from art_patch.recording import Recorder, Sink, faults
+from art_patch.recording.faults import logger
 from art_patch.records import Route
 from art_patch.settings import Settings
-from art_patch.store.urls import waits_for_network
+from art_patch.store.forking import late_import
+from art_patch.store.urls import of_another_project, waits_for_network
 
 if TYPE_CHECKING:
     from art_patch.records import Call, TrajectoryInfo
 
 REFRESH_EVERY_S = 1.0
 PULSE_EVERY_S = 2.0
+FOREIGN_EVERY_S = 30.0
+"""How often a store that belongs to another project is looked at: on a server each look is a connection."""
 
 NOT_READ_YET = "the store's server has not told yet who serves"
 
@@ -38,8 +42,8 @@ ReadRoute = Callable[[str], Route]
 
 
 def _read_route(url: str) -> Route:
-    from art_patch.store.route import read_route
-
+    with late_import():  # the recorder's thread is the first to ask a store behind a network
+        from art_patch.store.route import read_route
     return read_route(url)
 
 
@@ -120,12 +124,16 @@ class Runtime:
         self._polled_at = time.monotonic()
         try:
             self._route = self._read_route(self.settings.store_url)
-            target = resolve(self.settings, self._route)
+            target, refused = self._stay_out(self._route.project) or resolve(self.settings, self._route)
         except Exception as error:
             faults.trouble("route.read", error)
             self.degraded["route"] = f"The route cannot be read ({type(error).__name__}); the last known one is used."
             return
-        self.degraded.pop("route", None)
+        if refused is None:
+            self.degraded.pop("route", None)
+        else:
+            faults.trouble("route.key", refused)
+            self.degraded["route"] = f"The engine is not asked: {refused}."
         if target != self.target:
             self.pins.turned(self.target, target)
             if target.challenger != self.target.challenger:
@@ -134,8 +142,23 @@ class Runtime:
                 self.start_breaker()  # another engine has not failed yet
             self.target = target
 
+    def _stay_out(self, owner: str | None) -> tuple[Target, None] | None:
+        """Return a target that leaves all calls alone if the store is another project's, and say so once."""
+        if owner in (None, self.settings.project):
+            self.degraded.pop("project", None)
+            return None
+        sentence = of_another_project(self.settings.store_url, str(owner), self.settings.project)
+        if "project" not in self.degraded:
+            self.degraded["project"] = f"Calls are neither recorded nor routed: {sentence}."
+            logger.warning("art_patch: calls are neither recorded nor routed: %s", sentence)
+        return Target(mode="off", champion=None, base_url=None), None
+
     def _tick(self) -> None:
+        if "project" in self.degraded and time.monotonic() - self._polled_at < FOREIGN_EVERY_S:
+            return
         self.poll()
+        if "project" in self.degraded:
+            return  # nothing of ours belongs into that store, the report of this process neither
         self._feel_pulse(time.monotonic())
         if self._on_tick is not None:
             self._on_tick(self)
@@ -215,7 +238,7 @@ class Runtime:
         found = list(self.degraded.values())
         if self.recorder.trouble is not None:
             found.append(f"The store cannot be written ({self.recorder.trouble}); calls wait in memory.")
-        if self.recorder.dropped:
+        if self.recorder.dropped and "project" not in self.degraded:  # which says why
             found.append(f"{self.recorder.dropped} records were dropped because the queue was full.")
         if not self.breaker.closed:
             found.append("The engine failed repeatedly; calls go upstream until it recovers.")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
+from art_patch.errors import ConfigError
+from art_patch.keys import engine_key
 from art_patch.records import Mode, Route
 from art_patch.settings import Settings
 
 _ASKING = frozenset({"route", "canary", "shadow"})
+
+BAD_KEY = "the engine's key cannot be used"
 
 NO_KEY = "none"
 """Sent where the engine asks for no key, because the SDK cannot send nothing."""
@@ -33,7 +36,7 @@ class Target:
         challenger: policy that is tested beside the champion, on the same engine.
         challenger_state: `shadow`, it is asked in the background; `canary`, it answers a share of the sessions.
         challenger_percent: which share of those that a policy answers.
-        unknown: why nobody knows yet who serves; recorded with the calls that go upstream for it.
+        unknown: why nobody can be asked although the mode is `route`; recorded with the calls that go upstream for it.
     """
 
     mode: Mode
@@ -71,17 +74,22 @@ class Target:
         return self.challenger is not None and self.champion == self.challenger
 
 
-def resolve(settings: Settings, route: Route) -> Target:
+def resolve(settings: Settings, route: Route) -> tuple[Target, ConfigError | None]:
     """Return the target; the store's mode and the app's own address win.
 
-    Raises:
-        OSError: if the engine's key file cannot be read.
+    Also what is wrong with the engine's key: then nobody is asked, as if no engine were there.
     """
-    key = Path(route.key_file).read_text().strip() if route.key_file is not None and route.champion else ""
-    return Target(
-        mode=route.mode or settings.mode,
+    key, refused = None, None
+    try:
+        if route.champion is not None:
+            key = engine_key(route.key_file, settings.directory, settings.engine_key_file)
+    except ConfigError as error:
+        refused = error
+    mode = route.mode or settings.mode
+    target = Target(
+        mode=mode,
         champion=route.champion,
-        base_url=settings.base_url or route.base_url,
+        base_url=None if refused else settings.base_url or route.base_url,
         api_key=key or NO_KEY,
         timeout_s=settings.timeout_s,
         first_token_timeout_s=settings.first_token_timeout_s,
@@ -91,4 +99,6 @@ def resolve(settings: Settings, route: Route) -> Target:
         challenger=route.challenger,
         challenger_state=route.challenger_state,
         challenger_percent=route.challenger_percent or 0.0,
+        unknown=BAD_KEY if refused and mode == "route" else None,
     )
+    return target, refused

@@ -164,16 +164,14 @@ def _sync_response(_: Any) -> Callable[..., Any]:
             if response.is_closed:
                 flight.disguise_whole(disguise, response)
             else:
-                events, before = flight.peek(disguise, response), b""
+                events, before = flight.peek(disguise, response), list[bytes]()
                 opened = iter(response.stream)
                 with watch.wait_for(response, flight.first_token_timeout_s(leg, response)):
-                    while not events.started:
-                        chunk = next(opened, None)
-                        if chunk is None:
-                            events.end()
-                            break
-                        flight.exchange.saw(chunk)
-                        before += events.feed(chunk)
+                    while not events.begun and (chunk := next(opened, None)) is not None:
+                        before.append(flight.read(events, chunk))
+                # From here on it may pause, as any stream that has begun.
+                while not events.started and (chunk := next(opened, None)) is not None:
+                    before.append(flight.read(events, chunk))
                 flight.roll(response, events, opened, before)
         except BaseException as error:
             response.close()
@@ -202,19 +200,16 @@ def _async_response(_: Any) -> Callable[..., Any]:
             if response.is_closed:
                 flight.disguise_whole(disguise, response)
             else:
-                events, before = flight.peek(disguise, response), b""
+                events, before = flight.peek(disguise, response), list[bytes]()
                 opened = response.stream.__aiter__()
                 try:
                     async with _deadline(flight.first_token_timeout_s(leg, response)):
-                        while not events.started:
-                            chunk = await anext(opened, None)
-                            if chunk is None:
-                                events.end()
-                                break
-                            flight.exchange.saw(chunk)
-                            before += events.feed(chunk)
+                        while not events.begun and (chunk := await anext(opened, None)) is not None:
+                            before.append(flight.read(events, chunk))
                 except TimeoutError as error:
                     raise TooSlow("the stream did not begin in time") from error
+                while not events.started and (chunk := await anext(opened, None)) is not None:
+                    before.append(flight.read(events, chunk))
                 flight.roll(response, events, opened, before)
         except BaseException as error:
             await response.aclose()

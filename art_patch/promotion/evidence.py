@@ -2,8 +2,9 @@
 
 Which policy a call counts for is decided by who was asked, not by who answered: a challenger that leaves its sessions
 to upstream must not shine with upstream's answers. Errors, fallbacks, times and empty answers are compared call by
-call. Rewards and feedback are compared session by session, because a session never changes sides; a session of both
-policies is left out.
+call. An answer without a word falls back, so it counts among the fallbacks, and among the errors in state `shadow`;
+`empty` counts answers that are cut off or a single token long. Rewards and feedback are compared session by session,
+because a session never changes sides; a session of both policies is left out.
 
 A reward that the app or its user gave stands for itself. A judge's ranks mean something within one group only, so they
 are compared within groups that hold runs of both policies, a group being a block; a group of one policy's runs alone
@@ -64,7 +65,7 @@ def evidence_of(seen: Seen, *, challenger: str, champion: str, state: Literal["s
     calls = [call for call in seen.calls if call.policy in (challenger, champion)]
     sides = [[call for call in calls if call.policy == name] for name in (challenger, champion)]
     if state == "shadow":
-        return Evidence(_arm(sides[0]), _arm(sides[1]), _pairs(*sides))
+        return Evidence(*_arms(*sides), _pairs(*sides))
     found: dict[str, list[Block]] = defaultdict(list)
     began_before: set[str] = set()
     for stretch in _by_share(calls, seen.share_changes):
@@ -74,7 +75,7 @@ def evidence_of(seen: Seen, *, challenger: str, champion: str, state: Literal["s
             found[name] += parts
         began_before |= {call.session for call in stretch}
     in_order = {name: sorted(its, key=attrgetter("at")) for name, its in found.items()}
-    return Evidence(_arm(sides[0]), _arm(sides[1]), in_order)
+    return Evidence(*_arms(*sides), in_order)
 
 
 def _by_share(calls: Iterable[ArmCall], changes: Sequence[float]) -> list[list[ArmCall]]:
@@ -85,9 +86,36 @@ def _by_share(calls: Iterable[ArmCall], changes: Sequence[float]) -> list[list[A
     return found
 
 
-def _arm(calls: Sequence[ArmCall]) -> Arm:
-    failed = [call.fell_back or call.status == "error" for call in calls]
-    return Arm(len(calls), len({call.session for call in calls}), sum(failed), sum(failed[-LATEST:]))
+def _arms(ours: Sequence[ArmCall], theirs: Sequence[ArmCall]) -> tuple[Arm, Arm]:
+    """Counts of the challenger and of the champion; the newest sessions of both are those of one time.
+
+    With a twentieth of the sessions the challenger's newest ten reach back twenty times as far as the champion's: an
+    outage would weigh on the challenger long after the champion's newest ten have forgotten it.
+    """
+    newest = _newest(ours)
+    since = newest[-LATEST].at if len(newest) >= LATEST else float("-inf")
+    return _arm(ours, newest, since), _arm(theirs, _newest(theirs), since)
+
+
+def _arm(calls: Sequence[ArmCall], newest: Sequence[ArmCall], since: float) -> Arm:
+    latest = [call for call in newest if call.at >= since]
+    if len(latest) < LATEST:
+        latest = newest[-LATEST:]
+    counts = len(calls), len(newest), *(sum(map(_failed, some)) for some in (calls, newest, latest))
+    return Arm(*counts, latest=len(latest))
+
+
+def _newest(calls: Iterable[ArmCall]) -> list[ArmCall]:
+    """The newest call of each session, oldest first."""
+    of_session: dict[str, ArmCall] = {}
+    for call in calls:
+        of_session.pop(call.session, None)
+        of_session[call.session] = call
+    return list(of_session.values())
+
+
+def _failed(call: ArmCall) -> bool:
+    return call.fell_back or call.status == "error"
 
 
 def _by_call(calls: Sequence[ArmCall], challenger: str) -> dict[str, list[Block]]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Literal, Protocol
 
-from art_patch.errors import EngineError, StoreError, TransitionError
+from art_patch.errors import AdapterRejected, EngineError, StoreError, TransitionError
 from art_patch.promotion.states import CHALLENGERS
 from art_patch.records import JSON, Policy, PolicyState
 from art_patch.serving.contract import Engine
@@ -66,10 +66,15 @@ def ensure_loaded(engine: Engine, name: str) -> None:
     """Load the policy unless it is served, and prove it: listed, and one completion with finite log-probabilities.
 
     Raises:
-        EngineError: if the engine refuses it, does not list it, or answers with nonsense.
+        AdapterRejected: if the engine refuses it, for good, or it computes nonsense.
+        EngineError: if the engine cannot load it now, does not list it, or answers with nonsense.
     """
     if name not in engine.models():
-        engine.load(name)
+        try:
+            engine.load(name)
+        except AdapterRejected:
+            if name not in engine.models():  # else somebody else has loaded it meanwhile
+                raise
     if name not in engine.models():
         raise EngineError(f"the engine says it loaded {name} but does not list it; restart `art-patch serve`")
     answer = engine.chat(
@@ -81,8 +86,10 @@ def ensure_loaded(engine: Engine, name: str) -> None:
         return_token_ids=True,
     )
     content = (answer["choices"][0].get("logprobs") or {}).get("content") or []
-    if answer.get("model") != name or not content or not all(math.isfinite(token["logprob"]) for token in content):
-        raise EngineError(f"{name} did not pass its canary completion; it was not promoted. Train a new candidate")
+    if answer.get("model") != name or not content:
+        raise EngineError(f"the engine did not answer as {name}, with log-probabilities; restart `art-patch serve`")
+    if not all(math.isfinite(token["logprob"]) for token in content):
+        raise AdapterRejected(f"{name} did not pass its canary completion. Train a new candidate")
 
 
 def promote(ledger: Ledger, engine: Engine, name: str, *, who: str, reason: str, figures: JSON | None = None) -> Policy:

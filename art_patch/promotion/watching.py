@@ -7,9 +7,12 @@ promotion.
 
 Errors. A challenger that is no worse than the tolerances on any signal is given up with a chance of at most `alpha`
 over all looks and signals together, which share it equally; one that is no better than `margin` is promoted with a
-chance of at most `alpha`. `hard_share` of the first calls, or of the newest `LATEST`, failing ends the test before
-there is a proof, because every further call costs somebody an answer; it is not part of `alpha`. The newest count by
+chance of at most `alpha`. `hard_share` of the sessions, or of the newest `LATEST`, failing ends the test before there
+is a proof, because every further call costs somebody an answer; it is not part of `alpha`. The newest count by
 themselves, because a proof takes longer the more was good before.
+
+A session counts once, by its newest call: calls of a session are alike, and one client that cannot be served fails as
+often as it tries. Not by most of its calls, or a policy that breaks down would be stopped late in long sessions.
 
 What cannot be read fails closed: a value that is not a number or off its scale is no evidence for its signal, is named,
 and bars the promotion. Without anything of the champion's there is nothing to compare, so nothing is promoted either.
@@ -29,7 +32,8 @@ from art_patch.promotion.sequential import Block, difference, is_above, lower_bo
 from art_patch.records import JSON
 
 LATEST = 10
-"""So many of the newest calls are looked at by themselves."""
+"""So many of the challenger's sessions with the newest calls are looked at by themselves, beside the champion's of the
+same time."""
 
 Action = Literal["go on", "roll back", "promote", "inconclusive"]
 
@@ -50,9 +54,9 @@ class CanaryConfig:
         fallback_tolerance: how much larger the share of calls may be that upstream had to answer.
         empty_tolerance: how much larger the share of answers may be that are empty or cut off.
         latency_ratio: how many times slower it may be, calls and first tokens.
-        hard_calls: calls after which `hard_share` counts.
-        hard_share: this much larger a share of calls that failed or fell back ends the test at once; also of the
-            newest `LATEST` calls.
+        hard_sessions: sessions that must have failed before `hard_share` counts.
+        hard_share: this much larger a share of sessions whose newest call failed or fell back ends the test at once;
+            also of the newest `LATEST` sessions.
     """
 
     alpha: float = 0.05
@@ -65,7 +69,7 @@ class CanaryConfig:
     fallback_tolerance: float = 0.02
     empty_tolerance: float = 0.05
     latency_ratio: float = 1.5
-    hard_calls: int = 5
+    hard_sessions: int = 3
     hard_share: float = 0.6
 
     def __post_init__(self) -> None:
@@ -82,7 +86,7 @@ class CanaryConfig:
         _check("latency_ratio", self.latency_ratio, self.latency_ratio >= 1, "at least 1")
         _check("max_hours", self.max_hours, self.max_hours > 0, "above 0")
         _check("min_sessions", self.min_sessions, self.min_sessions >= 1, "at least 1")
-        _check("hard_calls", self.hard_calls, self.hard_calls >= 1, "at least 1")
+        _check("hard_sessions", self.hard_sessions, self.hard_sessions >= 2, "at least 2")
         _check("hard_share", self.hard_share, 0 < self.hard_share <= 1, "above 0 and at most 1")
 
 
@@ -131,13 +135,23 @@ class Arm:
         calls: that were meant for it.
         sessions: that they belong to.
         failed: of the calls, those that failed or that upstream had to answer.
-        failed_latest: the same of the newest `LATEST` calls.
+        failed_sessions: of the sessions, those whose newest call did.
+        failed_latest: the same of the sessions with the newest calls: the challenger's newest `LATEST`, and the
+            champion's since the oldest of these, or its own newest `LATEST` if those are more.
+        latest: how many these are; `LATEST`, or all, unless given.
     """
 
     calls: int = 0
     sessions: int = 0
     failed: int = 0
+    failed_sessions: int = 0
     failed_latest: int = 0
+    latest: int | None = None
+
+    @property
+    def of_latest(self) -> int:
+        """How many sessions `failed_latest` counts."""
+        return min(self.sessions, LATEST) if self.latest is None else self.latest
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,14 +275,14 @@ def _sentence(signal: Signal, says: str, ours: float, theirs: float, compared: i
 
 def _is_broken(evidence: Evidence, config: CanaryConfig) -> str | None:
     ours, theirs = evidence.challenger, evidence.champion
-    first = (ours.failed, ours.calls, theirs.failed, theirs.calls, config.hard_calls, "")
-    newest = (min(ours.calls, LATEST), min(theirs.calls, LATEST))
-    latest = (ours.failed_latest, newest[0], theirs.failed_latest, newest[1], LATEST, "newest ")
-    for failed, calls, their_failed, their_calls, least, which in (first, latest):
-        if calls >= least and _share(failed, calls) - _share(their_failed, their_calls) >= config.hard_share:
+    every = (ours.failed_sessions, ours.sessions, theirs.failed_sessions, theirs.sessions, "")
+    latest = (ours.failed_latest, ours.of_latest, theirs.failed_latest, theirs.of_latest, "newest ")
+    for failed, sessions, their_failed, their_sessions, which in (every, latest):
+        worse = _share(failed, sessions) - _share(their_failed, their_sessions) >= config.hard_share
+        if worse and failed >= config.hard_sessions:
             return (
-                f"{failed} of its {calls} {which}calls failed or were left to upstream, "
-                f"of the champion's {their_failed} of {their_calls}"
+                f"in {failed} of its {sessions} {which}sessions the newest call failed or was left to upstream, "
+                f"in {their_failed} of {their_sessions} of the champion's"
             )
     return None
 

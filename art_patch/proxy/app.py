@@ -5,10 +5,10 @@ from __future__ import annotations
 import hmac
 import json
 import logging
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Collection, Generator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from opentelemetry import context as otel
 from opentelemetry import propagate, trace
@@ -23,10 +23,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from art_patch.asgi_caller import Caller, Gone, Pairs
 from art_patch.context import group, trajectory
-from art_patch.listening import is_loopback
 from art_patch.patching import status
 from art_patch.proxy.headers import KEY, TRAJECTORY, first, for_caller, said
 from art_patch.proxy.upstream import Sent, Unreachable, Upstream
+from art_patch.serving.guard import PageGuard
 from art_patch.serving.http_errors import error_body
 
 PREFIX = "/v1"
@@ -39,13 +39,13 @@ _NOT_AS_THEY_CAME = frozenset({b"content-length", b"content-encoding"})
 _log = logging.getLogger(__name__)
 
 
-def build_app(base_url: str, *, key: str | None = None, local_only: bool = True) -> Starlette:
+def build_app(base_url: str, *, key: str | None = None, names: Collection[str] | None = ()) -> Starlette:
     """Return the application; `patch()` is the caller's affair.
 
     Args:
         base_url: upstream's address.
         key: what callers must send as `x-art-key`.
-        local_only: the server listens on loopback, so that any other name for it is a web page's trick.
+        names: see `PageGuard`.
     """
     door = _Door()
 
@@ -57,7 +57,10 @@ def build_app(base_url: str, *, key: str | None = None, local_only: bool = True)
 
     app = Starlette(
         routes=[Route("/health", _health), Route(f"{PREFIX}/{{rest:path}}", door)],
-        middleware=[Middleware(_Guard, key=key, local_only=local_only)],
+        middleware=[
+            Middleware(PageGuard, names=names, json_paths=[f"{PREFIX}{surface}" for surface in SURFACES]),
+            *([Middleware(_KeyGuard, key=key)] if key else []),
+        ],
         exception_handlers={HTTPException: _http_error, Exception: _server_error},
         lifespan=lifespan,
     )
@@ -167,42 +170,21 @@ def _parse(content: bytes) -> dict[str, Any] | None:
     return cast(dict[str, Any], value) if isinstance(value, dict) else None
 
 
-class _Guard:
-    """Lets in who may call. A web page may reach loopback too: by a name that resolves to it, or by a blind POST."""
+class _KeyGuard:
+    """Lets in who knows the proxy's key."""
 
-    def __init__(self, app: ASGIApp, key: str | None, local_only: bool) -> None:
+    def __init__(self, app: ASGIApp, key: str) -> None:
         self._app = app
-        self._key = None if key is None else key.encode()
-        self._local_only = local_only
+        self._key = key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            refusal = self._why_not(scope["headers"], scope["path"])
-            if refusal is not None:
-                code, message = refusal
-                await JSONResponse(error_body(code, message), status_code=code)(scope, receive, send)
+        if scope["type"] == "http" and scope["path"] != "/health":
+            given = first(scope["headers"], KEY) or b""
+            if not hmac.compare_digest(given, self._key):
+                message = "the proxy's key is missing or wrong; send it as the header x-art-key"
+                await JSONResponse(error_body(401, message), status_code=401)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
-
-    def _why_not(self, headers: Pairs, path: str) -> tuple[int, str] | None:
-        host, origin = first(headers, b"host") or b"", first(headers, b"origin")
-        if self._local_only and not _is_here(f"//{host.decode('latin-1')}"):
-            return 403, "this proxy answers to 127.0.0.1 and localhost only; call it by one of these names"
-        if origin is not None and not _is_here(origin.decode("latin-1")):
-            return 403, "this proxy does not answer web pages"
-        if self._key is not None and path != "/health":
-            given = first(headers, KEY) or b""
-            if not hmac.compare_digest(given, self._key):
-                return 401, "the proxy's key is missing or wrong; send it as the header x-art-key"
-        return None
-
-
-def _is_here(address: str) -> bool:
-    try:
-        name = urlsplit(address).hostname or ""
-    except ValueError:
-        return False
-    return name == "localhost" or is_loopback(name)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

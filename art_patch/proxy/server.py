@@ -51,7 +51,7 @@ def run_proxy(
         try:
             here = url_of(host, sock) + PREFIX
             config = uvicorn.Config(
-                build_app(upstream, key=key, local_only=is_loopback(sock.getsockname()[0])),
+                build_app(upstream, key=key, names=(host,) if is_loopback(sock.getsockname()[0]) else None),
                 log_config=None,
                 log_level="critical",  # an answer that breaks off on purpose is an error to uvicorn
                 access_log=False,

@@ -1,8 +1,8 @@
 """Batches that wait for the store: kept while it is down, tried again with back-off, poison picked out.
 
 A batch that fails is cut in half before it is tried again, so that one record which the store will never take cannot
-hold up the others for ever. A single record that fails while others get through is dropped and counted. The store's
-calls may block; only the writer thread is behind them.
+hold up the others for ever. A single record that fails while others get through is dropped and counted, and so is
+whatever was meant for the store of another project. The store's calls may block; only the writer thread is behind them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from art_patch.errors import WrongProject
 from art_patch.recording.faults import faults
 
 if TYPE_CHECKING:
@@ -61,17 +62,23 @@ class Delivery:
     def attempt(self, now: float) -> tuple[list[Sized], list[Sized]]:
         """Try what waits; return what was written and what was given up as poison."""
         written: list[Sized] = []
+        poison: list[Sized] = []
         failed: list[list[Sized]] = []
         for _ in range(len(self._batches)):
             batch = self._batches.popleft()
-            if self._write(batch):
+            try:
+                done = self._write(batch)
+            except WrongProject as error:  # nothing of ours belongs into that store, now or later
+                faults.trouble("store.write", error)
+                poison += batch
+                continue
+            if done:
                 written += batch
                 self._breathe()
             else:
                 failed.append(batch)
                 if len(failed) > 1 and not written:
                     break  # the store is down; do not try every batch against it
-        poison: list[Sized] = []
         for batch in failed:
             if len(batch) == 1 and written:
                 poison += batch
@@ -99,6 +106,8 @@ class Delivery:
                 self.steps += 1
             self.sink.write([record for record, _ in batch])
             self.steps += 1
+        except WrongProject:
+            raise
         except Exception as error:
             self.trouble = type(error).__name__
             faults.trouble("store.write", error)

@@ -26,6 +26,7 @@ UNTRAINABLE = "media was replaced by its hash"
 
 _BLOCK = MEDIA_LIMIT_BYTES // 2
 _CHUNK = 256 << 10
+_FIRST_LOOK = 64
 _MARKER = b";base64,"
 _ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_="
 _RUN = re.compile(rb"[A-Za-z0-9+/\-_=]*")
@@ -77,12 +78,14 @@ def _runs(raw: bytes, start: int, stop: int) -> list[tuple[int, int]]:
 
 
 def _run_end(raw: bytes, start: int, stop: int) -> int:
+    size = _FIRST_LOOK  # most runs are short, and a text may hold a marker in every eighth byte
     while start < stop:
-        chunk = raw[start : min(stop, start + _CHUNK)]
+        chunk = raw[start : min(stop, start + size)]
         if chunk.translate(None, _ALPHABET):
             match = _RUN.match(chunk)
             return start + (match.end() if match else 0)
         start += len(chunk)
+        size = _CHUNK
     return stop
 
 

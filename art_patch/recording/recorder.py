@@ -6,6 +6,7 @@ writes in batches; every `poll_interval_s` it also runs `on_tick`. A forked chil
 locks, its own thread and its own store.
 
 Beyond `queue_mib` the newest calls are dropped, whole, and counted: every call is recorded, dropped or still waiting.
+A process that ends says on stderr what was dropped and what still waits.
 The newest and not the oldest, because dropping the one in hand costs the caller nothing, while making room would mean
 freeing other calls' bytes in its time; because the oldest are what the writer has in hand; and because trajectories
 that began before the trouble stay whole.
@@ -32,8 +33,10 @@ from art_patch.native import Empty, Flag, NativeThread, Queue, RLock
 from art_patch.recording.delivery import Delivery, Sink, Sized
 from art_patch.recording.exchange import FIXED_SIZE, Exchange
 from art_patch.recording.faults import Unstorable, faults
+from art_patch.recording.losses import FAULT, QUEUE_FULL, REDACTION, REFUSED, SLOW, Tally, say, sentence, unwritable
 from art_patch.records import UPSTREAM
 from art_patch.settings import Settings
+from art_patch.store import progress
 from art_patch.store.forking import late_import
 from art_patch.store.urls import waits_for_network
 
@@ -54,7 +57,8 @@ EXIT_DEADLINE_S = 1.5
 """How long the interpreter's exit waits for a store that does nothing; the rest of two seconds is the interpreter's."""
 
 EXIT_AT_MOST_S = 8.0
-"""How long it waits for one that is slow but takes a batch in that time; a container is killed after ten."""
+"""How long it waits for one that is slow but gets on in that time: imports another module, makes or migrates a table,
+reads a call, takes a batch. A container is killed after ten; a new store takes three with a tenth of a CPU."""
 
 
 @dataclass(eq=False, slots=True)
@@ -114,7 +118,10 @@ class Recorder:
         self._thread: NativeThread | None = None
         self._bytes = 0
         self._dropped = 0
-        self._dropped_calls = 0
+        self._waiting = Tally()
+        self._lost: dict[str, Tally] = {}
+        self._said = ""
+        self._read = 0
         self._flushes: list[_Flush] = []
         self._converter: Converter | None = None
         self._telemetry: Telemetry | None = None
@@ -123,10 +130,11 @@ class Recorder:
         self.counts = Counts()
 
     def _open_store(self) -> Sink:
-        _import_store()
+        with late_import():  # SQLAlchemy: not before the first flush, not in the app's threads
+            import_module("art_patch.store.store")
         from art_patch.store import open_store
 
-        return open_store(self.settings.store_url, trouble=faults.trouble)
+        return open_store(self.settings.store_url, project=self.settings.project, trouble=faults.trouble)
 
     # What the app's threads call.
 
@@ -136,10 +144,10 @@ class Recorder:
             return False  # begun before the fork: the parent records it
         with self._lock:
             if self._bytes + size > self._most_bytes:
-                self._dropped += 1
-                self._dropped_calls += isinstance(item, Exchange)
+                self._drop(item, QUEUE_FULL)
                 return False
             self._bytes += size
+            self._waiting.add(item)
         self._queue.put((item, size))
         if self._thread is None:
             self.ensure_running()
@@ -202,13 +210,8 @@ class Recorder:
 
     @property
     def steps(self) -> int:
-        """Grows while the store does what it is asked to."""
-        return self._delivery.steps
-
-    @property
-    def opens_store(self) -> bool:
-        """Whether what waits is the first that goes to the store."""
-        return self._bytes > 0 and self._delivery.sink is None and self._open_sink == self._open_store
+        """Grows while the thread gets on: it reads calls, opens the store, and the store does what it is asked to."""
+        return self._read + self._delivery.steps + progress.steps()
 
     @property
     def dropped(self) -> int:
@@ -218,12 +221,20 @@ class Recorder:
     @property
     def dropped_calls(self) -> int:
         """The calls among them."""
-        return self._dropped_calls
+        return sum(tally.calls for tally in list(self._lost.values()))
 
     @property
     def trouble(self) -> str | None:
         """Class of the error that keeps the store from being written, while it lasts."""
         return self._delivery.trouble
+
+    def say_losses(self) -> None:
+        """Say on stderr what was dropped and what still waits, if there is any and it was not said yet."""
+        waits = SLOW if self.trouble is None else unwritable(self.trouble)
+        line = sentence({**self._lost, waits: self._waiting})
+        if line and line != self._said:
+            self._said = line
+            say(line)
 
     def restart_in_child(self) -> None:
         """Begin anew after a fork; the parent keeps its queue, its rows and its connections."""
@@ -318,12 +329,15 @@ class Recorder:
         try:
             records = cast("Converter", self._converter).convert(content)
         except Exception as error:
-            self._release(size, [content])
-            if not isinstance(error, Unstorable):
+            unstorable = isinstance(error, Unstorable)
+            self._release([(content, size)], dropped=REDACTION if unstorable else FAULT)
+            if not unstorable:
                 faults.fault("recording.convert", error)
             return
+        finally:
+            self._read += 1
         if not records:
-            self._release(size)
+            self._release([(content, size)])
             return
         if self._telemetry is not None:
             self._telemetry.saw(content, records)
@@ -339,7 +353,8 @@ class Recorder:
                 self.counts.recorded += 1
                 self.counts.served_by_policy += record.policy is not UPSTREAM
                 self.counts.fallbacks += record.fallback is not None
-        self._release(sum(size for _, size in (*written, *poison)), [record for record, _ in poison])
+        self._release(written)
+        self._release(poison, dropped=REFUSED)
         if not self._delivery.pending:
             for marker in self._flushes:
                 marker.written.set()
@@ -347,13 +362,19 @@ class Recorder:
         else:
             self._flushes = [marker for marker in self._flushes if not marker.given_up]
 
-    def _release(self, size: int, dropped: Sequence[Exchange | Record] = ()) -> None:
-        from art_patch.records import Call
-
+    def _release(self, sized: Sequence[tuple[Exchange | Record, int]], dropped: str | None = None) -> None:
+        """Let go of what was written, or dropped for that cause. What has no size came along with another record."""
         with self._lock:
-            self._bytes -= size
-            self._dropped += len(dropped)
-            self._dropped_calls += sum(isinstance(item, Exchange | Call) for item in dropped)
+            for item, size in sized:
+                self._bytes -= size
+                if size:
+                    self._waiting.add(item, -1)
+                if dropped is not None:
+                    self._drop(item, dropped)
+
+    def _drop(self, item: Exchange | Record, cause: str) -> None:
+        self._dropped += 1
+        self._lost.setdefault(cause, Tally()).add(item)
 
     def _tick(self) -> None:
         if self._on_tick is None:
@@ -400,23 +421,16 @@ def _finalise_with(pool: Any, _: Recorder) -> None:
     pool.Finalize(None, _at_exit, exitpriority=0)
 
 
-def _import_store() -> None:
-    with late_import():  # SQLAlchemy: not before the first flush, not in the app's threads
-        import_module("art_patch.store.store")
-
-
 def _at_exit() -> None:
-    recorders = list(_alive)
-    if any(recorder.opens_store for recorder in recorders):
-        _import_store()  # a short-lived app may end before its first flush; an import takes its time, but does not hang
     now = time.monotonic()
     deadline, latest = now + EXIT_DEADLINE_S, now + EXIT_AT_MOST_S
-    for recorder in recorders:
+    for recorder in list(_alive):
         steps = recorder.steps
         while not recorder.flush(max(0.0, deadline - time.monotonic())) and recorder.steps > steps:
             steps = recorder.steps
             deadline = min(time.monotonic() + EXIT_DEADLINE_S, latest)
         recorder.stop(max(0.0, deadline - time.monotonic()))
+        recorder.say_losses()
 
 
 if hasattr(os, "register_at_fork"):

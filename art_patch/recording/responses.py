@@ -127,6 +127,7 @@ def _assemble(stream: Iterable[str]) -> tuple[dict[str, Any], bool, Any]:
     """Add up the events of a stream: the response as far as it came, whether it is complete, and an error."""
     response: dict[str, Any] = {}
     items: dict[int, dict[str, Any]] = {}
+    grown: dict[tuple[int, str], _Grown] = {}
     done, error = False, None
     for data in stream:
         if data.startswith(DONE):
@@ -140,7 +141,9 @@ def _assemble(stream: Iterable[str]) -> tuple[dict[str, Any], bool, Any]:
             response = event["response"]
             done = done or kind in ("response.completed", "response.incomplete", "response.failed")
         else:
-            _add_to_items(items, kind, event)
+            _add_to_items(items, grown, kind, event)
+    for part, name, pieces in grown.values():
+        part[name] = as_text(part.get(name)) + "".join(pieces)
     # Some servers leave the output out of the last event.
     if not objects(response.get("output")):
         response = {**response, "output": [items[index] for index in sorted(items)]}
@@ -162,7 +165,13 @@ _ARGUMENTS = {
 """Events that bring a piece of an item: the field that grows."""
 
 
-def _add_to_items(items: dict[int, dict[str, Any]], kind: str, event: dict[str, Any]) -> None:
+_Grown = tuple[dict[str, Any], str, list[str]]
+"""A part or item, its field that grows, and the pieces. Joined at the end: what grows is copied with each piece."""
+
+
+def _add_to_items(
+    items: dict[int, dict[str, Any]], grown: dict[tuple[int, str], _Grown], kind: str, event: dict[str, Any]
+) -> None:
     index = event.get("output_index")
     if not isinstance(index, int):
         return
@@ -170,7 +179,7 @@ def _add_to_items(items: dict[int, dict[str, Any]], kind: str, event: dict[str, 
         items[index] = as_object(event.get("item"))
     elif kind in _ARGUMENTS:
         item, name = items.setdefault(index, {}), _ARGUMENTS[kind]
-        item[name] = as_text(item.get(name)) + as_text(event.get("delta"))
+        grown.setdefault((id(item), name), (item, name, []))[2].append(as_text(event.get("delta")))
     elif kind in _PIECES:
         where, part_type, name = _PIECES[kind]
         item = items.setdefault(index, {"type": "message", "role": "assistant"})
@@ -178,7 +187,7 @@ def _add_to_items(items: dict[int, dict[str, Any]], kind: str, event: dict[str, 
             item[where] = []
         position = event.get("content_index", event.get("summary_index"))
         part = _part_at(item[where], position if isinstance(position, int) else 0, part_type)
-        part[name] = as_text(part.get(name)) + as_text(event.get("delta"))
+        grown.setdefault((id(part), name), (part, name, []))[2].append(as_text(event.get("delta")))
 
 
 def _part_at(parts: list[Any], position: int, part_type: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from art_patch.recording.loose_json import parse_object
+from art_patch.recording.loose_json import as_text, parse_object
 
 DONE = "[DONE]"
 
@@ -90,7 +90,7 @@ def _add_part(choices: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
     choice = choices.get(index)
     if choice is None:
         message: dict[str, Any] = {"role": "assistant", "content": None}
-        choice = choices[index] = {"index": index, "message": message, "calls": {}}
+        choice = choices[index] = {"index": index, "message": message, "pieces": {}, "calls": {}}
     if part.get("finish_reason") is not None:
         choice["finish_reason"] = part["finish_reason"]
     if isinstance(part.get("token_ids"), list):
@@ -101,33 +101,40 @@ def _add_part(choices: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
     delta = part.get("delta")
     if not isinstance(delta, dict):
         return
-    message = choice["message"]
+    message, pieces = choice["message"], choice["pieces"]
     for key, value in cast(dict[str, Any], delta).items():
         if value is None or key == "role":
             continue
         if key == "tool_calls":
             for call in _dicts(value):
                 _add_tool_call(choice["calls"], call)
-        elif isinstance(value, str) and isinstance(message.get(key), str):
-            message[key] += value
+        elif isinstance(value, str):
+            # Joined at the end: a text that grows piece by piece is copied with each.
+            pieces.setdefault(key, []).append(value)
+            message[key] = ""
         else:
+            pieces.pop(key, None)
             message[key] = value
 
 
 def _add_tool_call(calls: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
     index = part.get("index")
     position = index if isinstance(index, int) else len(calls)
-    call = calls.setdefault(position, {"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
+    call = calls.setdefault(position, {"id": None, "type": "function", "function": {"name": [], "arguments": []}})
     call["id"] = part.get("id") or call["id"]
     call["type"] = part.get("type") or call["type"]
     function = part.get("function")
     if isinstance(function, dict):
-        call["function"]["name"] += cast(dict[str, Any], function).get("name") or ""
-        call["function"]["arguments"] += cast(dict[str, Any], function).get("arguments") or ""
+        for key, pieces in call["function"].items():
+            pieces.append(as_text(cast(dict[str, Any], function).get(key)))
 
 
 def _finished(choice: dict[str, Any]) -> dict[str, Any]:
-    calls = choice.pop("calls")
+    calls, message = choice.pop("calls"), choice["message"]
+    for key, pieces in choice.pop("pieces").items():
+        message[key] = "".join(pieces)
     if calls:
-        choice["message"]["tool_calls"] = [calls[index] for index in sorted(calls)]
+        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+        for call in message["tool_calls"]:
+            call["function"] = {key: "".join(pieces) for key, pieces in call["function"].items()}
     return choice

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 __all__ = [
     "COPIES",
     "JSON",
+    "REPLAY",
     "UPSTREAM",
     "Api",
     "AppReport",
@@ -48,6 +49,9 @@ Origin = Literal["explicit", "otel", "stitched", "single", "shadow", "imported",
 
 COPIES: tuple[Origin, ...] = ("shadow", "resampled", "span")
 """Origins of trajectories that the app never ran: made from calls of others, which their calls name in `shadow_of`."""
+
+REPLAY = "replay"
+"""Name in a run's metadata of the function that runs it again. Only `replayable()` writes it: data never names code."""
 SpanKind = Literal["span", "agent", "node", "tool", "handoff", "guardrail", "retrieval"]
 Mode = Literal["off", "record", "shadow", "canary", "route"]
 Api = Literal["chat", "completions", "responses"]
@@ -186,6 +190,7 @@ class Route:
         challenger_state: `shadow`, it is asked in the background; `canary`, it answers a share of the sessions.
         challenger_percent: which share, 0..100, of the sessions that a policy answers; only for `canary`.
         challenger_since: when it came into that state.
+        project: whose store it is; `None` if it was made by a release that did not write that down.
     """
 
     mode: Mode | None = None
@@ -198,6 +203,7 @@ class Route:
     challenger_state: Literal["shadow", "canary"] | None = None
     challenger_percent: float | None = None
     challenger_since: float | None = None
+    project: str | None = None
 
     @property
     def serves(self) -> bool:

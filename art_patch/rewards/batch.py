@@ -117,13 +117,15 @@ def judge_batch(
     asking = _Asking(judge, len(canaries) + len(taken) + len(twice), on_judgement, progress)
     result = JudgedBatch(left={_OVER_SHARE: len(left)} if left else {})
 
-    planted, misses, alarms = _judge_canaries(asking, canaries, config)
+    planted, misses, alarms, failed = _judge_canaries(asking, canaries, config)
     result = replace(result, canaries=(planted, planted - len(misses)), alarms=(*alarms, *misses))
     if too_many_missed(planted, len(misses), config):
         reason = f"the judge fell for {len(misses)} of {planted} canaries: {misses[0]}"
         return asking.paid(replace(result, quarantined={group.id: reason for group in taken}))
 
     first = asking.about(taken, known=known, on_scored=on_scored) if taken else JudgeReport((), {}, cost_usd=0.0)
+    if failed is not None and not first.scores:
+        raise failed  # all that was within the budget was asked, and not once answered
     second, unscored = _judge_again(asking, [group for group in twice if group.id not in first.unscored])
     unscored = {**first.unscored, **unscored}
     scored = [group for group in taken if group.id not in unscored]
@@ -132,23 +134,23 @@ def judge_batch(
 
 def _judge_canaries(
     asking: _Asking, canaries: Sequence[Canary], config: DefenceConfig
-) -> tuple[int, list[str], list[str]]:
-    """How many were judged, why each that was missed was, and an alarm if nothing can be said."""
+) -> tuple[int, list[str], list[str], JudgeError | None]:
+    """How many were judged, why each that was missed was, an alarm if nothing can be said, and the judge's failure."""
     if not canaries:
-        return 0, [], []
+        return 0, [], [], None
     try:
         report = asking.about([canary.group for canary in canaries], purpose="canary")
     except JudgeError as error:  # perhaps just these few; whether the judge is down is for the first pass to find out
-        return 0, [], [f"no canary could be judged: {error}"]
+        return 0, [], [f"no canary could be judged: {error}"], error
     if len(report.unscored) == len(canaries):
-        return 0, [], [f"no canary could be judged: {next(iter(report.unscored.values()))}"]
+        return 0, [], [f"no canary could be judged: {next(iter(report.unscored.values()))}"], None
     values = {(score.group_id, score.trajectory_id): score.value for score in report.scores}
     judged = [canary for canary in canaries if canary.group.id not in report.unscored]
     found = (
         (c.group.id, why_missed(c, {t.id: values[c.group.id, t.id] for t in c.group.trajectories}, config))
         for c in judged
     )
-    return len(judged), [f"{name}: {reason}" for name, reason in found if reason], []
+    return len(judged), [f"{name}: {reason}" for name, reason in found if reason], [], None
 
 
 def _judge_again(

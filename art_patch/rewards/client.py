@@ -41,12 +41,16 @@ class AskError(Exception):
         reason: what happened, in one line.
         at_fault: the `judge`: the same is to be expected of every other question; this `question`: it was refused;
             its `length`: it is more than the judge can read; the `budget`: it is used up.
+        failed: whether the judge was asked and failed; with the budget used up, at an earlier try.
     """
 
-    def __init__(self, reason: str, at_fault: Literal["judge", "question", "length", "budget"]) -> None:
+    def __init__(
+        self, reason: str, at_fault: Literal["judge", "question", "length", "budget"], *, failed: bool = True
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.at_fault = at_fault
+        self.failed = failed
 
 
 @dataclass(slots=True)
@@ -126,12 +130,14 @@ class JudgeClient:
         """
         import openai  # litellm's errors are subclasses of the SDK's
 
+        failures: list[Exception] = []
         while True:
             wishes = dict(self._wishes)
             try:
-                return self._complete(messages, wishes, estimate_usd, usage, stop)
+                return self._complete(messages, wishes, estimate_usd, usage, stop, failures)
             except BudgetUsedUp as error:
-                raise AskError(f"budget used up: {error}", "budget") from error
+                before = f"; no answer before: {_ask_error(failures[-1]).reason}" if failures else ""
+                raise AskError(f"budget used up: {error}{before}", "budget", failed=bool(failures)) from error
             except openai.BadRequestError as error:
                 refused = [wish for wish in wishes if wish in str(error)]
                 if not refused:
@@ -148,11 +154,17 @@ class JudgeClient:
         estimate_usd: float | None,
         usage: Usage,
         stop: threading.Event,
+        failures: list[Exception],
     ) -> str:
+        import openai
         import tenacity
 
         def attempt() -> Any:
-            return self._request(messages, wishes, estimate_usd, usage, stop)
+            try:
+                return self._request(messages, wishes, estimate_usd, usage, stop)
+            except openai.APIError as error:
+                failures.append(error)  # the next try may end for the budget, and hide that the judge is broken
+                raise
 
         backoff = tenacity.wait_random_exponential(multiplier=self.pause_s, max=_LONGEST_PAUSE_S)
         retrying = tenacity.Retrying(
@@ -180,7 +192,7 @@ class JudgeClient:
         cost: float | None = 0.0
         try:
             if stop.is_set():  # while the budget made us wait, or another part of the group was asked about
-                raise AskError("stopped", "question")
+                raise AskError("stopped", "question", failed=False)
             usage.calls += 1
             response = load_litellm().completion(
                 **{

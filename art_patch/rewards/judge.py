@@ -5,8 +5,8 @@
 - A group that could not be judged is left out whole and named with the reason. It never becomes zero: a zero would be
   learned from.
 - A judge that fails several groups running for no reason of theirs is given up, so that a dead judge costs a minute and
-  not a night; groups judged by then keep their scores. Not one group judged is a `JudgeError`, unless the budget is the
-  reason.
+  not a night; groups judged by then keep their scores. Not one group judged is a `JudgeError`, unless the budget alone
+  is the reason: a judge that was asked and failed is an error though the budget ended first.
 - What is known is not asked again, and what is judged is handed over at once: with the store behind both, the store is
   the cache, and a run that was killed or ran out of budget is gone on with by the next.
 - Siblings with the same transcript get the same score. A score only means something within its group.
@@ -59,12 +59,17 @@ OnJudgement = Callable[[Judgement], None]
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """One group judged: `verdicts` by trajectory id, or why there are none."""
+    """One group judged: `verdicts` by trajectory id, or why there are none.
+
+    `failed`: the judge was asked and gave nothing that can be used. `judge_down`: for no reason of the group's.
+    `by_budget`: no more could be asked.
+    """
 
     usage: Usage
     verdicts: dict[str, Verdict] | None = None
     reason: str | None = None
     judge_down: bool = False
+    failed: bool = False
     by_budget: bool = False
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -170,8 +175,8 @@ class Judge:
             now: `Score.at` and `Judgement.at`; the present unless given.
 
         Raises:
-            JudgeError: there were groups, and not one could be judged, the budget not being the reason; or there is a
-                limit in USD and the judge's price is unknown.
+            JudgeError: there were groups, and not one could be judged, the budget alone not being the reason; or there
+                is a limit in USD and the judge's price is unknown.
         """
         waiting = list(groups)
         at = time.time() if now is None else now
@@ -179,7 +184,7 @@ class Judge:
         asked = [group for group in waiting if group.id not in found]
         scores = [score for of_group in found.values() for score in of_group]
         total, unscored, judgements = Usage(), dict[str, str](), list[Judgement]()
-        failures, by_budget = 0, False
+        failures, failed, by_budget = 0, dict[str, str](), False
         stop = threading.Event()
         with self._asking(asked, order, stop) as outcomes:
             for group, outcome in outcomes:
@@ -195,13 +200,15 @@ class Judge:
                 if on_judgement is not None:
                     on_judgement(judgements[-1])
                 by_budget = by_budget or outcome.by_budget
+                if outcome.failed:
+                    failed[group.id] = outcome.reason or ""
                 failures = failures + 1 if outcome.judge_down else 0
                 if failures >= _GIVE_UP_AFTER:
                     stop.set()
                 if progress is not None:
                     progress(len(found) + len(judgements), len(waiting))
-        if asked and not scores and not by_budget:
-            raise JudgeError(self._nothing_judged(unscored))
+        if asked and not scores and (failed or not by_budget):
+            raise JudgeError(self._nothing_judged(failed or unscored, len(unscored)))
         return JudgeReport(
             tuple(scores),
             unscored,
@@ -257,9 +264,9 @@ class Judge:
                 return outcome
             by_budget, down = error.at_fault == "budget", error.at_fault == "judge"
             reason = error.reason if by_budget else f"no answer: {error.reason}"
-            return _Outcome(usage, None, reason, judge_down=down, by_budget=by_budget, facts=facts)
+            return _Outcome(usage, None, reason, down, error.failed, by_budget, facts)
         except VerdictError as error:
-            return _Outcome(usage, reason=f"no valid verdict in two tries: {error}", facts=facts)
+            return _Outcome(usage, reason=f"no valid verdict in two tries: {error}", failed=True, facts=facts)
         return _Outcome(usage, merge(parts), facts=facts)
 
     def _ask(self, request: Request, usage: Usage, stop: threading.Event) -> dict[str, Verdict]:
@@ -274,13 +281,20 @@ class Judge:
         try:
             return _by_trajectory(prompt, parse_verdict(text, prompt.siblings))
         except VerdictError as error:
-            repair = _REPAIR.format(error=error, ids=", ".join(prompt.siblings))
+            wrong = str(error)
+        repair = _REPAIR.format(error=wrong, ids=", ".join(prompt.siblings))
         messages = (
             *prompt.messages,
             {"role": "assistant", "content": text[:_QUOTED].strip() or "(empty)"},
             {"role": "user", "content": repair},
         )
-        text = self._client.ask(messages, request.estimate_usd, usage, stop)
+        try:
+            text = self._client.ask(messages, request.estimate_usd, usage, stop)
+        except AskError as error:
+            if error.at_fault != "budget" or error.failed:
+                raise
+            reason = f"{error.reason}; the answer before was no valid verdict: {wrong}"
+            raise AskError(reason, "budget", failed=True) from None
         return _by_trajectory(prompt, parse_verdict(text, prompt.siblings))
 
     def _judgement(self, group: Group, outcome: _Outcome, order: Order, purpose: str, at: float) -> Judgement:
@@ -300,11 +314,11 @@ class Judge:
             facts={"order": order, **outcome.facts},
         )
 
-    def _nothing_judged(self, unscored: Mapping[str, str]) -> str:
+    def _nothing_judged(self, reasons: Mapping[str, str], groups: int) -> str:
         where = f" at {self._client.base_url}" if self._client.base_url else ""
         return (
-            f"the judge {self.model}{where} gave no valid scores for any of {len(unscored)} group(s); the first reason "
-            f"was: {next(iter(unscored.values()))} -- check its name (ART_PATCH_JUDGE), address "
+            f"the judge {self.model}{where} gave no valid scores for any of {groups} group(s); the first reason "
+            f"was: {next(iter(reasons.values()))} -- check its name (ART_PATCH_JUDGE), address "
             "(ART_PATCH_JUDGE_BASE_URL) and key (ART_PATCH_JUDGE_API_KEY); nothing was scored and nothing was lost"
         )
 

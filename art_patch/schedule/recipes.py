@@ -67,7 +67,7 @@ def cron_line(job: Job) -> str:
     quiet = "|".join(map(str, job.quiet))
     directory, variables, log = (shlex.quote(str(path)) for path in (job.directory, job.variables, job.log))
     line = (
-        f"cd {directory} && set -a && . {variables} && set +a"
+        f"cd {directory} && umask 077 && set -a && . {variables} && set +a"
         f" && nice -n 15 {shlex.join(job.command)} >>{log} 2>&1"
         f' || case $? in {quiet}) ;; *) echo "art-patch retrain: exit code $?, see" {log} ;; esac'
     )

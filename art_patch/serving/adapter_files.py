@@ -104,7 +104,9 @@ def adapter_directory(root: Path, name: str) -> Path:
     if directory.is_symlink():
         raise AdapterRejected(f"{name}: {directory} is a symbolic link. Publish a real directory.")
     if not directory.is_dir():
-        raise AdapterRejected(f"{name}: no directory {directory}. Publish the adapter there with publish_adapter().")
+        raise AdapterRejected(
+            f"{name}: no directory {directory}. Publish the adapter there with publish_adapter().", final=False
+        )
     if directory.resolve().parent != real_root:
         raise AdapterRejected(f"{name}: {directory} lies outside {real_root}. Publish the adapter inside it.")
     return directory
@@ -164,7 +166,8 @@ def _read_file(directory: Path, file: str, max_bytes: int) -> bytes:
         descriptor = os.open(directory / file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise AdapterRejected(
-            f"{directory.name}: {file} cannot be read ({error.strerror}). Publish the adapter with publish_adapter()."
+            f"{directory.name}: {file} cannot be read ({error.strerror}). Publish the adapter with publish_adapter().",
+            final=False,
         ) from error
     with open(descriptor, "rb") as handle:
         info = os.fstat(descriptor)

@@ -128,7 +128,8 @@ def validate_adapter(
     if manifest.get("base_sha256") != base.sha256:
         raise AdapterRejected(
             f"{name}: {MANIFEST} was written for another base model (base_sha256 {manifest.get('base_sha256')!r}, "
-            f"serving {base.sha256!r}). Train it again from {base.directory}, or serve the base it was trained on."
+            f"serving {base.sha256!r}). Train it again from {base.directory}, or serve the base it was trained on.",
+            final=False,
         )
     config = parse_object(name, CONFIG, contents[CONFIG])
     rank, modules = check_content(name, config, contents[WEIGHTS], base, max_rank=max_rank)

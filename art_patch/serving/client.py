@@ -12,12 +12,17 @@ import json
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from functools import cached_property
 from http.client import HTTPException
-from types import TracebackType
-from typing import Any, cast
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from art_patch.errors import AdapterRejected, EngineError
+from art_patch.keys import admin_key, engine_key
+
+if TYPE_CHECKING:
+    from art_patch.settings import Settings
 
 
 class EngineRefused(EngineError):
@@ -31,17 +36,37 @@ class EngineRefused(EngineError):
 class EngineClient:
     """A client of one engine; safe to use from several threads."""
 
-    def __init__(self, base_url: str, api_key: str | None = None, *, timeout_s: float = 120.0) -> None:
+    def __init__(
+        self, base_url: str, api_key: str | None = None, *, admin_key: str | None = None, timeout_s: float = 120.0
+    ) -> None:
         """Connects lazily.
 
         Args:
             base_url: `http://127.0.0.1:8000`, with or without `/v1`.
             api_key: Where the engine asks for one.
+            admin_key: Where it asks for none but before it loads and unloads; sent with these requests alone.
             timeout_s: For each request.
         """
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self._api_key = api_key or "none"  # the SDK demands some key; without one the engine does not look at it
+        self._admin_key = admin_key if api_key is None else None
         self._timeout_s = timeout_s
+
+    @classmethod
+    def of_project(cls, settings: Settings, base_url: str, key_file: str | None, *, timeout_s: float = 120.0) -> Self:
+        """Returns a client that has the project's keys.
+
+        Args:
+            settings: Of the project.
+            base_url: See above.
+            key_file: The file that the store's route names.
+            timeout_s: For each request.
+
+        Raises:
+            ConfigError: The key is not to be read, see `engine_key`.
+        """
+        key = engine_key(key_file, settings.directory, settings.engine_key_file)
+        return cls(base_url, key, admin_key=admin_key(settings.directory), timeout_s=timeout_s)
 
     @cached_property
     def _client(self) -> Any:
@@ -54,6 +79,16 @@ class EngineClient:
         try:
             self._look("/health", timeout_s=timeout_s)
         except EngineError:
+            return False
+        return True
+
+    def answers(self, *, timeout_s: float = 5.0) -> bool:
+        """Whether anybody answers there, well or not."""
+        try:
+            self._look("/health", timeout_s=timeout_s)
+        except EngineRefused:
+            return True
+        except (EngineError, ValueError):  # ValueError: it is no address at all
             return False
         return True
 
@@ -70,11 +105,11 @@ class EngineClient:
 
     def load(self, name: str) -> None:
         """Serves the published adapter `NAME@STEP`."""
-        self._request("/v1/load_lora_adapter", {"lora_name": name})
+        self._change("/v1/load_lora_adapter", name)
 
     def unload(self, name: str) -> None:
         """Stops serving a policy."""
-        self._request("/v1/unload_lora_adapter", {"lora_name": name})
+        self._change("/v1/unload_lora_adapter", name)
 
     def chat(self, **body: Any) -> dict[str, Any]:
         """One chat completion; `stream` is not for this method."""
@@ -125,11 +160,15 @@ class EngineClient:
         except (OSError, HTTPException) as error:
             raise self._unreachable(getattr(error, "reason", error)) from error
 
-    def _request(self, path: str, body: dict[str, Any]) -> Any:
+    def _change(self, path: str, name: str) -> None:
+        shown = {} if self._admin_key is None else {"Authorization": f"Bearer {self._admin_key}"}
+        self._request(path, {"lora_name": name}, shown)
+
+    def _request(self, path: str, body: dict[str, Any], headers: Mapping[str, str] = MappingProxyType({})) -> Any:
         from openai import APIConnectionError, APIStatusError, OpenAIError
 
         try:
-            return self._client.post(path, cast_to=object, body=body)
+            return self._client.post(path, cast_to=object, body=body, options={"headers": headers})
         except APIStatusError as error:
             raise self._refusal(path, error.status_code, error.body, str(error)) from error
         except APIConnectionError as error:
@@ -143,8 +182,8 @@ class EngineClient:
     def _refusal(self, path: str, status: int, body: object, fallback: str) -> EngineError:
         fields = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
         message = fields.get("message") or fallback
-        if fields.get("code") == "adapter_rejected":
-            return AdapterRejected(str(message))
+        if (code := fields.get("code")) in ("adapter_rejected", "adapter_unavailable"):
+            return AdapterRejected(str(message), final=code == "adapter_rejected")
         return EngineRefused(f"{self.base_url}{path} answered {status}: {message}", status)
 
 

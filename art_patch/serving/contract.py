@@ -23,7 +23,9 @@ HTTP, on loopback, every error as `{"error": {"message", "type", "param", "code"
 `POST /v1/unload_lora_adapter {"lora_name": "agent@3"}`
     New requests get 404; those that run finish on it.
 
-With an API key every route but `/health` asks for `Authorization: Bearer KEY`.
+With an API key every route but `/health` asks for `Authorization: Bearer KEY`. Without one, loading and unloading ask
+for the project's key (`admin.key` in its directory), so that no other user of the machine does it. Web pages are
+refused: a strange `Host` on loopback or an `Origin` with 403, a body that does not say it is JSON with 415.
 """
 
 from __future__ import annotations

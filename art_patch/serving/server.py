@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -26,25 +26,41 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from art_patch.errors import AdapterRejected
-from art_patch.listening import Server, bind, url_of
+from art_patch.keys import ADMIN_KEY_FILE
+from art_patch.listening import Server, bind, is_loopback, url_of
 from art_patch.serving.contract import Overloaded, Served, UnknownPolicy
 from art_patch.serving.exact_route import PREFIX, ExactRoute
+from art_patch.serving.guard import PageGuard
 from art_patch.serving.http_errors import ApiError, error_body
+
+_CHAT, _LOAD, _UNLOAD = "/v1/chat/completions", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 _log = logging.getLogger(__name__)
 
 
 def build_app(
-    engine: Served, *, api_key: str | None = None, serves: Callable[[str], str | None] | None = None
+    engine: Served,
+    *,
+    api_key: str | None = None,
+    admin_key: str | None = None,
+    names: Collection[str] | None = (),
+    serves: Callable[[str], str | None] | None = None,
 ) -> Starlette:
     """The ASGI application.
 
     Args:
         engine: Serves the requests; the caller closes it.
         api_key: Asked for on every route but `/health`.
+        admin_key: Asked for before a policy is loaded or unloaded, where there is no `api_key`. Without either nobody
+            may.
+        names: See `PageGuard`.
         serves: See `ExactRoute`.
     """
     started = int(time.time())
+
+    def check_key(request: Request) -> None:
+        if api_key is None and not (admin_key and _shows(request.scope, admin_key)):
+            raise ApiError(401, _NO_ADMIN, code="invalid_api_key")
 
     async def health(_: Request) -> Response:
         return Response(status_code=200 if engine.healthy else 503)
@@ -61,12 +77,14 @@ def build_app(
         return JSONResponse({"object": "list", "data": cards})
 
     async def load(request: Request) -> Response:
+        check_key(request)
         body = await _lora_body(request)
         _check_path(engine, body)
         await engine.load(body["lora_name"])
         return PlainTextResponse(f"Success: {body['lora_name']} is served.")
 
     async def unload(request: Request) -> Response:
+        check_key(request)
         body = await _lora_body(request)
         await engine.unload(body["lora_name"])
         return PlainTextResponse(f"Success: {body['lora_name']} is no longer served.")
@@ -75,13 +93,16 @@ def build_app(
         routes=[
             Route("/health", health),
             Route("/v1/models", models),
-            Route("/v1/chat/completions", engine.chat),
+            Route(_CHAT, engine.chat),
             Route(f"{PREFIX}/v1/models", models),
-            Route(f"{PREFIX}/v1/chat/completions", ExactRoute(engine.chat, serves)),
-            Route("/v1/load_lora_adapter", load, methods=["POST"]),
-            Route("/v1/unload_lora_adapter", unload, methods=["POST"]),
+            Route(f"{PREFIX}{_CHAT}", ExactRoute(engine.chat, serves)),
+            Route(_LOAD, load, methods=["POST"]),
+            Route(_UNLOAD, unload, methods=["POST"]),
         ],
-        middleware=[Middleware(_KeyGuard, api_key=api_key)] if api_key else [],
+        middleware=[
+            Middleware(PageGuard, names=names, json_paths=(_CHAT, f"{PREFIX}{_CHAT}", _LOAD, _UNLOAD)),
+            *([Middleware(_KeyGuard, api_key=api_key)] if api_key else []),
+        ],
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,
@@ -99,6 +120,8 @@ def run_server(
     host: str = "127.0.0.1",
     port: int = 8000,
     api_key: str | None = None,
+    admin_key: str | None = None,
+    names: Sequence[str] = (),
     policies: Sequence[str] = (),
     spare: Sequence[str] = (),
     on_ready: Callable[[str], None] | None = None,
@@ -113,6 +136,8 @@ def run_server(
         host: Address to listen on. Beyond loopback a key is required.
         port: 0 takes a free one; `on_ready` tells which.
         api_key: See `build_app`.
+        admin_key: See `build_app`.
+        names: Other names of this server, such as that of a reverse proxy in front of it.
         policies: Loaded before the first request is answered.
         spare: Loaded too, each if it can be: one that cannot is told in the log, and callers get 404 for it.
         on_ready: Called with the base URL, `http://HOST:PORT`, once requests are answered.
@@ -128,8 +153,9 @@ def run_server(
     """
     try:
         with bind(host, port, key=api_key, what="the model") as sock:
+            known = (host, *names) if is_loopback(str(sock.getsockname()[0])) else None
             config = uvicorn.Config(
-                build_app(engine, api_key=api_key, serves=serves),
+                build_app(engine, api_key=api_key, admin_key=admin_key, names=known, serves=serves),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -160,20 +186,29 @@ async def _begin(engine: Served, policies: Sequence[str], spare: Sequence[str]) 
             _log.warning("%s is not served: %s", name, error)
 
 
+_NO_ADMIN = (
+    "whoever loads or unloads policies must show the project's key; send the content of its file "
+    f"{ADMIN_KEY_FILE} as `Authorization: Bearer KEY`, or run `art-patch` as the user and in the home of the server"
+)
+
+
 class _KeyGuard:
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app = app
-        self._expected = f"Bearer {api_key}".encode()
+        self._api_key = api_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != "/health":
-            given = next((value for key, value in scope["headers"] if key == b"authorization"), b"")
-            if not hmac.compare_digest(given, self._expected):
-                message = "The API key is missing or wrong. Send it as `Authorization: Bearer KEY`."
-                response = JSONResponse(error_body(401, message, code="invalid_api_key"), status_code=401)
-                await response(scope, receive, send)
-                return
+        if scope["type"] == "http" and scope["path"] != "/health" and not _shows(scope, self._api_key):
+            message = "The API key is missing or wrong. Send it as `Authorization: Bearer KEY`."
+            response = JSONResponse(error_body(401, message, code="invalid_api_key"), status_code=401)
+            await response(scope, receive, send)
+            return
         await self._app(scope, receive, send)
+
+
+def _shows(scope: Scope, key: str) -> bool:
+    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    return hmac.compare_digest(given, f"Bearer {key}".encode())
 
 
 async def _lora_body(request: Request) -> dict[str, Any]:
@@ -212,7 +247,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _rejected(_: Request, error: Exception) -> Response:
-    return _respond(ApiError(400, str(error), param="lora_name", code="adapter_rejected"))
+    final = cast(AdapterRejected, error).final
+    code = "adapter_rejected" if final else "adapter_unavailable"
+    return _respond(ApiError(400, str(error), param="lora_name", code=code))
 
 
 async def _unknown(_: Request, error: Exception) -> Response:

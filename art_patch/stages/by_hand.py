@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from art_patch.errors import StoreError
-from art_patch.promotion.promote import promote
+from art_patch.errors import AdapterRejected, StoreError
+from art_patch.promotion.promote import promote, reject
 from art_patch.records import JSON, Policy
 from art_patch.rewards.batch import OrderedJudge
 from art_patch.serving.contract import Engine
@@ -75,7 +75,7 @@ def train_by_hand(
         ConfigError: an evaluation is asked for and there is nothing to evaluate on, or the other way round.
         Busy: a cycle, or another update, is at work on this store.
         TrainingError: the update failed; nothing was published.
-        EngineError: the engine cannot serve the policy; the champion stays.
+        EngineError: the engine cannot serve the policy; the champion stays. One that it refuses is rejected.
         StoreError: no policy serves yet.
     """
     require_evaluation(config, evaluation)
@@ -97,7 +97,12 @@ def train_by_hand(
         figures = run.figures["train"]
         if candidate is None:
             return UpdateByHand(champion.name, champion.path, reason, figures)
-        serves: Policy = promote(run.store.ledger, engine, candidate.name, who=who, reason=REASON)
+        try:
+            serves: Policy = promote(run.store.ledger, engine, candidate.name, who=who, reason=REASON)
+        except AdapterRejected as error:
+            if error.final:  # as in a cycle: it would be refused every time
+                reject(run.store.ledger, engine, candidate.name, who=who, reason=f"the engine refuses it: {error}")
+            raise
         return UpdateByHand(serves.name, serves.path, figures=figures)
 
 

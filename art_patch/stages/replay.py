@@ -17,7 +17,7 @@ from typing import Any, Literal
 from art_patch.grouping import Grouping
 from art_patch.grouping.replay import REPLAYED, Replay, ReplayConfig, choose_replays, offer_of
 from art_patch.ids import MOST_REPLAYS, replay_id
-from art_patch.records import TrajectoryInfo
+from art_patch.records import REPLAY, TrajectoryInfo
 from art_patch.stages.app_process import RunLost
 from art_patch.stages.app_processes import AppProcesses, question_of
 from art_patch.stages.run import Cycle
@@ -80,7 +80,7 @@ def replay_info(one: Replay, at: float) -> TrajectoryInfo:
     """Return the trajectory of a re-run: its original's, as far as it says whose it is and of what task."""
     source = one.original.info
     # All the rest of the metadata stays: the user's checks may look there for what the right answer is.
-    metadata = {name: value for name, value in source.metadata.items() if name != "replay"}
+    metadata = {name: value for name, value in source.metadata.items() if name != REPLAY}
     return replace(
         source,
         id=replay_id(source.id, one.number),

@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 
 from art_patch.errors import ArtPatchError
 from art_patch.ids import new_id
+from art_patch.private import private
 from art_patch.records import JSON
 
 Outcome = Literal[
@@ -145,5 +146,6 @@ def _one_line(text: str) -> str:
 
 def _write(path: Path, content: str) -> None:
     part = path.with_name(f".{path.name}")
-    part.write_text(content, encoding="utf-8")
+    with open(part, "w", encoding="utf-8", opener=private) as file:
+        file.write(content)
     os.replace(part, path)

@@ -31,7 +31,9 @@ def check_can_train(run: Cycle, champion: Policy) -> None:
     """Refuse what could not be trained in the end, before a judge is paid for it.
 
     Raises:
-        ConfigError: a package, a GPU or the base's chat template is missing.
+        ConfigError: a package, a GPU or the base's chat template is missing, or the engine would refuse each LoRA of
+            the base.
+        ModelNotFound: the base is missing.
     """
     config = run.config.train
     require_packages()
@@ -41,6 +43,10 @@ def check_can_train(run: Cycle, champion: Policy) -> None:
         require_machine(config)
     if config.imitate_from is not None or config.prefer_from is not None:
         base_text(champion.base, ()).renderer()
+    if champion.path is None or config.start == "base":  # the engine serves a LoRA of the same modules otherwise
+        from art_patch.training.servable import require_servable  # imports torch
+
+        require_servable(champion.base)
 
 
 def train(run: Cycle, champion: Policy) -> tuple[Policy | None, str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from art_patch.errors import TrainingError
 from art_patch.records import JSON, Group, Policy, Trajectory
@@ -19,7 +21,7 @@ from art_patch.training import TrainConfig
 from art_patch.training.advantages import advantages_of_groups
 from art_patch.training.job import Sibling, TrainGroup, TrainJob, read_job
 from art_patch.training.packing import Example
-from art_patch.training.rows import RowsReport, rows_and_report
+from art_patch.training.rows import Row, RowsReport, rows_and_report
 
 
 def job_directory(run: Cycle, target: Path) -> Path:
@@ -73,35 +75,28 @@ def make_job(
     config = run.config.train
     rewards_of_groups = [rewards_G(group, combination=run.config.combination) for group in groups]
     rewards = [reward for of_group in rewards_of_groups for reward in of_group if reward is not None]
-    made: list[tuple[TrainGroup, RowsReport]] = [
-        _group(group, advantages or (0.0,) * len(group.trajectories), champion, config)
-        for group, advantages in zip(
-            groups, advantages_of_groups(rewards_of_groups, config.advantage_scale), strict=True
-        )
-    ]
-    found = [group for group, _ in made]
+    made = _made(groups, rewards_of_groups, champion, config)
+    found = [each.group for each in made]
     text = base_text(champion.base, [each for group in groups for each in group.trajectories])
     also = given(run, champion, text, list(zip(groups, rewards_of_groups, strict=True)))
     again = rehearsal(run, champion)
     evaluated = _evaluated(run, champion, evaluation)
-    alike = [group.id for group in found if not any(sibling.example.advantage for sibling in group.siblings)]
-    silent = [(group.id, report) for group, report in made if not group.teaches and group.id not in alike]
+    put_aside = {each.group.id: each.put_aside for each in made if each.put_aside is not None}
     mean_reward = sum(rewards) / len(rewards) if rewards else None
     run.figures["train"] = {
         "groups": len(groups),
-        "dead_groups": len(alike),
+        "dead_groups": sum(state == "dead" for state, _ in put_aside.values()),
         "mean_reward": mean_reward,
-        "rows": asdict(sum((report for _, report in made), RowsReport())),
+        "rows": asdict(sum((each.report for each in made), RowsReport())),
         "round_trips": round_trip_figures(run, text),
         **also.figures,
         **again.figures,
         **({} if config.eval_steps is None else {"evaluation": _evaluation_figures(evaluated)}),
     }
     if not also.demonstrations and not also.pairs:  # else every group may have given some of it
-        run.store.ledger.set_groups(alike, "dead", reason="all siblings were scored alike")
-        for key, report in silent:
-            run.store.ledger.set_groups([key], "stale", reason=_why_silent(report))
-        found = [group for group in found if group.teaches]
+        for key, (state, reason) in put_aside.items():
+            run.store.ledger.set_groups([key], state, reason=reason)
+        found = [group for group in found if group.id not in put_aside]
     if not found and not also.demonstrations and not also.pairs:
         return None
     return TrainJob(
@@ -121,23 +116,47 @@ def make_job(
     )
 
 
-def _group(
-    group: Group, advantages: Sequence[float], champion: Policy, config: TrainConfig
-) -> tuple[TrainGroup, RowsReport]:
+class _Made(NamedTuple):
+    """A group as an update is given it; one that teaches nothing is put aside in this state, for this reason."""
+
+    group: TrainGroup
+    report: RowsReport
+    put_aside: tuple[str, str] | None
+
+
+def _made(
+    groups: Sequence[Group], rewards_of_groups: Sequence[Sequence[float | None]], champion: Policy, config: TrainConfig
+) -> list[_Made]:
+    """What each group gives an update.
+
+    Siblings are compared with those that are trained beside them. Of others, such as upstream's answer, there are no
+    rows: in the mean, they would push all that the policy sampled up or down together.
+    """
     start = champion.name if config.start == "champion" else f"{champion.model}@0"
-    siblings: list[Sibling] = []
-    whole = RowsReport()
-    for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
-        if _is_fresh(trajectory, champion, config.max_staleness):
-            rows, report = rows_and_report(
-                trajectory, max_tokens=config.max_tokens, learn_truncated=config.learn_truncated
-            )
-        else:
-            rows, report = (), RowsReport(left_out={_stale(config): len(trajectory.calls)})
-        on_policy = all(call.policy == start for call in trajectory.calls)
-        siblings.append(Sibling(trajectory.id, Example(rows, advantage), on_policy))
-        whole += report
-    return TrainGroup(group.id, tuple(siblings)), whole
+    of_siblings = [[_rows(each, champion, config) for each in group.trajectories] for group in groups]
+    trained = [
+        [reward if rows else None for reward, (rows, _) in zip(rewards, siblings, strict=True)]
+        for rewards, siblings in zip(rewards_of_groups, of_siblings, strict=True)
+    ]
+    of_groups = advantages_of_groups(trained, config.advantage_scale)
+    made: list[_Made] = []
+    for group, siblings, rewards, advantages in zip(groups, of_siblings, trained, of_groups, strict=True):
+        report = sum((its for _, its in siblings), RowsReport())
+        examples = [
+            Example(rows, advantage)
+            for (rows, _), advantage in zip(siblings, advantages or (0.0,) * len(siblings), strict=True)
+        ]
+        on_policy = (all(call.policy == start for call in each.calls) for each in group.trajectories)
+        found = tuple(map(Sibling, (each.id for each in group.trajectories), examples, on_policy))
+        why = _why_silent(rewards, siblings) if advantages is None else None
+        made.append(_Made(TrainGroup(group.id, found), report, why))
+    return made
+
+
+def _rows(trajectory: Trajectory, champion: Policy, config: TrainConfig) -> tuple[tuple[Row, ...], RowsReport]:
+    if _is_fresh(trajectory, champion, config.max_staleness):
+        return rows_and_report(trajectory, max_tokens=config.max_tokens, learn_truncated=config.learn_truncated)
+    return (), RowsReport(left_out={_stale(config): len(trajectory.calls)})
 
 
 def _evaluated(run: Cycle, champion: Policy, groups: Sequence[Group]) -> list[tuple[TrainGroup, str]]:
@@ -146,16 +165,8 @@ def _evaluated(run: Cycle, champion: Policy, groups: Sequence[Group]) -> list[tu
     if config.eval_steps is None:
         return []
     rewards_of_groups = [rewards_G(group, combination=run.config.combination) for group in groups]
-    found: list[tuple[TrainGroup, str]] = []
-    for group, rewards, advantages in zip(
-        groups, rewards_of_groups, advantages_of_groups(rewards_of_groups, config.advantage_scale), strict=True
-    ):
-        made, report = _group(group, advantages or (0.0,) * len(rewards), champion, config)
-        scored = sum(reward is not None for reward in rewards)
-        alike = "all siblings were scored alike" if scored > 1 else "not scored"
-        why = alike if advantages is None else _why_silent(report)
-        found.append((made, "" if made.teaches else why))
-    return found
+    made = _made(groups, rewards_of_groups, champion, config)
+    return [(each.group, "" if each.put_aside is None else each.put_aside[1]) for each in made]
 
 
 def _evaluation_figures(evaluated: Sequence[tuple[TrainGroup, str]]) -> JSON:
@@ -165,9 +176,16 @@ def _evaluation_figures(evaluated: Sequence[tuple[TrainGroup, str]]) -> JSON:
     return {"groups": len(evaluated) - left_out.total(), "left_out": dict(left_out)}
 
 
-def _why_silent(report: RowsReport) -> str:
-    """Why a group has nothing that could be trained."""
-    return max(report.left_out, key=lambda reason: report.left_out[reason], default="longer than max_tokens")
+def _why_silent(
+    trained: Sequence[float | None], siblings: Sequence[tuple[Sequence[Row], RowsReport]]
+) -> tuple[str, str]:
+    """The state of a group that teaches nothing, and why: fewer than two siblings to compare, or no difference."""
+    if sum(reward is not None and math.isfinite(reward) for reward in trained) > 1:
+        return "dead", "all siblings that are trained were scored alike"
+    if all(rows for rows, _ in siblings):
+        return "dead", "not scored"
+    left_out = sum((Counter(report.left_out) for rows, report in siblings if not rows), Counter[str]())
+    return "stale", max(left_out, key=lambda reason: left_out[reason], default="longer than max_tokens")
 
 
 def _stale(config: TrainConfig) -> str:

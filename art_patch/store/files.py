@@ -3,9 +3,11 @@
 SQLite notices none of this by itself: it goes on writing, with success, to a file that was deleted or replaced under
 an open connection. So whoever writes compares inodes before and after, under the lock.
 
-Rules. Only the leftovers of the very file that we had open are removed, and only when that file is gone. A broken file
-is never deleted: it is renamed to `<name>.corrupt-<UTC time>`, its `-wal` and `-shm` along with it, and only if it is
-known to have been a store of ours: this process opened it before, or it has the default name and our lock beside it.
+Rules. Every file is made here, for its owner alone, before SQLite opens it: SQLite makes a missing file with whatever
+mode the umask leaves, and gives the log the mode of the database. Only the leftovers of the very file that we had open
+are removed, and only when that file is gone. A broken file is never deleted: it is renamed to `<name>.corrupt-<UTC
+time>`, its `-wal` and `-shm` along with it, and only if it is known to have been a store of ours: this process opened
+it before, or it has the default name and our lock beside it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ DEFAULT_NAME = "store.db"
 """What `Settings.store_url` calls the file unless told otherwise."""
 
 _BESIDE = ("-wal", "-shm")
+
+WITH_TRAFFIC = ("", *_BESIDE, "-journal")
+"""Endings of the files that hold what was recorded: the database and what SQLite keeps beside it."""
 
 _Inode = tuple[int, int]
 
@@ -76,6 +81,8 @@ class StoreFiles:
         if self._lock is None:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                with suppress(FileExistsError):
+                    make_private(self._lock_path)
                 self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except OSError as error:
                 raise StoreError(
@@ -130,6 +137,20 @@ class StoreFiles:
             for suffix in _BESIDE:
                 self._unlink(suffix)
 
+    def make(self) -> None:
+        """Make the database file if there is none. Where that fails SQLite says why when it opens it. Hold the lock."""
+        with suppress(OSError):
+            make_private(os.path.realpath(self.path))  # SQLite follows links
+
+    def keep_private(self) -> None:
+        """Take other users' rights to the file, once it is known to be a store, and to its log, if they are ours."""
+        path = os.path.realpath(self.path)  # SQLite keeps its log beside the file itself
+        for suffix in WITH_TRAFFIC:
+            with suppress(OSError):
+                found = os.stat(f"{path}{suffix}")
+                if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+                    os.chmod(f"{path}{suffix}", 0o600)
+
     def _unlink(self, suffix: str) -> None:
         with suppress(OSError):
             os.unlink(f"{self.path}{suffix}")
@@ -148,6 +169,19 @@ class StoreFiles:
             with suppress(FileNotFoundError):
                 os.rename(f"{self.path}{suffix}", f"{aside}{suffix}")
         return aside
+
+
+def make_private(path: str | Path) -> None:
+    """Make an empty file that only its owner may read and write, whatever the umask.
+
+    Raises:
+        OSError: it cannot be made; `FileExistsError` if it is there.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)  # a umask of 777 would keep the owner out, too
+    finally:
+        os.close(descriptor)
 
 
 def never_close(thing: object) -> None:

@@ -21,7 +21,16 @@ from art_patch.store.audit import note
 from art_patch.store.connect import Database
 from art_patch.store.lineage import run_key
 from art_patch.store.locks import decide_alone
-from art_patch.store.moves import challenger_of, champion_of, insert_policy, move, policy_of, set_control, turn_route
+from art_patch.store.moves import (
+    challenger_of,
+    champion_of,
+    engine_of,
+    insert_policy,
+    move,
+    policy_of,
+    set_control,
+    turn_route,
+)
 from art_patch.store.route import CANARY_KEY, MODE_KEY, read_route
 
 _RELEASED = {"claimed_by": None, "claimed_until": None}
@@ -169,7 +178,7 @@ class Ledger:
             return policy
 
     def add_candidate(self, policy: Policy, *, trained_on: Sequence[str], also: Sequence[str] = (), who: str) -> None:
-        """Keep a new candidate and mark the groups it was trained on, together.
+        """Keep a new candidate and mark the groups it was trained on, together; its rejection gives them back.
 
         Args:
             policy: the candidate.
@@ -202,7 +211,8 @@ class Ledger:
 
         A new champion retires the old one and takes the route. To `shadow` or `canary`: the policy becomes the route's
         challenger, until it is champion or rejected; where another policy becomes champion meanwhile, by a promotion
-        or a rollback, the challenger is rejected, because what it was compared with no longer serves. From `canary` to
+        or a rollback, the challenger is rejected, because what it was compared with no longer serves. What is rejected
+        and never served gives its groups back (`store.moves`). From `canary` to
         `canary`: its share changes and its test goes on. Each move to `canary` keeps `percent_before` and `percent`.
 
         Args:
@@ -267,6 +277,18 @@ class Ledger:
             at = time.time() if now is None else now
             turn_route(connection, {"base_url": base_url, "key_file": key_file, "engine_since": at})
             note(connection, who, "engine", {"base_url": base_url}, at)
+
+    def replace_engine(
+        self, before: Route, base_url: str | None, *, key_file: str | None = None, who: str, now: float | None = None
+    ) -> bool:
+        """Do as `set_engine`, but only if the route still leads where `before` does; whether it did."""
+        with self._deciding() as connection:
+            if engine_of(connection) != (before.base_url, before.engine_since):
+                return False
+            at = time.time() if now is None else now
+            turn_route(connection, {"base_url": base_url, "key_file": key_file, "engine_since": at})
+            note(connection, who, "engine", {"base_url": base_url}, at)
+            return True
 
     def set_mode(self, mode: Mode | None, *, canary_percent: float | None = None, who: str) -> None:
         """Overrule the apps' own mode, or stop doing so with `None`; they notice within their poll interval.

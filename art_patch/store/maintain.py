@@ -25,6 +25,7 @@ from art_patch.records import COPIES
 from art_patch.store import tables
 from art_patch.store.collect import collect_all
 from art_patch.store.connect import Database
+from art_patch.store.files import make_private
 from art_patch.store.upkeep import bytes_of, check_room, copy_to, file_of, sync, truncate_log, under_the_lock
 from art_patch.store.urls import postgres_parameters
 
@@ -154,7 +155,7 @@ class Maintenance:
         part = Path(f"{target}.part")
         try:
             part.unlink(missing_ok=True)
-            os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            make_private(part)
             copy_to(path, part)
             os.replace(part, target)
             sync(target.parent)

@@ -2,12 +2,16 @@
 
 A move changes a policy's state, everything that follows from it, and the route that running apps read, all or nothing.
 `promotions` keeps each move for good: who, when, why, and the figures it rested on.
+
+A policy that is rejected and never served gives its groups back: they are `scored` again, and the next update learns
+from them. What a policy learned that serves, served or may still serve stays `trained`. `trainings` keeps both.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,10 +23,15 @@ from art_patch.promotion.states import CHALLENGERS, check_move
 from art_patch.records import JSON, Policy, PolicyState
 from art_patch.store import tables
 from art_patch.store.audit import note
+from art_patch.store.loading import some_of
 from art_patch.store.route import ROUTE_KEY
 
 OVERTAKEN = "the champion changed while it was tested"
 """Why a challenger is rejected that another policy's promotion, or a rollback, met halfway."""
+
+MOST_TRIES = 3
+"""Rejected candidates that learned from a group before it is put aside. A good candidate often needs a second test,
+because a gate of a few scenarios misses most small improvements; a group that spoils each candidate must end."""
 
 
 def policy_of(connection: Connection, name: str) -> Policy | None:
@@ -145,7 +154,34 @@ def _put(
     )
     told = {**figures, **(of_move or {})}
     _note_move(connection, policy.name, policy.state, state, who=who, reason=reason, figures=told, at=at)
+    if state == "rejected" and policy.state != "retired":
+        _give_back(connection, policy.name)
     return replace(policy, state=state, figures=merged)
+
+
+def _give_back(connection: Connection, policy: str) -> None:
+    """Let the groups that only rejected policies learned from wait again; those without enough runs or tries end."""
+    g, t, p, moves = tables.groups, tables.trainings, tables.policies.c, tables.promotions.c
+    its = select(t.c.group_id).where(t.c.policy == policy)
+    learned = connection.scalars(select(g.c.id).where(g.c.id.in_(its), g.c.state == "trained").order_by(g.c.id)).all()
+    given_up = set(connection.scalars(select(p.name).where(p.state == "rejected")))
+    given_up -= set(connection.scalars(select(moves.policy).where(moves.to_state == "champion")))  # these served once
+    run = tables.trajectories.c
+    for some in some_of(learned):
+        learners: dict[str, set[str]] = defaultdict(set)
+        for group, learner in connection.execute(select(t.c.group_id, t.c.policy).where(t.c.group_id.in_(some))):
+            learners[group].add(learner)
+        runs = Counter(connection.scalars(select(run.group_id).where(run.group_id.in_(some))))
+        for group in some:
+            if not learners[group] <= given_up:
+                continue
+            state, reason = "scored", f"{policy} was rejected"
+            if runs[group] < 2:
+                state, reason = "dead", "fewer than two of its runs are left"
+            elif len(learners[group]) >= MOST_TRIES:
+                state, reason = "stale", f"{len(learners[group])} candidates that learned from it were rejected"
+            values = {"state": state, "reason": reason, "policy": None, "claimed_by": None, "claimed_until": None}
+            connection.execute(update(g).where(g.c.id == group).values(values))
 
 
 def _note_move(
@@ -167,6 +203,12 @@ def _note_move(
 def turn_route(connection: Connection, changes: JSON) -> None:
     """Change what the route says; apps of any release pass over the keys that they do not know."""
     set_control(connection, ROUTE_KEY, json.dumps(_route_of(connection) | dict(changes)))
+
+
+def engine_of(connection: Connection) -> tuple[str | None, float | None]:
+    """Return where the route leads, and since when."""
+    route = _route_of(connection)
+    return route.get("base_url"), route.get("engine_since")
 
 
 def _test_of(connection: Connection) -> JSON:

@@ -62,20 +62,25 @@ _LOOK = """
 class PostgresDatabase(Database):
     """One schema on a server: the first of the connection's `search_path`."""
 
-    def __init__(self, url: str, *, create: bool = True, trouble: Trouble | None = None) -> None:
+    def __init__(
+        self, url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None
+    ) -> None:
         """Connect and migrate.
 
         Args:
             url: `postgresql+psycopg://user:password@host:5432/database`; other parameters of libpq go into its query.
-            create: make the tables if there are none.
+            create: make the tables if there are none, and the project's if they are nobody's.
+            project: whose store it has to be.
             trouble: who is told that the tables had to be made anew.
 
         Raises:
             ConfigError: if the URL cannot be read.
+            WrongProject: if the store is another project's.
             StoreError: if the server cannot be reached or refuses, or the tables there are not ours.
             StoreTooNew: if a newer release made them.
         """
-        super().__init__(url)
+        super().__init__(url, project)
+        self._binds = create
         self._parameters = _DEFAULTS | postgres_parameters(url)
         self._trouble = trouble
         self._lock = threading.RLock()
@@ -219,6 +224,7 @@ class PostgresDatabase(Database):
         """Look at the tables, and make or migrate them; true if there were none."""
         with self.errors(), self._engine.connect() as connection, connection.begin():
             if self._look(connection) == HEAD:
+                self._bind(connection, binds=self._binds)
                 return False
             connection.exec_driver_sql(f"SET LOCAL statement_timeout = 0; {WRITE_ALONE}")
             revision = self._look(connection)  # somebody else may have migrated while we waited
@@ -226,6 +232,7 @@ class PostgresDatabase(Database):
                 raise StoreError(f"there is no store at {self.name}; run your agent with art_patch.patch() first")
             if revision != HEAD:
                 upgrade(connection, revision, self.name, connection.scalar(text("SELECT current_schema()")))
+            self._bind(connection, binds=self._binds)
             return revision is None
 
     def _look(self, connection: Connection) -> str | None:

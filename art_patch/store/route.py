@@ -25,6 +25,8 @@ from art_patch.store.urls import is_postgres, missing_driver, postgres_parameter
 ROUTE_KEY = "route"
 MODE_KEY = "mode"
 CANARY_KEY = "canary_percent"
+PROJECT_KEY = "project"
+"""Whose store it is: written when it is made, and never changed."""
 
 CONNECT_TIMEOUT_S = 2
 """How long the server may take for the query of an app that has not opened the store yet."""
@@ -32,7 +34,7 @@ CONNECT_TIMEOUT_S = 2
 _LOOKS_AGAIN = 3
 _BETWEEN_LOOKS_S = 0.01
 
-_KEYS = (ROUTE_KEY, MODE_KEY, CANARY_KEY)
+_KEYS = (ROUTE_KEY, MODE_KEY, CANARY_KEY, PROJECT_KEY)
 _QUERY = "SELECT key, value FROM control WHERE key IN ({})"
 
 
@@ -74,6 +76,7 @@ def read_route(url: str) -> Route:
         challenger_state=challenger.get("state"),
         challenger_percent=challenger.get("percent"),
         challenger_since=challenger.get("since"),
+        project=rows.get(PROJECT_KEY),
     )
 
 
@@ -94,7 +97,7 @@ def _ask_file(path: Path) -> Mapping[str, str]:
         return {}
     with in_database(), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=0.2)) as connection:
         try:
-            return dict(connection.execute(_QUERY.format("?, ?, ?"), _KEYS))
+            return dict(connection.execute(_QUERY.format("?, ?, ?, ?"), _KEYS))
         except sqlite3.OperationalError as error:
             if "no such table" in str(error):  # another process is creating the store right now
                 return {}
@@ -115,7 +118,7 @@ def _from_server(url: str) -> Mapping[str, str]:
             in_database(),
             closing(psycopg.connect(**parameters, application_name="art_patch", autocommit=True)) as connection,
         ):
-            return dict(connection.execute(_QUERY.format("%s, %s, %s"), _KEYS).fetchall())
+            return dict(connection.execute(_QUERY.format("%s, %s, %s, %s"), _KEYS).fetchall())
     except psycopg.errors.UndefinedTable:  # nobody has written yet
         return {}
     except psycopg.Error as error:

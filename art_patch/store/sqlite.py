@@ -12,10 +12,10 @@ app's recorder, which has nobody to ask; commands only say what is wrong with it
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 
 from sqlalchemy import Connection, Engine, Table, create_engine, event, text
 from sqlalchemy.dialects.sqlite import Insert
@@ -27,6 +27,7 @@ from art_patch.store.connect import POOL_LOGGER, Database, Trouble, revision_of,
 from art_patch.store.files import StoreFiles, never_close
 from art_patch.store.forking import in_database
 from art_patch.store.tables import HEAD
+from art_patch.store.upkeep import bytes_of
 from art_patch.store.urls import sqlite_path
 
 _BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -48,29 +49,34 @@ class SqliteDatabase(Database):
         path: the file.
     """
 
-    def __init__(self, url: str, *, create: bool = True, trouble: Trouble | None = None) -> None:
+    def __init__(
+        self, url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None
+    ) -> None:
         """Open and migrate.
 
         Args:
             url: `sqlite:////absolute/path/store.db`.
-            create: make the file if it does not exist.
+            create: make the file if it does not exist, and the project's if it is nobody's.
+            project: whose store it has to be.
             trouble: who is told that the file was made anew; with it, a corrupt file of ours is set aside.
 
         Raises:
+            WrongProject: if it is another project's.
             StoreError: if the file cannot be opened, is not a database, or does not exist and `create` is false.
             StoreTooNew: if a newer release wrote it.
         """
-        super().__init__(url)
+        super().__init__(url, project)
         self.path = sqlite_path(url)
-        if not create and not self.path.exists():
-            raise StoreError(f"there is no store at {self.path}; run your agent with art_patch.patch() first")
+        if not create and not bytes_of(self.path):  # an empty one was just made, by a process that is busy or died
+            raise self._missing()
+        self._binds = create
         self._trouble = trouble
         self._strikes = 0
         self._files = StoreFiles(self.path)
         self._connect()
         try:
             with self._files.locked(), in_database():
-                self._open()
+                self._open(create=create)
         except BaseException:
             self.close()
             raise
@@ -170,8 +176,8 @@ class SqliteDatabase(Database):
             never_close((self._calls, self._ledger))
 
     def _connect(self) -> None:
-        self._calls = _engine(self.url, "NORMAL")
-        self._ledger = _engine(self.url, "FULL")
+        self._calls = _engine(self.url, self.path, "NORMAL")
+        self._ledger = _engine(self.url, self.path, "FULL")
 
     def _disconnect(self) -> None:
         if self._files.replaced:
@@ -180,25 +186,28 @@ class SqliteDatabase(Database):
             self._calls.dispose()
             self._ledger.dispose()
 
-    def _open(self, broken: bool = False) -> None:
+    def _open(self, *, broken: bool = False, create: bool = True) -> None:
         self._files.clear_leftovers()
+        self._files.make()
         if broken and self._may_set_aside:
             self._begin_another()
         try:
             with self.errors():
-                self._migrate()
+                self._migrate(create=create)
         except StoreError as error:
             if _code(error) not in _BROKEN or not self._may_set_aside:
                 raise
             self._begin_another()
             with self.errors():
                 self._migrate()
-        os.chmod(self.path, 0o600)
+        self._files.keep_private()
         self._files.remember()
 
     def _begin_another(self) -> None:
         self._disconnect()
+        self._files.keep_private()
         aside = self._files.set_aside()
+        self._files.make()
         self._connect()
         self.generation += 1
         self._strikes = 0
@@ -218,20 +227,29 @@ class SqliteDatabase(Database):
         # One strike may be a connection that got confused. The second one came over a new connection.
         self._strikes += code in _BROKEN
 
-    def _migrate(self) -> None:
+    def _missing(self) -> StoreError:
+        return StoreError(f"there is no store at {self.path}; run your agent with art_patch.patch() first")
+
+    def _migrate(self, *, create: bool = True) -> None:
         with self._calls.connect() as connection:
             tables = set(connection.scalars(text("SELECT name FROM sqlite_master WHERE type = 'table'")))
             revision = revision_of(connection, tables, str(self.path))
-        if revision == HEAD:
-            return
+        if revision is None and not create:
+            raise self._missing()
         with self._calls.begin() as connection:
-            upgrade(connection, revision, str(self.path))
+            if revision != HEAD:
+                upgrade(connection, revision, str(self.path))
+            self._bind(connection, binds=self._binds)
 
 
-def _engine(url: str, synchronous: str) -> Engine:
+def _engine(url: str, path: Path, synchronous: str) -> Engine:
+    def connect() -> sqlite3.Connection:
+        # Not to be created: SQLite would make a file that others may read. `StoreFiles.make` made it.
+        return sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=10.0, check_same_thread=False)
+
     engine = create_engine(
         url,
-        connect_args={"timeout": 10.0, "check_same_thread": False},
+        creator=connect,
         json_deserializer=parse,  # a third of the time that the standard library's takes
         pool_logging_name=POOL_LOGGER,
     )

@@ -142,18 +142,20 @@ class Store:
         self._database.close()
 
 
-def open_store(url: str, *, create: bool = True, trouble: Trouble | None = None) -> Store:
+def open_store(url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None) -> Store:
     """Open (and migrate) the store at `url`.
 
     Args:
         url: `sqlite:////absolute/path/store.db` or `postgresql+psycopg://user@host/database`.
-        create: make it if it does not exist.
+        create: make it if it does not exist. Whoever may make it also makes it the project's if it is nobody's.
+        project: whose store it has to be. `None` looks at no project: for stores that only one program knows.
         trouble: the app's recorder: told when the store was deleted or replaced while open, or was corrupt and set
             aside. Without it a corrupt file stays where it is.
 
     Raises:
         ConfigError: if the URL names no database that we know, or its driver is not installed.
+        WrongProject: if it is another project's.
         StoreError: if it cannot be opened, is not a store, or is missing and `create` is false.
         StoreTooNew: if a newer release wrote it.
     """
-    return Store(open_database(url, create=create, trouble=trouble))
+    return Store(open_database(url, create=create, project=project, trouble=trouble))

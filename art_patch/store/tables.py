@@ -1,7 +1,8 @@
 """The tables, as SQLAlchemy Core metadata. README.md beside this file says what each is for.
 
-Migrations create them (`migrations/versions`); a test compares both. Times are seconds since the epoch, ids text of
-any length, because apps bring their own and PostgreSQL would refuse those that are longer than a column says.
+A new store is made from them, an older one is migrated (`migrations/versions`); a test compares both. Times are seconds
+since the epoch, ids text of any length, because apps bring their own and PostgreSQL would refuse those that are longer
+than a column says.
 """
 
 from __future__ import annotations

@@ -81,6 +81,15 @@ def postgres_parameters(url: str) -> dict[str, str]:
     return {name: unquote(value) for name, value in found.items() if value} | dict(parse_qsl(query))
 
 
+def of_another_project(url: str, owner: str, project: str) -> str:
+    """What to do when a store belongs to another project."""
+    return (
+        f"store {without_password(url)} belongs to project {owner!r}, and this is project {project!r}: say --project "
+        f"{owner} (ART_PATCH_PROJECT={owner}), or give {project!r} a file, database or schema of its own with --store "
+        "(ART_PATCH_STORE)"
+    )
+
+
 def missing_driver(url: str, error: ImportError) -> str:
     """What to do when psycopg cannot be imported."""
     return f"{without_password(url)} needs psycopg ({error}); pip install 'art-patch[postgres]'"

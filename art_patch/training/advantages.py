@@ -5,9 +5,10 @@ https://arxiv.org/abs/2402.03300), of all rewards of the batch (https://arxiv.or
 all (Dr. GRPO, https://arxiv.org/abs/2503.20783: a division by the group's makes very easy and very hard scenarios
 count more). Standard deviations have ddof=1, as TRL computes them.
 
-A sibling without a finite reward was not scored: its advantage is 0, and nobody else's changes. A group with fewer
-than two scored siblings, or all of them scored alike, teaches nothing: it is `None`, to be skipped rather than
-forwarded with zeros. TRL forwards it and counts its tokens in the loss's mean.
+A sibling without a finite reward was not scored: its advantage is 0, and nobody else's changes. The caller gives `None`
+for a sibling that is not trained, so that the advantages of those that are sum to 0. A group with fewer than two scored
+siblings, or all of them scored alike, teaches nothing: it is `None`, to be skipped rather than forwarded with zeros.
+TRL forwards it and counts its tokens in the loss's mean.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def advantages_of_groups(
     """Return the advantages of every sibling of every group; `None` in place of a group that teaches nothing.
 
     Args:
-        groups: the rewards of each group; `None` or not finite for a sibling that was not scored.
+        groups: the rewards of each group; `None` or not finite for a sibling that was not scored or is not trained.
         scale: what the distance from the group's mean is divided by. "batch" takes the spread of every reward given,
             those of groups that teach nothing included.
     """

@@ -63,10 +63,10 @@ class TrainConfig:
         max_clip_fraction: likewise for the share of tokens that the clip leaves without a gradient. `None`: never, as
             such tokens move nothing by themselves.
         micro_batch_tokens: distinct tokens computed at once; bounds memory, changes no result beyond rounding.
-        max_tokens: longer rows are cut at the end, after the baseline was taken with them in the group.
+        max_tokens: longer rows are cut at the end.
         learn_truncated: train answers that were cut off at their length limit. A judge that punishes them teaches to be
-            brief, but also to write nothing of what was in them; `False` leaves their tokens out. Their runs still
-            count in the baseline of their group, see `art_patch.training.rows`.
+            brief, but also to write nothing of what was in them; `False` leaves their tokens out. A run that has no
+            other answer then does not count in the baseline of its group, see `art_patch.training.rows`.
         gradient_checkpointing: compute each block again in the backward: a third more time, much less memory. `None`:
             on a GPU only.
         dtype: of the base's weights; "auto" is bfloat16 on a GPU and float32 on a CPU. The LoRA is float32. Take what

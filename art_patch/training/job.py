@@ -37,7 +37,7 @@ class Sibling:
 
     Attributes:
         trajectory_id: its id.
-        example: its rows and its advantage; no rows if it only counts in the group.
+        example: its rows and its advantage, which is 0 where there are no rows.
         on_policy: all of it was sampled by the policy that the update starts from.
     """
 

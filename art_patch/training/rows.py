@@ -8,12 +8,12 @@ row shares with others is context there, and trained where it was sampled. Histo
 
 Of `n > 1` answers the one that the app went on with is trained: the reward speaks of no other.
 
-A row is cut after `max_tokens`. What is cut off is not trained; the trajectory still counts in its group's baseline.
+A row is cut after `max_tokens`. What is cut off is not trained. A trajectory of which nothing is left does not count
+in its group's baseline either.
 
 An answer that was cut off at its length limit is trained as any other, unless `learn_truncated` is false: then it is
-context for what follows, and nothing of it is trained. Its run still counts in its group's baseline and scale, so the
-advantages of its siblings are the same. The loss's normalisers count what is trained: tokens without those of such
-answers, and trajectories that have a trained token left (TRL's `mask_truncated_completions` counts the others too).
+context for what follows, and nothing of it is trained. A run that has no trained token left counts neither in its
+group's baseline and scale nor in the loss's normalisers (TRL's `mask_truncated_completions` counts it in all of them).
 
 A call that cannot be proven exact (`art_patch.proof`), whatever its record says of itself, is left out and counted by
 reason; ids and log-probabilities that differ in number are one.
@@ -114,7 +114,7 @@ def rows_of(trajectory: Trajectory, *, max_tokens: int) -> tuple[Row, ...]:
 
     Args:
         trajectory: its calls in the order they started.
-        max_tokens: a row is cut there. What is cut off is not trained; the trajectory still counts in its group.
+        max_tokens: a row is cut there, and what is cut off is not trained.
     """
     return rows_and_report(trajectory, max_tokens=max_tokens)[0]
 

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from art_patch.errors import TrainingError
+from art_patch.private import private
 from art_patch.records import JSON
 from art_patch.serving.adapter_files import sync_directory
 
@@ -42,7 +43,7 @@ def write(path: Path, content: bytes) -> None:
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with unfinished.open("wb") as file:
+        with open(unfinished, "wb", opener=private) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

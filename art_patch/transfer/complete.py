@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar, cast, get_args
 from art_patch.errors import MalformedFile
 from art_patch.records import (
     JSON,
+    REPLAY,
     Api,
     Call,
     CallStatus,
@@ -69,6 +70,22 @@ class Bundle:
         """What to write, in an order in which nothing refers to what is not there yet."""
         whole = self.trajectory
         return [whole.info, *self.spans, *whole.calls, *whole.scores, *self.corrections]
+
+    @property
+    def offers_replay(self) -> bool:
+        """Whether the run says which function to call again."""
+        return self.trajectory.info.metadata.get(REPLAY) is not None
+
+    def without_replay(self) -> Bundle:
+        """Return the bundle without what would have the job call a function: a file must not say what to execute.
+
+        `replay` stays as `null`, because by that name an erasure finds the runs that were made of this one.
+        """
+        info = self.trajectory.info
+        metadata = {name: value for name, value in info.metadata.items() if name != "replay_of"}
+        if REPLAY in metadata:
+            metadata[REPLAY] = None
+        return replace(self, trajectory=replace(self.trajectory, info=replace(info, metadata=metadata)))
 
     def without_tokens_of(self, strangers: Iterable[str]) -> Bundle:
         """Return the bundle with the calls of these policies marked as not trainable."""

@@ -3,7 +3,7 @@
 #
 # art-patch wants a file that nobody else can read, and secrets are mounted in every way: mode 0444 by Docker Swarm,
 # Podman and Kubernetes, with the owner and mode of the host's file by Compose. So the secret is copied. Without one a
-# key is made. The copy lies in the volume because the store, in the volume too, tells job and apps to read it there.
+# key is made. It lies in the volume so that a server that comes after this one has the same.
 set -eu
 umask 077
 

@@ -1,8 +1,9 @@
-"""LiteLLM: records what it sends by HTTP clients of its own (`hosted_vllm/`, `responses()`, many other providers).
+"""LiteLLM: records what it sends by HTTP clients of its own (`hosted_vllm/`, `anthropic/`, `gemini/`, `responses()`).
 
 A `CustomLogger` in `litellm.callbacks`. LiteLLM tells of a call right before it is sent, in the caller's context, and
 of its end in a thread. What goes through the OpenAI SDK (`openai/`) the patch sees, so it is left alone here. The
-others are recorded and cannot be routed; `api_base=` with the address of `art-patch proxy` routes them.
+others are recorded and cannot be routed; `api_base=` with the address of `art-patch proxy` routes them. Calls in
+another provider's tongue (`litellm.anthropic.messages`, `generate_content()`) are not recorded.
 
 Where LiteLLM speaks OpenAI's tongue, request and answer are kept as they were sent, token ids included; of other
 providers and of streams, what LiteLLM made of them. Whose a call is says what is in force, as for any other.
@@ -19,6 +20,8 @@ from art_patch.integrating import OwnCall, guarded, record_call
 MOST_OPEN = 1_000
 """Calls under way; the oldest count as given up, such as streams that were not read to their end."""
 
+_FOREIGN = ("anthropic_messages", "generate_content")
+
 _APIS: dict[str, Any] = {"/chat/completions": "chat", "/responses": "responses"}
 
 
@@ -34,7 +37,7 @@ class Calls:
     def sent(self, model: str, messages: Any, told: dict[str, Any]) -> None:
         """A call is about to be sent."""
         key, more = told.get("litellm_call_id"), told.get("additional_args") or {}
-        if key is None or key in self._open:
+        if key is None or key in self._open or any(foreign in str(told.get("call_type")) for foreign in _FOREIGN):
             return
         address = str(more.get("api_base") or "").partition("?")[0]
         api = next((api for end, api in _APIS.items() if address.endswith(end)), None)

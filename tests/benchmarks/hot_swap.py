@@ -55,6 +55,7 @@ import openai  # noqa: E402 - the line above makes ours importable
 
 import art_patch as art  # noqa: E402
 from art_patch.errors import AdapterRejected  # noqa: E402
+from art_patch.keys import admin_key  # noqa: E402
 from art_patch.promotion.promote import promote  # noqa: E402
 from art_patch.records import Policy  # noqa: E402
 from art_patch.serving.adapters import publish_adapter  # noqa: E402
@@ -173,7 +174,11 @@ def part_swaps(world: World, quick: bool) -> Figures:
     took: dict[bool, list[float]] = {True: [], False: []}
     failures: list[str] = []
     stop, swapping = threading.Event(), threading.Event()
-    with world.serving(), EngineClient(world.url) as engine, patched(world, NOWHERE) as client:
+    with (
+        world.serving(),
+        EngineClient(world.url, admin_key=admin_key(world.directory)) as engine,
+        patched(world, NOWHERE) as client,
+    ):
         expected = {"agent@1": alone(engine, "agent@1")}
         for step in range(2, promotions + 2):  # a few at a time: an engine holds no more
             engine.load(f"agent@{step}")
@@ -304,7 +309,7 @@ def part_boot(world: World, quick: bool) -> Figures:
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
             imports.append(time.monotonic() - began)
         began = time.monotonic()
-        with world.serving(), EngineClient(world.url) as engine:
+        with world.serving(), EngineClient(world.url, admin_key=admin_key(world.directory)) as engine:
             champion = world.store.ledger.champion()
             assert champion is not None
             engine.chat(model=champion.name, messages=QUESTION, max_tokens=1)
@@ -416,7 +421,7 @@ def part_bad(world: World, quick: bool) -> Figures:
     cases += [(spoil, False) for spoil, _ in AFTER_PUBLISHING.values()]
     sha256, adapters = base_fingerprint(world.base), world.directory / "adapters"
     refused, reasons = 0, set[str]()
-    with world.serving(), EngineClient(world.url) as engine:
+    with world.serving(), EngineClient(world.url, admin_key=admin_key(world.directory)) as engine:
         served = engine.models()
         newest = served[-1]  # promotions have unloaded the older ones
         before = alone(engine, newest)

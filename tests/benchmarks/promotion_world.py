@@ -74,7 +74,7 @@ class World:
         self.adapters.mkdir(parents=True)
         engine = stack.enter_context(Engine(base, home, "engine", home / "engine.log"))
         self._url, self._first = engine.base_url, engine.champion
-        self.client = stack.enter_context(EngineClient(engine.base_url))
+        self.client = stack.enter_context(EngineClient.of_project(self._settings("engine"), engine.base_url, None))
 
     @property
     def base_sha256(self) -> str:

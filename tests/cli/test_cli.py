@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from openai import OpenAI
 
 from art_patch.cycle import only_one
 from art_patch.ids import new_id
-from art_patch.records import Call, Choice, TrajectoryInfo
+from art_patch.records import AppReport, Call, Choice, TrajectoryInfo
 from art_patch.store import open_store
 from art_patch.store.route import read_route
 from tests.tiny import make_tiny_model
@@ -97,6 +98,7 @@ def served(served_home: Path, tmp_path: Path) -> Path:
     (tmp_path / "default").mkdir()
     store.maintain.backup(tmp_path / "default" / "store.db")
     store.close()
+    shutil.copy2(served_home / "default" / "admin.key", tmp_path / "default")
     return tmp_path
 
 
@@ -175,8 +177,9 @@ def test_an_open_address_without_a_key_is_refused(base: Path, tmp_path: Path):
 def test_an_unwritable_database_is_named(base: Path, tmp_path: Path):
     (tmp_path / "file").write_text("")
     store = f"sqlite:///{tmp_path}/file/store.db"
-    for command in (["serve", "--base", str(base)], ["retrain", "--judge", "openai/x"], ["mode", "record"]):
-        says(art_patch(*command, "--store", store, home=tmp_path), 8, str(tmp_path / "file"), "owner and mode")
+    says(
+        art_patch("serve", "--base", base, "--store", store, home=tmp_path), 8, str(tmp_path / "file"), "owner and mode"
+    )
 
 
 def test_a_corrupt_database_is_named_and_left_as_it_is(tmp_path: Path):
@@ -217,16 +220,25 @@ def test_impossible_settings_are_named(arguments: list[str], word: str, tmp_path
     ],
 )
 def test_modes_reach_running_apps(arguments: list[str], mode: str | None, percent: float | None, tmp_path: Path):
+    open_store(f"sqlite:///{tmp_path}/default/store.db").close()
     art_patch("mode", "canary", "--percent", "50", home=tmp_path)  # what was set before is gone altogether
     result = art_patch("mode", *arguments, "--json", home=tmp_path)
-    assert json.loads(result.stdout) == {"project": "default", "mode": arguments[0], "canary_percent": percent}
+    said = {"project": "default", "mode": arguments[0], "canary_percent": percent, "apps": 0}
+    assert json.loads(result.stdout) == said
     route = read_route(f"sqlite:///{tmp_path}/default/store.db")
     assert (route.mode, route.canary_percent) == (mode, percent)
 
 
 def test_modes_are_shown(tmp_path: Path):
+    store = open_store(f"sqlite:///{tmp_path}/default/store.db")
     said = art_patch("mode", "canary", "--percent", "12.5", home=tmp_path).stdout
-    assert said == "mode of default: canary with 12.5 % of the sessions; running apps follow within 0.5 s\n"
+    follow = "running apps follow within 0.5 s"
+    seen = "app processes seen in the last hour"
+    assert said == f"mode of default: canary with 12.5 % of the sessions; {follow}; 0 {seen}\n"
+    store.write([AppReport("web:1", time.time(), {}), AppReport("web:2", time.time() - 7_200, {})])
+    assert art_patch("mode", "off", home=tmp_path).stdout.endswith("; 1 app process seen in the last hour\n")
+    store.close()
+    art_patch("mode", "canary", "--percent", "12.5", home=tmp_path)
     assert "canary, 12.5 % of the sessions" in art_patch("status", home=tmp_path).stdout
     assert json.loads(art_patch("status", "--json", home=tmp_path).stdout)["canary_percent"] == 12.5
     assert art_patch("mode", "shadow", home=tmp_path).stdout.startswith("mode of default: shadow; running apps")

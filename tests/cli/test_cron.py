@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from art_patch.store import open_store
 from tests.cli.test_cli import ENVIRONMENT, art_patch, says
 from tests.schedule.test_recipes import as_cron_does
 
@@ -53,6 +54,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_the_line_that_is_installed_runs_retrain(machine: Machine):
+    open_store(f"sqlite:///{machine.home}/bot/store.db", project="bot").close()  # the app has run
     machine.table.write_text(OTHER)
     done = machine.run("install", "--project", "bot", "--", "--min-groups", "8", ART_PATCH_SETTLE="x")
     assert done.returncode == 0, done.stderr

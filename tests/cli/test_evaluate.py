@@ -15,6 +15,7 @@ from art_patch.cli.app import app
 from art_patch.cli.evaluate import evaluate, say
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
 from art_patch.errors import EngineError
+from art_patch.keys import made_key
 from art_patch.records import Policy
 from art_patch.rewards.judge import Judge
 from art_patch.serving.adapters import base_fingerprint
@@ -34,7 +35,8 @@ def running(tmp_path: Path, base: Path) -> Iterator[Running]:
     """An engine, traffic whose scenarios are held out, and a candidate that is not loaded."""
     project = tmp_path / "default"
     adapter = make_tiny_adapter(project / "adapters", base, "agent", 1)
-    with serve(EmbeddedEngine.from_pretrained(base, adapters_root=project / "adapters")) as served:
+    engine = EmbeddedEngine.from_pretrained(base, adapters_root=project / "adapters")
+    with serve(engine, admin_key=made_key(project / "admin.key")) as served:
         place = Place(project, base, served.client)
         place.traffic(siblings=2, questions=QUESTIONS[:8])
         config = CycleConfig(settle_s=0.0, holdout_share=0.99, min_group_size=2)

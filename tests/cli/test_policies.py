@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,7 @@ def home(served_home: Path, tmp_path: Path) -> Path:
     (tmp_path / "default").mkdir()
     store.maintain.backup(tmp_path / "default" / "store.db")
     store.close()
+    shutil.copy2(served_home / "default" / "admin.key", tmp_path / "default")
     return tmp_path
 
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from art_patch.cli.app import app
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
+from art_patch.keys import made_key
 from art_patch.serving.embedded.engine import EmbeddedEngine
 from art_patch.store import open_store
 from tests.cli import retraining
@@ -30,8 +31,7 @@ def served(directory: Path, base: Path, url: str | None = None) -> Iterator[Path
     """A home with an engine and with traffic."""
     project = directory / "default"
     engine = EmbeddedEngine.from_pretrained(base, adapters_root=project / "adapters")
-    with serve(engine) as running:
-        project.mkdir()
+    with serve(engine, admin_key=made_key(project / "admin.key")) as running:
         place = Place(project, base, running.client, url)
         place.traffic()
         place.store.ledger.set_engine(f"{running.url}/v1", who="test")

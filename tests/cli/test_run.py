@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,74 @@ def test_a_module_is_recorded(tmp_path: Path, app: Path, upstream: StubServer):
     result = run(tmp_path, sys.executable, "-m", "my_app", upstream.url, "m2", PYTHONPATH=str(app.parent))
     assert (result.returncode, result.stdout, result.stderr) == (0, "Hello there!\n", "")
     assert models(tmp_path) == ["m2"]
+
+
+LITELLM = """
+import litellm, sys
+litellm.completion("hosted_vllm/y", api_base=sys.argv[1], api_key="k", messages=[{"role": "user", "content": "hi"}])
+"""
+
+
+@pytest.mark.slow
+def test_litellm_may_be_imported_first(tmp_path: Path, upstream: StubServer):
+    if find_spec("litellm") is None:
+        pytest.skip("litellm is not installed")
+    options, prices = ("--mode", "record"), "True"
+    result = run(
+        tmp_path, sys.executable, "-c", LITELLM, upstream.url, options=options, LITELLM_LOCAL_MODEL_COST_MAP=prices
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert models(tmp_path) == ["y"]
+
+
+@pytest.mark.parametrize(
+    "how", ["import dspy", "import dspy.clients", "from dspy import clients", "import openai, dspy"]
+)
+def test_the_integration_of_the_first_import_is_armed(tmp_path: Path, how: str):
+    """A stand-in for dspy, which the integration takes for a release that it does not know."""
+    (tmp_path / "dspy" / "clients").mkdir(parents=True)
+    (tmp_path / "dspy/__init__.py").write_text("import openai\nVALUE = 1\n")
+    (tmp_path / "dspy/clients/__init__.py").write_text("")
+    script = f"{how}\nimport art_patch, sys\nprint(sys.modules['dspy'].VALUE, art_patch.status().degraded)"
+    result = run(tmp_path, sys.executable, "-c", script, PYTHONPATH=str(tmp_path))
+    assert result.returncode == 0
+    assert result.stdout == "1 ('The integration for dspy cannot be used (AttributeError).',)\n"
+
+
+AG2 = "class Agent:\n    def __init__(self): pass\n"
+INSTRUCTOR = "def retry_sync(): pass\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "found"),
+    [
+        ("ag2", AG2, "sys.modules['ag2'].Agent.__init__"),
+        ("instructor.core.patch", INSTRUCTOR, "sys.modules['instructor.core.patch'].retry_sync"),
+    ],
+)
+def test_a_framework_may_import_the_sdk_before_it_has_what_its_integration_needs(
+    tmp_path: Path, module: str, text: str, found: str
+):
+    path = tmp_path
+    for part in module.split("."):
+        path /= part
+        path.mkdir()
+        (path / "__init__.py").touch()
+    (path / "__init__.py").write_text(f"import openai\n{text}")
+    script = f"import sys, {module}\nprint(hasattr({found}, '__wrapped__'))"
+    result = run(tmp_path, sys.executable, "-c", script, PYTHONPATH=str(tmp_path))
+    assert (result.returncode, result.stdout, result.stderr) == (0, "True\n", "")
+
+
+def test_what_was_not_recorded_is_said_at_the_end(tmp_path: Path, app: Path, upstream: StubServer):
+    (tmp_path / "file").write_text("")
+    result = run(
+        tmp_path, sys.executable, str(app), upstream.url, "m1", ART_PATCH_STORE=f"sqlite:///{tmp_path}/file/store.db"
+    )
+    assert (result.returncode, result.stdout) == (0, "Hello there!\n")
+    assert result.stderr.splitlines()[-1] == (
+        "art_patch: 1 call not recorded, because the store cannot be written (StoreError); `art-patch doctor` says why"
+    )
 
 
 def test_variables_alone_are_enough(tmp_path: Path, app: Path, upstream: StubServer):

@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,34 @@ def judge(asked: list[list[dict[str, Any]]]) -> Iterator[str]:
 
     with serve_stand_in_judge(rule) as url:
         yield url
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A judge whose provider knows no such key."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        body = json.dumps(
+            {"error": {"message": "your key\x1b]0;owned\x07 has expired", "type": "invalid_request_error"}}
+        ).encode()
+        self.send_response(401)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def serve_refusals() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+        server.shutdown()
+        thread.join()
 
 
 @pytest.fixture
@@ -99,6 +130,19 @@ def test_scores_are_kept_as_they_come_and_a_second_run_goes_on(
     assert store.read.groups(state="formed")[0].held_out
     store.close()
     assert not any("question 5" in str(messages) for messages in asked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_calls", ["1", "3", "100"])
+def test_a_judge_that_refuses_every_call_is_an_error_within_any_budget(home: Path, max_calls: str) -> None:
+    with serve_refusals() as url:
+        done = score(home, "--max-calls", max_calls, judge=url)
+    assert (done.returncode, done.stdout) == (7, "")
+    assert "the judge openai/some-judge" in done.stderr
+    assert "your key\\x1b]0;owned\\x07 has expired" in done.stderr and "\x1b" not in done.stderr
+    store = open_store(f"sqlite:///{home}/default/store.db")
+    assert len(store.read.groups(state="formed", held_out=False)) == GROUPS  # nothing was lost
+    store.close()
 
 
 @pytest.mark.slow

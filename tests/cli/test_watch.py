@@ -100,7 +100,8 @@ def test_one_look_tells_what_goes_on_and_what_came_of_it(project: Project):
     project.sessions(NEW, 9, **FAILED)
     gone = project.art_patch("watch", "--once", "--who", "ada")
     assert gone.returncode == 4
-    assert gone.stdout.startswith(f"{NEW} rejected against {OLD}: 9 of its 10 calls failed or were left to upstream")
+    why = "in 9 of its 10 sessions the newest call failed or was left to upstream, in 0 of 4 of the champion's"
+    assert gone.stdout.startswith(f"{NEW} rejected against {OLD}: {why}")
     assert [line.split()[0] for line in gone.stdout.splitlines()[-7:]] == [
         "reward", "feedback", "errors", "fallbacks", "empty", "latency_ms", "ttft_ms",
     ]  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from art_patch.context import current_trajectory, replayable, replaying, span, trajectory
+from art_patch.context.runs import Run
 from art_patch.errors import ConfigError
 from art_patch.records import TrajectoryInfo
 from tests.context.conftest import Recording
@@ -206,3 +207,16 @@ def test_what_was_typed_has_no_file(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_divide, "__module__", "__main__")
     with pytest.raises(ConfigError, match="move it into a file and import it from there"):
         replayable(_divide)
+
+
+def test_metadata_from_elsewhere_names_no_function(seen):
+    offer = {"target": "os:system", "args": ["true"], "kwargs": {}}
+    with trajectory(metadata={"replay": offer, "ticket": 7}):
+        seen.call()
+    run = Run("graph", metadata={"replay": offer, "ticket": 8})
+    with run.inside():
+        seen.call()
+    run.end()
+    metadata = [info.metadata for info in seen.of(TrajectoryInfo)]
+    assert {7, 8} == {each["ticket"] for each in metadata}
+    assert all(each.keys() == {"ticket"} for each in metadata)

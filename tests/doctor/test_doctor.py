@@ -136,10 +136,15 @@ def test_a_sound_store_is_green(tmp_path: Path):
     open_store(f"sqlite:///{path}").close()
     assert storage.place(path).level == "ok"
     assert [(one.name, one.level) for one in storage.database(path, HEAD)] == [("schema", "ok"), ("database", "ok")]
-    path.chmod(0o644)
-    assert storage.place(path) == Finding(
-        "store", "warn", f"{path} can be read by others, and holds your traffic", f"chmod 600 {path}"
-    )
+    for ending in ("", "-wal", "-shm", "-journal"):
+        file = Path(f"{path}{ending}")
+        file.touch()
+        file.chmod(0o644)
+        assert storage.place(path) == Finding(
+            "store", "warn", f"others can read {file}, and your traffic is in there", f"chmod 600 {file}"
+        )
+        file.chmod(0o600)
+    assert storage.place(path).level == "ok"
 
 
 def test_other_schemas_are_told_apart(tmp_path: Path):
@@ -575,6 +580,26 @@ def test_mistakes_are_one_line(tmp_path: Path):
     shown = doctor("--mode", "sideways", home=tmp_path)
     assert (shown.returncode, shown.stdout) == (2, "")
     assert "ART_PATCH_MODE" in shown.stderr
+
+
+def test_a_bad_variable_is_red_and_the_rest_is_looked_at(tmp_path: Path):
+    result = doctor("--json", home=tmp_path, ART_PATCH_MODE="Record")
+    found = {finding["text"]: finding for finding in json.loads(result.stdout)["findings"]}
+    (red,) = [text for text, finding in found.items() if finding["level"] == "bad"]
+    assert red.startswith("ART_PATCH_MODE: Input should be 'off', 'record'")
+    assert "mend it, or unset it" in found[red]["cure"]
+    assert result.returncode == 1
+    assert any("is not there yet" in text for text in found)
+
+
+def test_another_projects_store_is_red(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/store.db"
+    open_store(url, project="shop").close()
+    for project, code in (("billing", 1), ("shop", 0)):
+        result = doctor("--json", "--project", project, "--store", url, home=tmp_path)
+        red = [(one["text"], one["cure"]) for one in json.loads(result.stdout)["findings"] if one["level"] == "bad"]
+        assert (result.returncode, len(red)) == (code, code)
+        assert all("'shop'" in text and "--project shop" in cure for text, cure in red)
 
 
 def test_findings_are_frozen():

@@ -23,7 +23,7 @@ def test_each_choice_is_a_call_with_its_prompt_and_its_tokens():
         messages_and_choices=[SYSTEM, USER, choice("one"), USER, choice("two")],
         reward=0.5,
         metrics={"won": True, "odd": math.nan},
-        metadata={"game": 7},
+        metadata={"game": 7, "replay": {"target": "os:system"}},  # the latter is not kept: data names no code
         additional_histories=[art.History(messages_and_choices=[USER, {"role": "assistant", "content": "by hand"}])],
     )
     found = translate(

@@ -21,8 +21,8 @@ FIGURES = {
 def filled(home: Path) -> Store:
     """`agent@1` was promoted; `agent@0` answered runs with rewards 0 and 0.5, `agent@1` one with 1."""
     store = open_store(f"sqlite:///{home}/shop/store.db")
-    adapter = home / "agent-1"
-    adapter.mkdir()
+    adapter = home / "shop" / "adapters" / "agent@1"
+    adapter.mkdir(parents=True)
     (adapter / "MANIFEST.json").write_text('{"base_sha256": "ff"}')
     store.ledger.add_base("agent@0", "/base", "ff", who="w", now=50.0)
     trained = Policy("agent@1", "/base", "ff", "candidate", 60.0, str(adapter), "agent@0", FIGURES)

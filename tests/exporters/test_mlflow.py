@@ -47,7 +47,8 @@ def test_runs_are_read_back_whole_and_a_second_time_adds_nothing(tmp_path: Path)
             },
             "tags": {
                 "art_patch.policy": "agent@1", "art_patch.base": "/base", "art_patch.base_sha256": "ff",
-                "art_patch.parent": "agent@0", "art_patch.path": f"{tmp_path}/agent-1", "art_patch.state": "champion",
+                "art_patch.parent": "agent@0", "art_patch.state": "champion",
+                "art_patch.path": f"{tmp_path}/shop/adapters/agent@1",
             },
         },
     }  # fmt: skip

@@ -86,7 +86,7 @@ def sent(home: Path) -> dict[str, Any]:
     CliRunner().invoke(app, ["erase", "--user", "u1", "--yes", "--project", "shop", "--home", str(home)])
     told["after erasing"], told["left"] = send(home, *offline), runs.new()
     send(home)
-    (home / "agent-1" / "adapter_model.safetensors").write_text("weights")
+    (home / "shop" / "adapters" / "agent@1" / "adapter_model.safetensors").write_text("weights")
     told["fourth"], told["weights"] = send(home, *offline, "--weights"), runs.new()
     send(home, "--weights")
     store.close()

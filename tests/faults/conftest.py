@@ -21,7 +21,7 @@ import pytest
 
 import art_patch as art
 from art_patch.recording import faults
-from art_patch.store import open_store
+from art_patch.store import migrations, open_store
 from tests.servers import StubServer, no_certificates, serving
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +112,23 @@ class Store:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "deep" / "store.db")
+
+
+def make_old(store: Store) -> None:
+    """Make a store as the first release did."""
+    from alembic import command
+    from alembic.config import Config
+    from sqlalchemy import create_engine
+
+    store.path.parent.mkdir()
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    config.set_main_option("path_separator", "os")
+    engine = create_engine(store.url)
+    with engine.begin() as connection:
+        config.attributes.update(connection=connection, schema=None)
+        command.upgrade(config, "0001")
+    engine.dispose()
 
 
 @dataclass

@@ -26,6 +26,7 @@ from art_patch.rewards.judge import Judge
 from art_patch.serving.client import EngineClient
 from art_patch.store import open_store
 from art_patch.store.ledger import Ledger
+from tests.engines import ADMIN_KEY
 
 load_litellm()
 
@@ -77,7 +78,7 @@ def run(directory: Path, engine: str, judge: str, config: CycleConfig, death: De
     if death:
         death.arm()
     store = open_store(f"sqlite:///{directory}/store.db")
-    with EngineClient(engine) as client:
+    with EngineClient(engine, admin_key=ADMIN_KEY) as client:
         retrain(
             store, client, stand_in(judge), directory / "adapters", config, who="killed", progress=lambda *_: None,
             now=100.0,

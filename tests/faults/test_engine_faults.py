@@ -134,7 +134,7 @@ def test_f20_s04_a_stream_that_dies_is_an_error_and_never_spliced(
 ):
     gate = threading.Event()
     answer = BROKEN[how]
-    local.will(Answer(events=answer.events, cut=answer.cut, gate=gate))
+    local.will(Answer(events=answer.events, cut=answer.cut, gate=gate, gate_after=2))
     got: list[str] = []
     with pytest.raises(openai.APIError):
         for chunk in routed.call(stream=True):

@@ -14,11 +14,14 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.conftest import FULL, Programs, Store
+from tests.faults.conftest import FULL, Programs, Store, make_old
 
 CALLS = """
 for number in range(20):
@@ -142,20 +145,82 @@ def test_f07_the_first_flush_is_at_the_exit(programs: Programs, store: Store, fi
     assert (ran.code, ran.err, store.texts()) == (0, "", ["only"])
 
 
+SLOW_IMPORTS = """
+from art_patch.recording import recorder
+
+recorder.EXIT_DEADLINE_S, recorder.EXIT_AT_MOST_S = 1, 60
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("alembic", "mako", "sqlalchemy") or name.startswith("art_patch.store"):
+            time.sleep(0.05)
+
+sys.meta_path.insert(0, Finder())
+call("only")
+"""
+
+SLOW_STATEMENTS = """
+from sqlalchemy import Engine, event
+
+from art_patch.recording import recorder
+
+recorder.EXIT_DEADLINE_S, recorder.EXIT_AT_MOST_S = 3, 60
+event.listen(Engine, "before_cursor_execute", lambda *_: time.sleep(0.1))
+call("only")
+"""
+
+
+@pytest.mark.parametrize("code", [SLOW_IMPORTS, SLOW_STATEMENTS], ids=["imports", "statements"])
+@pytest.mark.parametrize("kind", ["new", "old"])
+def test_f07_exit_waits_on_while_the_store_is_being_opened(programs: Programs, store: Store, code, kind):
+    """Each import and each table or migration is a step; all of them take longer than the exit waits for one."""
+    if kind == "old":
+        make_old(store)
+    ran = programs.run(code, timeout=100)
+    assert (ran.code, ran.err, store.texts()) == (0, "", ["only"])
+    assert store.problems() == []
+
+
+def test_f07_a_store_that_a_killed_process_had_only_begun(programs: Programs, store: Store):
+    store.path.parent.mkdir()
+    connection = sqlite3.connect(store.path)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.close()
+    assert store.path.stat().st_size == 4096
+    ran = programs.run("call('only')")
+    assert (ran.code, ran.err, store.texts()) == (0, "", ["only"])
+    assert store.problems() == []
+
+
 def after(out: str, ended: float) -> float:
     return ended - float(out.split()[1])
 
 
-def test_f07_s07_exit_while_another_process_holds_our_lock_and_stops(programs: Programs, store: Store, figure):
+TOO_SLOW = (
+    "the store had not taken it all when the exit stopped waiting; call art_patch.flush(60) before the program ends"
+)
+
+
+@contextmanager
+def held_and_stopped(programs: Programs) -> Iterator[None]:
+    """Another process holds the store's lock, and does nothing any more."""
     hold = "import fcntl; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True)"
-    store.path.parent.mkdir()
-    with programs.start(hold + "\ntime.sleep(60)", f"{store.path}.lock", prelude="import sys, time\n") as holder:
+    path = programs.store.path
+    path.parent.mkdir()
+    with programs.start(hold + "\ntime.sleep(100)", f"{path}.lock", prelude="import sys, time\n") as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         os.kill(holder.pid, signal.SIGSTOP)
-        ran = programs.run(CALLS, timeout=20)
+        try:
+            yield
+        finally:
+            holder.kill()
+
+
+def test_f07_s07_exit_while_another_process_holds_our_lock_and_stops(programs: Programs, figure):
+    with held_and_stopped(programs):
+        ran = programs.run(CALLS, timeout=60)
         delay = after(ran.out, time.time())
-        holder.kill()
-    assert (ran.code, ran.err) == (0, "")
+    assert (ran.code, ran.err) == (0, f"art_patch: 20 calls not recorded, because {TOO_SLOW}\n")
     figure("s07 our lock held by a stopped process: exit took, s", round(delay, 2), "<= 2")
 
 
@@ -213,11 +278,69 @@ def test_s05_kill_minus_9(programs: Programs, store: Store, tmp_path: Any, figur
     figure("s05 calls acknowledged; sent, unacknowledged and lost", f"{len(acknowledged)}; {len(sent - set(texts))}")
 
 
-def test_f07_nothing_is_said_at_exit_when_the_store_cannot_be_made(programs: Programs, store: Store):
-    store.path.parent.parent.joinpath("file").write_text("")
-    ran = programs.run(CALLS, env={"ART_PATCH_STORE": f"sqlite:///{store.path.parent.parent}/file/store.db"})
+LOST_IN_ALL_WAYS = """
+call("x" * 700_000)
+call("y" * 700_000)
+call("z" * 700_000)
+with art.trajectory("named"):
+    call("small")
+"""
+
+
+def test_f07_all_that_is_lost_is_said_with_its_causes(programs: Programs):
+    with held_and_stopped(programs):
+        ran = programs.run(LOST_IN_ALL_WAYS, env={"ART_PATCH_QUEUE_MIB": "1"})
+    full = "the queue was full; raise queue_mib (ART_PATCH_QUEUE_MIB)"
+    line = f"2 calls not recorded, because {full}. 2 calls and 1 other record not recorded, because {TOO_SLOW}"
+    assert (ran.code, ran.err) == (0, f"art_patch: {line}\n")
+
+
+def test_f07_it_is_said_when_the_store_cannot_be_made(programs: Programs, unusable: str):
+    ran = programs.run(CALLS, env={"ART_PATCH_STORE": unusable})
     assert ran.code == 0
-    assert ran.err.splitlines() == ["art_patch: StoreError in store.write: the app is not affected (1 so far)"]
+    assert ran.err.splitlines() == [
+        "art_patch: StoreError in store.write: the app is not affected (1 so far)",
+        f"art_patch: 20 calls not recorded, because {UNUSABLE}",
+    ]
+
+
+UNUSABLE = "the store cannot be written (StoreError); `art-patch doctor` says why"
+
+
+@pytest.fixture
+def unusable(tmp_path: Path) -> str:
+    """The URL of a store that cannot be made."""
+    tmp_path.joinpath("file").write_text("")
+    return f"sqlite:///{tmp_path}/file/store.db"
+
+
+WORKERS = """
+import multiprocessing
+
+def work():
+    call("child")
+
+if __name__ == "__main__":
+    import logging
+    logging.getLogger("art_patch").setLevel(logging.ERROR)
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    child.join(60)
+    print(child.exitcode)
+"""
+
+
+def test_f07_workers_say_it_too(programs: Programs, unusable: str):
+    ran = programs.run(WORKERS, env={"ART_PATCH_STORE": unusable})
+    assert (ran.code, ran.out) == (0, "0\n")
+    assert ran.err.splitlines() == [f"art_patch: 1 call not recorded, because {UNUSABLE}"]
+
+
+@pytest.mark.parametrize("how", ["sys.stderr = None", "sys.stderr.close()", "os.close(2)"])
+def test_f07_without_a_stderr_nothing_is_said_and_nothing_happens(programs: Programs, unusable: str, how):
+    quiet = "import logging; logging.getLogger('art_patch').setLevel(logging.ERROR)\n"
+    ran = programs.run(f"{quiet}call()\n{how}", env={"ART_PATCH_STORE": unusable})
+    assert (ran.code, ran.err) == (0, "")
 
 
 def test_the_app_itself_decides_about_signals(programs: Programs):

@@ -5,6 +5,7 @@ Nothing of the parent is written twice; every call of every child is in the stor
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ import httpx
 import pytest
 
 import art_patch as art
-from tests.faults.conftest import FULL, App, Programs, Store, eventually
+from art_patch.store import open_store
+from tests.faults.conftest import FULL, PRELUDE, App, Programs, Store, eventually, make_old
+from tests.store.conftest import new_server
 
 MULTIPROCESSING = """
 import multiprocessing
@@ -56,8 +59,6 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_f01_multiprocessing(programs: Programs, store: Store, tmp_path: Path, figure, method):
     """Also what a child of multiprocessing has not written when its work is done: it ends by `os._exit`."""
-    from tests.faults.conftest import PRELUDE
-
     script = tmp_path / "app.py"
     script.write_text(PRELUDE + MULTIPROCESSING)
     done = subprocess.run(
@@ -127,6 +128,84 @@ def test_f02_s06_forks_under_load(programs: Programs, store: Store, figure):
     assert {f"child {number}" for number in range(forks)} <= set(texts)
     assert store.problems() == []
     figure(f"f02 forks under load: deadlocks of {forks}", stuck, "0")
+
+
+FORKS_IN_IMPORTS = """
+import json, signal, threading, traceback
+from importlib.machinery import PathFinder
+
+parent = os.getpid()
+late, asked, forked = [], 0, 0
+over, ends_when_over = os.pipe()
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if os.getpid() != parent or threading.current_thread().name != "art_patch-recorder":
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            late.append(name)
+            execute = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: (ask(), execute(module))
+        return spec
+
+def ask():
+    global asked
+    frames = [frame.f_code.co_name for frame, _ in traceback.walk_stack(None)]
+    if asked == forked or frames.count("_find_and_load") == 1:
+        asked = mine = asked + 1
+        end = time.monotonic() + 0.3  # a fork that waits for the outermost import comes after it
+        while forked < mine and time.monotonic() < end:
+            time.sleep(0.001)
+
+call("warm")  # Python 3.11 locks a whole class while it computes one `cached_property`, and the SDK is full of them
+sys.meta_path.insert(0, Finder())
+art.patch()
+call("parent")
+children = []
+while forked < asked or art.status().recorded == 0:
+    if forked == asked:
+        time.sleep(0.001)
+        continue
+    these = asked
+    child = os.fork()
+    if child == 0:
+        signal.alarm(80)
+        os.close(ends_when_over)
+        os.read(over, 1)  # the parent is to open the store first
+        client = openai.OpenAI(api_key="k", base_url=os.environ["UPSTREAM"], max_retries=0)
+        call(f"child {len(children)}")
+        os._exit(0 if art.flush(20) else 9)
+    children.append(child)
+    forked = these
+os.close(ends_when_over)
+ends = [os.waitpid(child, 0)[1] for child in children]
+print(json.dumps([late, ends, art.flush(30), dict(art.status().errors)]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["new", "old", pytest.param("PostgreSQL", marks=pytest.mark.slow)])
+def test_f02_a_fork_in_the_middle_of_any_late_import(programs: Programs, store: Store, kind):
+    """The writer's thread asks for a fork inside each of its imports, and waits for those that may come at once."""
+    with ExitStack() as stack:
+        url = store.url
+        if kind == "PostgreSQL":
+            server = new_server()
+            stack.callback(server.end)
+            url = server.url(server.new_database())
+        if kind == "old":
+            make_old(store)
+        unpatched = PRELUDE.replace("art.patch()\n", "")
+        ran = programs.run(FORKS_IN_IMPORTS, prelude=unpatched, env={"ART_PATCH_STORE": url}, timeout=100)
+        assert (ran.code, ran.err) == (0, "")
+        late, ends, flushed, errors = json.loads(ran.out)
+        assert {"sqlalchemy", "art_patch.recording.converting", "art_patch.store.connect"} <= set(late)
+        assert ("alembic" in late) == (kind == "old")
+        assert (set(ends), flushed, errors) == ({0}, True, {})
+        with closing(open_store(url, create=False)) as opened:
+            texts = [call.messages[-1]["content"] for found in opened.read.recent(limit=100) for call in found.calls]
+            assert sorted(texts) == sorted(["parent", *(f"child {number}" for number in range(len(ends)))])
+            assert opened.verify() == []
 
 
 def test_f02_a_child_does_not_hold_its_dead_parents_lock(programs: Programs, store: Store):
@@ -219,8 +298,6 @@ print(len(ticks), longest)
 @pytest.mark.parametrize("order", GEVENT)
 def test_f06_gevent(programs: Programs, store: Store, figure, order):
     pytest.importorskip("gevent")
-    from tests.faults.conftest import PRELUDE
-
     first, then = GEVENT[order]
     ran = programs.run(then + GREENLETS, str(store.path), prelude=first + PRELUDE, timeout=100)
     assert ran.code == 0, ran.err

@@ -239,6 +239,6 @@ def test_litellm_responses(bench, tmp_path):
 
 
 def test_every_door_has_a_cure():
-    assert len({door.name for door in WATCHED}) == len(WATCHED)
+    assert len({(door.name, door.module) for door in WATCHED}) == len(WATCHED)
     assert all(cure_of(door) for door in WATCHED)
     assert all(place.count(".") == 1 for door in WATCHED for place in door.places)

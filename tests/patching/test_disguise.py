@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from art_patch.patching.disguise import Disguise, StreamDisguise
 from art_patch.recording.sse import assemble, events
+from tests.growth import too_steep
 from tests.servers import chunks
 
 
@@ -89,3 +90,12 @@ def test_what_vllm_adds_and_fills_stays():
     answer = {"choices": [{"message": said, "stop_reason": "\n", "finish_reason": "stop"}]}
     Disguise("shop@1", "gpt-x", 1, keeps_logprobs=False, keeps_token_ids=False).strip(answer)
     assert answer["choices"] == [{"message": said, "stop_reason": "\n", "finish_reason": "stop"}]
+
+
+def test_a_long_line_in_many_pieces_takes_linear_time():
+    def feed(wire: bytes) -> None:
+        stream = StreamDisguise(Disguise("shop@1", "gpt-x", 1, keeps_logprobs=False, keeps_token_ids=False))
+        for at in range(0, len(wire), 10):
+            stream.feed(wire[at : at + 10])
+
+    assert too_steep(feed, lambda size: b"data: " + b"x" * size, (10_000, 100_000, 1_000_000, 4_000_000)) is None

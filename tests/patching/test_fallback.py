@@ -7,6 +7,7 @@ import gzip
 import json
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -16,7 +17,7 @@ from art_patch.records import Route
 from tests import httpx2_or_httpx as http
 from tests.patching.conftest import CHAMPION
 from tests.patching.samples import ASK, LOCAL, LOCAL_BODY, settled, streamed
-from tests.servers import Answer, chunks, completion, error
+from tests.servers import TOOL_CALL, Answer, chunks, completion, error
 
 
 def whole(**changes: Any) -> Answer:
@@ -27,7 +28,34 @@ def good_chunks(**changes: Any) -> list[bytes]:
     return chunks(LOCAL_BODY, **changes)
 
 
+EMPTY = "the engine's answer is invalid: it is empty, without text or a tool call"
+
+
+def saying(*messages: Any, finish: str = "stop") -> Answer:
+    """A whole answer with these messages."""
+    return whole(choices=[{"index": i, "message": said, "finish_reason": finish} for i, said in enumerate(messages)])
+
+
+def stream_saying(*deltas: Any, finish: str = "stop") -> Answer:
+    """A stream with these deltas, one an event."""
+    first, *_, last = good_chunks()
+    frame = json.loads(first[6:])
+    deltas = (*((delta, None) for delta in ({"role": "assistant", "content": ""}, *deltas)), ({}, finish))
+    choices = [{"index": 0, "delta": delta, "finish_reason": reason} for delta, reason in deltas]
+    return Answer(
+        events=[*(b"data: " + json.dumps(frame | {"choices": [c]}).encode() + b"\n\n" for c in choices), last]
+    )
+
+
 WHOLE = {
+    "without a word": (saying({"role": "assistant", "content": ""}), EMPTY),
+    "null": (saying({"role": "assistant", "content": None, "tool_calls": [], "refusal": None}), EMPTY),
+    "white space": (saying({"role": "assistant", "content": " \n\n"}), EMPTY),
+    "nothing but reasoning": (
+        saying({"role": "assistant", "content": None, "reasoning_content": "Well,"}, finish="length"),
+        EMPTY,
+    ),
+    "one of two is empty": (saying({"content": "a"}, {"content": ""}), EMPTY),
     "500": (error(500), "the engine answered HTTP 500"),
     "503": (error(503), "the engine answered HTTP 503"),
     "404": (error(404), "the engine answered HTTP 404"),
@@ -54,6 +82,22 @@ WHOLE = {
     "hang": (Answer(hang=True), "the engine did not answer in time"),
 }
 STREAM = {
+    "without a word": (stream_saying(), EMPTY),
+    "without a word, all at once": (Answer(events=[b"".join(stream_saying().events or ())]), EMPTY),
+    "white space": (stream_saying({"content": " "}, {"content": "\n"}), EMPTY),
+    "error after the role": (
+        Answer(events=[good_chunks()[0], b'data: {"error": {"message": "out of memory"}}\n\n']),
+        "the engine's answer is invalid: it holds an error",
+    ),
+    "cut after the role": (Answer(events=good_chunks()[:1], cut=True), "the engine cannot be reached"),
+    "unfinished after the role": (
+        Answer(events=good_chunks()[:1]),
+        "the engine's answer is invalid: the stream ended without a finish reason",
+    ),
+    "hang after the role": (
+        Answer(events=good_chunks(), gate=threading.Event()),
+        "the engine did not answer in time",
+    ),
     "500": (error(500), "the engine answered HTTP 500"),
     "html": (Answer(body=b"<html>\n"), "the engine's answer is invalid: the stream has no event"),
     "no JSON": (Answer(events=[b"data: x\n\n"]), "the engine's answer is invalid: it is not JSON"),
@@ -105,6 +149,47 @@ def test_upstream_answers(bench, client, make_async, asynchronous, stream, answe
     (seen,) = bench.upstream.seen
     assert seen.body == ASK | {"stream": stream}
     assert len(bench.local.seen) == 1
+
+
+SAYS_SOMETHING: dict[str, Any] = {
+    "refusal": {"content": None, "refusal": "No."},
+    "tool call": {"content": None, "tool_calls": [TOOL_CALL | {"index": 0}]},
+    "text among white space": {"content": "\n a"},
+    "a function call": {"content": "", "function_call": {"name": "look", "arguments": "{}"}},
+}
+
+
+@pytest.mark.parametrize("said", SAYS_SOMETHING.values(), ids=SAYS_SOMETHING)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_says_something_is_the_champions(bench, client, stream, said):
+    bench.patch()
+    bench.local.will(stream_saying(said) if stream else saying({"role": "assistant"} | said))
+    result = client.chat.completions.create(**ASK, stream=stream)
+    if stream:
+        list(result)
+    assert (bench.sink.call.policy, bench.sink.call.fallback, bench.sink.call.status) == (CHAMPION, None, "ok")
+
+
+def test_reasoning_is_streamed_as_it_comes(bench, client):
+    """It may take minutes, so it is shown at once; what ends after it without a word cannot be taken back."""
+    gate = threading.Event()
+    answer = stream_saying({"reasoning_content": "Well,"}, {"content": "yes"})
+    bench.local.will(replace(answer, gate=gate, gate_after=2))
+    bench.patch(timeout_s=30)
+    stream = client.chat.completions.create(**ASK, stream=True)
+    got = [next(stream), next(stream)]
+    gate.set()
+    got += stream
+    assert [c.choices[0].delta.content for c in got] == ["", None, "yes", None]
+    assert (bench.sink.call.policy, bench.sink.call.fallback) == (CHAMPION, None)
+
+
+def test_empty_answers_count_against_the_engine_as_any_invalid_one(bench, client):
+    bench.patch()
+    bench.local.always = saying({"role": "assistant", "content": ""})
+    for _ in range(7):
+        assert client.chat.completions.create(**ASK).choices[0].message.content == "Hello there!"
+    assert len(bench.local.seen) == 5
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -192,10 +277,10 @@ def test_both_fail(bench, client):
 @pytest.mark.parametrize(
     "answer",
     [
-        Answer(events=good_chunks()[:3], cut=True, gate=threading.Event()),
-        Answer(events=good_chunks()[:3], gate=threading.Event()),
-        Answer(events=good_chunks(finish=None), gate=threading.Event()),
-        Answer(events=[*good_chunks()[:2], b"data: {oops\n\n"], gate=threading.Event()),
+        Answer(events=good_chunks()[:3], cut=True, gate=threading.Event(), gate_after=2),
+        Answer(events=good_chunks()[:3], gate=threading.Event(), gate_after=2),
+        Answer(events=good_chunks(finish=None), gate=threading.Event(), gate_after=2),
+        Answer(events=[*good_chunks()[:2], b"data: {oops\n\n"], gate=threading.Event(), gate_after=2),
     ],
     ids=["cut", "no finish reason", "done without finish reason", "garbage"],
 )

@@ -60,7 +60,7 @@ def test_a_stream_that_does_not_begin_goes_upstream(bench, ask, hang):
 
 def test_a_stream_that_pauses_after_it_began_is_the_champions(bench, ask):
     gate = threading.Event()
-    bench.local.will(Answer(events=EVENTS, gate=gate))
+    bench.local.will(Answer(events=EVENTS, gate=gate, gate_after=2))
     bench.patch(first_token_timeout_s=0.2, timeout_s=30)
     threading.Timer(0.7, gate.set).start()
     assert ask() == "Hello there!"
@@ -70,7 +70,7 @@ def test_a_stream_that_pauses_after_it_began_is_the_champions(bench, ask):
 
 def test_a_pause_that_is_too_long_is_the_sdks_own_timeout(bench, client):
     gate = threading.Event()
-    bench.local.will(Answer(events=EVENTS, gate=gate))
+    bench.local.will(Answer(events=EVENTS, gate=gate, gate_after=2))
     bench.patch(first_token_timeout_s=5, timeout_s=0.2)
     with pytest.raises(openai.APITimeoutError):
         read(bench, client)

@@ -63,6 +63,65 @@ class BaseLLMHTTPHandler:
         told_of(model)
 
 
+class Logging:
+    """Stands in for LiteLLM's: the function that sends a request tells it before."""
+
+    def __init__(self, call_type: str = "completion") -> None:
+        self.call_type = call_type
+        self.heard: list[bool] = []
+
+    def pre_call(self) -> None:
+        call = record_call(body("c"))
+        self.heard.append(call is not None)
+        if call is not None:
+            call.end(ANSWER)
+
+
+def sends(module: str, logging: Logging) -> list[bool]:
+    """A function of that module sends a request; whether it was recorded."""
+    there = {"__name__": module}
+    exec("def send(logging): logging.pre_call()", there)
+    there["send"](logging)
+    return logging.heard
+
+
+@pytest.mark.parametrize("mode", ["record", "route"])
+def test_requests_that_litellm_sends_past_the_sdk_by_any_client(bench, monkeypatch, mode):
+    detector.clear()
+    module = "litellm.litellm_core_utils.litellm_logging"
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(Logging=Logging))
+    bench.patch(mode=mode)
+    for past in ("anthropic.chat.handler", "vertex_ai.gemini.any", "openai_like.chat.handler", "azure_ai.new"):
+        logging = Logging("acompletion")
+        assert sends(f"litellm.llms.{past}", logging) == [True]
+        assert sends(f"litellm.llms.{past}", logging) == [True, False]  # tells of the same request again
+    for seen in ("litellm.llms.openai.openai", "litellm.llms.azure.azure", "litellm.main"):
+        assert sends(seen, Logging()) == [False]
+    assert sends("litellm.llms.cohere.embed.handler", Logging("embedding")) == [False]
+    with own_calls.passing(own_calls.Passage()):  # counted by the function around it
+        assert sends("litellm.llms.custom_httpx.llm_http_handler", Logging()) == [True]
+    assert status().bypasses == ({} if mode == "record" else {"litellm": 4})
+    assert len(bench.sink.calls) == 5
+    detector.clear()
+
+
+def test_a_call_that_a_task_makes_after_the_one_in_which_it_began_is_another(bench):
+    bench.patch(mode="record")
+
+    async def later(sent: asyncio.Event) -> bool:
+        await sent.wait()
+        return record_call(body("late")) is not None
+
+    async def run() -> bool:
+        sent = asyncio.Event()
+        with own_calls.passing(own_calls.Passage()):
+            task = asyncio.create_task(later(sent))
+        sent.set()
+        return await task
+
+    assert not asyncio.run(run())
+
+
 @pytest.mark.parametrize(("mode", "told"), [("record", {}), ("route", {"litellm": 1, "litellm.responses": 1})])
 def test_only_modes_that_route_tell_of_them(bench, caplog, monkeypatch, mode, told):
     detector.clear()

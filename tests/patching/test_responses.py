@@ -516,7 +516,12 @@ def stream_of(*given: dict[str, Any], done: bool = True) -> Answer:
     return Answer(events=[*events, b"data: [DONE]\n\n"] if done else events)
 
 
+def good_chunks(**changes: Any) -> list[bytes]:
+    return chunks(LOCAL_BODY, **changes)
+
+
 INVALID = "the engine's answer is invalid: "
+EMPTY = "it is empty, without text or a tool call"
 FALLBACK: dict[str, tuple[bool, Answer, str]] = {
     "500": (False, error(500), "the engine answered HTTP 500"),
     "400": (False, error(400), "the engine answered HTTP 400"),
@@ -539,6 +544,23 @@ FALLBACK: dict[str, tuple[bool, Answer, str]] = {
         True,
         Answer(events=[b'data: {"model": "shop@3", "choices": [1]}\n\n']),
         INVALID + "a choice is none",
+    ),
+    "without a word": (False, choice(message={"role": "assistant", "content": None}), INVALID + EMPTY),
+    "white space": (False, choice(message={"role": "assistant", "content": "\n"}), INVALID + EMPTY),
+    "stream without a word": (
+        True,
+        stream_of({"delta": {"role": "assistant", "content": ""}}, {"delta": {}, "finish_reason": "stop"}),
+        INVALID + EMPTY,
+    ),
+    "stream with nothing but reasoning": (
+        True,
+        stream_of({"delta": {"reasoning_content": "Well,"}}, {"delta": {}, "finish_reason": "length"}),
+        INVALID + EMPTY,
+    ),
+    "stream that hangs before its first word": (
+        True,
+        Answer(events=good_chunks(), gate=threading.Event()),
+        "the engine did not answer in time",
     ),
     "stream with a nameless call": (
         True,
@@ -609,10 +631,6 @@ def test_cancelled_at_the_champion(bench, make_async):
     assert bench.upstream.seen == []
 
 
-def good_chunks(**changes: Any) -> list[bytes]:
-    return chunks(LOCAL_BODY, **changes)
-
-
 BROKEN: dict[str, Callable[[], list[bytes]]] = {
     "cut": lambda: good_chunks()[:3],
     "no finish reason": lambda: good_chunks(finish=None),
@@ -635,7 +653,7 @@ def test_a_stream_that_breaks_half_way_is_an_sdk_error(bench, client, make_async
                 gate.set()
 
     bench.patch()
-    bench.local.will(Answer(events=BROKEN[name](), cut=name == "cut", gate=gate))
+    bench.local.will(Answer(events=BROKEN[name](), cut=name == "cut", gate=gate, gate_after=2))
     got: list[Any] = []
     with pytest.raises(openai.APIError) as caught:
         if asynchronous:
@@ -657,7 +675,7 @@ def test_a_stream_that_breaks_half_way_is_an_sdk_error(bench, client, make_async
 def test_a_stream_left_early(bench, client, mode):
     answers = {"record": response_events(ASK), "route": good_chunks()}
     gate = threading.Event()
-    (bench.local if mode == "route" else bench.upstream).will(Answer(events=answers[mode], gate=gate))
+    (bench.local if mode == "route" else bench.upstream).will(Answer(events=answers[mode], gate=gate, gate_after=2))
     bench.patch(mode=mode)
     stream = client.responses.create(**ASK, stream=True)
     next(stream)
@@ -754,18 +772,6 @@ def test_text_then_calls_then_text_in_a_stream():
 def test_only_the_choice_that_was_asked_for_counts():
     with pytest.raises(InvalidAnswer, match="without a finish reason"):
         translated(stream_of({"delta": {"content": "x"}}, {"index": 1, "delta": {}, "finish_reason": "stop"}))
-
-
-@pytest.mark.parametrize("streams", [False, True])
-def test_an_answer_without_a_word_is_a_message(streams):
-    if streams:
-        (item,) = translated(stream_of({"delta": {"role": "assistant"}}, {"delta": {}, "finish_reason": "stop"}))[-1][
-            "response"
-        ]["output"]
-    else:
-        made = ResponsesDisguise(CHAMPION, "x", 1, keeps_logprobs=False, keeps_token_ids=False, request=ASK)
-        (item,) = json.loads(made.whole(choice(message={"role": "assistant", "content": None}).body))["output"]
-    assert (item["type"], item["content"][0]["text"]) == ("message", "")
 
 
 @given(st.data())

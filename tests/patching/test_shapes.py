@@ -722,7 +722,7 @@ async def end_cancelled(client: Any) -> list[Any]:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    return got
+    return got[:1]  # the champion's first two come together
 
 
 async def end_closed_by_another_task(client: Any) -> list[Any]:
@@ -771,7 +771,7 @@ def test_end(bench, end, status, asynchronous, mode):
         plain = world.run(lambda: call(world))
         bench.patch(mode=mode, **PATIENCE)
         if mode == "route":
-            bench.local.will(Answer(events=chunks(LOCAL_BODY), gate=gate))
+            bench.local.will(Answer(events=chunks(LOCAL_BODY), gate=gate, gate_after=2))
         else:
             bench.upstream.will(Answer(events=chunks(ASK), gate=gate))
         world = World(bench, asynchronous)

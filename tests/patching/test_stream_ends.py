@@ -89,7 +89,7 @@ def test_garbage_is_collected_while_the_pool_is_locked(bench, client, monkeypatc
 
     monkeypatch.setattr(pool, "_assign_requests_to_connections", collect_and_assign)
     bench.patch(mode=mode)
-    (bench.local if mode == "route" else bench.upstream).will(Answer(events=chunks(ASK), gate=gate))
+    (bench.local if mode == "route" else bench.upstream).will(Answer(events=chunks(ASK), gate=gate, gate_after=2))
     stream = client.chat.completions.create(**ASK, stream=True)
     next(stream)
     dropped.append(stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from art_patch.promotion.evidence import evidence_of
 from art_patch.promotion.sequential import Block
@@ -39,7 +40,7 @@ def test_calls_are_compared_one_by_one_in_the_order_in_which_they_ended():
         call("f", "agent@7", 6),
         call("g", OLD, 7, status="abandoned"),
     ])  # fmt: skip
-    assert (found.challenger, found.champion) == (Arm(3, 3, 2, 2), Arm(3, 3, 0))
+    assert (found.challenger, found.champion) == (Arm(3, 3, 2, 2, 2, 3), Arm(3, 3, 0, latest=3))
     assert found.blocks == {
         "errors": [Block(2, (0.0,), (0.0,)), Block(4, (1.0,), (0.0,)), Block(7, (0.0,), (0.0,))],
         "fallbacks": [Block(2, (0.0,), (0.0,)), Block(4, (0.0,), (0.0,)), Block(7, (1.0,), (0.0,))],
@@ -104,14 +105,76 @@ def test_a_shadows_copy_is_compared_with_the_very_call_that_it_copies():
         "empty": [Block(3, (0.0,), (0.0,))],
         "latency_ms": [Block(3, (90.0,), (70.0,))],
     }
-    assert (found.challenger, found.champion) == (Arm(3, 3, 1, 1), Arm(2, 2, 0))
+    assert (found.challenger, found.champion) == (Arm(3, 3, 1, 1, 1, 3), Arm(2, 2, 0, latest=2))
 
 
-def test_of_the_newest_calls_the_failed_ones_are_counted_by_themselves():
+def test_failed_sessions_are_counted_and_those_of_the_newest_by_themselves():
     good = [call(f"g{n}", NEW, float(n)) for n in range(30)]
     bad = [call(f"b{n}", NEW, 30.0 + n, fell_back=True) for n in range(7)]
-    assert evidence([*good, *bad]).challenger == Arm(37, 37, 7, 7)
-    assert evidence([*bad, *[each._replace(at=each.at + 99) for each in good]]).challenger == Arm(37, 37, 7, 0)
+    assert evidence([*good, *bad]).challenger == Arm(37, 37, 7, 7, 7, 10)
+    assert evidence([*bad, *[each._replace(at=each.at + 99) for each in good]]).challenger == Arm(37, 37, 7, 7, 0, 10)
+
+
+def test_a_session_counts_once_and_by_its_newest_call():
+    dead = [call(f"d{n}", NEW, 50.0 + n, session="dead", status="error") for n in range(12)]
+    well = [call(f"w{n}", NEW, float(n), session=f"s-{n % 20}") for n in range(40)]
+    assert evidence([*well, *dead]).challenger == Arm(52, 21, 12, 1, 1, 10)
+    assert decided([*well, *dead]) == "go on"
+    again = [*well, *dead, call("ok", NEW, 90.0, session="dead")]
+    assert evidence(again).challenger == Arm(53, 21, 12, 0, 0, 10)
+    breaks = [call(f"b{n}", NEW, 50.0 + n, session=f"s-{n}", fell_back=True) for n in range(6)]
+    assert decided([*well, *breaks[:5]]) == "go on"
+    assert decided([*well, *breaks]) == "roll back"  # long sessions that were well: their newest calls tell
+
+
+def test_what_befalls_both_arms_alike_ends_no_test():
+    """A fifth of the sessions, five a minute; the engine is down for ten minutes, for both. A look after each call."""
+    calls: list[ArmCall] = []
+    for number in range(5 * 100):
+        at = 12.0 * number
+        policy, down = NEW if number % 5 == 0 else OLD, 3_600 <= at < 4_200
+        calls.append(call(f"{number}", policy, at, fell_back=down))
+        look = decide(evidence(calls), state="canary", hours=1.0, config=CanaryConfig())
+        assert look.action == "go on", (at, look.reason)
+    # The champion's newest sessions are those of the same time: here, more than ten.
+    found = evidence(calls[:370])
+    assert (found.challenger.failed_latest, found.champion.failed_latest, found.champion.latest) == (6, 24, 40)
+
+
+def decided(calls: list[ArmCall]) -> str:
+    """What becomes of a canary beside a champion that does not fail."""
+    return decide(evidence([*calls, call("x", OLD)]), state="canary", hours=1.0, config=CanaryConfig()).action
+
+
+def test_clients_that_fail_in_every_call_end_no_test_and_a_policy_that_fails_in_every_call_is_soon_ended(
+    record_property: Callable[[str, object], None],
+):
+    """Equal arms: three of a hundred sessions fail all of their eight calls. 5 % of 2,000 sessions, a look after each
+    of the canary's calls, of which those after a failure alone can end the test.
+    """
+    rng = random.Random(3)
+    share, tests, stopped = 0.05, 20, 0
+    for _ in range(tests):
+        ours = one_day(rng, 2_000 * share, fails=0.03)
+        ends = [n for n, each in enumerate(ours, 1) if each.status == "error"]
+        stopped += any(decided(ours[:n]) == "roll back" for n in ends)
+    record_property("figure", ["good canaries that the hard stop ended in a day", f"{stopped / tests:.2f}", "0"])
+    assert stopped == 0
+    for _ in range(tests):
+        ours = one_day(rng, 2_000 * share, fails=1.0)
+        first = next(n for n in range(1, len(ours)) if decided(ours[:n]) == "roll back")
+        assert len({each.session for each in ours[:first]}) == 3
+
+
+def one_day(rng: random.Random, sessions: float, *, fails: float) -> list[ArmCall]:
+    """The canary's calls of a day, in the order in which they ended."""
+    calls: list[ArmCall] = []
+    for number in range(round(sessions)):
+        at, status = rng.uniform(0, 86_400), "error" if rng.random() < fails else "ok"
+        for turn in range(8):
+            at += rng.expovariate(1 / 60)
+            calls.append(call(f"{number}-{turn}", NEW, at, session=f"s-{number}", status=status))
+    return sorted(calls, key=lambda each: each.at)
 
 
 def test_a_session_counts_in_one_group_only_and_there_once():

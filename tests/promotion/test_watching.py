@@ -107,25 +107,36 @@ def test_without_a_champion_there_is_nothing_to_compare():
     assert said(alone).action == "go on"
     assert "nothing to compare" in said(alone).reason
     assert said(alone, hours=24.0).action == "inconclusive"
-    assert said((Arm(5, 2, 3), Arm())).action == "roll back"
+    assert said((Arm(5, 5, 3, 3, 3), Arm())).action == "roll back"
 
 
-def test_the_first_failures_count_at_once_unless_the_champion_fails_alike():
-    verdict = said((Arm(5, 1, 4), Arm(90, 30, 1)))
+def arm(sessions: int, failed: int, latest: int = 0) -> Arm:
+    """Sessions of three calls each; those that failed did so in every call."""
+    return Arm(3 * sessions, sessions, 3 * failed, failed, latest)
+
+
+def test_the_first_failed_sessions_count_at_once_unless_the_champion_fails_alike():
+    verdict = said((arm(5, 4, 4), arm(30, 1)))
     assert verdict.action == "roll back"
-    assert verdict.reason == "4 of its 5 calls failed or were left to upstream, of the champion's 1 of 90"
-    assert said((Arm(4, 1, 4), Arm(90, 30, 1))).action == "go on"
-    assert said((Arm(5, 1, 5), Arm(50, 30, 25))).action == "go on"  # the engine was down for both
+    assert verdict.reason == (
+        "in 4 of its 5 sessions the newest call failed or was left to upstream, in 1 of 30 of the champion's"
+    )
+    assert said((arm(3, 3, 3), arm(30, 1))).action == "roll back"
+    assert said((arm(2, 2, 2), arm(30, 1))).action == "go on"
+    assert said((Arm(900, 2, 900, 2, 2), arm(30, 0))).action == "go on"  # however often the two tried
+    assert said((arm(5, 5, 5), arm(30, 15, 5))).action == "go on"  # the engine was down for both
 
 
-def test_the_newest_calls_count_by_themselves_after_many_that_were_good():
-    verdict = said((Arm(900, 300, 6, 6), Arm(9_000, 900, 30, 0)))
+def test_the_newest_sessions_count_by_themselves_after_many_that_were_good():
+    verdict = said((arm(300, 6, 6), arm(900, 30, 0)))
     assert (verdict.action, verdict.reason) == (
         "roll back",
-        "6 of its 10 newest calls failed or were left to upstream, of the champion's 0 of 10",
+        "in 6 of its 10 newest sessions the newest call failed or was left to upstream, in 0 of 10 of the champion's",
     )
-    assert said((Arm(900, 300, 5, 5), Arm(9_000, 900, 30, 0))).action == "go on"
-    assert said((Arm(900, 300, 10, 10), Arm(9_000, 900, 30, 8))).action == "go on"  # both fail
+    assert said((arm(300, 5, 5), arm(900, 30, 0))).action == "go on"
+    assert said((arm(300, 10, 10), arm(900, 30, 8))).action == "go on"  # both fail
+    sensitive = replace(CONFIG, hard_share=0.05)
+    assert said((arm(300, 2, 2), arm(900, 0, 0)), config=sensitive).action == "go on"  # two sessions are no proof
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -0.1, 1.5])
@@ -211,7 +222,7 @@ def test_equal_challengers_are_hardly_ever_promoted_or_rolled_back(record_proper
 @pytest.mark.parametrize(
     "wrong",
     [{"alpha": 0.0}, {"alpha": math.nan}, {"max_hours": 0.0}, {"reward_tolerance": 1.0}, {"latency_ratio": 0.5},
-     {"hard_share": 0.0}, {"min_sessions": 0}, {"margin": 1.0}, {"hard_calls": 0}],
+     {"hard_share": 0.0}, {"min_sessions": 0}, {"margin": 1.0}, {"hard_sessions": 1}],
 )  # fmt: skip
 def test_settings_that_mean_nothing_are_refused(wrong: dict[str, float]):
     with pytest.raises(ConfigError, match=next(iter(wrong))):

@@ -72,7 +72,10 @@ class Proxy:
     ) -> tuple[int, dict[str, str], bytes]:
         """One request as plain bytes; returns status, headers and body."""
         connection = self.connection()
-        connection.request(method, path, body=body, headers={"authorization": f"Bearer {KEY}"} | (headers or {}))
+        kind = {} if body is None else {"content-type": "application/json"}
+        ours = {"authorization": f"Bearer {KEY}"} | kind
+        given = {name.lower(): value for name, value in (headers or {}).items()}
+        connection.request(method, path, body=body, headers=ours | given)
         answer = connection.getresponse()
         found = answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
         connection.close()
@@ -81,7 +84,7 @@ class Proxy:
     def chat(self, headers: dict[str, str] | None = None, **body: Any) -> tuple[int, dict[str, str], bytes]:
         """One chat completion as plain bytes."""
         asked = json.dumps({"model": "gpt-x", "messages": [{"role": "user", "content": "hi"}]} | body)
-        return self.ask("POST", "/v1/chat/completions", asked, {"content-type": "application/json"} | (headers or {}))
+        return self.ask("POST", "/v1/chat/completions", asked, headers)
 
     def health(self) -> dict[str, Any]:
         return json.loads(self.ask("GET", "/health")[2])

@@ -78,11 +78,11 @@ def test_requests_arrive_as_they_are(proxy: Proxy, provider: Provider):
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models"])
 def test_a_caller_without_a_key_sends_none(path: str, proxy: Proxy, provider: Provider):
     connection = proxy.connection()
-    connection.request("POST", path, body=ASKED)
+    connection.request("POST", path, ASKED, JSON_TYPE)
     connection.getresponse().read()
     connection.close()
     (got,) = provider.got
-    assert got.names == {"host", "connection", "content-length", "accept-encoding"}
+    assert got.names == {"host", "connection", "content-length", "content-type", "accept-encoding"}
     if path.endswith("completions"):
         proxy.calls(1)
 

@@ -55,7 +55,7 @@ def test_one_callers_context_is_not_the_next_ones(proxy: Proxy):
     connection = proxy.connection()
     for headers in ({"x-art-trajectory-id": "run-2"}, {"traceparent": TRACEPARENT}, {}):
         body = b'{"model": "m", "messages": [{"role": "user", "content": "one connection"}]}'
-        connection.request("POST", "/v1/chat/completions", body=body, headers=headers)
+        connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"} | headers)
         connection.getresponse().read()
     connection.close()
     *_, last = proxy.calls(3)

@@ -44,12 +44,22 @@ def test_loopbacks_own_names_are_fine(host: str, proxy: Proxy):
 
 
 def test_web_pages_are_refused(proxy: Proxy, provider: Provider):
-    for origin in ("https://evil.example", "null"):
+    pages = ("https://evil.example", "null", "http://localhost:3000", f"http://user@127.0.0.1:{proxy.port}")
+    for origin in pages:
         status, headers, _ = proxy.ask("POST", "/v1/chat/completions", ASK, {"origin": origin})
         assert status == 403
         assert "access-control-allow-origin" not in headers
     assert provider.got == []
-    assert proxy.ask("POST", "/v1/embeddings", b"{}", {"origin": "http://localhost:3000"})[0] == 200
+    assert proxy.ask("POST", "/v1/embeddings", b"{}", {"origin": f"http://127.0.0.1:{proxy.port}"})[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_what_a_page_may_send_without_asking_first_is_no_json(path: str, proxy: Proxy, provider: Provider):
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        status, _, body = proxy.ask("POST", path, ASK, {"content-type": kind})
+        assert (status, "content-type: application/json" in json.loads(body)["error"]["message"]) == (415, True)
+    assert provider.got == []
+    assert proxy.ask("POST", "/v1/files", ASK, {"content-type": "text/plain"})[0] == 200
 
 
 def test_a_key_is_asked_for(tmp_path: Path, provider: Provider):
@@ -75,7 +85,7 @@ def test_running_calls_are_finished_and_written(tmp_path: Path, provider: Provid
     proxy = Proxy(tmp_path, provider.url)
     provider.will(Reply(body=[b'{"choices":', b" []}"], gate=provider.left))
     connection = proxy.connection()
-    connection.request("POST", "/v1/chat/completions", body=ASK)
+    connection.request("POST", "/v1/chat/completions", ASK, {"content-type": "application/json"})
     until(lambda: provider.got)
     proxy.process.send_signal(signal.SIGINT)
     until(lambda: not listens(proxy.port))

@@ -56,9 +56,9 @@ def test_each_event_arrives_before_the_next_is_sent(begin: Begin, path: str, pro
 def test_the_champions_events_arrive_one_by_one(begin: Begin, routed: Proxy, engine: StubServer):
     gate = threading.Event()
     answered = chunks(BODY | {"model": "agent@0", "return_token_ids": True, "logprobs": True})
-    engine.will(Answer(events=answered, gate=gate))
+    engine.will(Answer(events=answered, gate=gate, gate_after=2))
     answer = begin(BODY).getresponse()
-    first = json.loads(answer.read1(100_000).removeprefix(b"data: "))
+    first = json.loads(answer.read1(100_000).partition(b"\n\n")[0].removeprefix(b"data: "))  # with the first word
     assert (first["model"], first["choices"][0]["delta"]["role"]) == ("gpt-x", "assistant")
     gate.set()
     assert b"token_ids" not in answer.read()
@@ -103,6 +103,7 @@ def test_leaving_in_the_middle_of_an_upload_is_nothing_to_anybody(proxy: Proxy, 
     for path in ("/v1/files", "/v1/chat/completions"):
         connection = proxy.connection()
         connection.putrequest("POST", path)
+        connection.putheader("content-type", "application/json")
         connection.putheader("content-length", "1000")
         connection.endheaders(b"half of it")
         connection.close()

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art_patch.recording.media import MEDIA_LIMIT_BYTES, without_media
+from tests.growth import too_steep
 
 
 def media(size: int) -> str:
@@ -81,3 +82,7 @@ def test_everything_else_is_byte_identical(value: object, ascii_only: bool):
     )
     assert out == expected
     assert json.loads(out) is not NotImplemented
+
+
+def test_many_markers_take_linear_time():
+    assert too_steep(without_media, lambda size: b'"%s"' % (b";base64," * (size // 8)), (100_000, 1_000_000)) is None

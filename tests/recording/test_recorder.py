@@ -147,6 +147,33 @@ def test_back_off_grows_to_thirty_seconds():
     assert delivery.pending
 
 
+def test_what_was_dropped_is_said_once_with_its_causes(sink, capfd):
+    def redact(text: str) -> str:
+        raise ValueError(text)
+
+    recorder = Recorder(Settings(flush_interval_s=0.005, redact=redact), open_sink=lambda: sink)
+    recorder.say_losses()
+    assert capfd.readouterr().err == ""
+    made = exchange(recorder)
+    made.request = b'{"messages": [{"role": "user", "content": "hi"}]}'
+    made.finish("complete")
+    assert recorder.flush(10)
+    sink.refuse = {"bad"}
+    for key in ("a", "bad", "b"):
+        recorder.put_record(score(key))
+    while recorder.dropped < 2:
+        recorder.flush(0.1)
+    assert recorder.stop(10)
+    faults.clear()
+    capfd.readouterr()
+    for _ in range(2):
+        recorder.say_losses()
+    assert capfd.readouterr().err == (
+        "art_patch: 1 call not recorded, because redaction failed; mend the function that `redact` names. 1 other "
+        "record not recorded, because the store refuses them; the logger art_patch shows why at level DEBUG\n"
+    )
+
+
 def test_it_starts_again_after_a_stop(recorder, sink):
     recorder.put_record(score("a"))
     assert recorder.stop(5)
@@ -247,7 +274,10 @@ Exchange(recorder, "m").finish("complete")
 def test_a_hung_store_does_not_hold_up_the_exit():
     # The timeout is the point: without a deadline this would never end. What it takes is not asserted.
     done = subprocess.run([sys.executable, "-W", "error", "-c", HUNG], check=True, timeout=30, capture_output=True)
-    assert done.stderr == b""
+    assert done.stderr == (
+        b"art_patch: 1 call not recorded, because the store had not taken it all when the exit stopped waiting; "
+        b"call art_patch.flush(60) before the program ends\n"
+    )
 
 
 def test_the_exit_writes_what_is_queued():

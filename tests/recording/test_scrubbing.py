@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
+import re
+
 import pytest
 
-from art_patch.recording.scrubbing import scrub
+from art_patch.recording.scrubbing import MAX_ERROR_CHARS, described, hide, scrub
+from tests.growth import too_steep
 
 
 @pytest.mark.parametrize(
@@ -25,11 +29,75 @@ from art_patch.recording.scrubbing import scrub
             "max_tokens=3000 cannot be greater than max_model_len=1024",
             "max_tokens=3000 cannot be greater than max_model_len=1024",
         ),
+        ("x-key: abc, key=def; my-sig = 'ghi'", "x-key: ***, key=***; my-sig = '***'"),
+        ("url=token=abc", "url=token=***"),
+        ("proxy_password=a=b c", "proxy_password=*** c"),
+        ("--0123456789abcdef0123456789abcdef--", "--***--"),
+        ("a-very-long-name-without-any-number-in-it", "a-very-long-name-without-any-number-in-it"),
+        ("password: ", "password: "),
     ],
 )
 def test_scrub(text, clean):
     assert scrub(text) == clean
 
 
+_DEFINITION = (
+    (r"(?i)(://)[^/\s@'\"]+@", r"\1***@"),
+    (r"(?i)\b(bearer|basic)\s+[^\s'\",;]+", r"\1 ***"),
+    (
+        r"(?i)([\w-]*(?:api[_-]?key|access[_-]?key|secret|password|passwd|authorization|credential|signature)"
+        r"[\w-]*|\b(?:key|token|sig|auth))(['\"]?\s*[:=]\s*['\"]?)(?!\s)(?:(?:bearer|basic)\s+)?[^\s'\",;&}\])]+",
+        r"\1\2***",
+    ),
+    (r"\b(?:sk|pk|rk|hf|ghp|gho|xox[a-z]|AKIA|AIza)[-_]?[A-Za-z0-9*_-]{6,}", "***"),
+    (r"\beyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+)*", "***"),
+    (r"\b(?=[A-Za-z_-]*\d)(?=[\d_-]*[A-Za-z])[A-Za-z0-9_-]{32,}\b", "***"),
+)
+"""What a secret is, in six expressions; too slow for any but short texts."""
+
+_PIECES = (
+    "api_key", "apikey", "API-KEY", "key", "token", "max_tokens", "my-token", "sig", "auth", "Authorization", "bearer ",
+    "Basic ", "secret", "Password", "client_secret", "=", ":", " : ", "= ", '"', "'", "': '", '": "', " ", "  ", "\n",
+    ",", ";", "&", "}", "]", ")", "abc", "The model", "sk-", "sk-abcdef12", "eyJhbGciOiJIUzI1NiJ9", ".", "-", "--", "_",
+    "0123456789abcdef", "a" * 33, "a1" * 20, "://", "@", "/", "me:pw", "\u00e9", "1", "?", "\u212aey",
+)  # fmt: skip
+
+
+def test_what_is_hidden_is_what_the_definition_says():
+    rng = random.Random(1)
+    for _ in range(20_000):
+        text = "".join(rng.choices(_PIECES, k=rng.randint(1, 14)))
+        expected = text
+        for pattern, replacement in _DEFINITION:
+            expected = re.sub(pattern, replacement, expected)
+        assert hide(text) == expected
+
+
+@pytest.mark.parametrize("unit", ["a", "a-", "-", "4e", "eyJhbGciOi_-", "apikey", "a=", "apikey=", '"', " ", "key=x "])
+@pytest.mark.parametrize("do", [hide, described])
+def test_long_texts_take_linear_time(do, unit):
+    assert too_steep(do, lambda size: unit * (size // len(unit)), (100, 1_000, 10_000, 100_000, 1_000_000)) is None
+
+
 def test_long_texts_are_cut():
-    assert len(scrub("x " * 5000)) < 2100
+    assert scrub("x " * 5000) == "x " * (MAX_ERROR_CHARS // 2) + "..."
+    assert scrub("x" * 500_000) == "x" * MAX_ERROR_CHARS + "..."
+
+
+def test_nothing_is_left_of_a_secret_that_is_cut_where_nothing_sets_it_apart():
+    for before in range(60):
+        text = "data=" + "A1" * 2950 + "," + "x/" * 30 + "x" * before + "/" + "0123456789abcdef" * 3 + "/" + "x/" * 2000
+        assert "01234" not in scrub(text)
+
+
+@pytest.mark.parametrize("secret", ["0123456789abcdef" * 3, "http://me:pass-word-1@host", "password='pass-word-1'"])
+@pytest.mark.parametrize("long_secret", ["eyJ" + "0aB_" * 400, "password=" + "x" * 1500])
+def test_nothing_is_left_of_a_secret_wherever_a_long_text_is_cut(secret, long_secret):
+    """What is hidden is long, so that what stands near the cut is among what is kept."""
+    assert hide(secret) != secret
+    for before in range(7_900, 8_010):
+        text = (f"{long_secret} " * 9)[:before].rpartition(" ")[0]
+        text += " " + "." * (before - len(text) - 1) + " " + secret + " more" * 1000
+        clean = scrub(text)
+        assert len(clean) <= MAX_ERROR_CHARS + 3 and clean.endswith("...")
+        assert not any(part in clean for part in ("01234", "pass-", "me:"))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from art_patch.recording import chat, completions, responses
 from art_patch.recording.sse import assemble, events
+from tests.growth import too_steep
 
 CHUNK = st.dictionaries(
     st.sampled_from(["choices", "usage", "model", "error", "x"]),
@@ -55,3 +58,34 @@ def test_any_bytes_are_survived(wire):
 def test_any_json_is_survived(parts):
     answer = assemble(json.dumps(part) for part in parts)
     assert isinstance(answer.body["choices"], list)
+
+
+def test_what_is_not_text_in_a_tool_call_is_left_out():
+    call = {"index": 0, "id": "c", "function": {"name": 5, "arguments": {"a": 1}}}
+    answer = assemble([json.dumps({"choices": [{"delta": {"tool_calls": [call]}}]})])
+    assert answer.body["choices"][0]["message"]["tool_calls"] == [
+        {"id": "c", "type": "function", "function": {"name": "", "arguments": ""}}
+    ]
+
+
+def _chat(delta: object) -> str:
+    return json.dumps({"choices": [{"index": 0, "delta": delta}]})
+
+
+def _responses(kind: str) -> str:
+    return json.dumps({"type": f"response.{kind}.delta", "output_index": 0, "content_index": 0, "delta": "abcd"})
+
+
+@pytest.mark.parametrize(
+    ("read", "event"),
+    [
+        (chat.answered, _chat({"content": "abcd"})),
+        (chat.answered, _chat({"tool_calls": [{"index": 0, "function": {"arguments": "abcd"}}]})),
+        (responses.answered, _responses("output_text")),
+        (responses.answered, _responses("function_call_arguments")),
+        (completions.answered, json.dumps({"choices": [{"index": 0, "text": "abcd"}]})),
+    ],
+)
+def test_a_long_stream_takes_linear_time(read, event):
+    wire = f"data: {event}\n\n".encode()
+    assert too_steep(read, lambda size: wire * (size // 4), (10_000, 100_000, 1_000_000)) is None

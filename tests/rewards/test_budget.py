@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from art_patch.errors import ConfigError, JudgeError
-from art_patch.records import Group
+from art_patch.records import Group, Judgement
 from art_patch.rewards import Budget, Judge
 from art_patch.rewards.budget import BudgetUsedUp
 
@@ -100,7 +100,7 @@ def test_calls_never_go_over_the_limit_and_the_rest_waits(
     assert len(server.asked) == report.calls == 7
     assert len(report.scores) == 15
     assert len(report.unscored) == 15
-    assert all(reason == "budget used up: 7 of 7 calls were made" for reason in report.unscored.values())
+    assert all(reason.startswith("budget used up: 7 of 7 calls were made") for reason in report.unscored.values())
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
@@ -135,12 +135,49 @@ def test_a_limit_in_money_needs_a_known_price(judge_server: Serve, groups_of: Gr
     assert len(report.scores) == 3 and report.cost_usd is None
 
 
-def test_a_repair_that_the_budget_does_not_allow_leaves_the_group_unscored(
-    judge_server: Serve, groups_of: GroupsOf, reply: Any
+@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize("max_calls", [1, 2, 3, 7])
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        ({"status": 401, "body": b'{"error": {"message": "no such key"}}'}, "no such key"),
+        ({"status": 503, "body": b'{"error": {"message": "out of order"}}'}, "out of order"),
+        ({"text": "They are all fine."}, "no valid verdict"),
+    ],
+)
+def test_a_judge_that_never_answers_is_an_error_whatever_the_budget(
+    judge_server: Serve, groups_of: GroupsOf, reply: Any, broken: Any, words: str, max_calls: int, concurrency: int
 ) -> None:
-    server = judge_server(lambda asked: reply("no JSON"))
-    report = judge(server, Budget(max_calls=1)).score_groups(groups_of(1))
-    assert report.unscored == {"g0": "budget used up: 1 of 1 calls were made"}
+    server = judge_server(lambda asked: reply(**broken))
+    kept: list[Judgement] = []
+    chief = judge(server, Budget(max_calls=max_calls), concurrency=concurrency, max_retries=3)
+    with pytest.raises(JudgeError, match=words) as raised:
+        chief.score_groups(groups_of(9), on_judgement=kept.append)
+    assert "ART_PATCH_JUDGE_API_KEY" in str(raised.value)
+    assert len(server.asked) <= max_calls
+    assert len(kept) == 9 and all(one.state == "failed" for one in kept)
+
+
+def test_a_repair_that_the_budget_does_not_allow_leaves_the_group_unscored(
+    judge_server: Serve, groups_of: GroupsOf, reply: Any, half_for_all: Any
+) -> None:
+    server = judge_server(lambda asked: half_for_all(asked) if asked.number == 0 else reply("no JSON"))
+    report = judge(server, Budget(max_calls=2)).score_groups(groups_of(2))
+    assert len(report.scores) == 3
+    (reason,) = report.unscored.values()
+    assert reason.startswith("budget used up: 2 of 2 calls were made; the answer before was no valid verdict: ")
+
+
+def test_what_failed_before_the_budget_ended_is_told(
+    judge_server: Serve, groups_of: GroupsOf, reply: Any, half_for_all: Any
+) -> None:
+    out = reply(status=503, body=b'{"error": {"message": "out of order"}}')
+    server = judge_server(lambda asked: half_for_all(asked) if asked.number == 0 else out)
+    report = judge(server, Budget(max_calls=3), max_retries=5).score_groups(groups_of(3))
+    assert len(report.scores) == 3
+    failed, waiting = sorted(report.unscored.values(), key=len, reverse=True)
+    assert failed.startswith("budget used up: 3 of 3 calls were made; no answer before: ") and "out of order" in failed
+    assert waiting == "budget used up: 3 of 3 calls were made"
 
 
 def test_one_budget_holds_for_several_rounds(judge_server: Serve, groups_of: GroupsOf, half_for_all: Any) -> None:

@@ -21,7 +21,7 @@ from art_patch.errors import AdapterRejected, EngineError
 from art_patch.serving.adapters import publish_adapter
 from art_patch.serving.base_model import base_fingerprint
 from art_patch.serving.embedded.engine import EmbeddedEngine
-from tests.engines import Running, make_vllm, serve
+from tests.engines import ADMIN_KEY, Running, make_vllm, serve
 from tests.serving.asking import HELLO, PROOF, ask, assembled, greedy
 from tests.serving.test_adapters import AFTER_PUBLISHING, BEFORE_PUBLISHING
 from tests.tiny import make_adapter_files, make_tiny_adapter
@@ -214,7 +214,8 @@ class TestContract:
             running.openai.get("/chat/completions", cast_to=object)
         assert method.value.status_code == 405
         with socket.create_connection(("127.0.0.1", int(running.url.rsplit(":", 1)[1]))) as raw:
-            raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n{x}")
+            raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
+            raw.sendall(b"Content-Type: application/json\r\nContent-Length: 3\r\n\r\n{x}")
             answer = b""
             while b"}}" not in answer:
                 answer += raw.recv(4096)
@@ -274,12 +275,13 @@ class TestContract:
             running.client.unload("agent@99")
 
     def test_a_path_may_only_confirm_the_name(self, running: Running, adapters: Path) -> None:
+        admin = running.openai.with_options(api_key=ADMIN_KEY)
         for path in ("/etc/passwd", str(adapters / "agent@1"), "../agent@4", str(adapters / "agent@4" / ".."), 3, "\0"):
             with pytest.raises(openai.BadRequestError, match="lora_path"):
                 body = {"lora_name": "agent@4", "lora_path": path}
-                running.openai.post("/load_lora_adapter", body=body, cast_to=object)
+                admin.post("/load_lora_adapter", body=body, cast_to=object)
         body = {"lora_name": "agent@4", "lora_path": str(adapters / "agent@4")}
-        running.openai.post("/load_lora_adapter", body=body, cast_to=object)
+        admin.post("/load_lora_adapter", body=body, cast_to=object)
         running.client.unload("agent@4")
         for name in ("../../etc", "agent@4/..", "agent", "", "agent@404"):
             with pytest.raises(AdapterRejected):

@@ -28,7 +28,9 @@ def test_sigterm_finishes_what_runs_and_returns(base_dir: Path, adapters: Path) 
         url = process.stdout.readline().strip()
         body = {"model": "agent@0", "messages": [{"role": "user", "content": "plum"}], "max_tokens": 400}
         body |= {"ignore_eos": True, "stream": True, "return_token_ids": True}
-        request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode())
+        request = urllib.request.Request(
+            f"{url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
         with urllib.request.urlopen(request, timeout=60) as response:
             response.readline()  # it runs
             process.send_signal(signal.SIGTERM)

@@ -262,7 +262,10 @@ def test_a_client_that_goes_away_frees_its_rows(running: Running, stream: bool) 
     ).encode()
     port = int(running.url.rsplit(":", 1)[1])
     with socket.create_connection(("127.0.0.1", port)) as raw:
-        raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        raw.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(body) + body
+        )
         wait_until(lambda: running.engine.stats()["running"] == 4)
     wait_until(lambda: running.engine.stats()["running"] == 0)
 
@@ -381,7 +384,8 @@ async def refused_after_closing(engine: EmbeddedEngine) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "/exact"])
 def test_a_request_that_never_ends_is_not_kept(running: Running, prefix: str) -> None:
-    answer = httpx.post(f"{running.url}{prefix}/v1/chat/completions", content=b" " * (MAX_BODY_BYTES + 1), timeout=60)
+    content, kind = b" " * (MAX_BODY_BYTES + 1), {"content-type": "application/json"}
+    answer = httpx.post(f"{running.url}{prefix}/v1/chat/completions", content=content, headers=kind, timeout=60)
     assert (answer.status_code, "larger than" in answer.json()["error"]["message"]) == (413, True)
 
 

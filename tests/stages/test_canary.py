@@ -115,13 +115,13 @@ def test_a_canary_that_is_worse_is_rejected_and_unloaded(place: Place, how: str)
     assert place.look().outcome == "nothing to watch"
 
 
-def test_a_canary_that_fails_is_given_up_after_its_first_calls(place: Place):
+def test_a_canary_that_fails_is_given_up_after_its_first_sessions(place: Place):
     place.sessions(5, share=0.0)
     place.sessions(5, share=1.0, at=BEGAN + 60, **BAD["fails"])
     report = place.look(hours=0.03)
     assert (report.outcome, report.reason) == (
         "rejected",
-        "5 of its 5 calls failed or were left to upstream, of the champion's 0 of 5",
+        "in 5 of its 5 sessions the newest call failed or was left to upstream, in 0 of 5 of the champion's",
     )
 
 

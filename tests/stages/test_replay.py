@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from art_patch.cli.app import app as commands
+from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
 from art_patch.grouping.replay import ReplayConfig, choose_comparisons, choose_replays
 from art_patch.ids import MOST_REPLAYS, replay_id
 from art_patch.records import Trajectory, TrajectoryInfo
 from art_patch.rewards.judge import Judge
 from art_patch.stages.app_process import AppProcess, RunLost
+from art_patch.transfer.complete import decode
 from tests.store.samples import call
-from tests.test_cycle import CONFIG, QUESTIONS, Place, base, eager, judge, place
+from tests.test_cycle import CONFIG, QUESTIONS, Place, base, eager, is_short, judge, place
 
 __all__ = ["base", "judge", "place"]
 
@@ -228,7 +234,7 @@ def test_what_cannot_be_repeated_is_told_and_not_used_up(app: App, judge: Judge,
         "the mode is record, not route": 1
     }
     app.place.store.ledger.set_mode(None, who="test")
-    app.file.write_text("import nothing_like_it")
+    app.file.write_text("import nothing_like_it\n" + AGENT)
     (reason,) = cycle(app, judge, app.config(), **everything).figures["replay"]["left"]
     assert reason == f"{app.file}:answer: ModuleNotFoundError: No module named 'nothing_like_it'"
     app.file.write_text(AGENT.replace("@art.replayable\n", ""))
@@ -256,6 +262,7 @@ def test_what_was_redacted_is_not_repeated_unredacted(app: App):
 def test_nothing_but_what_was_offered_here_is_run(app: App, tmp_path: Path):
     for target, says in {
         "os:system": "is not offered",
+        ":x": "ModuleNotFoundError",
         "/etc/passwd:root": "outside of",
         "no_such_module:x": "ModuleNotFoundError",
     }.items():
@@ -264,6 +271,95 @@ def test_nothing_but_what_was_offered_here_is_run(app: App, tmp_path: Path):
         process.end()
     with pytest.raises(RunLost, match="cannot be started"):
         AppProcess("os:system", app.config(python="/no/such/python"))
+
+
+DROPS = "from pathlib import Path\nPath('dropped').touch()\n\n\ndef x(): ...\n"
+
+
+def offering(target: str, number: int) -> dict[str, Any]:
+    """A line of a file of trajectories, whose run claims that `target` may be called again."""
+    key, at = f"{number:032x}", time.time() - 3600.0
+    offer = {"target": target, "args": [], "kwargs": {}}
+    asked = {"role": "user", "content": QUESTIONS[number]}
+    answer = {"index": 0, "message": {"role": "assistant", "content": "as ever"}, "finish_reason": "stop"}
+    sampled = {"policy": "agent@0", "prompt_token_ids": [1, 2]}
+    answer |= {"token_ids": [3], "logprobs": [-0.5]}
+    about = {"id": f"{key}-0", "started_at": at, "requested_model": "m", "messages": [asked], "choices": [answer]}
+    run = {"id": key, "started_at": at, "scenario_key": str(number), "metadata": {"lang": "de", "replay": offer}}
+    return {"format": "art_patch.trajectory/1", "trajectory": run, "calls": [about | sampled]}
+
+
+def command(app: App, *arguments: str) -> dict[str, Any]:
+    """What an `art-patch` command says."""
+    place = ("--store", app.place.url, "--home", app.environment["home"], "--json")
+    result = CliRunner().invoke(commands, [*arguments, *place])
+    assert result.exit_code in (0, 4), result.output
+    return json.loads(result.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["imported now", "in the store already"])
+def test_a_file_of_runs_has_nothing_executed(how: str, app: App, tmp_path: Path):
+    for directory in (tmp_path, tmp_path / "tools"):
+        directory.mkdir(exist_ok=True)
+        (directory / "drop_everything.py").write_text(DROPS)
+    (tmp_path / "tools" / "__init__.py").write_text(DROPS)
+    targets = (f"{tmp_path}/drop_everything.py:x", "drop_everything:x", "tools.drop_everything:x")
+    lines = [offering(target, number) for number, target in enumerate(targets)]
+    if how == "imported now":
+        (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        told = command(app, "import", str(tmp_path / "runs.jsonl"))
+        assert (told["trajectories"], told["offers_dropped"]) == (3, 3)
+        assert [run.info.metadata for run in app.runs] == [{"lang": "de", "replay": None}] * 3
+        left = {"no function to run again": 3}
+    else:
+        for line in lines:
+            app.place.store.write(decode(line).records)
+        left = {f"{one}: {one} is not offered; put @art_patch.replayable above it": 1 for one in targets}
+    app.place.store.ledger.set_engine(f"{app.place.client.base_url}/v1", who="test")
+    with serve_stand_in_judge(is_short) as url:
+        judge = ("--judge", STAND_IN_MODEL, "--judge-base-url", url)
+        told = command(app, "retrain", "--replay", "1", *judge)
+    assert told["figures"]["replay"] == {"runs": 3, "replayed": 0, "raised": 0, "lost": 0, "left": left}
+    assert not Path("dropped").exists()
+
+
+TOUCHES = "from pathlib import Path\nPath('executed').touch()\n"
+
+OFFERS = {
+    "import art_patch as art\n@art.replayable\ndef f(): ...": True,
+    "from art_patch import replayable, trajectory\n@trajectory('x')\n@replayable\nasync def f(): ...": True,
+    "from art_patch import replayable as again\nif True:\n    @again\n    def f(): ...": True,
+    "import art_patch\ndef f(): ...\nanswer = art_patch.trajectory()(art_patch.replayable(f))": True,
+    "import art_patch as art\ndef f(): ...\nanswer = art.replayable(function=f)": True,
+    "import art_patch as art\n@art.replayable\ndef g(): ...\ndef f(): ...": False,
+    "import art_patch as art\nclass A:\n    @art.replayable\n    def f(): ...": False,
+    "import art_patch as art\ndef f(): ...\nfor each in (f,):\n    art.replayable(each)": False,
+    "# @art.replayable\ndef f(): ...": False,
+    "@art.replayable\ndef f(:": False,
+}
+
+
+def test_only_a_source_that_offers_the_function_is_executed(app: App, tmp_path: Path):
+    (tmp_path / "package").mkdir()  # of no __init__.py
+    for number, (source, is_offered) in enumerate(OFFERS.items()):
+        (tmp_path / "package" / f"m{number}.py").write_text(TOUCHES + source)
+        process = AppProcess(f"package.m{number}:f", app.config())
+        word = process.ask(None, 60.0)
+        assert (word == {"ready": True}, Path("executed").exists()) == (is_offered, is_offered), (source, word)
+        process.end()
+        Path("executed").unlink(missing_ok=True)
+
+
+def test_what_lies_beside_a_link_to_a_script_is_not_imported(app: App, tmp_path: Path):
+    (tmp_path / "agent.py").write_text("import colorsys\nimport art_patch as art\n@art.replayable\ndef f(): ...")
+    elsewhere = tmp_path.parent / f"{tmp_path.name}-elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "colorsys.py").write_text("from pathlib import Path\nPath('executed').touch()\n")
+    (elsewhere / "agent.py").symlink_to(tmp_path / "agent.py")
+    process = AppProcess(f"{elsewhere / 'agent.py'}:f", app.config())
+    assert (process.ask(None, 60.0), Path("executed").exists()) == ({"ready": True}, False)
+    process.end()
 
 
 def lonely(key: str, *, offer: bool = True, trainable: bool = True) -> Trajectory:
@@ -288,7 +384,8 @@ def test_so_many_are_run_as_the_task_lacks():
     odd = lonely("d", offer=False)
     assert chosen([odd], {"d": "x"}) == ([], {"no function to run again": 1})
     again = replace(a, info=replace(a.info, metadata={**a.info.metadata, "replay_of": "z"}))
-    assert chosen([again], {"a": "x"}) == ([], {"no function to run again": 1})
+    for other in (again, replace(a, info=replace(a.info, origin="imported"))):
+        assert chosen([other], {"a": "x"}) == ([], {"no function to run again": 1})
 
 
 def test_one_run_stands_for_each_scenario_that_the_gate_compares():

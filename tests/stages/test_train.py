@@ -7,22 +7,31 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from art_patch.cycle import CycleConfig, retrain
-from art_patch.errors import ConfigError, TrainingError
+from art_patch.errors import AdapterRejected, ConfigError, EngineError, TrainingError
 from art_patch.ids import new_id
-from art_patch.records import Score
+from art_patch.records import Group, Score
 from art_patch.records.usage import Usage
 from art_patch.rewards.judge import Judge
+from art_patch.serving.client import EngineClient, EngineRefused
+from art_patch.serving.embedded.engine import EmbeddedEngine
+from art_patch.serving.embedded.scheduler import EngineLimits
+from art_patch.stages.by_hand import train_by_hand
 from art_patch.store.connect import open_database
 from art_patch.store.usage import usage
+from art_patch.training import publish as publishing
+from art_patch.training.canary import canary_of
 from art_patch.training.job import read_job
 from art_patch.training.running import run_job
+from tests.engines import ADMIN_KEY, serve
 from tests.stages.test_resample import RESAMPLING, upstream_traffic
 from tests.test_cycle import CONFIG, Place, base, eager, judge, place
+from tests.training.test_servable import REFUSED
 
 __all__ = ["base", "judge", "place"]
 
@@ -194,6 +203,123 @@ def test_upstreams_good_answers_are_imitated_and_told_from_bad_ones(place: Place
     history = train["history"]
     assert [step["phase"] for step in history] == ["imitate"] * 8 + ["prefer"] * 8 + ["groups"] * 8
     assert history[7]["loss"] < history[0]["loss"] / 2
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_base_whose_lora_would_be_refused_is_said_before_the_judge_is_paid(
+    tmp_path: Path, base: Path, judge: Judge, kind: str
+):
+    make, words = REFUSED[kind]
+    make().save_pretrained(tmp_path / "sees")
+    with serve(EmbeddedEngine.from_pretrained(base, adapters_root=tmp_path / "adapters")) as running:
+        place = Place(tmp_path, tmp_path / "sees", running.client)  # in the ledger; who answers does not matter here
+        place.traffic(siblings=2)
+        with pytest.raises(ConfigError, match=words):
+            place.cycle(judge)
+        assert place.stages == []
+        assert place.store.read.ungrouped(settled_before=100.0)
+        place.store.close()
+
+
+@pytest.mark.parametrize("why", ["rank", "numbers"])
+def test_a_candidate_that_the_engine_refuses_is_rejected_and_its_groups_are_trained_on_again(
+    tmp_path: Path, base: Path, judge: Judge, why: str, monkeypatch: pytest.MonkeyPatch
+):
+    limits = EngineLimits(max_lora_rank=2 if why == "rank" else 16)
+    with serve(EmbeddedEngine.from_pretrained(base, adapters_root=tmp_path / "adapters", limits=limits)) as running:
+        place = Place(tmp_path, base, running.client)
+        rewarded_traffic(place)
+        if why == "numbers":  # the trainer noted others than the engine computes, as of another precision
+            monkeypatch.setattr(publishing, "canary_of", wrong_canary)
+        report = place.cycle(judge, TRAINING)
+        monkeypatch.undo()
+        words = {"rank": "this engine serves ranks 1 to 2", "numbers": "agent@1: the engine"}[why]
+        assert (report.outcome, report.champion, report.candidate) == ("rejected", "agent@0", "agent@1")
+        assert report.reason.startswith("the engine refuses it: ") and words in report.reason
+        assert "gate" not in report.figures
+        assert place.states() == {"agent@0": "champion", "agent@1": "rejected"}
+        assert [move["reason"] for move in place.store.ledger.history(limit=1)] == [report.reason]
+        assert (trained_on(place), jobs(place), place.client.models()) == (set(), [], ["agent@0"])
+        waiting = set(place.store.read.group_ids(state="scored"))
+
+        place.stages.clear()
+        fits = replace(TRAINING, train=replace(TRAINING.train, lora_rank=2))
+        report = place.cycle(judge, fits)
+        assert (report.outcome, report.candidate) == ("promoted", "agent@2")
+        assert ("train" in place.stages, "resumed" in report.figures["train"]) == (True, False)
+        assert trained_on(place) == waiting
+        assert place.store.verify() == []
+        place.store.close()
+
+
+def wrong_canary(*given: Any) -> Any:
+    right = canary_of(*given)
+    return replace(right, logprobs=tuple(value - 1.0 for value in right.logprobs))
+
+
+def test_what_the_engine_refuses_of_a_policy_trained_by_hand_is_rejected_too(tmp_path: Path, base: Path):
+    limits = EngineLimits(max_lora_rank=2)
+    with serve(EmbeddedEngine.from_pretrained(base, adapters_root=tmp_path / "adapters", limits=limits)) as running:
+        place = Place(tmp_path, base, running.client)
+        rewarded_traffic(place)
+        runs = place.store.read.ungrouped(settled_before=100.0)
+        place.store.ledger.add_groups([Group("g", "task:g", "same_task", runs)], state="scored")
+        with pytest.raises(AdapterRejected, match="ranks 1 to 2"):
+            train_by_hand(
+                place.store, place.client, place.adapters, TRAINING.train, ["g"],
+                who="test", progress=lambda stage, done, total, note="": None,
+            )  # fmt: skip
+        assert place.states() == {"agent@0": "champion", "agent@1": "rejected"}
+        assert place.store.read.group_ids(state="scored") == ("g",)
+        place.store.close()
+
+
+@pytest.mark.parametrize("why", ["down", "overloaded", "loaded meanwhile"])
+def test_a_candidate_that_the_engine_cannot_load_now_is_gated_by_the_next_cycle(place: Place, judge: Judge, why: str):
+    rewarded_traffic(place)
+    right = place.client
+    place.client = Busy(right, why)
+    if why == "loaded meanwhile":
+        assert place.cycle(judge, TRAINING).outcome == "promoted"
+        return
+    with pytest.raises(EngineError, match=why):
+        place.cycle(judge, TRAINING)
+    assert place.states() == {"agent@0": "champion", "agent@1": "candidate"}
+    assert trained_on(place)
+    place.stages.clear()
+    place.client = right
+    report = place.cycle(judge, TRAINING)
+    assert (report.outcome, report.candidate, "train" in place.stages) == ("promoted", "agent@1", False)
+
+
+def test_a_candidate_whose_files_have_not_reached_the_engine_waits_for_them(tmp_path: Path, base: Path, judge: Judge):
+    there = tmp_path / "of the engine"
+    with serve(EmbeddedEngine.from_pretrained(base, adapters_root=there)) as running:
+        place = Place(tmp_path, base, running.client)
+        rewarded_traffic(place)
+        with pytest.raises(AdapterRejected, match="no directory"):
+            place.cycle(judge, TRAINING)
+        assert place.states() == {"agent@0": "champion", "agent@1": "candidate"}
+        shutil.copytree(place.adapters / "agent@1", there / "agent@1")
+        assert place.cycle(judge, TRAINING).outcome == "promoted"
+        place.store.close()
+
+
+class Busy(EngineClient):
+    """A client whose engine loads nothing now, or has just loaded it for somebody else."""
+
+    def __init__(self, right: EngineClient, why: str) -> None:
+        super().__init__(right.base_url, admin_key=ADMIN_KEY)
+        self._why = why
+
+    def load(self, name: str) -> None:
+        """Loads a policy."""
+        if self._why == "overloaded":
+            raise EngineRefused("overloaded", 503)
+        if self._why == "down":
+            raise EngineError("down")
+        super().load(name)
+        super().load(name)
 
 
 def test_what_cannot_be_trained_here_is_said_before_the_judge_is_paid(

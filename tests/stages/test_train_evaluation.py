@@ -66,7 +66,7 @@ def test_groups_that_nothing_can_be_evaluated_on_are_counted_by_reason(learning:
         (None, others, None),
         (1, (), {"groups": 0, "why": "there is no group to evaluate on"}),
         (1, others, {"groups": 1, "left_out": {
-            "not scored": 1, "all siblings were scored alike": 1, "top_p cuts the distribution": 1}}),
+            "not scored": 1, "all siblings that are trained were scored alike": 1, "top_p cuts the distribution": 1}}),
     ):  # fmt: skip
         cycle = learning.cycle(eval_steps=eval_steps)
         job = make_job(cycle, learning.champion, [now], learning.adapters / "agent@1", evaluation=groups)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sqlite3
+import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from art_patch.errors import ConfigError
+from art_patch.records import Call
 from art_patch.rewards.judge import Judge
 from art_patch.serving.embedded.prompts import PromptEncoder
 from art_patch.stages.run import Run
@@ -166,12 +169,13 @@ def advantages(job: TrainJob) -> list[float]:
     return [sibling.example.advantage for group in job.groups for sibling in group.siblings]
 
 
-def test_what_was_cut_off_is_not_trained_and_its_siblings_advantages_are_the_same(learning: Learning):
+def test_what_was_cut_off_is_not_trained_and_only_what_is_trained_is_compared(learning: Learning):
     turns = answered((1, 2), (3, 4, 5), "length"), answered((1, 2, 3, 4, 5, 6), (7,))
     learning.group("g", (0.1, turns), (0.7, [answered((1, 2), (9, 8))]), (0.2, [answered((1, 2), (6,) * 9, "length")]))
     (whole, all_figures), (job, figures) = job_of(learning), job_of(learning, learn_truncated=False)
     assert whole is not None and job is not None
-    assert advantages(job) == advantages(whole)
+    assert advantages(whole) == pytest.approx([a / 0.3215 for a in (-0.7 / 3, 1.1 / 3, -0.4 / 3)], abs=1e-3)
+    assert advantages(job) == pytest.approx([-(0.5**0.5), 0.5**0.5, 0.0], abs=1e-3)
     (group,), (before,) = job.groups, whole.groups
     first, second, third = (sibling.example.rows for sibling in group.siblings)
     assert [row.sampled_T for row in first] == [(False,) * 6 + (True,)]
@@ -182,6 +186,60 @@ def test_what_was_cut_off_is_not_trained_and_its_siblings_advantages_are_the_sam
     # what the loss divides by: tokens that are trained, and trajectories that have any
     ((lesson,), (known,)) = lessons_of(job), lessons_of(whole)
     assert ((lesson.tokens, lesson.trajectories), (known.tokens, known.trajectories)) == ((3, 2), (15, 3))
+
+
+UPSTREAM = replace(answered((1,), (9,)), policy=None)
+TOO_OLD = answered((1,), (9,), policy="other@0")
+
+
+def groups_put_aside(learning: Learning) -> list[tuple[str, str, str]]:
+    with sqlite3.connect(learning.adapters.parent / "store.db") as raw:
+        return raw.execute("SELECT id, state, reason FROM groups WHERE state != 'scored' ORDER BY id").fetchall()
+
+
+@pytest.mark.parametrize("other", [UPSTREAM, TOO_OLD, answered((1,), (9,), params={"top_p": 0.5})])
+def test_siblings_are_compared_with_those_that_are_trained(learning: Learning, other: Call):
+    ours = [(n / 10, [answered((1,), (n + 2,))]) for n in range(7)]
+    learning.group("a", (1.0, [other]), *ours)
+    job, _ = job_of(learning)
+    assert job is not None
+    std = statistics.stdev(n / 10 for n in range(7)) + 1e-4
+    assert advantages(job) == pytest.approx([0.0, *((n - 3) / 10 / std for n in range(7))])
+    assert math.fsum(advantages(job)) == pytest.approx(0.0)
+    # the spread of the batch is of what is trained, too: of 0 and 1 here, and of 0 to .6 above
+    learning.group("b", (0.5, [other]), (0.0, [answered((1,), (2,))]), (1.0, [answered((1,), (3,))]))
+    batch = statistics.stdev([*(n / 10 for n in range(7)), 0.0, 1.0]) + 1e-4
+    both, _ = job_of(learning, advantage_scale="batch")
+    assert both is not None
+    expected = [0.0, *((n - 3) / 10 / batch for n in range(7)), 0.0, -0.5 / batch, 0.5 / batch]
+    assert advantages(both) == pytest.approx(expected)
+
+
+def test_what_teaches_nothing_but_for_an_answer_that_is_not_trained_is_put_aside(learning: Learning):
+    better, worse, alike = answered((1,), (2,)), answered((1,), (3,)), [(0.5, [answered((1,), (4,))])] * 7
+    learning.group("alike", (1.0, [UPSTREAM]), *alike)
+    learning.group("alone", (1.0, [UPSTREAM]), (0.5, [better]))
+    learning.group("fine", (1.0, [UPSTREAM]), (0.5, [better]), (0.0, [worse]), (None, [worse]))
+    learning.group("no score", (1.0, [UPSTREAM]), (0.5, [better]), (None, [worse]))
+    learning.group("old", (1.0, [TOO_OLD]), (0.5, [better]))
+    job, figures = job_of(learning)
+    assert job is not None
+    assert (job.group_ids, figures["groups"], figures["dead_groups"]) == (("fine",), 5, 1)
+    assert advantages(job) == pytest.approx([0.0, 0.5**0.5, -(0.5**0.5), 0.0], abs=1e-3)
+    assert groups_put_aside(learning) == [
+        ("alike", "dead", "all siblings that are trained were scored alike"),
+        ("alone", "stale", "answered by upstream"),
+        ("no score", "stale", "answered by upstream"),
+        ("old", "stale", "not sampled within 2 steps of the champion"),
+    ]
+
+
+def test_upstreams_answer_is_imitated_and_told_apart_though_nothing_is_compared_with_it(learning: Learning):
+    learning.group("g", (1.0, [UPSTREAM]), (0.5, [answered((1,), (4,))]), (0.5, [answered((1,), (5,))]))
+    job, _ = job_of(learning, imitate_from=0.9, prefer_from=0.2)
+    assert job is not None
+    assert (len(job.demonstrations), len(job.pairs), job.group_ids) == (1, 1, ("g",))
+    assert (advantages(job), lessons_of(job)) == ([0.0, 0.0, 0.0], ())
 
 
 def test_a_group_in_which_everything_was_cut_off_is_put_aside_with_that_reason(learning: Learning):

@@ -81,6 +81,21 @@ def test_a_correction_of_a_run_in_no_group_is_learned_once_and_none_that_is_held
     assert learned(place.cycle(judge, GIVEN).figures["train"]) == (1, 1)
 
 
+def test_what_a_rejected_candidate_was_given_the_next_one_learns(place: Place, judge: Judge):
+    rewarded_traffic(place)
+    free, _ = lone_runs(place)
+    correct(place, free)
+    strict = replace(GIVEN, gate=replace(GIVEN.gate, margin=0.99))
+    first, again = place.cycle(judge, strict), place.cycle(judge, GIVEN)
+    assert (first.outcome, again.outcome) == ("rejected", "promoted")
+    assert learned(first.figures["train"]) == learned(again.figures["train"]) == (1, 1)
+    assert first.figures["train"]["groups"] == again.figures["train"]["groups"] > 0
+    taught = place.store.rights.erase(trajectory=free, dry_run=True).policies
+    assert [(one.name, one.state) for one in taught] == [("agent@1", "rejected"), ("agent@2", "champion")]
+    rewarded_traffic(place, "agent@2", seed=1)
+    assert learned(place.cycle(judge, GIVEN).figures["train"]) == (0, 0)  # the champion knows it
+
+
 def test_a_new_lora_learns_all_of_them_again(place: Place, judge: Judge):
     rewarded_traffic(place)
     free, _ = lone_runs(place)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 
 from art_patch.errors import ConfigError, StoreError, TransitionError
-from art_patch.records import Route
+from art_patch.records import Group, Route
 from art_patch.store import Store
 from art_patch.store.route import read_route
 from tests.store.conftest import Execute
-from tests.store.samples import policy
+from tests.store.samples import info, policy
 
 
 @pytest.fixture
@@ -175,6 +176,89 @@ def test_what_is_retired_may_be_rejected_for_good(place: Store):
     with pytest.raises(StoreError, match="art-patch"):
         place.ledger.move("agent@9", "rejected", who="me", reason="x")
     assert states(place)[:2] == ["rejected", "champion"]
+
+
+def groups_of(execute: Execute) -> list[tuple[Any, ...]]:
+    return execute("SELECT id, state, policy, reason FROM groups ORDER BY id")
+
+
+def keep_groups(store: Store, *keys: str) -> None:
+    """Scored groups of two runs each."""
+    for key in keys:
+        store.write([info(f"{key}-{n}") for n in range(2)])
+        runs = store.read.trajectories([f"{key}-0", f"{key}-1"])
+        store.ledger.add_groups([Group(key, f"task:{key}", "same_task", runs)], state="scored", now=1.0)
+
+
+@pytest.mark.parametrize("state", ["candidate", "shadow", "canary"])
+def test_a_policy_that_is_rejected_gives_its_groups_back(place: Store, execute: Execute, state: str):
+    keep_groups(place, "a", "b", "c")
+    place.ledger.add_candidate(policy(4), trained_on=["a", "b"], also=["elsewhere"], who="test")
+    assert place.ledger.claim_groups(state="trained", limit=1, by="somebody", lease_s=1e9) == ("a",)
+    if state != "candidate":
+        percent = 5.0 if state == "canary" else None
+        place.ledger.move("agent@4", state, who="me", reason="try", percent=percent)  # type: ignore[arg-type]
+    lineage = execute("SELECT * FROM trainings ORDER BY policy, group_id")
+    place.ledger.move("agent@4", "rejected", who="me", reason="worse")
+    assert groups_of(execute) == [
+        ("a", "scored", None, "agent@4 was rejected"),
+        ("b", "scored", None, "agent@4 was rejected"),
+        ("c", "scored", None, None),
+    ]
+    assert len(place.ledger.claim_groups(state="scored", limit=9, by="me", lease_s=1)) == 3
+    assert execute("SELECT * FROM trainings ORDER BY policy, group_id") == lineage
+    erasure = place.rights.erase(trajectory="a-0", who="me")
+    assert [(one.name, one.state, one.how) for one in erasure.policies] == [("agent@4", "rejected", "trained")]
+    assert place.verify() == []
+
+
+def test_a_group_comes_back_until_three_candidates_that_learned_from_it_were_rejected(place: Store, execute: Execute):
+    keep_groups(place, "a", "b")
+    for step, trained_on in ((4, ["a"]), (5, ["a", "b"]), (6, ["a", "b"])):
+        place.ledger.add_candidate(policy(step), trained_on=trained_on, who="test")
+        place.ledger.move(f"agent@{step}", "rejected", who="me", reason="worse")
+    assert groups_of(execute) == [
+        ("a", "stale", None, "3 candidates that learned from it were rejected"),
+        ("b", "scored", None, "agent@6 was rejected"),
+    ]
+
+
+def test_what_a_policy_learned_that_serves_or_served_stays_trained(place: Store, execute: Execute):
+    keep_groups(place, "a", "b", "c")
+    move = partial(place.ledger.move, who="me", reason="x")
+    place.ledger.add_candidate(policy(4), trained_on=["a"], who="test")
+    move("agent@4", "champion")
+    place.ledger.add_candidate(policy(5), trained_on=["a", "b"], who="test")  # a script may give a group twice
+    place.ledger.add_candidate(policy(6), trained_on=["b", "c"], who="test")
+    move("agent@5", "rejected")
+    assert [row[:2] for row in groups_of(execute)] == [("a", "trained"), ("b", "trained"), ("c", "trained")]
+    move("agent@0", "champion")  # gone back: agent@4 is retired
+    move("agent@4", "rejected")  # and never comes again, but others may go on from it
+    move("agent@6", "rejected")
+    assert [row[:2] for row in groups_of(execute)] == [("a", "trained"), ("b", "scored"), ("c", "scored")]
+    assert place.verify() == []
+
+
+def test_a_challenger_that_is_overtaken_gives_back_what_the_new_champion_did_not_learn(place: Store, execute: Execute):
+    keep_groups(place, "a", "b")
+    place.ledger.add_candidate(policy(4), trained_on=["a", "b"], who="test")
+    place.ledger.add_candidate(policy(5), trained_on=["b"], who="test")
+    place.ledger.move("agent@4", "canary", who="me", reason="try", percent=5)
+    place.ledger.move("agent@5", "champion", who="me", reason="by hand")
+    assert [row[:2] for row in groups_of(execute)] == [("a", "scored"), ("b", "trained")]
+
+
+def test_what_was_erased_meanwhile_does_not_come_back(place: Store, execute: Execute):
+    keep_groups(place, "a", "b", "c")
+    place.ledger.add_candidate(policy(4), trained_on=["a", "b", "c"], who="test")
+    for gone in ("a-0", "a-1", "b-0"):
+        place.rights.erase(trajectory=gone, who="me")
+    place.ledger.move("agent@4", "rejected", who="me", reason="worse")
+    assert groups_of(execute) == [
+        ("b", "dead", None, "fewer than two of its runs are left"),
+        ("c", "scored", None, "agent@4 was rejected"),
+    ]
+    assert place.verify() == []
 
 
 def test_two_challengers_are_found_out(place: Store, execute: Execute):

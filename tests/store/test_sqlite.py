@@ -33,14 +33,18 @@ def test_a_missing_file_is_not_made_by_readers(url: str):
 def test_what_is_no_store_is_left_alone(tmp_path: Path):
     text = tmp_path / "notes.txt"
     text.write_text("these are my notes, not a database at all\n" * 50)
+    text.chmod(0o644)
     with pytest.raises(StoreError, match="not a database"):
         open_store(f"sqlite:///{text}")
     assert text.read_text().startswith("these are my notes")
+    assert text.stat().st_mode & 0o777 == 0o644
     other = tmp_path / "other.db"
     with closing(sqlite3.connect(other)) as raw, raw:
         raw.execute("CREATE TABLE mine (x)")
+    other.chmod(0o644)
     with pytest.raises(StoreError, match="not a store of art_patch"):
         open_store(f"sqlite:///{other}")
+    assert other.stat().st_mode & 0o777 == 0o644
 
 
 def test_an_unwritable_directory_is_named(tmp_path: Path):

@@ -271,12 +271,57 @@ def test_migrations_make_exactly_the_declared_tables(url: str):
     import art_patch.store.migrations as migrations
     from art_patch.store.tables import HEAD, metadata
 
-    open_store(url).close()
+    make_by_migrations(url)
     engine = create_engine(url)
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     engine.dispose()
     assert ScriptDirectory(str(Path(migrations.__file__).parent)).get_current_head() == HEAD
+
+
+SHAPE = {
+    "sqlite": ("SELECT name, sql FROM sqlite_master ORDER BY name",),
+    "postgresql": (
+        "SELECT table_name, ordinal_position, column_name, data_type, is_nullable, column_default, "
+        "character_maximum_length FROM information_schema.columns WHERE table_schema = 'public' ORDER BY 1, 2",
+        "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1",
+        "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint "
+        "WHERE connamespace = 'public'::regnamespace ORDER BY 1",
+        "SELECT sequencename, data_type::text FROM pg_sequences ORDER BY 1",
+    ),
+}
+"""What a database says of its tables; the white space of SQLite's own words is not compared."""
+
+
+def test_a_new_store_is_what_all_migrations_make(url: str, execute: Execute):
+    def shape() -> list[list[str]]:
+        looks = (*SHAPE[url.partition(":")[0].partition("+")[0]], "SELECT version_num FROM alembic_version")
+        return [
+            ["".join(str(row).replace("\\n", "").replace("\\t", "").split()) for row in execute(look)] for look in looks
+        ]
+
+    make_by_migrations(url)
+    migrated = shape()
+    assert all(migrated)
+    if url.startswith("sqlite"):
+        Path(url.removeprefix("sqlite:///")).unlink()
+    else:
+        execute("DROP SCHEMA public CASCADE")
+        execute("CREATE SCHEMA public")
+    open_store(url).close()
+    assert shape() == migrated
+
+
+def make_by_migrations(url: str) -> None:
+    """As a store that is older than the newest migration came to be."""
+    from art_patch.store.migrations import upgrade
+
+    if url.startswith("sqlite"):
+        Path(url.removeprefix("sqlite:///")).parent.mkdir()
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        assert upgrade(connection, None, None if url.startswith("sqlite") else "public")
+    engine.dispose()
 
 
 def test_four_processes_write_at_once_and_nothing_is_lost(store: Store, url: str, processes: list):

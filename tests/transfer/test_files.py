@@ -16,8 +16,10 @@ import pytest
 from art_patch.cli.export import export
 from art_patch.cli.imports import import_file
 from art_patch.errors import ConfigError, MalformedFile
+from art_patch.ids import replay_id
 from art_patch.store import Store, open_store
 from art_patch.store.browse import Filter
+from art_patch.transfer.complete import Bundle, encode
 from art_patch.transfer.files import reading, writing
 from art_patch.transfer.rows import COLUMNS
 from tests.transfer.samples import plain_run, tool_run, write
@@ -322,3 +324,23 @@ def test_memory_does_not_grow_with_the_store(url: str, tmp_path: Path):
         tracemalloc.stop()
     store.close()
     assert peaks[1] < 1.5 * peaks[0], peaks
+
+
+def test_a_file_does_not_say_what_to_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    offer = {"target": "m:f", "args": [], "kwargs": {}}
+    ours = tool_run("t", "plum", "x", metadata={"lang": "de", "replay": offer})
+    again = tool_run("u", "plum", "y", metadata={"replay_of": "t"})
+    pair = {"prompt": [USER], "chosen": [FOUR], "rejected": [{**FOUR, "content": "5"}], "replay": offer}
+    rows = [{"messages": [USER, FOUR], "replay": offer, "replay_of": "t", "source": "mine"}, pair]
+    rows += [encode(Bundle(run)) for run in (ours, again)]
+    store = import_lines(tmp_path, *map(json.dumps, rows))
+    words = "5 trajectories with 7 calls imported; 4 of them named a function to run again, which was left out\n"
+    assert capsys.readouterr().out == words
+    found = sorted(json.dumps(dict(run.info.metadata), sort_keys=True) for run in store.read.recent(limit=9))
+    nothing = '{"replay": null}'
+    assert found == [
+        '{"lang": "de", "replay": null}', '{"replay": null, "source": "mine"}', nothing, nothing, "{}"
+    ]  # fmt: skip
+    write(store, tool_run(replay_id("t", 1), "plum", "z"))  # what the job made of it where it was recorded
+    assert store.rights.erase(trajectory="t", who="ann", dry_run=True).trajectories == 2
+    store.close()

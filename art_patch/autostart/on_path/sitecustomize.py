@@ -1,7 +1,7 @@
 """Python runs this at its start because `art-patch run` put this directory on `PYTHONPATH`. Standard library only.
 
-It waits for the import of a library that we look after, and calls `art_patch.patch()` right before it. Whatever goes
-wrong in here is one line on stderr; the program goes on.
+It waits for the import of a library that we look after, and patches right before it, as `art_patch.patch()` does.
+Whatever goes wrong in here is one line on stderr; the program goes on.
 """
 
 from __future__ import annotations
@@ -9,34 +9,52 @@ from __future__ import annotations
 import sys
 from importlib.machinery import PathFinder
 
-_OURS = frozenset({"openai", "litellm", "dspy"})
+TYPE_CHECKING = False  # `typing` is not imported for it: every Python process pays for what is imported here
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+_OURS = frozenset({"openai", "litellm", "dspy", "ag2", "instructor"})
+"""The SDK, and what imports it in the middle of a module that an integration of ours wants whole."""
 _SEEN = "_art_patch_sitecustomize"
 """Attribute of `sys`: the files that ran already, so that two launchers that hand on to each other come to an end."""
 
 
 class _Starter:
-    """Finds no module; it is asked for each one, which tells it when one of ours comes.
+    """Finds no module itself; it is asked for each one, which tells it when one of ours comes.
 
-    It stays in `sys.meta_path` afterwards: Python is walking through that list at this very moment.
+    It stays in `sys.meta_path` afterwards: Python is walking through that list at this very moment. So Python is past
+    the finder that `patch()` puts in front of it, which hands a module to its integration. It is asked here.
     """
 
     def __init__(self) -> None:
         self._once = [_start]
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name in _OURS and self._once:
-            try:
-                start = self._once.pop()
-            except IndexError:  # another thread was first
-                return
-            start()
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in _OURS or not self._once:
+            return None
+        before = list(sys.meta_path)
+        try:
+            start = self._once.pop()
+        except IndexError:  # another thread was first
+            return None
+        start()
+        for finder in list(sys.meta_path):
+            if finder is self:
+                return None
+            if finder not in before and (spec := finder.find_spec(name, path, target)) is not None:
+                return spec
+        return None
 
 
 def _start() -> None:
     try:
-        import art_patch
+        from art_patch.patching.control import patch_around
 
-        art_patch.patch()
+        patch_around()
     except Exception as error:
         message = " ".join(str(error).split())
         _say(f"{type(error).__name__}: {message}; this process ({sys.executable}) is not patched")

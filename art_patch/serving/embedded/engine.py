@@ -18,7 +18,7 @@ from art_patch.errors import AdapterRejected
 from art_patch.serving.adapters import ValidatedAdapter, check_name, validate_adapter
 from art_patch.serving.base_model import BaseModel, read_base_model, resolve_model_dir
 from art_patch.serving.canary import Canary, check_canary
-from art_patch.serving.contract import UnknownPolicy
+from art_patch.serving.contract import Overloaded, UnknownPolicy
 from art_patch.serving.embedded.chat_endpoint import ChatEndpoint
 from art_patch.serving.embedded.generation import Generation
 from art_patch.serving.embedded.loading import load_model
@@ -140,10 +140,13 @@ class EmbeddedEngine:
 
         Raises:
             AdapterRejected: It is unsafe, does not fit, or is served already.
+            Overloaded: It is being loaded just now.
         """
         check_name(name)
         with self._lock:
-            if name in self._policies or name in self._loading:
+            if name in self._loading:  # no refusal: whoever asks again finds it served, or hears why it is not
+                raise Overloaded(f"{name} is being loaded; try again in a moment")
+            if name in self._policies:
                 raise AdapterRejected(
                     f"{name} is served already and a policy never changes. Publish the new weights as the next step."
                 )

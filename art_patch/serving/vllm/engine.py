@@ -250,7 +250,7 @@ class VllmEngine:
                         await other.unload(policy.name)
                 if isinstance(error, AdapterRejected):
                     raise
-                raise AdapterRejected(f"{policy.name}: {error}") from error
+                raise AdapterRejected(f"{policy.name}: {error}", final=isinstance(error, Poisoned)) from error
         if not loaded:
             raise Overloaded("vLLM is being started again; try again in a moment")
 

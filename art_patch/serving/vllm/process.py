@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from art_patch.private import private
+
 MARK = "ART_PATCH_SERVED_BY"
 _KEEPER = Path(__file__).with_name("keeper.py")
 _LOG_BYTES = 16 << 20
@@ -39,7 +41,7 @@ class VllmProcess:
         """
         self.log = log
         _rotate(log)
-        with log.open("ab") as output:
+        with open(log, "ab", opener=private) as output:
             self._start = output.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_KEEPER), *command],

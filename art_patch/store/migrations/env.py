@@ -2,9 +2,20 @@
 
 from alembic import context
 
+from art_patch.store.progress import got_on
 from art_patch.store.tables import metadata
 
+
+def _applied(*_: object, **__: object) -> None:
+    got_on()
+
+
 given = context.config.attributes
-context.configure(connection=given["connection"], target_metadata=metadata, version_table_schema=given["schema"])
+context.configure(
+    connection=given["connection"],
+    target_metadata=metadata,
+    version_table_schema=given["schema"],
+    on_version_apply=_applied,
+)
 with context.begin_transaction():
     context.run_migrations()

@@ -1,0 +1,74 @@
+"""What keeps web pages away from a server on loopback: a browser on this machine reaches it, too.
+
+A page gets there by a name of its own that resolves to 127.0.0.1 (DNS rebinding), which the `Host` header shows; by a
+request across origins, which the `Origin` header shows; or by a form. Programs send no `Origin`, call the server by one
+of its own names, and say that their JSON is JSON, which no page can do without asking first. All else is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from art_patch.listening import is_loopback
+from art_patch.serving.http_errors import error_body
+
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]\\]+)(?::\d+)?")
+
+
+class PageGuard:
+    """The ASGI middleware; it comes before everything else."""
+
+    def __init__(self, app: ASGIApp, names: Collection[str] | None, json_paths: Collection[str]) -> None:
+        """Guard `app`.
+
+        Args:
+            app: the application.
+            names: by which it may be called besides loopback's own; `None` beyond loopback, where it has any name.
+            json_paths: where a POST must say that it is JSON.
+        """
+        self._app = app
+        self._names = None if names is None else {name.lower() for name in names if not _is_loopback(name.lower())}
+        self._json_paths = frozenset(json_paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a request, or pass it on."""
+        if scope["type"] == "http":
+            refusal = self._why_not(scope)
+            if refusal is not None:
+                code, message = refusal
+                await JSONResponse(error_body(code, message), status_code=code)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _why_not(self, scope: Scope) -> tuple[int, str] | None:
+        host = _values(scope, b"host")
+        if self._names is not None and not (len(host) == 1 and self._is_here(host[0])):
+            known = "".join(f", {name}" for name in sorted(self._names))
+            return 403, f"this server answers to 127.0.0.1 and localhost{known} only; call it by one of these names"
+        if any(origin.partition("://")[2] != "".join(host) for origin in _values(scope, b"origin")):
+            return 403, "this server does not answer web pages; call it from a program, which sends no Origin"
+        # Sent by browsers alone, also with what needs no Origin, such as an image's address.
+        if not {"none", "same-origin"}.issuperset(_values(scope, b"sec-fetch-site")):
+            return 403, "this server does not answer web pages; call it from a program"
+        if scope["method"] == "POST" and scope["path"] in self._json_paths:
+            kind = "".join(_values(scope, b"content-type")).partition(";")[0].strip()
+            if kind != "application/json":
+                return 415, "the body must be JSON and say so; send the header content-type: application/json"
+        return None
+
+    def _is_here(self, host: str) -> bool:
+        match = _HOST.fullmatch(host)
+        name = match[1].strip("[]") if match else ""
+        return _is_loopback(name) or name in (self._names or ())
+
+
+def _is_loopback(name: str) -> bool:
+    return name == "localhost" or is_loopback(name)
+
+
+def _values(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1").lower() for key, value in scope["headers"] if key == name]

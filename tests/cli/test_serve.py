@@ -1,0 +1,193 @@
+"""`art-patch serve` beside others of its kind, and beside those who do it harm: real processes, a real store."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from art_patch.cli.app import app
+from art_patch.keys import admin_key
+from art_patch.records import Policy, Route
+from art_patch.serving.adapters import base_fingerprint
+from art_patch.serving.client import EngineClient
+from art_patch.serving.embedded.engine import EmbeddedEngine
+from art_patch.stages.keeping import EVERY_S, MISSES, Keeper
+from art_patch.store import Store, open_store
+from tests.cli.test_cli import Serving, art_patch
+from tests.engines import serve
+from tests.servers import serving
+from tests.tiny import make_tiny_adapter, make_tiny_model
+
+OWN = "http://127.0.0.1:8/v1"
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+def until(happened: Callable[[], Any]) -> Any:
+    """Wait for something that must come, and return it."""
+    deadline = time.monotonic() + 60
+    while not (found := happened()):
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("base"), hidden=32, vocab_size=320)
+
+
+@pytest.fixture
+def store(tmp_path: Path, base: Path) -> Iterator[Store]:
+    """Of a project whose champion is agent@1."""
+    path = make_tiny_adapter(tmp_path / "default" / "adapters", base, "agent", 1)
+    with closing(open_store(f"sqlite:///{tmp_path}/default/store.db")) as opened:
+        sha256 = base_fingerprint(base)
+        opened.ledger.add_base("agent@0", str(base.absolute()), sha256, who="test")
+        candidate = Policy("agent@1", str(base.absolute()), sha256, "candidate", 1.0, str(path), "agent@0")
+        opened.ledger.add_candidate(candidate, trained_on=[], who="test")
+        opened.ledger.move("agent@1", "champion", who="test", reason="test")
+        yield opened
+
+
+def client(home: Path, server: Serving) -> EngineClient:
+    """The job's."""
+    return EngineClient(server.ready["base_url"], admin_key=admin_key(home / "default"))
+
+
+def blind_post(url: str, path: str, body: dict[str, Any]) -> int:
+    """What a web page may send without asking first."""
+    headers = {"origin": "https://evil.example", "content-type": "text/plain"}
+    request = urllib.request.Request(f"{url.removesuffix('/v1')}{path}", json.dumps(body).encode(), headers)
+    with pytest.raises(urllib.error.HTTPError) as refusal, urllib.request.urlopen(request, timeout=30):
+        pass
+    with refusal.value:
+        return refusal.value.code
+
+
+@pytest.mark.slow
+def test_who_must_serve_stays_or_comes_back(tmp_path: Path, base: Path, store: Store):
+    """A web page changes nothing; what somebody with the key unloads is loaded again; promotions go on as before."""
+    path = make_tiny_adapter(tmp_path / "default" / "adapters", base, "agent", 2, seed=2)
+    candidate = Policy("agent@2", str(base), base_fingerprint(base), "candidate", 2.0, str(path), "agent@1")
+    store.ledger.add_candidate(candidate, trained_on=[], who="test")
+    server = Serving(base, tmp_path)
+    try:
+        url = server.ready["base_url"]
+        assert blind_post(url, "/v1/unload_lora_adapter", {"lora_name": "agent@1"}) == 403
+        with client(tmp_path, server) as job, EngineClient(url) as caller:
+            assert caller.chat(model="agent@1", messages=HELLO, max_tokens=1)["model"] == "agent@1"
+            job.unload("agent@1")
+            until(lambda: "agent@1" in job.models())
+            assert caller.chat(model="agent@1", messages=HELLO, max_tokens=1)["model"] == "agent@1"
+            result = art_patch("promote", "agent@2", "--canary", "5", "--json", home=tmp_path)
+            assert result.returncode == 0, result.stderr
+            job.unload("agent@2")
+            until(lambda: "agent@2" in job.models())
+            result = art_patch("promote", "agent@2", "--json", home=tmp_path)
+            assert (result.returncode, store.ledger.route().champion) == (0, "agent@2"), result.stderr
+            assert job.models() == ["agent@0", "agent@1", "agent@2"]
+        again = "must serve and was not loaded; it is loaded now"
+        assert server.stop() == (0, f"agent@1 {again}\nagent@2 {again}\n")
+    finally:
+        server.stop()
+
+
+def test_status_says_that_the_champion_is_not_loaded(tmp_path: Path, base: Path, store: Store):
+    with serve(EmbeddedEngine.from_pretrained(base, adapters_root=tmp_path / "default" / "adapters")) as running:
+        store.ledger.set_engine(f"{running.url}/v1", who="test")
+        result = CliRunner().invoke(app, ["status", "--home", str(tmp_path)], env={"COLUMNS": "300"})
+        assert f"{running.url}/v1 does not have agent@1 loaded: calls go upstream" in result.stdout
+        running.client.load("agent@1")
+        result = CliRunner().invoke(app, ["status", "--home", str(tmp_path)], env={"COLUMNS": "300"})
+        assert f"{running.url}/v1 healthy" in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_when_the_newer_server_ends_the_older_one_takes_the_route(
+    how: signal.Signals, tmp_path: Path, base: Path, store: Store
+):
+    """The newer one has a key of its callers, which lies elsewhere; whose champion the older one has never loaded."""
+    key = tmp_path / "api.key"
+    key.write_text("of-the-callers\n")
+    key.chmod(0o600)
+    older = Serving(base, tmp_path)
+    newer: Serving | None = None
+    try:
+        made = (tmp_path / "default" / "admin.key").read_text()
+        newer = Serving(base, tmp_path, "--api-key-file", str(key), "--name", "agent")
+        copy = str(tmp_path / "default" / "engine.key")
+        assert (store.ledger.route().base_url, store.ledger.route().key_file) == (newer.ready["base_url"], copy)
+        path = make_tiny_adapter(tmp_path / "default" / "adapters", base, "agent", 2, seed=2)
+        candidate = Policy("agent@2", str(base), base_fingerprint(base), "candidate", 2.0, str(path), "agent@1")
+        store.ledger.add_candidate(candidate, trained_on=[], who="test")
+        result = art_patch("promote", "agent@2", "--json", home=tmp_path)
+        assert result.returncode == 0, result.stderr
+        since = store.ledger.route().engine_since
+        time.sleep(2 * MISSES * EVERY_S)  # the older one has looked
+        assert (store.ledger.route().base_url, store.ledger.route().engine_since) == (newer.ready["base_url"], since)
+        newer.stop(how)
+        route = until(lambda: found if (found := store.ledger.route()).base_url == older.ready["base_url"] else None)
+        assert (route.champion, route.key_file) == ("agent@2", None)
+        with client(tmp_path, older) as job:
+            assert job.chat(model="agent@2", messages=HELLO, max_tokens=1)["model"] == "agent@2"
+        assert (tmp_path / "default" / "admin.key").read_text() == made
+        _, said = older.stop()
+        (line,) = [line for line in said.splitlines() if "took the route" in line]
+        assert line.startswith(older.ready["base_url"])
+        assert store.ledger.route().base_url is None
+        assert store.verify() == []
+    finally:
+        older.stop()
+        if newer is not None:
+            newer.stop()
+
+
+class Project:
+    """What a keeper sees: its own server, which is well or not, and a route; and the servers that answer."""
+
+    def __init__(self, store: Store, own: EngineClient) -> None:
+        self.ledger = store.ledger
+        self.keeper = Keeper(store.ledger, own, OWN, self.take)
+        self.taken = 0
+
+    def take(self, before: Route) -> bool:
+        self.taken += 1
+        return self.ledger.replace_engine(before, OWN, who="keeper")
+
+    def after(self, looks: int) -> str | None:
+        for _ in range(looks):
+            self.keeper.look()
+        return self.ledger.route().base_url
+
+
+def test_who_has_the_route(tmp_path: Path, base: Path, store: Store):
+    dead = "http://127.0.0.1:9/v1"
+    with serve(EmbeddedEngine.from_pretrained(base, adapters_root=tmp_path / "default" / "adapters")) as running:
+        project = Project(store, running.client)
+        assert project.after(1) == OWN, "nobody had it"
+        with serving() as other:  # not of ours, and well
+            store.ledger.set_engine(other.url, who="by hand")
+            assert project.after(2 * MISSES) == other.url
+        store.ledger.set_engine(dead, who="another machine")
+        assert project.after(MISSES - 1) == dead
+        assert project.after(1) == OWN
+        store.ledger.set_engine(dead, who="another machine")
+        assert project.after(3 * MISSES) == dead, "it is alive, and cannot be reached from here"
+        store.ledger.set_engine(None, who="another machine")
+        assert project.after(1) == OWN
+        before = store.ledger.route()
+        store.ledger.set_engine(dead, who="another machine")
+        assert not store.ledger.replace_engine(before, OWN, who="too late")
+    store.ledger.set_engine(None, who="test")
+    assert (project.after(2 * MISSES), project.taken) == (None, 3), "a server that is not well takes nothing"

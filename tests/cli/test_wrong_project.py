@@ -1,0 +1,134 @@
+"""A name that is mistyped is refused by every command that is not meant to begin a project, and makes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from art_patch.cli.app import app
+from art_patch.errors import ArtPatchError, WrongProject
+from art_patch.store import open_store
+
+KNOWN = {
+    "score": ["--judge", "openai/x"],
+    "retrain": [],
+    "status": [],
+    "groups": [],
+    "mode": ["record"],
+    "promote": ["agent@1"],
+    "rollback": [],
+    "reject": ["agent@1", "--reason", "bad"],
+    "watch": ["--once"],
+    "history": [],
+    "diff": ["agent@0", "agent@1"],
+    "report": [],
+    "analytics": [],
+    "export": ["out.jsonl"],
+    "erase": ["--user", "u1", "--yes"],
+    "evaluate": ["agent@1", "--judge", "openai/x"],
+    "store verify": [],
+    "store stats": [],
+    "store vacuum": [],
+    "store backup": ["copy.db"],
+    "store prune": ["--keep", "1", "--yes"],
+    "feedback import": ["scores.jsonl"],
+    "feedback pull langfuse": ["--base-url", "http://127.0.0.1:9"],
+    "feedback pull langsmith": ["--endpoint", "http://127.0.0.1:9"],
+    "send otlp": ["--endpoint", "http://127.0.0.1:9"],
+    "send langfuse": [],
+    "send tensorboard": ["runs"],
+    "send mlflow": ["--uri", "http://127.0.0.1:9"],
+    "send wandb": ["--offline", "wandb"],
+    "policies": [],
+    "policies export": ["agent@1", "adapter"],
+    "policies push": ["agent@1", "me/agent"],
+    "trajectories list": [],
+    "trajectories show": ["t1"],
+}
+"""Commands of a project that is there, with arguments that let each come as far as the store."""
+
+BEGINS = {"run", "proxy", "serve", "import", "feedback serve"}
+"""Commands that may be the first of a project."""
+
+ELSEWHERE = {"doctor", "cron install"}
+"""Commands that name a store and open none to write: one looks and tells, one writes down what will run."""
+
+
+def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    command = command or typer.main.get_command(app)
+    for name, each in getattr(command, "commands", {}).items():
+        yield " ".join((*path, name)), each
+        yield from commands(each, (*path, name))
+
+
+def refusal(command: str, *more: str) -> ArtPatchError:
+    keys = dict.fromkeys(("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY", "LANGSMITH_API_KEY", "HF_TOKEN"), "hf_x")
+    result = CliRunner().invoke(app, [*command.split(), *KNOWN[command], *more], env=keys)
+    assert isinstance(result.exception, ArtPatchError), (result.exit_code, result.output, result.exception)
+    return result.exception
+
+
+def test_every_command_that_opens_a_store_is_looked_at():
+    with_store = {name for name, each in commands() if any(option.name == "store" for option in each.params)}
+    assert with_store == KNOWN.keys() | BEGINS | ELSEWHERE
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with the project `shop`; what a command reads is there, too."""
+    open_store(f"sqlite:///{tmp_path}/home/shop/store.db").close()
+    (tmp_path / "scores.jsonl").write_text('[{"id": "1", "run_id": "t1", "key": "thumbs", "score": 1}]')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize("command", KNOWN)
+def test_a_project_that_is_not_there_is_not_made(command: str, home: Path):
+    error = refusal(command, "--home", str(home), "--project", "typo")
+    assert (error.exit_code, "'typo'" in str(error), "but of: shop; name one" in str(error)) == (8, True, True), error
+    assert [path.name for path in home.iterdir()] == ["shop"]
+
+
+@pytest.mark.parametrize("command", KNOWN)
+def test_another_projects_store_is_refused(command: str, home: Path):
+    url = f"sqlite:///{home}/shop/store.db"
+    open_store(url, project="shop").close()
+    for project in ([], ["--project", "billing"]):
+        error = refusal(command, "--home", str(home), "--store", url, *project)
+        assert (type(error), error.exit_code) == (WrongProject, 18), error
+        name = project[-1] if project else "default"
+        assert f"belongs to project 'shop', and this is project '{name}': say --project shop" in str(error)
+    assert [path.name for path in home.iterdir()] == ["shop"]
+
+
+@pytest.mark.parametrize("command", sorted({*BEGINS, "cron install"}))
+def test_another_projects_store_is_refused_where_a_project_may_begin(command: str, home: Path, tmp_path: Path):
+    url = f"sqlite:///{home}/shop/store.db"
+    open_store(url, project="shop").close()
+    (tmp_path / "new.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}\n'
+    )
+    more = {
+        "serve": ["--base", str(tmp_path), "--port", "0"],
+        "import": ["new.jsonl"],
+        "feedback serve": ["--port", "0"],
+        "proxy": ["--port", "0"],
+        "run": ["--", "true"],
+    }
+    where = ["--home", str(home), "--store", url, "--project", "billing"]
+    result = CliRunner().invoke(app, [*command.split(), *where, *more.get(command, [])])
+    assert isinstance(result.exception, WrongProject), (result.exit_code, result.output, result.exception)
+    assert "belongs to project 'shop'" in str(result.exception)
+    assert not (home / "billing" / "store.db").exists()
+
+
+@pytest.mark.parametrize("command", ["mode", "retrain"])
+def test_a_store_that_is_not_there_is_not_made(command: str, home: Path):
+    error = refusal(command, "--store", f"sqlite:///{home}/other.db")
+    assert (error.exit_code, "there is no store at" in str(error)) == (8, True)
+    assert [path.name for path in home.iterdir()] == ["shop"]
