@@ -135,7 +135,6 @@ def retrain(
         project=project, home=home, store=store, judge=judge, judge_base_url=judge_base_url, rubric=rubric,
         checks=tuple(check) if check else None, promotion=promotion, canary_percent=canary_percent,
     )  # fmt: skip
-    opened = open_existing(settings)
     config = CycleConfig(
         settle_s=settle_s,
         min_groups=min_groups,
@@ -177,6 +176,7 @@ def retrain(
         keep_days=settings.keep_days,
         keep_trajectories=settings.keep_trajectories,
     )
+    opened = open_existing(settings)
     if opened.ledger.champion() is None or not opened.read.counts()["calls"]:
         with bars(quiet=as_json) as progress:
             prune(opened, config, progress, who=who_am_i(who, "retrain"))

@@ -114,8 +114,8 @@ class Run:
             self._own = info is None
             info = info or TrajectoryInfo(id or new_id(), time.time(), "explicit", group_key=here.group_key)
             info = _named(info, name=name, session_id=session_id, user_id=user_id)
-            told_by_framework = {key: value for key, value in (metadata or {}).items() if key != REPLAY}
-            info = replace(info, tags=info.tags or tuple(tags), metadata=info.metadata or _told(**told_by_framework))
+            of_framework = {key: value for key, value in (metadata or {}).items() if key != REPLAY}
+            info = replace(info, tags=info.tags or tuple(tags), metadata=info.metadata or _told(**of_framework))
             self._open = OpenTrajectory(info)
 
     @property

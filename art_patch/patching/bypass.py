@@ -74,18 +74,18 @@ def _passes_litellm(logging: Any) -> bool:
     `Logging.pre_call` is told of every request, by the function that sends it: only the place of that function says
     how. LiteLLM has a client of its own for Anthropic, for Gemini, for Bedrock, and for others, more with each release.
     """
-    if getattr(logging, "call_type", None) not in _OF_CHATS or logging in _told:
+    if getattr(logging, "call_type", None) not in _OF_CHATS or logging in _seen:
         return False
     frame, sender = inspect.currentframe(), __name__
     while frame is not None and sender.startswith((__name__, "wrapt")):
         frame, sender = frame.f_back, str(frame.f_globals.get("__name__"))
     if sender.startswith(_OF_SDK):
         return False
-    _told.add(logging)
+    _seen.add(logging)
     return True
 
 
-_told: weakref.WeakSet[Any] = weakref.WeakSet()
+_seen: weakref.WeakSet[Any] = weakref.WeakSet()
 """LiteLLM's loggers, one a call, that were told of their request: some functions tell twice."""
 
 WATCHED = (

@@ -140,7 +140,7 @@ class _Process:
         self.doors: dict[str, str] = {}
         self.reporter = _Reporter()
         self.refused: tuple[str, ...] = ()
-        self.lent = False
+        self.by_launcher = False
 
     def runtime_of(self, client: Any) -> Runtime | None:
         """Return what handles the calls of `client`; `None` if they are none of ours."""
@@ -264,10 +264,10 @@ def _apply(given: dict[str, Any], *, everything: bool, lent: bool = False) -> No
             _refuse(wrong)
             return
         if _process.active is None:
-            _process.lent = lent
+            _process.by_launcher = lent
         elif not lent:
             _keep_place(_process.active.settings, settings)
-            _process.lent = False
+            _process.by_launcher = False
         _process.given, _process.refused = together, ()
         start(settings, everything=everything)
 
@@ -282,7 +282,7 @@ def _keep_place(now: Settings, wanted: Settings) -> None:
         return  # as they were given: the app may have changed its directory since
     if _place(now) == _place(wanted):
         return
-    if _process.lent:
+    if _process.by_launcher:
         logger.warning("art_patch: this app's own %s replaces %s", _named(wanted), _named(now))
         return
     raise ConfigError(
@@ -394,7 +394,7 @@ def unpatch() -> None:
         runtime, _process.active = _process.active, None
         _process.given = {}
         _process.refused = ()
-        _process.lent = False
+        _process.by_launcher = False
         _process.everything = False
         _process.pools.clear()
         set_recorder(None)

@@ -238,8 +238,8 @@ class Runtime:
         found = list(self.degraded.values())
         if self.recorder.trouble is not None:
             found.append(f"The store cannot be written ({self.recorder.trouble}); calls wait in memory.")
-        if self.recorder.dropped and "project" not in self.degraded:  # which says why
-            found.append(f"{self.recorder.dropped} records were dropped because the queue was full.")
+        if self.recorder.losses and "project" not in self.degraded:  # which says why
+            found.append(f"{self.recorder.losses}.")
         if not self.breaker.closed:
             found.append("The engine failed repeatedly; calls go upstream until it recovers.")
         if not self.challenger_breaker.closed:

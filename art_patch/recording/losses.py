@@ -47,13 +47,13 @@ class Tally:
 
 
 def sentence(losses: dict[str, Tally]) -> str:
-    """Return the line; empty if nothing was lost.
+    """Return what was lost, without a full stop at its end; empty if nothing was.
 
     Args:
         losses: by their cause, one of the sentences above.
     """
     parts = [f"{lost} not recorded, because {cause}" for cause, tally in losses.items() if (lost := str(tally))]
-    return f"art_patch: {'. '.join(parts)}" if parts else ""
+    return ". ".join(parts)
 
 
 def say(line: str) -> None:

@@ -56,6 +56,8 @@ _POOLS = ("multiprocessing", "billiard")  # billiard is Celery's copy of the oth
 EXIT_DEADLINE_S = 1.5
 """How long the interpreter's exit waits for a store that does nothing; the rest of two seconds is the interpreter's."""
 
+EXIT_LOOKS_EVERY_S = 0.05
+
 EXIT_AT_MOST_S = 8.0
 """How long it waits for one that is slow but gets on in that time: imports another module, makes or migrates a table,
 reads a call, takes a batch. A container is killed after ten; a new store takes three with a tenth of a CPU."""
@@ -121,6 +123,7 @@ class Recorder:
         self._waiting = Tally()
         self._lost: dict[str, Tally] = {}
         self._said = ""
+        self._gave_up = False
         self._read = 0
         self._flushes: list[_Flush] = []
         self._converter: Converter | None = None
@@ -188,13 +191,17 @@ class Recorder:
         """Write everything queued so far; false if that took longer than `timeout_s`."""
         if self._bytes == 0:
             return True
+        marker = self._ask_to_write()
+        done = marker.written.wait(timeout_s)
+        marker.given_up = True
+        return done
+
+    def _ask_to_write(self) -> _Flush:
         marker = _Flush()
         self._queue.put((marker, 0))
         self.ensure_running()
         self._nudge.set()
-        done = marker.written.wait(timeout_s)
-        marker.given_up = True
-        return done
+        return marker
 
     def stop(self, timeout_s: float) -> bool:
         """Flush and end the thread; a later `put()` starts it again. False if not all could be written in time."""
@@ -211,7 +218,8 @@ class Recorder:
     @property
     def steps(self) -> int:
         """Grows while the thread gets on: it reads calls, opens the store, and the store does what it is asked to."""
-        return self._read + self._delivery.steps + progress.steps()
+        # While the store cannot be written, what is imported is the app's affair.
+        return self._read + self._delivery.steps + progress.steps(imports=self.trouble is None)
 
     @property
     def dropped(self) -> int:
@@ -228,13 +236,40 @@ class Recorder:
         """Class of the error that keeps the store from being written, while it lasts."""
         return self._delivery.trouble
 
+    @property
+    def losses(self) -> str:
+        """What was dropped, with its causes, in a sentence; empty if nothing was."""
+        return sentence(dict(self._lost))
+
     def say_losses(self) -> None:
         """Say on stderr what was dropped and what still waits, if there is any and it was not said yet."""
         waits = SLOW if self.trouble is None else unwritable(self.trouble)
         line = sentence({**self._lost, waits: self._waiting})
         if line and line != self._said:
             self._said = line
-            say(line)
+            say(f"art_patch: {line}")
+
+    def end(self, deadline: float, latest: float) -> float:
+        """Write what is queued before the process ends, as long as that gets on, and say what was lost.
+
+        Args:
+            deadline: moment of the monotonic clock until which a store that does nothing is waited for; none is waited
+                for twice.
+            latest: moment after which no store is waited for.
+
+        Returns:
+            The deadline for the next recorder, later if this one got on.
+        """
+        if self._bytes and not self._gave_up:
+            marker, steps = self._ask_to_write(), self.steps
+            while not self._gave_up and not marker.written.wait(EXIT_LOOKS_EVERY_S):
+                if self.steps > steps:
+                    steps, deadline = self.steps, min(time.monotonic() + EXIT_DEADLINE_S, latest)
+                self._gave_up = time.monotonic() >= deadline
+            marker.given_up = True
+        self.stop(0.0 if self._gave_up else max(0.0, deadline - time.monotonic()))
+        self.say_losses()
+        return deadline
 
     def restart_in_child(self) -> None:
         """Begin anew after a fork; the parent keeps its queue, its rows and its connections."""
@@ -425,14 +460,14 @@ def _at_exit() -> None:
     now = time.monotonic()
     deadline, latest = now + EXIT_DEADLINE_S, now + EXIT_AT_MOST_S
     for recorder in list(_alive):
-        steps = recorder.steps
-        while not recorder.flush(max(0.0, deadline - time.monotonic())) and recorder.steps > steps:
-            steps = recorder.steps
-            deadline = min(time.monotonic() + EXIT_DEADLINE_S, latest)
-        recorder.stop(max(0.0, deadline - time.monotonic()))
-        recorder.say_losses()
+        deadline = recorder.end(deadline, latest)
+
+
+def _at_the_very_end() -> None:
+    """Do it once more, for calls of the app's own exit handlers that ran since."""
+    _at_exit()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_at_exit)
+atexit.register(_at_the_very_end)

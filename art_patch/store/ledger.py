@@ -274,9 +274,7 @@ class Ledger:
     ) -> None:
         """Tell the apps where the engine answers; `None`: nowhere, calls go upstream."""
         with self._deciding() as connection:
-            at = time.time() if now is None else now
-            turn_route(connection, {"base_url": base_url, "key_file": key_file, "engine_since": at})
-            note(connection, who, "engine", {"base_url": base_url}, at)
+            _lead_to(connection, base_url, key_file, who, now)
 
     def replace_engine(
         self, before: Route, base_url: str | None, *, key_file: str | None = None, who: str, now: float | None = None
@@ -285,9 +283,7 @@ class Ledger:
         with self._deciding() as connection:
             if engine_of(connection) != (before.base_url, before.engine_since):
                 return False
-            at = time.time() if now is None else now
-            turn_route(connection, {"base_url": base_url, "key_file": key_file, "engine_since": at})
-            note(connection, who, "engine", {"base_url": base_url}, at)
+            _lead_to(connection, base_url, key_file, who, now)
             return True
 
     def set_mode(self, mode: Mode | None, *, canary_percent: float | None = None, who: str) -> None:
@@ -311,6 +307,12 @@ class Ledger:
         with self._database.write(durable=True) as connection:
             decide_alone(connection)
             yield connection
+
+
+def _lead_to(connection: Connection, base_url: str | None, key_file: str | None, who: str, now: float | None) -> None:
+    at = time.time() if now is None else now
+    turn_route(connection, {"base_url": base_url, "key_file": key_file, "engine_since": at})
+    note(connection, who, "engine", {"base_url": base_url}, at)
 
 
 def _set_groups(connection: Connection, ids: Sequence[str], state: str, reason: str | None, policy: str | None) -> None:

@@ -314,6 +314,48 @@ def unusable(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/file/store.db"
 
 
+AT_EXIT = """
+import atexit
+
+atexit.register(lambda: call("late"))  # before the first call, so it runs after what that call registers
+call("early")
+"""
+
+
+def test_f07_calls_of_the_apps_own_exit_handlers_are_recorded(programs: Programs, store: Store):
+    ran = programs.run(AT_EXIT)
+    assert (ran.code, ran.err, store.texts()) == (0, "", ["early", "late"])
+
+
+def test_f07_calls_of_the_apps_own_exit_handlers_are_counted_when_they_are_lost(programs: Programs, unusable: str):
+    ran = programs.run(AT_EXIT, env={"ART_PATCH_STORE": unusable})
+    assert ran.code == 0
+    assert ran.err.splitlines()[-1] == f"art_patch: 2 calls not recorded, because {UNUSABLE}"
+
+
+IMPORTS = """
+import threading, types
+
+from art_patch.recording import recorder
+
+recorder.EXIT_AT_MOST_S = 600
+
+def keep_importing():
+    for number in range(1_000_000):
+        sys.modules[f"module_{number}"] = types.ModuleType(f"module_{number}")
+        time.sleep(0.01)
+
+threading.Thread(target=keep_importing, daemon=True).start()
+call("only")
+"""
+
+
+def test_f07_what_the_app_imports_is_no_progress_of_a_store_that_cannot_be_written(programs: Programs, unusable: str):
+    ran = programs.run(IMPORTS, env={"ART_PATCH_STORE": unusable}, timeout=60)
+    assert ran.code == 0
+    assert ran.err.splitlines()[-1] == f"art_patch: 1 call not recorded, because {UNUSABLE}"
+
+
 WORKERS = """
 import multiprocessing
 

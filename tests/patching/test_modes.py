@@ -313,4 +313,5 @@ def test_what_cannot_be_redacted_is_not_stored(bench, client, hook):
     assert call.messages[0]["content"] == "ok"
     assert next(r.id for r in bench.sink.records if isinstance(r, TrajectoryInfo)) == call.trajectory_id
     assert status().dropped == 1
+    assert "1 call not recorded, because redaction failed; mend the function that `redact` names." in status().degraded
     assert status().errors == {"redact": 1}

@@ -787,7 +787,7 @@ def test_how_the_network_cuts_does_not_matter(data):
 
 
 MESSAGE = st.fixed_dictionaries(
-    {"role": st.just("assistant"), "content": st.text(min_size=1, max_size=8)},
+    {"role": st.just("assistant"), "content": st.text(min_size=1, max_size=8).filter(str.strip)},
     optional={
         "tool_calls": st.lists(
             st.builds(
