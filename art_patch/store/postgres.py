@@ -31,7 +31,7 @@ from art_patch.store.connect import POOL_LOGGER, Database, Trouble, revision_of,
 from art_patch.store.files import never_close
 from art_patch.store.forking import in_database
 from art_patch.store.locks import WRITE_ALONE, WRITE_SHARED
-from art_patch.store.route import answers_for
+from art_patch.store.route import answers_for, answers_no_more
 from art_patch.store.tables import HEAD
 from art_patch.store.urls import postgres_parameters
 
@@ -97,6 +97,7 @@ class PostgresDatabase(Database):
 
     def close(self) -> None:
         """Close every connection."""
+        answers_no_more(self.url, self)
         self._engine.dispose()
 
     @contextmanager

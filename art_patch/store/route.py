@@ -54,6 +54,12 @@ def answers_for(url: str, store: Control) -> None:
     _open[url] = store
 
 
+def answers_no_more(url: str, store: Control) -> None:
+    """Have them take connections of their own again, if they used those of `store`."""
+    if _open.get(url) is store:
+        del _open[url]
+
+
 def read_route(url: str) -> Route:
     """Return where calls go now; an empty `Route` if there is no store yet.
 

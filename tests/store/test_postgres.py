@@ -387,6 +387,15 @@ def test_two_schemas_hold_two_stores(server: Server, database: str, execute: Exe
     assert read_route(urls[1]).mode == "off"
 
 
+def test_a_store_that_was_closed_opens_no_connection_again(url: str, execute: Execute):
+    open_store(url).close()
+    assert read_route(url).mode is None
+    assert (
+        execute("SELECT query FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()")
+        == []
+    )
+
+
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
