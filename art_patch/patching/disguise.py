@@ -13,7 +13,7 @@ the same, what is handed out differs.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from pydantic_core import from_json, to_json
@@ -23,6 +23,14 @@ DONE = b"[DONE]"
 
 class InvalidAnswer(Exception):
     """The engine's answer must not reach the app; the message says what is wrong with it."""
+
+
+class EmptyAnswer(InvalidAnswer):
+    """It says nothing. Upstream is asked; if that has no answer either, this one is better than an error."""
+
+    def __init__(self) -> None:
+        """Say so."""
+        super().__init__("it is empty, without text or a tool call")
 
 
 class TooSlow(InvalidAnswer):
@@ -39,6 +47,7 @@ class Disguise:
         n: how many choices it wants.
         keeps_logprobs: it asked for log-probabilities itself.
         keeps_token_ids: it asked for token ids itself.
+        takes_empty: an answer that says nothing is an answer, too.
     """
 
     policy: str
@@ -46,6 +55,7 @@ class Disguise:
     n: int
     keeps_logprobs: bool
     keeps_token_ids: bool
+    takes_empty: bool = field(default=False, kw_only=True)
 
     def whole(self, body: bytes) -> bytes:
         """Return the checked and disguised body of an answer that was not streamed.
@@ -77,8 +87,8 @@ class Disguise:
                 raise InvalidAnswer("a choice has no message")
             if cast(dict[str, Any], choice).get("finish_reason") is None:
                 raise InvalidAnswer("a choice has no finish reason")
-            if not says_something(cast(dict[str, Any], choice)["message"]):
-                raise InvalidAnswer(_EMPTY)
+            if not self.takes_empty and not says_something(cast(dict[str, Any], choice)["message"]):
+                raise EmptyAnswer
         return answer
 
     def stream(self) -> StreamDisguise:
@@ -118,9 +128,6 @@ class Disguise:
             raise InvalidAnswer("it holds an error")
         if answer.get("model") != self.policy:
             raise InvalidAnswer("it comes from another model")
-
-
-_EMPTY = "it is empty, without text or a tool call"
 
 
 def says_something(said: dict[str, Any]) -> bool:
@@ -280,8 +287,8 @@ class StreamDisguise:
             raise InvalidAnswer("the stream has no event")
         if len(self._finished) < self._disguise.n:
             raise InvalidAnswer("the stream ended without a finish reason")
-        if not self.started:
-            raise InvalidAnswer(_EMPTY)
+        if not self.started and not self._disguise.takes_empty:
+            raise EmptyAnswer
 
 
 def _parse(data: bytes) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from art_patch.context import Identity, identify
-from art_patch.patching.disguise import Disguise, InvalidAnswer, StreamDisguise
+from art_patch.patching.disguise import Disguise, EmptyAnswer, InvalidAnswer, StreamDisguise
 from art_patch.patching.local_request import patience_s
 from art_patch.patching.pins import Key
 from art_patch.patching.reasons import is_about_the_engine, is_connect_timeout, reason, told
@@ -58,6 +58,7 @@ class Flight:
         "_leg_began",
         "_legs",
         "_run",
+        "_was_empty",
         "client",
         "exchange",
         "is_async",
@@ -67,6 +68,7 @@ class Flight:
         "runtime",
         "stream",
         "surface",
+        "takes_empty",
     )
 
     def __init__(
@@ -89,6 +91,8 @@ class Flight:
         self.leg: Leg | None = None
         self._claimed = False
         self._legs = 0
+        self._was_empty = False
+        self.takes_empty = False
         self._leg_began = 0.0
         self._identity = identity
         self._run: Key | None = None
@@ -135,6 +139,21 @@ class Flight:
             faults.fault("patching.route", error)
         return self.leg
 
+    def last_leg(self, error: Exception) -> Leg | None:
+        """Return one more try at a policy that had nothing to say, after upstream failed with `error`.
+
+        An app that has no provider, or whose provider is down, is better off with an empty answer than with an error.
+        """
+        if not self._was_empty or is_fault(error):
+            return None
+        try:
+            self._was_empty, self._claimed, self.takes_empty = False, False, True
+            self.exchange.forget_answer()
+            self.leg = self._make_leg(self.runtime.target)
+        except Exception as fault:
+            faults.fault("patching.route", fault)
+        return self.leg
+
     def _make_leg(self, target: Target) -> Leg | None:
         twin = self.runtime.twins.get(self.client, target, self.is_async) if target.routes else None
         if twin is None:  # nobody serves any more, or the app talks to the engine itself, for example to judge with it
@@ -163,6 +182,7 @@ class Flight:
         try:
             leg, self.leg = self.leg, None
             self._claimed = False  # there will be another response
+            self._was_empty = isinstance(error, EmptyAnswer)
             self.runtime.ended(self)
             self.exchange.forget_answer()
             self.exchange.server = self.client.base_url
@@ -270,7 +290,7 @@ class Flight:
         if response.status_code != 200:
             raise InvalidAnswer(f"HTTP {response.status_code}")
         self.exchange.request = response.request.content
-        disguise = self.surface.disguise(self.options, leg.options)
+        disguise = replace(self.surface.disguise(self.options, leg.options), takes_empty=self.takes_empty)
         self.exchange.keeps_logprobs = disguise.keeps_logprobs
         return disguise
 

@@ -101,7 +101,18 @@ class Wrapping:
                     else:
                         flight.answered()
                         return result
-                result = wrapped(*args, **kwargs)
+                try:
+                    result = wrapped(*args, **kwargs)
+                except Exception as error:
+                    leg, result = flight.last_leg(error), None
+                    if leg is not None:
+                        try:
+                            leg_args, leg_kwargs = _localised(leg, args, kwargs)
+                            result = original.__get__(leg.twin)(*leg_args, **leg_kwargs)
+                        except Exception as no_answer:
+                            flight.leg_failed(no_answer)
+                    if result is None:
+                        raise  # upstream's own error, as it came
                 flight.answered()
                 return result
             except BaseException as error:
@@ -136,7 +147,18 @@ class Wrapping:
                     else:
                         flight.answered()
                         return result
-                result = await wrapped(*args, **kwargs)
+                try:
+                    result = await wrapped(*args, **kwargs)
+                except Exception as error:
+                    leg, result = flight.last_leg(error), None
+                    if leg is not None:
+                        try:
+                            leg_args, leg_kwargs = _localised(leg, args, kwargs)
+                            result = await original.__get__(leg.twin)(*leg_args, **leg_kwargs)
+                        except Exception as no_answer:
+                            flight.leg_failed(no_answer)
+                    if result is None:
+                        raise  # upstream's own error, as it came
                 flight.answered()
                 return result
             except BaseException as error:

@@ -192,6 +192,54 @@ def test_empty_answers_count_against_the_engine_as_any_invalid_one(bench, client
     assert len(bench.local.seen) == 5
 
 
+NO_PROVIDER = {"refuses the key": 401, "is overloaded": 429, "is broken": 500, "cannot be reached": None}
+NOTHING = [saying({"role": "assistant", "content": ""}), saying({"role": "assistant", "content": " "})]
+NOTHING_STREAMED = [stream_saying(), stream_saying({"content": " "})]
+
+
+@pytest.mark.parametrize("status", NO_PROVIDER.values(), ids=NO_PROVIDER)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_where_upstream_has_no_answer_an_empty_one_is_better_than_an_error(
+    bench, client, make_async, asynchronous, stream, status
+):
+    """The champion is asked once more, and its answer is taken as it comes."""
+
+    upstream = bench.upstream.url if status else "http://127.0.0.1:9/v1"
+
+    async def run() -> Any:
+        async with make_async().with_options(base_url=upstream) as client:
+            result = await client.chat.completions.create(**ASK, stream=stream)
+            return [chunk async for chunk in result] if stream else result
+
+    bench.patch()
+    bench.local.will(*(NOTHING_STREAMED if stream else NOTHING))
+    if status:
+        bench.upstream.will(error(status))
+    if asynchronous:
+        result = asyncio.run(run())
+    else:
+        result = client.with_options(base_url=upstream).chat.completions.create(**ASK, stream=stream)
+        result = list(result) if stream else result
+    said = [c.choices[0].delta.content for c in result] if stream else result.choices[0].message.content
+    assert said == (["", " ", None] if stream else " ")
+    call = bench.sink.call
+    assert (call.status, call.policy, call.fallback, call.error) == ("ok", CHAMPION, None, None)
+    assert [choice.message for choice in call.choices] == [{"role": "assistant", "content": " "}]
+    assert (len(bench.local.seen), len(bench.upstream.seen)) == (2, 1 if status else 0)
+
+
+def test_where_nobody_has_an_answer_the_error_is_upstreams(bench, client):
+    bench.patch()
+    bench.local.will(saying({"role": "assistant", "content": ""}), error(500))
+    bench.upstream.will(error(401))
+    with pytest.raises(openai.AuthenticationError):
+        client.chat.completions.create(**ASK)
+    call = bench.sink.call
+    assert (call.status, call.policy) == ("error", None)
+    assert call.error is not None and call.error.startswith("AuthenticationError")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_dead_engine(bench, client, stream):
     bench.route = Route(champion=CHAMPION, base_url="http://127.0.0.1:9/v1")
