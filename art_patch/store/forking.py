@@ -7,7 +7,8 @@ waits for ever for a transaction that is its parent's, or loses its log when the
 inherits the socket of a transaction on PostgreSQL keeps it, and its locks, alive when the parent dies.
 
 So a fork waits until both are over, a few milliseconds as a rule, and the parent's connections are closed while it
-happens; they open again when they are needed. A store that hangs delays a fork by `FORK_DEADLINE_S` at most.
+happens; they open again when they are needed. A store that hangs delays a fork by `FORK_DEADLINE_S` at most; one that is
+being made or migrated, as long as that gets on.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from art_patch.native import Flag, RLock
+from art_patch.store import progress
 
 FORK_DEADLINE_S = 2.0
-"""How long a fork may wait for a database."""
+"""How long a fork may wait for a database that does not get on."""
 
 IMPORT_DEADLINE_S = 30.0
-"""How long it may wait for an import, which takes half a second, or some on a busy machine, and never hangs."""
+"""How long it may wait for an import, which takes half a second, or some on a busy machine, and never hangs; or for all
+tables or migrations of a store."""
 
 
 class Holder(Protocol):
@@ -71,9 +74,11 @@ def _before_fork() -> None:
     _importing.acquire(timeout=IMPORT_DEADLINE_S)
     deadline = time.monotonic() + FORK_DEADLINE_S
     _gate.acquire(timeout=max(0.0, deadline - time.monotonic()))
-    never = Flag()
+    never, latest, steps = Flag(), time.monotonic() + IMPORT_DEADLINE_S, progress.steps(imports=False)
     while _inside and time.monotonic() < deadline:
         never.wait(0.001)
+        if (now := progress.steps(imports=False)) > steps:
+            steps, deadline = now, min(time.monotonic() + FORK_DEADLINE_S, latest)
     if not _inside:
         for holder in list(_holders):
             with suppress(Exception):

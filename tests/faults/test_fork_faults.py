@@ -208,6 +208,37 @@ def test_f02_a_fork_in_the_middle_of_any_late_import(programs: Programs, store: 
             assert opened.verify() == []
 
 
+SLOW_MIGRATION = """
+import threading
+from art_patch.store import forking
+from art_patch.store.progress import got_on
+
+forking.FORK_DEADLINE_S = 1
+begun, over = threading.Event(), []
+
+def migrate():
+    with forking.in_database():
+        begun.set()
+        for _ in range(30):
+            time.sleep(0.1)
+            got_on()
+        over.append(None)
+
+threading.Thread(target=migrate).start()
+begun.wait()
+child = os.fork()
+if child == 0:
+    os._exit(len(over))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_f02_a_fork_waits_as_long_as_a_migration_gets_on(programs: Programs):
+    """SQLite's locks in the middle of a transaction would be inherited, and the child's first commits be lost."""
+    ran = programs.run(SLOW_MIGRATION)
+    assert (ran.code, ran.out, ran.err) == (0, "1\n", "")
+
+
 def test_f02_a_child_does_not_hold_its_dead_parents_lock(programs: Programs, store: Store):
     """The parent is killed while it holds the store's lock; its child, which inherited the lock file, goes on."""
     code = """
