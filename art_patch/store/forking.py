@@ -7,8 +7,8 @@ waits for ever for a transaction that is its parent's, or loses its log when the
 inherits the socket of a transaction on PostgreSQL keeps it, and its locks, alive when the parent dies.
 
 So a fork waits until both are over, a few milliseconds as a rule, and the parent's connections are closed while it
-happens; they open again when they are needed. A store that hangs delays a fork by `FORK_DEADLINE_S` at most; one that is
-being made or migrated, as long as that gets on.
+happens; they open again when they are needed. A store that hangs delays a fork by `FORK_DEADLINE_S` at most; one that
+is being made or migrated, as long as that gets on.
 """
 
 from __future__ import annotations
