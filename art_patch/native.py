@@ -31,6 +31,8 @@ def _original(name: str) -> Any:
 
 
 _allocate_lock: Callable[[], _thread.LockType] = _original("allocate_lock")
+get_ident: Callable[[], int] = _original("get_ident")
+"""Which thread this is; greenlets of one thread are one."""
 
 
 class Flag:
@@ -121,4 +123,4 @@ class NativeThread:
             self._ended.set()
 
 
-__all__ = ["Empty", "Flag", "NativeThread", "Queue", "RLock"]
+__all__ = ["Empty", "Flag", "NativeThread", "Queue", "RLock", "get_ident"]

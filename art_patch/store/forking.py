@@ -16,12 +16,11 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from art_patch.native import Flag, RLock
+from art_patch.native import Flag, RLock, get_ident
 from art_patch.store import progress
 
 FORK_DEADLINE_S = 2.0
@@ -40,9 +39,15 @@ class Holder(Protocol):
         ...
 
 
-_importing = RLock()
 _gate = RLock()
-_inside: deque[None] = deque()
+"""Held while a thread begins its first section, and by a fork from the beginning of its wait to its end."""
+
+_one_import = RLock()
+"""Modules of ours that import each other are not imported by two threads at once."""
+
+_inside: dict[int, list[float]] = {}
+"""Thread -> its sections, outermost first: how many seconds each may take before it counts as hung."""
+
 _holders: weakref.WeakSet[Holder] = weakref.WeakSet()
 
 
@@ -52,33 +57,52 @@ def closes_for_forks(holder: Holder) -> None:
 
 
 @contextmanager
+def _section(hung_after_s: float) -> Generator[None]:
+    """Let forks wait for what is done in here.
+
+    A thread that is in a section already never waits at the gate: a fork may wait for that very thread.
+    """
+    me = get_ident()
+    if (mine := _inside.get(me)) is None:
+        with _gate:
+            mine = _inside.setdefault(me, [])
+    mine.append(hung_after_s)
+    try:
+        yield
+    finally:
+        mine.pop()
+        if not mine:
+            _inside.pop(me, None)
+
+
+@contextmanager
 def late_import() -> Generator[None]:
     """Import in here; forks wait."""
-    with _importing:
+    with _section(IMPORT_DEADLINE_S), _one_import:
         yield
+        progress.got_on()  # what follows in the same transaction has its own time
 
 
 @contextmanager
 def in_database() -> Generator[None]:
     """Use a database in here; forks wait."""
-    with _gate:
-        _inside.append(None)
-    try:
+    with _section(FORK_DEADLINE_S):
         yield
-    finally:
-        with suppress(IndexError):  # a child that was forked in here, by the very thread
-            _inside.pop()
 
 
 def _before_fork() -> None:
-    _importing.acquire(timeout=IMPORT_DEADLINE_S)
-    deadline = time.monotonic() + FORK_DEADLINE_S
-    _gate.acquire(timeout=max(0.0, deadline - time.monotonic()))
-    never, latest, steps = Flag(), time.monotonic() + IMPORT_DEADLINE_S, progress.steps(imports=False)
-    while _inside and time.monotonic() < deadline:
+    latest = time.monotonic() + IMPORT_DEADLINE_S
+    _gate.acquire(timeout=IMPORT_DEADLINE_S)
+    never, steps, got_on_at = Flag(), -1, 0.0
+    while others := _inside.keys() - {get_ident()}:
+        now = time.monotonic()
+        if (reached := progress.steps(imports=False)) != steps:
+            steps, got_on_at = reached, now
+        # A thread that imports inside its transaction may take as long as an import.
+        patience_s = max((max(_inside.get(other) or [0.0]) for other in others), default=0.0)
+        if now >= min(latest, got_on_at + patience_s):
+            break
         never.wait(0.001)
-        if (now := progress.steps(imports=False)) > steps:
-            steps, deadline = now, min(time.monotonic() + FORK_DEADLINE_S, latest)
     if not _inside:
         for holder in list(_holders):
             with suppress(Exception):
@@ -86,15 +110,15 @@ def _before_fork() -> None:
 
 
 def _after_fork_in_parent() -> None:
-    for lock in (_gate, _importing):
-        with suppress(RuntimeError):  # the deadline passed, so it is not ours
-            lock.release()
+    with suppress(RuntimeError):  # the deadline passed, so it is not ours
+        _gate.release()
 
 
 def _after_fork_in_child() -> None:
-    global _importing, _gate
-    _importing, _gate = RLock(), RLock()
-    _inside.clear()
+    global _gate, _one_import
+    _gate, _one_import = RLock(), RLock()
+    for other in _inside.keys() - {get_ident()}:
+        del _inside[other]
 
 
 if hasattr(os, "register_at_fork"):

@@ -239,6 +239,57 @@ def test_f02_a_fork_waits_as_long_as_a_migration_gets_on(programs: Programs):
     assert (ran.code, ran.out, ran.err) == (0, "1\n", "")
 
 
+IMPORTS_IN_A_DATABASE = """
+import threading
+from art_patch.store import forking
+
+forking.FORK_DEADLINE_S = 1
+begun, over = threading.Event(), []
+
+def migrate():
+    with forking.in_database():
+        begun.set()
+        time.sleep(0.3)  # the fork has begun to wait
+        with forking.late_import():
+            time.sleep(1.5)  # an import takes its time, and no import may be cut in two
+        with forking.in_database():
+            over.append(None)
+
+threading.Thread(target=migrate).start()
+begun.wait()
+child = os.fork()
+if child == 0:
+    os._exit(len(over))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_f02_a_fork_that_waits_does_not_stop_what_it_waits_for(programs: Programs):
+    """A migration imports alembic in its transaction: it must get on while a fork waits for that transaction."""
+    ran = programs.run(IMPORTS_IN_A_DATABASE)
+    assert (ran.code, ran.out, ran.err) == (0, "1\n", "")
+
+
+FORKS_IN_ITS_OWN_READ = """
+from art_patch.store import forking
+
+forking.FORK_DEADLINE_S = 100
+with forking.in_database():
+    child = os.fork()
+    if child == 0:
+        with forking.in_database():
+            pass
+if child == 0:
+    os._exit(3 if forking._inside else 4)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(forking._inside))
+"""
+
+
+def test_f02_a_thread_that_forks_in_a_database_does_not_wait_for_itself(programs: Programs):
+    ran = programs.run(FORKS_IN_ITS_OWN_READ, timeout=60)
+    assert (ran.code, ran.out, ran.err) == (0, "4 0\n", "")
+
+
 def test_f02_a_child_does_not_hold_its_dead_parents_lock(programs: Programs, store: Store):
     """The parent is killed while it holds the store's lock; its child, which inherited the lock file, goes on."""
     code = """
