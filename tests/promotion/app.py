@@ -25,7 +25,10 @@ def main(store: str, upstream: str, poll_interval_s: str = "0.2") -> None:
             else:
                 with art.trajectory(id=asked.get("run"), session_id=asked["session"]):
                     answer = client.chat.completions.create(
-                        model="gpt-x", messages=[{"role": "user", "content": "plums?"}], max_completion_tokens=2
+                        model="gpt-x",
+                        messages=[{"role": "user", "content": "plums?"}],
+                        max_completion_tokens=2,
+                        temperature=0,  # sampled, a model of random weights now and then says nothing: a fallback
                     )
                     by = answer.system_fingerprint or "upstream"
                     if by in asked.get("thumbs", {}):
