@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from art_patch.errors import ConfigError
-from art_patch.records import Mode
+from art_patch.types import Mode
 
 PREFIX = "ART_PATCH_"
 

@@ -30,18 +30,17 @@ import typer
 import yaml
 from openai import OpenAI
 
-from art_patch.cli import INTERRUPTED
+from art_patch._lib.key_files import read_key
 from art_patch.cli.app import app
+from art_patch.cli.interruption import INTERRUPTED
 from art_patch.errors import Busy, GateRejected
-from art_patch.keys import read_key
-from art_patch.serving.server import run_server
+from art_patch.serving import home_of, run_server
 from art_patch.serving.vllm import environment
 from art_patch.serving.vllm.command import SHUTDOWN_S
-from art_patch.serving.vllm.environment import home_of
 from art_patch.settings import load_settings
-from art_patch.store.route import read_route
-from tests.engines import find_vllm
-from tests.tiny import make_tiny_model
+from art_patch.store import read_route
+from tests.support.engines import vllm_python
+from tests.support.tiny import make_tiny_model
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "examples/deploy"
@@ -313,7 +312,7 @@ def test_sigterm_to_the_server_alone_lets_it_finish_and_leaves_nothing(engine: s
     inherited |= dict([assigned.replace("%S/art-patch", str(home)).split("=", 1), mark.split("=", 1)])
     inherited["SPT_NOENV"] = "1"  # setproctitle, which vLLM calls, would overwrite the mark
     if engine == "vllm":
-        inherited["ART_PATCH_VLLM_PYTHON"] = str(find_vllm())
+        inherited["ART_PATCH_VLLM_PYTHON"] = str(vllm_python())
         # What the vLLMs of other tests compiled and looked up is not done again for another HOME and USER.
         inherited["XDG_CACHE_HOME"] = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
         inherited["TORCHINDUCTOR_CACHE_DIR"] = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"

@@ -24,7 +24,7 @@ import pytest
 
 from art_patch.grouping.wording import words_of
 from art_patch.recording.scrubbing import hide
-from tests.growth import too_steep
+from tests.support.growth import too_steep
 
 _parser: Any = importlib.import_module("re._parser")  # what `re` itself compiles from; no public one exists
 
@@ -125,8 +125,8 @@ _ASSEMBLED: dict[str, Callable[[], list[re.Pattern[str]]]] = {
     "art_patch/grouping/masks.py:_VOLATILE": lambda: [
         rule.pattern for rule in _namespace("art_patch/grouping/masks.py")["_VOLATILE"]
     ],
-    "art_patch/rewards/injection.py:_compile": lambda: [
-        pattern for _, pattern in _namespace("art_patch/rewards/injection.py")["_PATTERNS"]
+    "art_patch/rewards/defences/injection.py:_compile": lambda: [
+        pattern for _, pattern in _namespace("art_patch/rewards/defences/injection.py")["_PATTERNS"]
     ],
 }
 """Put together at run time, and what came of it."""
@@ -143,12 +143,14 @@ _WITHIN: dict[str, tuple[Callable[[str], Any], Callable[[], list[re.Pattern[str]
 _EXEMPT = {
     "art_patch/demo/tiny_tokenizer.py:make_tokenizer": "escaped words, without a repetition",
     "art_patch/demo/tiny_tokenizer.py:conversation_tokenizer": "escaped words, without a repetition",
-    "art_patch/environments/seen.py:parse": "escaped names of actions, without a repetition; numbers of nine digits",
-    "art_patch/patching/matching.py:compile_match": "the user's own",
+    "art_patch/rollouts/environments/observation.py:parse": (
+        "escaped names of actions, without a repetition; numbers of nine digits"
+    ),
+    "art_patch/patching/sdk/matching.py:compile_match": "the user's own",
     "art_patch/settings.py:_is_pattern": "the user's own",
-    "art_patch/serving/adapters.py:_check_targets": "the adapter's own, on names of the base model's modules",
-    "art_patch/store/urls.py:_LOGIN": "a setting: the URL of the store",
-    "art_patch/training/families.py:_ROUTER": "names of the base model's modules",
+    "art_patch/policies/validation.py:_check_targets": "the adapter's own, on names of the base model's modules",
+    "art_patch/store/backends/urls.py:_LOGIN": "a setting: the URL of the store",
+    "art_patch/training/kernels/families.py:_ROUTER": "names of the base model's modules",
 }
 """What is not looked at, and why that is no risk."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-INTERRUPTED = 130
+from art_patch.cli.interruption import interrupted
 
 
 def main() -> None:
@@ -20,9 +20,3 @@ def main() -> None:
         run()
     except KeyboardInterrupt:  # it may come while the first module is imported
         sys.exit(interrupted())
-
-
-def interrupted() -> int:
-    """Say that Ctrl-C was understood, and return its exit code."""
-    sys.stderr.write("art-patch: interrupted; what was recorded and published is kept, run it again to go on\n")
-    return INTERRUPTED

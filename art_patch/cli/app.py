@@ -13,43 +13,43 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from art_patch.cli import interrupted
-from art_patch.cli.analytics import analytics
-from art_patch.cli.cron import app as cron
-from art_patch.cli.demo import demo
-from art_patch.cli.doctor import doctor
-from art_patch.cli.erase import erase
-from art_patch.cli.evaluate import evaluate
-from art_patch.cli.export import export
-from art_patch.cli.feedback import app as feedback
-from art_patch.cli.feedback import serve_feedback
-from art_patch.cli.feedback_import import import_feedback
-from art_patch.cli.feedback_pull import app as pull
-from art_patch.cli.feedback_pull import pull_langfuse, pull_langsmith
-from art_patch.cli.groups import groups
-from art_patch.cli.history import diff, history
-from art_patch.cli.imports import import_file
-from art_patch.cli.init import app as init
-from art_patch.cli.init import vllm
-from art_patch.cli.judge import app as judge
-from art_patch.cli.judge import test_judge
-from art_patch.cli.policies import app as policies
-from art_patch.cli.policies import policies as list_policies
-from art_patch.cli.policies import promote, reject, rollback
-from art_patch.cli.policy_copies import export_policy, push
-from art_patch.cli.proxy import proxy
-from art_patch.cli.report import report
-from art_patch.cli.retrain import retrain
-from art_patch.cli.run import run as run_program
-from art_patch.cli.score import score
-from art_patch.cli.send import app as send
-from art_patch.cli.send import langfuse, mlflow, otlp, tensorboard, wandb
-from art_patch.cli.serve import serve
-from art_patch.cli.status import mode, status
-from art_patch.cli.store import backup, prune, stats, vacuum, verify
-from art_patch.cli.trajectories import app as trajectories
-from art_patch.cli.trajectories import list_trajectories, show
-from art_patch.cli.watch import watch
+from art_patch.cli.commands.analytics import analytics
+from art_patch.cli.commands.cron import app as cron
+from art_patch.cli.commands.demo import demo
+from art_patch.cli.commands.doctor import doctor
+from art_patch.cli.commands.erase import erase
+from art_patch.cli.commands.evaluate import evaluate
+from art_patch.cli.commands.export import export
+from art_patch.cli.commands.feedback import app as feedback
+from art_patch.cli.commands.feedback import serve_feedback
+from art_patch.cli.commands.feedback_import import import_feedback
+from art_patch.cli.commands.feedback_pull import app as pull
+from art_patch.cli.commands.feedback_pull import pull_langfuse, pull_langsmith
+from art_patch.cli.commands.groups import groups
+from art_patch.cli.commands.history import diff, history
+from art_patch.cli.commands.imports import import_file
+from art_patch.cli.commands.init import app as init
+from art_patch.cli.commands.init import vllm
+from art_patch.cli.commands.judge import app as judge
+from art_patch.cli.commands.judge import test_judge
+from art_patch.cli.commands.policies import app as policies
+from art_patch.cli.commands.policies import policies as list_policies
+from art_patch.cli.commands.policies import promote, reject, rollback
+from art_patch.cli.commands.policy_copies import export_policy, push
+from art_patch.cli.commands.proxy import proxy
+from art_patch.cli.commands.report import report
+from art_patch.cli.commands.retrain import retrain
+from art_patch.cli.commands.run import run as run_program
+from art_patch.cli.commands.score import score
+from art_patch.cli.commands.send import app as send
+from art_patch.cli.commands.send import langfuse, mlflow, otlp, tensorboard, wandb
+from art_patch.cli.commands.serve import serve
+from art_patch.cli.commands.status import mode, status
+from art_patch.cli.commands.store import backup, prune, stats, vacuum, verify
+from art_patch.cli.commands.trajectories import app as trajectories
+from art_patch.cli.commands.trajectories import list_trajectories, show
+from art_patch.cli.commands.watch import watch
+from art_patch.cli.interruption import interrupted
 from art_patch.errors import ArtPatchError
 from art_patch.settings import PREFIX
 
@@ -128,7 +128,7 @@ app.add_typer(trajectories)
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False) -> None:
     """Agents that learn from their own traffic."""
     if version:
-        from art_patch import __version__
+        from art_patch._lib.version import __version__
 
         typer.echo(__version__)
         raise typer.Exit
@@ -136,7 +136,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 def run() -> None:
     """Run the command line and exit with its code."""
-    from art_patch.cli.output import fail
+    from art_patch.cli.views.output import fail
 
     def on_terminate(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt  # so that SIGTERM unwinds like Ctrl-C: locks freed, children stopped, exit code 130

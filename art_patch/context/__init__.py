@@ -8,26 +8,31 @@ Identity, first that holds: an explicit `trajectory()` (or an outermost `span()`
 conversation that extends an earlier one (found by `recording`); the single call.
 """
 
+# pyright: reportUnusedImport=false
 from __future__ import annotations
 
-from art_patch.context.ambient import Identity, identify
-from art_patch.context.captured import CAPTURED
-from art_patch.context.replaying import replayable
-from art_patch.context.scopes import bind, group, span, suppress, trajectory
-from art_patch.context.scoring import correct, current_trajectory, reward, score
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "CAPTURED",
-    "Identity",
-    "bind",
-    "correct",
-    "current_trajectory",
-    "group",
-    "identify",
-    "replayable",
-    "reward",
-    "score",
-    "span",
-    "suppress",
-    "trajectory",
-]
+from art_patch._lib.lazy import lazily
+
+if TYPE_CHECKING:
+    from art_patch.context.ambient import Identity, identify
+    from art_patch.context.captured import CAPTURED, current_trajectory
+    from art_patch.context.own_calls import Passage, is_passing, passing
+    from art_patch.context.replaying import note_no_more, offered, replayable
+    from art_patch.context.scopes import bind, group, span, suppress, trajectory
+    from art_patch.context.scoring import correct, reward, score
+    from art_patch.context.threads import carry_threads_off, carry_threads_on
+else:
+    __getattr__ = lazily(
+        __name__,
+        {
+            "ambient": "Identity identify",
+            "captured": "CAPTURED current_trajectory",
+            "replaying": "note_no_more offered replayable",
+            "scopes": "bind group span suppress trajectory",
+            "scoring": "correct reward score",
+            "threads": "carry_threads_off carry_threads_on",
+            "own_calls": "Passage is_passing passing",
+        },
+    )

@@ -21,34 +21,10 @@ from opentelemetry import trace
 from opentelemetry.context.context import Context
 
 from art_patch.context.call_spans import is_call_span
-from art_patch.context.told_spans import Told, told_of
-from art_patch.records import Score, SpanInfo, TrajectoryInfo
+from art_patch.context.registered_spans import OpenTrajectory, Told, told_of
+from art_patch.types import TrajectoryInfo
 
 _KEY = otel.create_key("art-patch-ambient")
-
-
-class OpenTrajectory:
-    """A `trajectory()` block that is being executed.
-
-    Attributes:
-        info: what is known of it.
-        used: whether anything was recorded under it; a block without a call leaves no row.
-        waiting: steps that ended, and scores that were given, before the first call.
-    """
-
-    __slots__ = ("info", "used", "waiting")
-
-    def __init__(self, info: TrajectoryInfo) -> None:
-        self.info = info
-        self.used = False
-        self.waiting: list[SpanInfo | Score] = []
-
-    def waited(self) -> list[SpanInfo | Score]:
-        """Return what need not wait any longer; each once."""
-        if not self.used:
-            return []
-        waiting, self.waiting = self.waiting, []
-        return waiting
 
 
 class Ambient:

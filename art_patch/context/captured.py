@@ -1,4 +1,4 @@
-"""The trajectory that `capture_auto_trajectory` around the running code is making; its class is in `explicit`."""
+"""The trajectory that `capture_auto_trajectory` around the running code is making; its class is in `rollouts`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from art_patch.context.scoring import current_trajectory as surrounding
-from art_patch.records import TrajectoryInfo
+from art_patch.types import TrajectoryInfo
 
 CAPTURED: ContextVar[Any] = ContextVar("art_patch_captured", default=None)
 """`None` outside of it."""

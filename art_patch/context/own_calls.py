@@ -14,9 +14,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from art_patch.context.ambient import identify
-from art_patch.recording import Exchange, begin_exchange
-from art_patch.recording.scrubbing import described
-from art_patch.records import Api
+from art_patch.recording import Exchange, begin_exchange, described
+from art_patch.types import Api
 
 
 class Passage:

@@ -23,12 +23,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, cast
 
+from art_patch._lib.faults import faults
 from art_patch.context.ambient import ambient
 from art_patch.context.scopes import noted_run
 from art_patch.errors import ConfigError
-from art_patch.recording import faults
-from art_patch.recording.outlet import redacts
-from art_patch.records import JSON, REPLAY
+from art_patch.recording import redacts
+from art_patch.types import JSON, REPLAY
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -16,6 +16,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar
 from opentelemetry import context as otel
 from opentelemetry.context.context import Context
 
+from art_patch._lib.ids import new_id
 from art_patch.context.ambient import (
     Ambient,
     Entered,
@@ -29,10 +30,8 @@ from art_patch.context.ambient import (
 )
 from art_patch.context.carrying import carry
 from art_patch.errors import ConfigError
-from art_patch.ids import new_id
-from art_patch.recording import emit
-from art_patch.recording.scrubbing import described
-from art_patch.records import JSON, REPLAY, SpanInfo, TrajectoryInfo
+from art_patch.recording import described, emit
+from art_patch.types import JSON, REPLAY, SpanInfo, TrajectoryInfo
 
 P = ParamSpec("P")
 R = TypeVar("R")

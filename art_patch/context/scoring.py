@@ -12,11 +12,11 @@ import time
 from collections.abc import Mapping
 from typing import Any, cast
 
+from art_patch._lib.ids import new_id
 from art_patch.context.ambient import identify
 from art_patch.errors import ConfigError
-from art_patch.ids import new_id
 from art_patch.recording import emit
-from art_patch.records import Correction, Score, TrajectoryInfo
+from art_patch.types import Correction, Score, TrajectoryInfo
 
 
 def current_trajectory() -> TrajectoryInfo | None:

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import wrapt
 from opentelemetry import context as otel
 
+from art_patch._lib.faults import faults
 from art_patch.context.ambient import Ambient, put_on, to_carry
-from art_patch.recording import faults
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from art_patch.records import Group, Score
-from art_patch.rewards.batch import OrderedJudge
-from art_patch.rewards.judge import JudgeReport, OnScored
+from art_patch.rewards import JudgeReport, OnScored, OrderedJudge
+from art_patch.types import Group, Score
 
 
 class DealtOut:

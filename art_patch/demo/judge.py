@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from art_patch.demo.shop import COUNTS, ITEMS, question
-from art_patch.rewards.prompt import read_prompt
+from art_patch.rewards import read_prompt
 
 STAND_IN_MODEL = "openai/stand-in-judge"
 """litellm's name for it; the demo's scores carry it, so nobody takes them for an LLM's."""

@@ -22,10 +22,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import art_patch
+from art_patch._lib.private_files import private
 from art_patch.demo.shop import TOOLS
 from art_patch.errors import ArtPatchError, EngineError
-from art_patch.private import private
 
 _PR_SET_PDEATHSIG = 1
 AGENT = Path("shop_agent", "agent.py")
@@ -53,7 +52,7 @@ class Program:
 def agent_source() -> str:
     """Return the example agent's source, from the checkout or from where the wheel put it."""
     for root in (
-        Path(art_patch.__file__).parents[1] / "examples",
+        Path(__file__).parents[2] / "examples",
         Path(sysconfig.get_path("data"), "share/art-patch/examples"),
     ):
         if (root / AGENT).exists():

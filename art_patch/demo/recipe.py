@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from art_patch.cycle import CycleConfig
 from art_patch.gate import GateConfig
-from art_patch.grouping.resample import ResampleConfig
+from art_patch.grouping import ResampleConfig
+from art_patch.pipeline import CycleConfig
 from art_patch.training import TrainConfig
 
 SCENARIOS = 120

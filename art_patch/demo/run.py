@@ -22,7 +22,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from art_patch.cycle import CycleConfig, CycleReport, retrain
 from art_patch.demo.control import DealtOut
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge, shop_rule
 from art_patch.demo.processes import NO_UPSTREAM, Agent, Engine, Program, agent_source, unpatched
@@ -39,14 +38,11 @@ from art_patch.demo.recipe import (
 from art_patch.demo.shop import TOOLS, Task, is_success, make_tasks
 from art_patch.demo.shop_model import as_written, build_model
 from art_patch.errors import ArtPatchError
-from art_patch.rewards.batch import OrderedJudge
-from art_patch.rewards.defences import DefenceConfig
-from art_patch.rewards.judge import Judge
-from art_patch.rewards.rubric import load_rubric
-from art_patch.serving.client import EngineClient
+from art_patch.pipeline import CycleConfig, CycleReport, retrain
+from art_patch.rewards import DefenceConfig, Judge, OrderedJudge, load_rubric
+from art_patch.serving import EngineClient
 from art_patch.settings import Settings
-from art_patch.store import Store, open_store
-from art_patch.store.urls import without_password
+from art_patch.store import Store, open_store, without_password
 
 WHO = "demo"
 

@@ -6,9 +6,21 @@ store on a server are the only things that are asked over a network.
 A check that cannot be made is a finding too, so `examine` never fails because of what it finds.
 """
 
+# pyright: reportUnusedImport=false
 from __future__ import annotations
 
-from art_patch.doctor.examine import examine
-from art_patch.doctor.finding import Finding, Level
+from typing import TYPE_CHECKING
 
-__all__ = ["Finding", "Level", "examine"]
+from art_patch._lib.lazy import lazily
+
+if TYPE_CHECKING:
+    from art_patch.doctor.examination import examine
+    from art_patch.doctor.finding import Finding, Level
+else:
+    __getattr__ = lazily(
+        __name__,
+        {
+            "examination": "examine",
+            "finding": "Finding Level",
+        },
+    )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from art_patch.doctor.finding import Finding
 from art_patch.doctor.serving import Engine
 from art_patch.errors import ArtPatchError
-from art_patch.records import Route
+from art_patch.types import Route
 
 _MESSAGE = "Tell me something I do not know."
 """Leaves much open: a model that is sure of every token shows no difference."""

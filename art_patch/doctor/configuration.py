@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from art_patch.doctor.finding import Finding
-from art_patch.records import Route
 from art_patch.settings import PREFIX, Settings
-from art_patch.store.urls import without_password
+from art_patch.store import without_password
+from art_patch.types import Route
 
 _SECRET = frozenset({"judge_api_key"})
 

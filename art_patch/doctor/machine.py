@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from art_patch.doctor.finding import Finding
 from art_patch.errors import ConfigError
-from art_patch.serving.vllm.environment import BUILD, Found
+from art_patch.serving import BUILD, Found
 
 
 def gpu(gpus: Sequence[str]) -> Finding:

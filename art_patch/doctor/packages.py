@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from art_patch.doctor.finding import Finding
-from art_patch.patching.doors import DOORS
+from art_patch.patching import DOORS
 
 Installed = Callable[[str], str | None]
 """From the name of a distribution to its version, `None` if it is not installed."""
@@ -59,7 +59,7 @@ def sdk(installed: Installed, base_clients: Callable[[], Any]) -> list[Finding]:
         return [Finding("openai", "bad", "not installed", "pip install openai")]
     libraries = ", ".join(f"{name} {number}" for name in _HTTP_LIBRARIES if (number := installed(name)))
     text = f"{found}, over {libraries or 'no HTTP library that we know'}"
-    from art_patch.patching.wrapping import Wrapping
+    from art_patch.patching import Wrapping
 
     wrapping = Wrapping(lambda _: None)
     try:

@@ -9,7 +9,7 @@ from typing import Any
 from art_patch.doctor.finding import Finding
 from art_patch.doctor.storage import schema
 from art_patch.errors import ConfigError
-from art_patch.store.urls import missing_driver, postgres_parameters, without_password
+from art_patch.store import missing_driver, postgres_parameters, without_password
 
 _LOOK = """
     SELECT current_setting('server_version'), current_schema(), pg_size_pretty(pg_database_size(current_database())),

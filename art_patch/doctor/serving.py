@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from art_patch.doctor.finding import Finding
 from art_patch.errors import ArtPatchError
-from art_patch.records import Route
+from art_patch.types import Route
 
 START = "art-patch serve --base MODEL"
 

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 from art_patch.doctor.finding import Finding
-from art_patch.store.files import WITH_TRAFFIC
+from art_patch.store import WITH_TRAFFIC
 
 MIB = 2**20
 

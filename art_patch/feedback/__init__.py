@@ -11,8 +11,27 @@ answer through the same link replaces the first.
 Making a link needs the standard library only; `app` and `server` need Starlette and uvicorn.
 """
 
+# pyright: reportUnusedImport=false
 from __future__ import annotations
 
-from art_patch.feedback.links import feedback_url
+from typing import TYPE_CHECKING
 
-__all__ = ["feedback_url"]
+from art_patch._lib.lazy import lazily
+
+if TYPE_CHECKING:
+    from art_patch.feedback.files import Feedback, feedback_of, read_feedback
+    from art_patch.feedback.langfuse_scores import LangfuseScores
+    from art_patch.feedback.langsmith_feedback import LangSmithFeedback
+    from art_patch.feedback.links import feedback_url
+    from art_patch.feedback.server import run_feedback
+else:
+    __getattr__ = lazily(
+        __name__,
+        {
+            "files": "Feedback feedback_of read_feedback",
+            "langfuse_scores": "LangfuseScores",
+            "langsmith_feedback": "LangSmithFeedback",
+            "links": "feedback_url",
+            "server": "run_feedback",
+        },
+    )

@@ -28,8 +28,8 @@ from starlette.routing import Route
 from art_patch.errors import StoreError
 from art_patch.feedback.links import PATH, Expired, Forged, Link, read_link
 from art_patch.feedback.page import HEADERS, LONGEST_COMMENT, form, sentence
-from art_patch.recording.redaction import Redactor
-from art_patch.records import Score
+from art_patch.recording import Redactor
+from art_patch.types import Score
 
 if TYPE_CHECKING:
     from art_patch.settings import Redact

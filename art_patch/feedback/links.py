@@ -15,13 +15,12 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlencode
 
+from art_patch._lib.key_files import made_key, write_whole
 from art_patch.context import current_trajectory
 from art_patch.errors import ConfigError
-from art_patch.keys import made_key, write_whole
-from art_patch.recording import emit, outlet
+from art_patch.recording import current_settings, emit
 from art_patch.settings import Settings, load_settings
 
 PATH = "/feedback"
@@ -170,5 +169,4 @@ def secret_of(settings: Settings) -> bytes:
 
 def _settings() -> Settings:
     """The settings of the patch that is in force, else those of the environment."""
-    recorder: Any = getattr(outlet, "_recorder", None)
-    return load_settings() if recorder is None else recorder.settings
+    return current_settings() or load_settings()

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import uvicorn
 
+from art_patch._lib.http_server import Server, listen, url_of
 from art_patch.errors import ConfigError
 from art_patch.feedback.app import build_app
 from art_patch.feedback.links import say_address, secret_of
-from art_patch.listening import Server, listen, url_of
 from art_patch.settings import Settings
 from art_patch.store import open_store
 

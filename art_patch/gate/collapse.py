@@ -20,7 +20,7 @@ from typing import Any, cast
 from art_patch.gate.config import CollapseConfig, GateConfig
 from art_patch.gate.findings import Finding, not_worse
 from art_patch.gate.turns import Turn
-from art_patch.records import JSON, Choice
+from art_patch.types import JSON, Choice
 
 REFUSALS = (
     "i'm sorry, but i can",

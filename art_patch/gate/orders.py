@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from art_patch.gate.bounds import mean
 from art_patch.gate.findings import TIE, Pair
 from art_patch.gate.turns import Turn
-from art_patch.records import Group
+from art_patch.types import Group
 
 Contest = tuple[Turn, Group, frozenset[str]]
 """A turn, both policies' answers as one group, and the ids of those that the candidate gave."""

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from art_patch.chain import canonical
 from art_patch.gate.collapse import Answered, Given
 from art_patch.gate.config import GateConfig
 from art_patch.gate.findings import Finding
 from art_patch.gate.orders import Contest
 from art_patch.gate.turns import Turn
-from art_patch.records import JSON, Call, Choice, Group, Trajectory, TrajectoryInfo
+from art_patch.trajectories import canonical
+from art_patch.types import JSON, Call, Choice, Group, Trajectory, TrajectoryInfo
 
 
 @dataclass(frozen=True, slots=True)

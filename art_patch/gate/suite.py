@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from art_patch.errors import ConfigError
 from art_patch.gate.turns import Turn
-from art_patch.records import Call, TrajectoryInfo
+from art_patch.types import Call, TrajectoryInfo
 
 PREFIX = "suite:"
 """Of the scenario keys; keys of traffic begin otherwise."""

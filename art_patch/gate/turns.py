@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from art_patch.chain import canonical
-from art_patch.records import Call, Choice, Group, Trajectory, TrajectoryInfo
+from art_patch.trajectories import canonical
+from art_patch.types import Call, Choice, Group, Trajectory, TrajectoryInfo
 
 _ASKABLE = (None, "answered by upstream", "greedy sampling has no exploration")
 """Whoever answered, and however it was sampled, the prompt is traffic's."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from art_patch.gate.bounds import fewest, lower_bound, mean, scenarios_needed
 from art_patch.gate.config import GateConfig
 from art_patch.gate.findings import TIE, Finding, Pair, scenario_means
-from art_patch.records import JSON
+from art_patch.types import JSON
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from art_patch.records import Call
+from art_patch.types import Call
 
 _NO_REASON_AGAINST = frozenset(
     {

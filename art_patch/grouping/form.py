@@ -12,7 +12,7 @@ from art_patch.grouping.embeddings import Embed, same_meaning
 from art_patch.grouping.scenario import Task, given_scenario, is_held_out, spelling_of, task_key, task_of
 from art_patch.grouping.spans import sibling_spans
 from art_patch.grouping.wording import Word
-from art_patch.records import Group, Trajectory
+from art_patch.types import Group, Trajectory
 
 
 @dataclass(frozen=True, slots=True)

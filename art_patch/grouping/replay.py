@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from art_patch.records import COPIES, REPLAY, Trajectory, TrajectoryInfo
+from art_patch.types import COPIES, REPLAY, Trajectory, TrajectoryInfo
 
 REPLAYED = "replayed"
 """Tag of a re-run. Its metadata names the original in `replay_of`, and is not offered to be repeated itself."""

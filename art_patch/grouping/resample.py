@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from art_patch.grouping.askable import can_be_asked_again
-from art_patch.records import Call, Choice, Group, Trajectory, TrajectoryInfo
-from art_patch.transcripts import chosen_choice, followed
+from art_patch.trajectories import chosen_choice, followed
+from art_patch.types import Call, Choice, Group, Trajectory, TrajectoryInfo
 
 Pick = Literal["last", "fault", "spread"]
 

@@ -19,7 +19,7 @@ from typing import Any
 from art_patch.grouping.masks import mask, normalise, one_spelling
 from art_patch.grouping.spelling import corrections
 from art_patch.grouping.wording import Word, essence, words_of
-from art_patch.records import JSON, Call, Trajectory
+from art_patch.types import JSON, Call, Trajectory
 
 # Made once: `json.dumps` makes an encoder for each call that has arguments.
 _compact = json.JSONEncoder(separators=(",", ":")).encode

@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from art_patch.grouping.masks import normalise
 from art_patch.grouping.scenario import digest, tools_key
-from art_patch.records import Call, SpanInfo, Trajectory, TrajectoryInfo
-from art_patch.transcripts import number_tool_calls
+from art_patch.trajectories import number_tool_calls
+from art_patch.types import Call, SpanInfo, Trajectory, TrajectoryInfo
 
 
 def sibling_spans(

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from art_patch.explicit.backend import LocalBackend
+from art_patch.rollouts import LocalBackend
 
 __all__ = ["LocalBackend"]

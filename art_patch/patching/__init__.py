@@ -8,8 +8,23 @@ fails, the call goes upstream as if we were not there, and one record says why. 
 they are. Our own faults are counted and logged at most once a minute; under pytest they are raised.
 """
 
+# pyright: reportUnusedImport=false
 from __future__ import annotations
 
-from art_patch.patching.control import Handle, Status, flush, patch, status, unpatch, wrap
+from typing import TYPE_CHECKING
 
-__all__ = ["Handle", "Status", "flush", "patch", "status", "unpatch", "wrap"]
+from art_patch._lib.lazy import lazily
+
+if TYPE_CHECKING:
+    from art_patch.patching.control import Handle, Status, flush, patch, patch_around, status, unpatch, wrap
+    from art_patch.patching.sdk.bypasses import DOORS
+    from art_patch.patching.sdk.wrapping import MODULE, Wrapping
+else:
+    __getattr__ = lazily(
+        __name__,
+        {
+            "control": "Handle Status flush patch patch_around status unpatch wrap",
+            "sdk.bypasses": "DOORS",
+            "sdk.wrapping": "MODULE Wrapping",
+        },
+    )

@@ -22,18 +22,18 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar, cast
 
 import wrapt
 
-from art_patch.context.threads import carry_threads_off, carry_threads_on
+from art_patch._lib.faults import faults, logger
+from art_patch._lib.gc_pause import uncollected
+from art_patch.context import carry_threads_off, carry_threads_on
 from art_patch.errors import ConfigError
-from art_patch.garbage import uncollected
-from art_patch.patching.bypass import bypasses_seen, detector
-from art_patch.patching.installed import integrations
 from art_patch.patching.runtime import Runtime
-from art_patch.patching.wrapping import MODULE, Wrapping
-from art_patch.recording import faults, set_recorder
-from art_patch.recording.faults import logger
-from art_patch.records import JSON, Mode
+from art_patch.patching.sdk.bypass import bypasses_seen, detector
+from art_patch.patching.sdk.integrations import integrations
+from art_patch.patching.sdk.wrapping import MODULE, Wrapping
+from art_patch.recording import set_recorder
 from art_patch.settings import Match, Redact, Settings, read_settings
-from art_patch.store.urls import absolute_url, without_password
+from art_patch.store import absolute_url, without_password
+from art_patch.types import JSON, Mode
 
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ class _Reporter:
 
     def report(self, runtime: Runtime) -> None:
         """Called by the recorder's thread."""
-        from art_patch.records import AppReport
+        from art_patch.types import AppReport
 
         now, facts = time.monotonic(), _facts(runtime)
         age_s = now - self._last[0]

@@ -14,22 +14,22 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from art_patch.patching.breaker import Breaker
-from art_patch.patching.local_request import Twins
-from art_patch.patching.matching import compile_match
-from art_patch.patching.pins import Pins
-from art_patch.patching.pulse import is_alive
-from art_patch.patching.shadow import Shadow
-from art_patch.patching.target import Target, resolve
-from art_patch.recording import Recorder, Sink, faults
-from art_patch.recording.faults import logger
-from art_patch.records import Route
+from art_patch._lib.faults import faults, logger
+from art_patch._lib.forking import late_import
+from art_patch.patching.rewriting.engine_request import Twins
+from art_patch.patching.routing.breaker import Breaker
+from art_patch.patching.routing.health_check import is_alive
+from art_patch.patching.routing.pins import Pins
+from art_patch.patching.routing.shadow import Shadow
+from art_patch.patching.routing.target import Target, resolve
+from art_patch.patching.sdk.matching import compile_match
+from art_patch.recording import Recorder, Sink
 from art_patch.settings import Settings
-from art_patch.store.forking import late_import
-from art_patch.store.urls import of_another_project, waits_for_network
+from art_patch.store import of_another_project, waits_for_network
+from art_patch.types import Route
 
 if TYPE_CHECKING:
-    from art_patch.records import Call, TrajectoryInfo
+    from art_patch.types import Call, TrajectoryInfo
 
 REFRESH_EVERY_S = 1.0
 PULSE_EVERY_S = 2.0
@@ -43,7 +43,7 @@ ReadRoute = Callable[[str], Route]
 
 def _read_route(url: str) -> Route:
     with late_import():  # the recorder's thread is the first to ask a store behind a network
-        from art_patch.store.route import read_route
+        from art_patch.store import read_route
     return read_route(url)
 
 

@@ -28,12 +28,17 @@ from typing import Literal, NamedTuple
 
 from art_patch.promotion.sequential import Block, Observation, blocks
 from art_patch.promotion.watching import LATEST, Arm, Evidence
-from art_patch.records import Group, Score, Trajectory, TrajectoryInfo
-from art_patch.records.arms import ArmCall, Seen
-from art_patch.rewards.combine import COMBINED, REWARD_NAME, REWARD_SOURCES
-from art_patch.rewards.feedback import PEOPLE, satisfaction_G
-from art_patch.rewards.judge import SCORE_NAME, SCORE_SOURCE
-from art_patch.rewards.side_by_side import newest
+from art_patch.rewards import (
+    COMBINED,
+    PEOPLE,
+    REWARD_NAME,
+    REWARD_SOURCES,
+    SCORE_NAME,
+    SCORE_SOURCE,
+    newest,
+    satisfaction_G,
+)
+from art_patch.types import ArmCall, Group, Score, Seen, Trajectory, TrajectoryInfo
 
 _Value = Callable[[ArmCall], float | None]
 

@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 from art_patch.errors import ConfigError
 from art_patch.promotion.sequential import Block, difference, is_above, lower_bound, slower, upper_bound
-from art_patch.records import JSON
+from art_patch.types import JSON
 
 LATEST = 10
 """So many of the challenger's sessions with the newest calls are looked at by themselves, beside the champion's of the

@@ -9,3 +9,20 @@ Upstream is sent what the caller sent: its key, its headers, its body, once; ret
 answers, errors included, come back as they are. The caller's key is never recorded and never sent to the engine. A
 caller that goes away ends its call upstream.
 """
+
+# pyright: reportUnusedImport=false
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from art_patch._lib.lazy import lazily
+
+if TYPE_CHECKING:
+    from art_patch.proxy.server import run_proxy
+else:
+    __getattr__ = lazily(
+        __name__,
+        {
+            "server": "run_proxy",
+        },
+    )

@@ -21,13 +21,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from art_patch.asgi_caller import Caller, Gone, Pairs
+from art_patch._lib.asgi import Caller, Gone, Pairs
 from art_patch.context import group, trajectory
 from art_patch.patching import status
 from art_patch.proxy.headers import KEY, TRAJECTORY, first, for_caller, said
 from art_patch.proxy.upstream import Sent, Unreachable, Upstream
-from art_patch.serving.guard import PageGuard
-from art_patch.serving.http_errors import error_body
+from art_patch.serving import PageGuard, error_body
 
 PREFIX = "/v1"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from art_patch.asgi_caller import Pairs
+from art_patch._lib.asgi import Pairs
 
 OURS = b"x-art-"
 """What starts like this is for the proxy, and goes no further."""

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import uvicorn
 
+from art_patch._lib.http_server import Server, is_loopback, listen, url_of
 from art_patch.errors import ConfigError
-from art_patch.listening import Server, is_loopback, listen, url_of
 from art_patch.patching import flush, patch, unpatch
 from art_patch.proxy.app import PREFIX, build_app
 

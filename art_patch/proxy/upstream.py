@@ -16,7 +16,7 @@ from typing import Any, cast
 import openai
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from art_patch.asgi_caller import Pairs
+from art_patch._lib.asgi import Pairs
 from art_patch.proxy.headers import first, for_upstream
 
 CONNECT_TIMEOUT_S = 30.0

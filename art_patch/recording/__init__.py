@@ -8,13 +8,33 @@ what does not fit is dropped whole and counted. Only allow-listed request fields
 texts without secrets. If the store fails, batches wait and are tried again; the app never notices.
 """
 
+# pyright: reportUnusedImport=false
 from __future__ import annotations
 
-from art_patch.recording.delivery import Sink
-from art_patch.recording.exchange import Exchange
-from art_patch.recording.faults import faults, is_fault
-from art_patch.recording.outlet import begin_exchange, emit, set_recorder
-from art_patch.recording.recorder import Recorder
-from art_patch.recording.share import in_share
+from typing import TYPE_CHECKING
 
-__all__ = ["Exchange", "Recorder", "Sink", "begin_exchange", "emit", "faults", "in_share", "is_fault", "set_recorder"]
+from art_patch._lib.lazy import lazily
+
+if TYPE_CHECKING:
+    from art_patch.recording.delivery import Sink
+    from art_patch.recording.exchange import Ended, Exchange
+    from art_patch.recording.outlet import begin_exchange, current_settings, emit, redacts, set_recorder
+    from art_patch.recording.recorder import Recorder
+    from art_patch.recording.redaction import Redactor
+    from art_patch.recording.responses import read_asked
+    from art_patch.recording.scrubbing import described
+    from art_patch.recording.share import in_share
+else:
+    __getattr__ = lazily(
+        __name__,
+        {
+            "delivery": "Sink",
+            "exchange": "Ended Exchange",
+            "outlet": "begin_exchange current_settings emit redacts set_recorder",
+            "recorder": "Recorder",
+            "redaction": "Redactor",
+            "scrubbing": "described",
+            "share": "in_share",
+            "responses": "read_asked",
+        },
+    )

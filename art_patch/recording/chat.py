@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from art_patch.recording.loose_json import as_count, as_ids, as_object, objects, parse_object
-from art_patch.recording.params import PARAMS
+from art_patch._lib.loose_json import as_count, as_ids, as_object, objects, parse_object
 from art_patch.recording.sse import assemble, events
 from art_patch.recording.surfaces import Answered, Asked, is_whole
-from art_patch.records import Choice
+from art_patch.trajectories import PARAMS
+from art_patch.types import Choice
 
 
 def asked(request: dict[str, Any]) -> Asked:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from art_patch.recording.loose_json import as_count, as_list, as_object, as_text, objects, parse_object
-from art_patch.recording.params import PARAMS as CHAT_PARAMS
+from art_patch._lib.loose_json import as_count, as_list, as_object, as_text, objects, parse_object
 from art_patch.recording.sse import DONE, events
 from art_patch.recording.surfaces import Answered, Asked, is_whole
-from art_patch.records import JSON, Choice
+from art_patch.trajectories import PARAMS as CHAT_PARAMS
+from art_patch.types import JSON, Choice
 
 PARAMS = CHAT_PARAMS | {"best_of", "echo", "suffix"}
 """Request fields that are recorded."""

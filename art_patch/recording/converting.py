@@ -10,15 +10,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
+from art_patch._lib.faults import Unstorable, faults
 from art_patch.recording.exchange import Exchange
-from art_patch.recording.faults import Unstorable, faults
 from art_patch.recording.media import without_media
 from art_patch.recording.reading import read_call
 from art_patch.recording.redaction import Redactor
 from art_patch.recording.share import in_share
 from art_patch.recording.stitching import Stitcher
-from art_patch.records import AppReport, Call, Record, TrajectoryInfo
 from art_patch.settings import Redact
+from art_patch.types import AppReport, Call, Record, TrajectoryInfo
 
 MAX_ANNOUNCED = 20_000
 

@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from art_patch._lib.faults import faults
 from art_patch.errors import WrongProject
-from art_patch.recording.faults import faults
 
 if TYPE_CHECKING:
-    from art_patch.records import Record
+    from art_patch.types import Record
 
 FIRST_RETRY_S = 0.5
 MAX_RETRY_S = 30.0

@@ -8,20 +8,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from art_patch.records import UPSTREAM, Api, TrajectoryInfo
+from art_patch.types import UPSTREAM, Api, TrajectoryInfo
 
 if TYPE_CHECKING:
     from opentelemetry.context.context import Context
-
-    from art_patch.recording.recorder import Recorder
 
 Ended = Literal["complete", "closed", "failed", "cancelled"]
 """How the last byte came: `closed` is a stream that was given up, or left right after its last event."""
 
 FIXED_SIZE = 1024
 """What an exchange weighs in the queue besides its bytes: the object, its lists, its share of the thread's work."""
+
+
+class Queue(Protocol):
+    """Takes exchanges that are finished: the recorder."""
+
+    @property
+    def generation(self) -> int:
+        """Grows with each store that is opened anew, so that an exchange knows whether its trajectory is in it."""
+        ...
+
+    def put(self, item: Exchange, size: int) -> bool:
+        """Take one, which weighs `size` bytes; false if it is dropped."""
+        ...
 
 
 class Exchange:
@@ -57,7 +68,7 @@ class Exchange:
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: Queue,
         requested_model: str,
         trajectory: TrajectoryInfo | None = None,
         span_id: str | None = None,

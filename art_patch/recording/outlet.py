@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from art_patch._lib.faults import faults
 from art_patch.recording.exchange import Exchange
-from art_patch.recording.faults import faults
 from art_patch.recording.recorder import Recorder
 
 if TYPE_CHECKING:
     from opentelemetry.context.context import Context
 
-    from art_patch.records import Record, TrajectoryInfo
+    from art_patch.settings import Settings
+    from art_patch.types import Record, TrajectoryInfo
 
 Wants = Callable[[Mapping[str, Any]], bool]
 
@@ -44,6 +45,11 @@ def begin_exchange(
     if recorder.settings.otel == "auto":
         exchange.otel_context = otel_context
     return exchange
+
+
+def current_settings() -> Settings | None:
+    """Return the settings of the patch that is in force, `None` without one."""
+    return None if _recorder is None else _recorder.settings
 
 
 def redacts() -> bool:

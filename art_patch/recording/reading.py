@@ -12,21 +12,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from art_patch.ids import new_id
-from art_patch.proof import why_untrainable
+from art_patch._lib.ids import new_id
+from art_patch._lib.loose_json import as_object, parse_object
 from art_patch.recording import chat, completions, responses
 from art_patch.recording.exchange import Exchange
-from art_patch.recording.loose_json import as_object, parse_object
 from art_patch.recording.media import UNTRAINABLE as MEDIA
 from art_patch.recording.media import without_media
 from art_patch.recording.scrubbing import scrub
 from art_patch.recording.surfaces import Answered, Asked
-from art_patch.records import UPSTREAM, Api, Call, CallStatus
+from art_patch.trajectories import why_untrainable
+from art_patch.types import UPSTREAM, Api, Call, CallStatus
 
 _READERS: dict[Api, tuple[Callable[[dict[str, Any]], Asked], Callable[[bytes], Answered]]] = {
     "chat": (chat.asked, chat.answered),
     "completions": (completions.asked, completions.answered),
-    "responses": (responses.asked, responses.answered),
+    "responses": (responses.read_asked, responses.answered),
 }
 
 

@@ -13,7 +13,7 @@ that began before the trouble stay whole.
 
 Why this queue and a re-entrant lock: a stream may be finalised by the garbage collector in the middle of another
 `put()` of the same thread, where a plain lock (and so `queue.Queue`, `Event.set`) would wait for itself for ever. Why
-all of them are native: see `native`.
+all of them are native: see `_lib.os_threads`.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from art_patch.native import Empty, Flag, NativeThread, Queue, RLock
+from art_patch._lib import progress
+from art_patch._lib.faults import Unstorable, faults
+from art_patch._lib.forking import late_import
+from art_patch._lib.os_threads import Empty, Flag, NativeThread, Queue, RLock
 from art_patch.recording.delivery import Delivery, Sink, Sized
 from art_patch.recording.exchange import FIXED_SIZE, Exchange
-from art_patch.recording.faults import Unstorable, faults
 from art_patch.recording.losses import FAULT, QUEUE_FULL, REDACTION, REFUSED, SLOW, Tally, say, sentence, unwritable
-from art_patch.records import UPSTREAM
 from art_patch.settings import Settings
-from art_patch.store import progress
-from art_patch.store.forking import late_import
-from art_patch.store.urls import waits_for_network
+from art_patch.store import waits_for_network
+from art_patch.types import UPSTREAM
 
 if TYPE_CHECKING:
     from art_patch.recording.converting import Converter, OnShadow
     from art_patch.recording.telemetry import Telemetry
-    from art_patch.records import Record
+    from art_patch.types import Record
 
 COLLECT_ITEMS = 200
 """How many calls are read before they are written."""
@@ -134,8 +134,7 @@ class Recorder:
 
     def _open_store(self) -> Sink:
         with late_import():  # SQLAlchemy: not before the first flush, not in the app's threads
-            import_module("art_patch.store.store")
-        from art_patch.store import open_store
+            from art_patch.store import open_store
 
         return open_store(self.settings.store_url, project=self.settings.project, trouble=faults.trouble)
 
@@ -380,7 +379,7 @@ class Recorder:
         sized.append((records[-1], size))
 
     def _deliver(self) -> None:
-        from art_patch.records import Call  # the converter has made the class; `patch()` is spared it
+        from art_patch.types import Call  # the converter has made the class; `patch()` is spared it
 
         written, poison = self._delivery.attempt(time.monotonic())
         for record, _ in written:

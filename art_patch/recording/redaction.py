@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 from art_patch.recording.scrubbing import hide
-from art_patch.records import Call, Correction, Record, Score, SpanInfo, TrajectoryInfo
 from art_patch.settings import Redact
+from art_patch.types import Call, Correction, Record, Score, SpanInfo, TrajectoryInfo
 
 UNTRAINABLE = "it was redacted"
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from art_patch.recording.loose_json import as_count, as_object, as_text, objects, parse_object
+from art_patch._lib.loose_json import as_count, as_object, as_text, objects, parse_object
 from art_patch.recording.responses_items import answer_message, messages
 from art_patch.recording.sse import DONE, events
 from art_patch.recording.surfaces import Answered, Asked, is_whole
-from art_patch.records import JSON, Choice
+from art_patch.types import JSON, Choice
 
 SAME_PARAMS = ("parallel_tool_calls", "temperature", "top_logprobs", "top_p")
 """Request fields that are the same in chat."""
@@ -27,7 +27,7 @@ _REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
 # The request.
 
 
-def asked(request: dict[str, Any]) -> Asked:
+def read_asked(request: dict[str, Any]) -> Asked:
     """Read a request."""
     prompt, instructions = request.get("input"), request.get("instructions")
     found: list[JSON] = []

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from art_patch.recording.loose_json import as_list, as_text, objects
-from art_patch.records import JSON
+from art_patch._lib.loose_json import as_list, as_text, objects
+from art_patch.types import JSON
 
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from art_patch.recording.loose_json import as_text, parse_object
+from art_patch._lib.loose_json import as_text, parse_object
 
 DONE = "[DONE]"
 

@@ -18,9 +18,9 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import Any, cast
 
-from art_patch.chain import ROOT, canonical
-from art_patch.ids import new_id
-from art_patch.records import JSON, Call, TrajectoryInfo
+from art_patch._lib.ids import new_id
+from art_patch.trajectories import ROOT, canonical
+from art_patch.types import JSON, Call, TrajectoryInfo
 
 MAX_NODES = 20_000
 MAX_ENDS = 64

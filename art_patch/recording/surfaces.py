@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from art_patch.records import JSON, Choice
+from art_patch.types import JSON, Choice
 
 
 @dataclass(frozen=True, slots=True)

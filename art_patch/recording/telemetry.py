@@ -28,15 +28,21 @@ from opentelemetry import context as otel
 from opentelemetry import trace
 from opentelemetry.context.context import Context
 
-from art_patch import __version__
+from art_patch._lib.faults import faults
+from art_patch._lib.loose_json import as_object, parse_object
+from art_patch._lib.version import __version__
+from art_patch.otel import (
+    error_type,
+    input_messages,
+    operation_of,
+    output_messages,
+    request_attributes,
+    trajectory_attributes,
+)
 from art_patch.recording.exchange import Exchange
-from art_patch.recording.faults import faults
-from art_patch.recording.genai_attributes import error_type, operation_of, request_attributes, trajectory_attributes
-from art_patch.recording.genai_messages import input_messages, output_messages
-from art_patch.recording.loose_json import as_object, parse_object
 from art_patch.recording.sse import events
 from art_patch.recording.surfaces import is_whole
-from art_patch.records import UPSTREAM, Call, Record, TrajectoryInfo
+from art_patch.types import UPSTREAM, Call, Record, TrajectoryInfo
 
 CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 MAX_RUNS = 10_000

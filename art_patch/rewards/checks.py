@@ -30,7 +30,7 @@ from threading import Thread
 from typing import Any, NamedTuple, cast
 
 from art_patch.errors import ConfigError
-from art_patch.records import Score, Trajectory
+from art_patch.types import Score, Trajectory
 
 SOURCE = "code"
 TIMEOUT_S = 30.0

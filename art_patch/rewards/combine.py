@@ -26,11 +26,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from art_patch.errors import ConfigError
-from art_patch.records import Group, Score
 from art_patch.rewards.checks import load_function, version_of
 from art_patch.rewards.criteria import Criterion, criterion_scores, load_criteria, weighted_G
-from art_patch.rewards.judge import SCORE_NAME, SCORE_SOURCE
-from art_patch.rewards.side_by_side import newest, with_scores
+from art_patch.rewards.judge.ruler import SCORE_NAME, SCORE_SOURCE
+from art_patch.rewards.latest_score import newest, with_scores
+from art_patch.types import Group, Score
 
 REWARD_NAME = "reward"
 REWARD_SOURCES = ("user", "code")

@@ -24,12 +24,12 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from art_patch.errors import ConfigError
-from art_patch.records import COPIES, JSON, Group, Score, Trajectory
 from art_patch.rewards.checks import load_function, version_of
 from art_patch.rewards.feedback import satisfaction_G
-from art_patch.rewards.judge import SCORE_NAME, SCORE_SOURCE
-from art_patch.rewards.side_by_side import newest
-from art_patch.transcripts import chosen_choice, main_call, transcript
+from art_patch.rewards.judge.ruler import SCORE_NAME, SCORE_SOURCE
+from art_patch.rewards.latest_score import newest
+from art_patch.trajectories import chosen_choice, main_call, transcript
+from art_patch.types import COPIES, JSON, Group, Score, Trajectory
 
 SOURCE = "criteria"
 PREFIX = "criterion."

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
 
-from art_patch.records import Group, Trajectory
-from art_patch.rewards.judge import SCORE_NAME, SCORE_SOURCE
-from art_patch.rewards.side_by_side import newest
+from art_patch.rewards.judge.ruler import SCORE_NAME, SCORE_SOURCE
+from art_patch.rewards.latest_score import newest
+from art_patch.types import Group, Trajectory
 
 PEOPLE = ("thumbs", "rating", "satisfaction", "feedback")
 

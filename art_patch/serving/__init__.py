@@ -4,3 +4,42 @@
 torch nor transformers. `server` is the HTTP side; behind it is `embedded`, which computes in the same process, or
 `vllm`, which keeps vLLM processes alive and forwards to them.
 """
+
+# pyright: reportUnusedImport=false
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from art_patch._lib.lazy import lazily
+
+if TYPE_CHECKING:
+    from art_patch.serving.choice import Choice, choose, share_out
+    from art_patch.serving.client import EngineClient
+    from art_patch.serving.contract import Engine, Served
+    from art_patch.serving.embedded.engine import EmbeddedEngine
+    from art_patch.serving.embedded.scheduler import EngineLimits
+    from art_patch.serving.exact_route import exact_url
+    from art_patch.serving.guard import PageGuard
+    from art_patch.serving.http_errors import error_body
+    from art_patch.serving.server import run_server
+    from art_patch.serving.vllm.command import VllmOptions, check_extra, check_rank
+    from art_patch.serving.vllm.engine import VllmEngine
+    from art_patch.serving.vllm.environment import BUILD, Found, build, built, find_vllm, gpus, home_of
+else:
+    __getattr__ = lazily(
+        __name__,
+        {
+            "choice": "Choice choose share_out",
+            "client": "EngineClient",
+            "contract": "Engine Served",
+            "embedded.engine": "EmbeddedEngine",
+            "embedded.scheduler": "EngineLimits",
+            "exact_route": "exact_url",
+            "guard": "PageGuard",
+            "http_errors": "error_body",
+            "server": "run_server",
+            "vllm.command": "VllmOptions check_extra check_rank",
+            "vllm.engine": "VllmEngine",
+            "vllm.environment": "BUILD Found build built find_vllm gpus home_of",
+        },
+    )

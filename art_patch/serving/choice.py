@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, cast, get_args
 
 from art_patch.errors import ConfigError
-from art_patch.serving.vllm.environment import BUILD, Found, find, gpus
+from art_patch.serving.vllm.environment import BUILD, Found, find_vllm, gpus
 
 Kind = Literal["auto", "embedded", "vllm"]
 
@@ -44,7 +44,7 @@ def choose(kind: str, device: str, *, python: Path | None, environments: Path) -
         return Choice(None, here, "asked for")
     if kind == "auto" and not here:
         return Choice(None, here, "no GPU" if device == "auto" else f"--device {device}")
-    found = find(python, environments)
+    found = find_vllm(python, environments)
     if kind == "auto":
         if found is None or found.device != "cuda":
             return Choice(None, here, f"a GPU is here, but no vLLM for it; build its environment: {BUILD}")

@@ -18,8 +18,8 @@ from http.client import HTTPException
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from art_patch._lib.key_files import admin_key, engine_key
 from art_patch.errors import AdapterRejected, EngineError
-from art_patch.keys import admin_key, engine_key
 
 if TYPE_CHECKING:
     from art_patch.settings import Settings

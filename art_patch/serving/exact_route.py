@@ -2,9 +2,9 @@
 
 `POST /exact/v1/chat/completions` is `/v1/chat/completions` of the engine behind, but for two things. The model's bare
 NAME stands for the policy that serves at the moment of the call, and a whole answer's choices carry `art_patch`
-(`art_patch.exact`): any client that keeps fields which it does not know, such as the OpenAI SDK's, hands them to the
-trainer by keeping the choice. Token ids and log-probabilities stand where callers meet them only if they were asked
-for. Streams pass as they are: nobody gets a choice of them.
+(`art_patch.trajectories.token_payload`): any client that keeps fields which it does not know, such as the OpenAI SDK's,
+hands them to the trainer by keeping the choice. Token ids and log-probabilities stand where callers meet them only if
+they were asked for. Streams pass as they are: nobody gets a choice of them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from art_patch.exact import hang
 from art_patch.serving.contract import MAX_BODY_BYTES
 from art_patch.serving.http_errors import ApiError
+from art_patch.trajectories import hang
 
 PREFIX = "/exact"
 """Of the address, before `/v1`."""

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from art_patch.listening import is_loopback
+from art_patch._lib.http_server import is_loopback
 from art_patch.serving.http_errors import error_body
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]\\]+)(?::\d+)?")

@@ -25,9 +25,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from art_patch._lib.http_server import Server, bind, is_loopback, url_of
+from art_patch._lib.key_files import ADMIN_KEY_FILE
 from art_patch.errors import AdapterRejected
-from art_patch.keys import ADMIN_KEY_FILE
-from art_patch.listening import Server, bind, is_loopback, url_of
 from art_patch.serving.contract import Overloaded, Served, UnknownPolicy
 from art_patch.serving.exact_route import PREFIX, ExactRoute
 from art_patch.serving.guard import PageGuard

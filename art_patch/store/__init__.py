@@ -7,19 +7,61 @@ Importing the package does not import SQLAlchemy: `patch()` reads the route (`st
 must not cost the app half a second.
 """
 
+# pyright: reportUnusedImport=false
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["Store", "open_store"]
+from art_patch._lib.lazy import lazily
 
 if TYPE_CHECKING:
+    from art_patch.store.backends.connect import open_database
+    from art_patch.store.backends.files import WITH_TRAFFIC
+    from art_patch.store.backends.urls import (
+        absolute_url,
+        is_postgres,
+        missing_driver,
+        of_another_project,
+        postgres_parameters,
+        sqlite_path,
+        waits_for_network,
+        without_password,
+    )
+    from art_patch.store.erasure.whereabouts import Erasure
+    from art_patch.store.ledger.groups_and_policies import Ledger
+    from art_patch.store.ledger.leases import Lease, Leases, lost
+    from art_patch.store.ledger.route import read_route
+    from art_patch.store.ledger.sent import SentItem
+    from art_patch.store.ledger.transfers import ExportNote
+    from art_patch.store.queries.browse import PAGE, Cursor, Filter, Summary
+    from art_patch.store.queries.compare import Pair
+    from art_patch.store.queries.grouping_stats import group_stats
+    from art_patch.store.queries.read import Reader
+    from art_patch.store.queries.usage import usage
+    from art_patch.store.schema.tables import HEAD
     from art_patch.store.store import Store, open_store
 else:
-
-    def __getattr__(name):
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from art_patch.store import store
-
-        return getattr(store, name)
+    __getattr__ = lazily(
+        __name__,
+        {
+            "backends.connect": "open_database",
+            "backends.files": "WITH_TRAFFIC",
+            "backends.urls": (
+                "absolute_url is_postgres missing_driver of_another_project postgres_parameters sqlite_path "
+                "waits_for_network without_password"
+            ),
+            "erasure.whereabouts": "Erasure",
+            "ledger.groups_and_policies": "Ledger",
+            "ledger.leases": "Lease Leases lost",
+            "ledger.route": "read_route",
+            "ledger.sent": "SentItem",
+            "ledger.transfers": "ExportNote",
+            "queries.browse": "Cursor Filter PAGE Summary",
+            "queries.compare": "Pair",
+            "queries.grouping_stats": "group_stats",
+            "queries.read": "Reader",
+            "queries.usage": "usage",
+            "schema.tables": "HEAD",
+            "store": "Store open_store",
+        },
+    )

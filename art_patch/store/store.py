@@ -5,23 +5,23 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from art_patch.store.connect import Database, Trouble, open_database
+from art_patch.store.backends.connect import open_database
+from art_patch.store.backends.database import Database, Trouble
 from art_patch.store.write import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from art_patch.records import Correction
-    from art_patch.records.arms import Seen
-    from art_patch.store.browse import Browser
-    from art_patch.store.compare import Pair
-    from art_patch.store.leases import Lease, Leases
-    from art_patch.store.ledger import Ledger
-    from art_patch.store.maintain import Maintenance
-    from art_patch.store.read import Reader
-    from art_patch.store.rights import Rights
-    from art_patch.store.sent import Sent
-    from art_patch.store.transfers import Transfers
+    from art_patch.store.erasure.rights import Rights
+    from art_patch.store.ledger.groups_and_policies import Ledger
+    from art_patch.store.ledger.leases import Lease, Leases
+    from art_patch.store.ledger.sent import Sent
+    from art_patch.store.ledger.transfers import Transfers
+    from art_patch.store.queries.browse import Browser
+    from art_patch.store.queries.compare import Pair
+    from art_patch.store.queries.read import Reader
+    from art_patch.store.upkeep.maintain import Maintenance
+    from art_patch.types import Correction, Seen
 
 
 class Store:
@@ -36,104 +36,104 @@ class Store:
     @cached_property
     def read(self) -> Reader:
         """What the job and the command line read."""
-        from art_patch.store.read import Reader
+        from art_patch.store.queries.read import Reader
 
         return Reader(self._database)
 
     @cached_property
     def ledger(self) -> Ledger:
         """What the job and the operator decide."""
-        from art_patch.store.ledger import Ledger
+        from art_patch.store.ledger.groups_and_policies import Ledger
 
         return Ledger(self._database)
 
     @cached_property
     def browse(self) -> Browser:
         """What a person looks for."""
-        from art_patch.store.browse import Browser
+        from art_patch.store.queries.browse import Browser
 
         return Browser(self._database)
 
     def corrections(self, trajectory_ids: Sequence[str]) -> dict[str, list[Correction]]:
         """Return what people say the answers of these trajectories should have been, oldest first."""
-        from art_patch.store.corrections import corrections_of
+        from art_patch.store.ledger.corrections import corrections_of
 
         return corrections_of(self._database, trajectory_ids)
 
     def corrected(self, *, since: float, limit: int) -> tuple[str, ...]:
         """Return the trajectories that were corrected after `since`, newest first, and none that is held out."""
-        from art_patch.store.corrections import corrected
+        from art_patch.store.ledger.corrections import corrected
 
         return corrected(self._database, since=since, limit=limit)
 
     def rewarded_alone(self, *, since: float, limit: int) -> tuple[str, ...]:
         """Return the trajectories in no group that a user or their code scored after `since`, newest first."""
-        from art_patch.store.corrections import rewarded_alone
+        from art_patch.store.ledger.corrections import rewarded_alone
 
         return rewarded_alone(self._database, since=since, limit=limit)
 
     def seen(self, *, challenger: str, champion: str, state: Literal["shadow", "canary"], since: float) -> Seen:
         """Return what was observed of a challenger and its champion since it came into its state."""
-        from art_patch.store.arms import seen_of
+        from art_patch.store.queries.arms import seen_of
 
         return seen_of(self._database, challenger=challenger, champion=champion, state=state, since=since)
 
     def answered_by_both(self, a: str | None, b: str | None, *, limit: int) -> tuple[int, tuple[Pair, ...]]:
         """Return how many prompts two policies (`None`: upstream) both answered, and the newest of them."""
-        from art_patch.store.compare import answered_by_both
+        from art_patch.store.queries.compare import answered_by_both
 
         return answered_by_both(self._database, a, b, limit=limit)
 
     @cached_property
     def leases(self) -> Leases:
         """Who alone may do something, of all machines."""
-        from art_patch.store.leases import Leases
+        from art_patch.store.ledger.leases import Leases
 
         return Leases(self._database)
 
     def fenced(self, lease: Lease) -> Store:
         """Return this store for the owner of a lease: every write raises `Busy` once it is not theirs any more."""
-        from art_patch.store.leases import fenced
+        from art_patch.store.ledger.leases import fenced
 
         return Store(fenced(self._database, lease))
 
     def note_attempt(self, job: str, *, policy: str, took_s: float, why: str, who: str) -> None:
         """Leave an audit entry of an update that made no policy: its time was spent all the same."""
-        from art_patch.store.attempts import note_attempt
+        from art_patch.store.queries.attempts import note_attempt
 
         note_attempt(self._database, job, policy=policy, took_s=took_s, why=why, who=who)
 
     @cached_property
     def transfers(self) -> Transfers:
         """What left the store, and what came in."""
-        from art_patch.store.transfers import Transfers
+        from art_patch.store.ledger.transfers import Transfers
 
         return Transfers(self._database)
 
     @cached_property
     def sent(self) -> Sent:
         """What trackers have already."""
-        from art_patch.store.sent import Sent
+        from art_patch.store.ledger.sent import Sent
 
         return Sent(self._database)
 
     @cached_property
     def rights(self) -> Rights:
         """Erasing and keeping."""
-        from art_patch.store.rights import Rights
+        from art_patch.store.erasure.rights import Rights
 
         return Rights(self._database)
 
     @cached_property
     def maintain(self) -> Maintenance:
         """What keeps the store small and sound."""
-        from art_patch.store.maintain import Maintenance
+        from art_patch.store.upkeep.maintain import Maintenance
 
         return Maintenance(self._database)
 
     def verify(self) -> list[str]:
         """Return every inconsistency found, in words; empty means sound."""
-        from art_patch.store.verify import verify
+        from art_patch.store.upkeep.verify import verify
 
         return verify(self._database)
 

@@ -19,12 +19,12 @@ from contextlib import suppress
 from sqlalchemy import Connection, delete, select
 
 from art_patch.errors import StoreError
-from art_patch.records import Call, Record, TrajectoryInfo
-from art_patch.store import tables
-from art_patch.store.connect import Database
-from art_patch.store.rows import Batch
-from art_patch.store.statements import Statements
-from art_patch.store.upkeep import checkpoint_if_large
+from art_patch.store.backends.database import Database
+from art_patch.store.schema import tables
+from art_patch.store.schema.rows import Batch
+from art_patch.store.schema.statements import Statements
+from art_patch.store.upkeep.sqlite_file import checkpoint_if_large
+from art_patch.types import Call, Record, TrajectoryInfo
 
 _SEEN = 50_000  # messages and blocks of ids: about 5 MiB; a miss only costs one INSERT OR IGNORE
 _SEEN_TRAJECTORIES = 10_000

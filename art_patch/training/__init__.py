@@ -19,8 +19,47 @@ In the order in which an update goes:
 Nothing here knows the store. Importing the package loads neither torch nor transformers.
 """
 
+# pyright: reportUnusedImport=false
 from __future__ import annotations
 
-from art_patch.training.config import TrainConfig
+from typing import TYPE_CHECKING
 
-__all__ = ["TrainConfig"]
+from art_patch._lib.lazy import lazily
+
+if TYPE_CHECKING:
+    from art_patch.training.config import Backend, Start, TrainConfig, require_evaluation
+    from art_patch.training.data.advantages import advantages_of_groups
+    from art_patch.training.data.demonstrations import demonstrations
+    from art_patch.training.data.packing import Example
+    from art_patch.training.data.preferences import Pair, preferences
+    from art_patch.training.data.rendering import Renderer
+    from art_patch.training.data.round_trip import RoundTrips, check_round_trips
+    from art_patch.training.data.rows import Row, RowsReport, rows_and_report
+    from art_patch.training.kernels.families import Family, family_of
+    from art_patch.training.loop.backend import require_machine
+    from art_patch.training.loop.installed import require_packages
+    from art_patch.training.loop.job import Sibling, TrainGroup, TrainJob, read_job
+    from art_patch.training.loop.running import run_job
+    from art_patch.training.loop.servable import require_servable
+    from art_patch.training.losses.loss_config import LossConfig, LossName
+else:
+    __getattr__ = lazily(
+        __name__,
+        {
+            "config": "Backend Start TrainConfig require_evaluation",
+            "data.advantages": "advantages_of_groups",
+            "data.demonstrations": "demonstrations",
+            "data.packing": "Example",
+            "data.preferences": "Pair preferences",
+            "data.rendering": "Renderer",
+            "data.round_trip": "RoundTrips check_round_trips",
+            "data.rows": "Row RowsReport rows_and_report",
+            "kernels.families": "Family family_of",
+            "loop.backend": "require_machine",
+            "loop.installed": "require_packages",
+            "loop.job": "Sibling TrainGroup TrainJob read_job",
+            "loop.running": "run_job",
+            "loop.servable": "require_servable",
+            "losses.loss_config": "LossConfig LossName",
+        },
+    )

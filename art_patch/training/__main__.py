@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 from art_patch.errors import ArtPatchError, TrainingError
-from art_patch.training.backend import backend_of
-from art_patch.training.job import read_job
-from art_patch.training.launch import end_with_parent, tell, tell_error
-from art_patch.training.notes import silently
+from art_patch.training.loop.backend import backend_of
+from art_patch.training.loop.job import read_job
+from art_patch.training.loop.launch import end_with_parent, tell, tell_error
+from art_patch.training.loop.notes import silently
 
 
 def main(directory: Path) -> int:
@@ -26,8 +26,8 @@ def main(directory: Path) -> int:
         if backend_of(job.config) == "unsloth":
             import unsloth  # type: ignore[import-not-found]  # noqa: F401  # before transformers, which it changes
 
-        from art_patch.training.ranks import joined
-        from art_patch.training.update import update
+        from art_patch.training.loop.ranks import joined
+        from art_patch.training.loop.update import update
 
         with joined() as ranks:
             update(job, directory, progress=tell if ranks.first else silently, ranks=ranks)

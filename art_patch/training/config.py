@@ -8,8 +8,8 @@ from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from art_patch.errors import ConfigError
-from art_patch.training.advantages import Scale
-from art_patch.training.loss_config import LossConfig
+from art_patch.training.data.advantages import Scale
+from art_patch.training.losses.loss_config import LossConfig
 
 Start = Literal["champion", "base"]
 Reference = Literal["base", "champion"]
@@ -66,7 +66,7 @@ class TrainConfig:
         max_tokens: longer rows are cut at the end.
         learn_truncated: train answers that were cut off at their length limit. A judge that punishes them teaches to be
             brief, but also to write nothing of what was in them; `False` leaves their tokens out. A run that has no
-            other answer then does not count in the baseline of its group, see `art_patch.training.rows`.
+            other answer then does not count in the baseline of its group, see `art_patch.training.data.rows`.
         gradient_checkpointing: compute each block again in the backward: a third more time, much less memory. `None`:
             on a GPU only.
         dtype: of the base's weights; "auto" is bfloat16 on a GPU and float32 on a CPU. The LoRA is float32. Take what
@@ -78,8 +78,9 @@ class TrainConfig:
             It replaces the one before: it is there to go on from, and a policy is published at the end. `None`: by
             time alone.
         eval_steps: every so many optimizer steps, and at the end, see what the policy makes of groups that it does not
-            learn from, see `art_patch.training.evaluation`. `retrain` takes held-out groups that have rewards already
-            and says in its figures if there are none; by hand they are `model.train(eval_groups=...)`. `None`: never.
+            learn from, see `art_patch.training.loop.evaluation`. `retrain` takes held-out groups that have rewards
+            already and says in its figures if there are none; by hand they are `model.train(eval_groups=...)`. `None`:
+            never.
         processes: on this machine, each with a GPU of its own if there are GPUs; 1 trains in the job's own.
         backend: "unsloth" computes faster on CUDA and has to be installed; "auto" takes it if it can.
         beta: another word for `loss.kl_coefficient`, to be given and not to be read.

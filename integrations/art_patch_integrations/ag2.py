@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import wrapt
 
-from art_patch.integrating import Inside, Run, Step, guarded
+from art_patch.context.integration import Inside, Run, Step, guarded
 
 
 class _Begun(NamedTuple):

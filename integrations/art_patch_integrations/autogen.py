@@ -13,7 +13,7 @@ from typing import Any
 
 import wrapt
 
-from art_patch.integrating import Inside, Run, guarded
+from art_patch.context.integration import Inside, Run, guarded
 
 
 def arm(agentchat: Any) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import wrapt
 
-from art_patch.integrating import Inside, Run, Step, guarded
+from art_patch.context.integration import Inside, Run, Step, guarded
 
 MOST_OPEN = 10_000
 """Crews and flows that may be at work; the oldest are forgotten, in case that they never end."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import wrapt
 
-from art_patch.integrating import Inside, Run, Step, guarded
+from art_patch.context.integration import Inside, Run, Step, guarded
 
 MOST_OPEN = 10_000
 """Parts, and predictions under evaluation, that are kept; the oldest are forgotten, in case that they never end."""

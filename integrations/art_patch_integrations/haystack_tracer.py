@@ -17,7 +17,7 @@ from typing import Any
 
 import wrapt
 
-from art_patch.integrating import Run, Step, guarded
+from art_patch.context.integration import Run, Step, guarded
 
 _PIPELINES = ("haystack.pipeline.run", "haystack.async_pipeline.run")
 _COMPONENTS = {"Retriever": "retrieval", "ToolInvoker": "tool"}

@@ -13,7 +13,7 @@ from typing import Any
 
 import wrapt
 
-from art_patch.integrating import Run, guarded
+from art_patch.context.integration import Run, guarded
 
 _RETRYING = ("retry_sync", "retry_async", "retry_sync_v2", "retry_async_v2")
 """What asks until an answer is accepted; before version 2 of Instructor's core, and since."""

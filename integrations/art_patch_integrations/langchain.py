@@ -21,7 +21,7 @@ from typing import Any
 
 import wrapt
 
-from art_patch.integrating import guarded
+from art_patch.context.integration import guarded
 from art_patch_integrations.langchain_rollouts import init_chat_model, wrap_rollout
 from art_patch_integrations.langchain_tree import Tree
 from art_patch_integrations.langchain_values import is_a, is_node, output_of_tool, shown

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from art_patch import current_trajectory
-from art_patch.integrating import Inside, Run, Step
+from art_patch.context.integration import Inside, Run, Step
 from art_patch_integrations.langchain_values import is_a, shown, told_of_run
 
 MOST_KEPT = 10_000

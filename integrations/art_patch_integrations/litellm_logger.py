@@ -15,7 +15,7 @@ from collections import OrderedDict
 from threading import RLock
 from typing import Any
 
-from art_patch.integrating import OwnCall, guarded, record_call
+from art_patch.context.integration import OwnCall, guarded, record_call
 
 MOST_OPEN = 1_000
 """Calls under way; the oldest count as given up, such as streams that were not read to their end."""

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from threading import RLock
 from typing import Any, NamedTuple
 
-from art_patch.integrating import Inside, Run, Step, guarded
+from art_patch.context.integration import Inside, Run, Step, guarded
 
 MOST_OPEN = 10_000
 """Parts that may be open; the oldest are forgotten, in case that they never end."""

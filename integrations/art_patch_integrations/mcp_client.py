@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import wrapt
 
-from art_patch.integrating import Run, Step, guarded
+from art_patch.context.integration import Run, Step, guarded
 
 _servers: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """Names of the servers of sessions. Since release 2 a session knows it itself."""

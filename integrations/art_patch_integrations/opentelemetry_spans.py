@@ -21,7 +21,7 @@ from typing import Any
 import wrapt
 from opentelemetry import trace
 
-from art_patch.integrating import Run, Step, guarded
+from art_patch.context.integration import Run, Step, guarded
 from art_patch_integrations import opentelemetry_words as words
 
 MOST_OPEN = 10_000

@@ -14,7 +14,7 @@ from typing import Any
 import wrapt
 
 from art_patch import current_trajectory
-from art_patch.integrating import Inside, Run, Step, guarded
+from art_patch.context.integration import Inside, Run, Step, guarded
 
 _WRONG = ("AgentParsingError", "AgentToolCallError", "AgentError")
 """The model's fault; the last is a check's refusal. Those of tools and code are none of these."""

@@ -19,19 +19,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from art_patch.cycle import CycleConfig
 from art_patch.demo.judge import Rule, shop_rule
 from art_patch.demo.recipe import CYCLE
 from art_patch.demo.shop import ITEMS
-from art_patch.records import Call, Policy, Trajectory
-from art_patch.rewards.batch import OrderedJudge
-from art_patch.rewards.checks import Check
-from art_patch.rewards.defences import DefenceConfig
-from art_patch.serving.adapter_files import CONFIG, WEIGHTS, publish_adapter
+from art_patch.pipeline import CycleConfig
+from art_patch.policies.files import CONFIG, WEIGHTS, publish_adapter
+from art_patch.rewards import Check, DefenceConfig, OrderedJudge
 from art_patch.store import Store
-from art_patch.training.job import TrainJob
-from art_patch.training.rows import Row
-from art_patch.training.running import run_job
+from art_patch.training import Row, TrainJob, run_job
+from art_patch.types import Call, Policy, Trajectory
 from tests.benchmarks.promotion_world import WHO, World, champion_of
 
 Made = tuple[OrderedJudge, CycleConfig]

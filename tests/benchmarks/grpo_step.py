@@ -46,12 +46,11 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402 - the line above makes ours importable
 import torch  # noqa: E402
 
-from art_patch.training.lora_linear import fuse  # noqa: E402
-from art_patch.training.loss import LossInput, policy_loss  # noqa: E402
-from art_patch.training.loss_config import LossConfig  # noqa: E402
-from art_patch.training.packing import Example, packs_of  # noqa: E402
-from art_patch.training.rows import Row  # noqa: E402
-from art_patch.training.scoring import Scorer  # noqa: E402
+from art_patch.training import Example, LossConfig, Row  # noqa: E402
+from art_patch.training.data.packing import packs_of  # noqa: E402
+from art_patch.training.kernels.lora_linear import fuse  # noqa: E402
+from art_patch.training.kernels.scoring import Scorer  # noqa: E402
+from art_patch.training.losses.policy_loss import LossInput, policy_loss  # noqa: E402
 from tests.benchmarks.report import Target, finish, say  # noqa: E402
 
 TARGETS = (
@@ -191,7 +190,7 @@ class Trl:
         from trl.trainer.grpo_config import GRPOConfig
         from trl.trainer.grpo_trainer import GRPOTrainer
 
-        from tests.tiny import make_tokenizer
+        from tests.support.tiny import make_tokenizer
 
         config = GRPOConfig(
             output_dir=tempfile.mkdtemp(), report_to=[], bf16=precision == "bf16", use_cpu=model.device.type == "cpu",

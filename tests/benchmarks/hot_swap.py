@@ -24,7 +24,8 @@ How it is measured:
   engine's server process to the first answer of the champion, while 8 clients call, streaming or not, with an upstream
   to fall back to. `restart_errors` counts their exceptions; `restart_cut_streams` counts streams of which the caller
   had read something when the process died: nobody can splice those.
-- `bad_*`: adapters that are broken in one way each (those of `tests/serving/test_adapters.py`): how many were accepted,
+- `bad_*`: adapters that are broken in one way each (those of `tests/policies/test_validation.py`): how many were
+  accepted,
   how many vLLM's log names, whether the champion answers as before.
 - `orphans`: processes left 5 s after a `kill -9`, for each kind of process in turn.
 """
@@ -54,21 +55,20 @@ sys.path.insert(0, str(ROOT))
 import openai  # noqa: E402 - the line above makes ours importable
 
 import art_patch as art  # noqa: E402
+from art_patch._lib.key_files import admin_key  # noqa: E402
 from art_patch.errors import AdapterRejected  # noqa: E402
-from art_patch.keys import admin_key  # noqa: E402
-from art_patch.promotion.promote import promote  # noqa: E402
-from art_patch.records import Policy  # noqa: E402
-from art_patch.serving.adapters import publish_adapter  # noqa: E402
-from art_patch.serving.base_model import base_fingerprint  # noqa: E402
-from art_patch.serving.client import EngineClient  # noqa: E402
-from art_patch.serving.vllm.environment import find  # noqa: E402
+from art_patch.policies import base_fingerprint, publish_adapter  # noqa: E402
+from art_patch.promotion import promote  # noqa: E402
+from art_patch.serving import EngineClient  # noqa: E402
+from art_patch.serving.vllm.environment import find_vllm  # noqa: E402
 from art_patch.serving.vllm.process import marked  # noqa: E402
 from art_patch.settings import load_settings  # noqa: E402
 from art_patch.store import Store, open_store  # noqa: E402
+from art_patch.types import Policy  # noqa: E402
 from tests.benchmarks.report import Target, finish, percentile, say  # noqa: E402
-from tests.servers import serving as serve_upstream  # noqa: E402
-from tests.serving.test_adapters import AFTER_PUBLISHING, BEFORE_PUBLISHING  # noqa: E402
-from tests.tiny import make_adapter_files, make_tiny_adapter, make_tiny_model  # noqa: E402
+from tests.policies.test_validation import AFTER_PUBLISHING, BEFORE_PUBLISHING  # noqa: E402
+from tests.support.servers import serving as serve_upstream  # noqa: E402
+from tests.support.tiny import make_adapter_files, make_tiny_adapter, make_tiny_model  # noqa: E402
 
 Figures = dict[str, Any]
 
@@ -250,11 +250,11 @@ def part_exact(world: World, quick: bool) -> Figures:
     """The trainer's log-probabilities."""
     import torch
 
-    from art_patch.training.config import TrainConfig
-    from art_patch.training.loading import load_policy
-    from art_patch.training.packing import Example, packs_of
-    from art_patch.training.rows import rows_of
-    from art_patch.training.scoring import Scorer
+    from art_patch.training import Example, TrainConfig
+    from art_patch.training.data.packing import packs_of
+    from art_patch.training.data.rows import rows_of
+    from art_patch.training.kernels.scoring import Scorer
+    from art_patch.training.loop.loading import load_policy
 
     torch.set_num_threads(1)
     rounds = 5 if quick else 25
@@ -323,7 +323,7 @@ def part_boot(world: World, quick: bool) -> Figures:
 
 def vllm_python() -> Path:
     settings = load_settings()
-    found = find(settings.vllm_python, settings.environments)
+    found = find_vllm(settings.vllm_python, settings.environments)
     if found is None:
         raise SystemExit("there is no vLLM; run: art-patch init vllm")
     return found.python

@@ -212,7 +212,7 @@ def routed_call() -> tuple[set[str], set[str]]:
 
     import art_patch
     from art_patch.store import open_store
-    from tests.servers import serving
+    from tests.support.servers import serving
 
     def call() -> None:
         messages: Any = [{"role": "user", "content": "hi"}]

@@ -21,16 +21,16 @@ from math import sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from art_patch._lib.ids import new_id
 from art_patch.errors import GateRejected
-from art_patch.ids import new_id
-from art_patch.recording.share import in_share
-from art_patch.records import Policy
+from art_patch.recording import in_share
 from art_patch.settings import Settings
 from art_patch.store import open_store
+from art_patch.types import Policy
 from tests.benchmarks.report import say
 from tests.cli.test_cli import ENVIRONMENT
 from tests.promotion.test_two_apps import App
-from tests.servers import Answer, StubServer, error, serving
+from tests.support.servers import Answer, StubServer, error, serving
 
 KINDS = ("errors", "breaks", "slow", "disliked")
 ROUNDS = 3

@@ -28,12 +28,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from art_patch.cycle import CycleReport
 from art_patch.demo.recipe import CYCLE
 from art_patch.demo.shop_model import build_model
 from art_patch.errors import AdapterRejected, TrainingError
-from art_patch.stages.group import group
-from art_patch.stages.run import Cycle
+from art_patch.pipeline import CycleReport, group
+from art_patch.pipeline.cycle_run import Cycle
 from art_patch.store import Store
 from tests.benchmarks.promotion_world import WHO, Success, World, champion_of
 from tests.benchmarks.report import say

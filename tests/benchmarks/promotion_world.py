@@ -17,21 +17,18 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from art_patch.cycle import CycleConfig, CycleReport, retrain
 from art_patch.demo.judge import STAND_IN_MODEL, Rule, serve_stand_in_judge, shop_rule
 from art_patch.demo.processes import NO_UPSTREAM, Agent, Engine, Program, agent_source
 from art_patch.demo.recipe import CYCLE, EVALUATION_TASKS, ROLLOUTS, SCENARIOS
 from art_patch.demo.shop import TOOLS, Task, is_success, make_tasks
-from art_patch.promotion.promote import ensure_loaded
-from art_patch.records import Policy
-from art_patch.rewards.batch import OrderedJudge
-from art_patch.rewards.judge import Judge
-from art_patch.rewards.rubric import load_rubric
-from art_patch.serving.base_model import read_base_model
-from art_patch.serving.client import EngineClient
+from art_patch.pipeline import CycleConfig, CycleReport, retrain
+from art_patch.policies import read_base_model
+from art_patch.promotion import ensure_loaded
+from art_patch.rewards import Judge, OrderedJudge, load_rubric
+from art_patch.serving import EngineClient
 from art_patch.settings import Settings, load_settings
-from art_patch.store import Store, open_store
-from art_patch.store.urls import sqlite_path
+from art_patch.store import Store, open_store, sqlite_path
+from art_patch.types import Policy
 
 WHO = "benchmark"
 SAMPLES = 16

@@ -8,8 +8,8 @@ import random
 import time
 from pydoc_data.topics import topics
 
-from art_patch.ids import new_id
-from art_patch.records import Call, Choice, TrajectoryInfo
+from art_patch._lib.ids import new_id
+from art_patch.types import Call, Choice, TrajectoryInfo
 
 TEXT = "\n".join(topics.values())
 """Half a megabyte."""

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, NamedTuple
 
-from art_patch.records import Call, Choice, Trajectory, TrajectoryInfo
+from art_patch.types import Call, Choice, Trajectory, TrajectoryInfo
 
 FIRST = (
     "Anna Bob Carla Dmitri Elena Farid Grace Hiroshi Ines Jamal Katrin Liam Mei Nadia Oscar Priya Quentin Rosa".split()

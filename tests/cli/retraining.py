@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-import art_patch.cycle
-import art_patch.training.update  # noqa: F401 - for the fork server
+import art_patch.pipeline.cycle
+import art_patch.training.loop.update  # noqa: F401 - for the fork server
 from art_patch.cli.app import run
-from art_patch.rewards.client import load_litellm
+from art_patch.rewards.judge.client import load_litellm
 
 load_litellm()
 

@@ -17,12 +17,11 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from art_patch.cycle import only_one
-from art_patch.ids import new_id
-from art_patch.records import AppReport, Call, Choice, TrajectoryInfo
-from art_patch.store import open_store
-from art_patch.store.route import read_route
-from tests.tiny import make_tiny_model
+from art_patch._lib.ids import new_id
+from art_patch.pipeline import only_one
+from art_patch.store import open_store, read_route
+from art_patch.types import AppReport, Call, Choice, TrajectoryInfo
+from tests.support.tiny import make_tiny_model
 
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("ART_PATCH_")}
 ENVIRONMENT["COLUMNS"] = "300"  # rich wraps at 80 where there is no terminal

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from art_patch.cli.cycle_report import say
+from art_patch.cli.views.cycle_report import say
 
 REPORT: dict[str, Any] = {
     "outcome": "promoted",

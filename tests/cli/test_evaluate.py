@@ -11,21 +11,21 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from art_patch._lib.key_files import made_key
 from art_patch.cli.app import app
-from art_patch.cli.evaluate import evaluate, say
+from art_patch.cli.commands.evaluate import evaluate, say
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
 from art_patch.errors import EngineError
-from art_patch.keys import made_key
-from art_patch.records import Policy
-from art_patch.rewards.judge import Judge
-from art_patch.serving.adapters import base_fingerprint
-from art_patch.serving.embedded.engine import EmbeddedEngine
-from art_patch.stages.group import group
-from art_patch.stages.run import CycleConfig, Run
+from art_patch.pipeline import Run, group
+from art_patch.pipeline.cycle_run import CycleConfig
+from art_patch.policies.validation import base_fingerprint
+from art_patch.rewards import Judge
+from art_patch.serving import EmbeddedEngine
 from art_patch.store import open_store
-from tests.engines import Running, serve
-from tests.test_cycle import QUESTIONS, Place, base, is_foreign
-from tests.tiny import make_tiny_adapter
+from art_patch.types import Policy
+from tests.pipeline.test_cycle import QUESTIONS, Place, base, is_foreign
+from tests.support.engines import Running, serve
+from tests.support.tiny import make_tiny_adapter
 
 __all__ = ["base"]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from art_patch.ids import new_id
-from art_patch.records import Call, Choice, Group, SpanInfo, Trajectory, TrajectoryInfo
+from art_patch._lib.ids import new_id
 from art_patch.store import Store, open_store
+from art_patch.types import Call, Choice, Group, SpanInfo, Trajectory, TrajectoryInfo
 from tests.cli.test_cli import art_patch, says
 from tests.grouping.test_embeddings import serve_embeddings
 

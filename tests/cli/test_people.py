@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from art_patch.records import Score
 from art_patch.store import open_store
+from art_patch.types import Score
 from tests.cli.test_cli import art_patch, says
-from tests.transfer.samples import fill
+from tests.formats.samples import fill
 
 
 def test_status_says_where_people_and_the_judge_differ(tmp_path: Path):

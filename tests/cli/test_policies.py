@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from art_patch.records import Call, Choice, Policy, TrajectoryInfo
-from art_patch.serving.adapters import base_fingerprint
+from art_patch.policies.validation import base_fingerprint
 from art_patch.store import Store, open_store
+from art_patch.types import Call, Choice, Policy, TrajectoryInfo
 from tests.cli.test_cli import Serving, art_patch, says
-from tests.tiny import make_tiny_adapter, make_tiny_model
+from tests.support.tiny import make_tiny_adapter, make_tiny_model
 
 
 def store_of(home: Path) -> Store:

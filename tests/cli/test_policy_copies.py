@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from art_patch.cli.app import app
 from art_patch.errors import AdapterRejected, ConfigError, HubError, ModelNotFound, StoreError
-from art_patch.records import Policy
-from art_patch.serving.adapters import base_fingerprint
+from art_patch.policies.validation import base_fingerprint
 from art_patch.store import open_store
-from tests.tiny import make_tiny_adapter, make_tiny_model
-from tests.transfer.hub_stand_in import COMMIT, READER, WRITER, StandInHub, serve_stand_in_hub
+from art_patch.types import Policy
+from tests.policies.hub_stand_in import COMMIT, READER, WRITER, StandInHub, serve_stand_in_hub
+from tests.support.tiny import make_tiny_adapter, make_tiny_model
 
 # huggingface_hub hands files to httpx by an older word for it
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")

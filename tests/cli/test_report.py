@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from art_patch.records import Call, Choice, Judgement, Policy, Score, TrajectoryInfo
 from art_patch.store import open_store
+from art_patch.types import Call, Choice, Judgement, Policy, Score, TrajectoryInfo
 from tests.cli.test_cli import art_patch, says
 
 DAY_S = 86_400.0

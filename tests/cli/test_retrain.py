@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from art_patch._lib.key_files import made_key
 from art_patch.cli.app import app
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
-from art_patch.keys import made_key
-from art_patch.serving.embedded.engine import EmbeddedEngine
+from art_patch.serving import EmbeddedEngine
 from art_patch.store import open_store
 from tests.cli import retraining
-from tests.engines import serve
+from tests.pipeline.test_cycle import Place, base
 from tests.store.conftest import database, postgres_url, server
-from tests.test_cycle import Place, base
+from tests.support.engines import serve
 
 __all__ = ["base", "database", "postgres_url", "server"]
 

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from art_patch.cli.policies import rollback
-from art_patch.records import Policy
-from art_patch.store import open_store
-from art_patch.store.route import read_route
+from art_patch.cli.commands.policies import rollback
+from art_patch.store import open_store, read_route
+from art_patch.types import Policy
 
 
 @pytest.fixture

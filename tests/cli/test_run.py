@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from art_patch.store import open_store
-from tests.servers import StubServer, serving
+from tests.support.servers import StubServer, serving
 
 APP = """
 import sys

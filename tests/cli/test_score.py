@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from art_patch.demo.judge import serve_stand_in_judge
-from art_patch.records import Call, Choice, Group, Score, Trajectory, TrajectoryInfo
 from art_patch.store import open_store
+from art_patch.types import Call, Choice, Group, Score, Trajectory, TrajectoryInfo
 
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("ART_PATCH_")}
 GROUPS = 5

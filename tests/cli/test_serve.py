@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from art_patch._lib.key_files import admin_key
 from art_patch.cli.app import app
-from art_patch.keys import admin_key
-from art_patch.records import Policy, Route
-from art_patch.serving.adapters import base_fingerprint
-from art_patch.serving.client import EngineClient
-from art_patch.serving.embedded.engine import EmbeddedEngine
-from art_patch.stages.keeping import EVERY_S, MISSES, Keeper
+from art_patch.pipeline import Keeper
+from art_patch.pipeline.serving_upkeep import EVERY_S, MISSES
+from art_patch.policies.validation import base_fingerprint
+from art_patch.serving import EmbeddedEngine, EngineClient
 from art_patch.store import Store, open_store
+from art_patch.types import Policy, Route
 from tests.cli.test_cli import Serving, art_patch
-from tests.engines import serve
-from tests.servers import serving
-from tests.tiny import make_tiny_adapter, make_tiny_model
+from tests.support.engines import serve
+from tests.support.servers import serving
+from tests.support.tiny import make_tiny_adapter, make_tiny_model
 
 OWN = "http://127.0.0.1:8/v1"
 HELLO = [{"role": "user", "content": "hi"}]

@@ -15,10 +15,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from art_patch.cli.app import app
-from art_patch.cli.steps import steps_tree
-from art_patch.records import Call, SpanInfo
+from art_patch.cli.views.steps import steps_tree
 from art_patch.store import open_store
-from tests.transfer.samples import tool_run
+from art_patch.types import Call, SpanInfo
+from tests.formats.samples import tool_run
 
 EVIL = "\x1b]0;owned\x07[red]"
 

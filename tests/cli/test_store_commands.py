@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from art_patch.records import Call, Choice, Group, Policy, Score, TrajectoryInfo
 from art_patch.store import open_store
+from art_patch.types import Call, Choice, Group, Policy, Score, TrajectoryInfo
 
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("ART_PATCH_")}
 ENVIRONMENT["COLUMNS"] = "300"

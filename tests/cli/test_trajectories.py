@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from art_patch.ids import new_id
-from art_patch.records import Call, Choice, TrajectoryInfo
+from art_patch._lib.ids import new_id
 from art_patch.store import open_store
+from art_patch.types import Call, Choice, TrajectoryInfo
 from tests.cli.test_cli import art_patch, says
-from tests.transfer.samples import fill, tool_run
+from tests.formats.samples import fill, tool_run
 
 EVIL = "\x1b]0;owned\x07 [bold red]markup[/] \u202egnp.exe\x9b31m"
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from art_patch.ids import new_id
-from art_patch.records import Call, Choice, Policy, Score, TrajectoryInfo
-from art_patch.serving.base_model import base_fingerprint
+from art_patch._lib.ids import new_id
+from art_patch.policies import base_fingerprint
 from art_patch.store import Store, open_store
-from tests.tiny import make_tiny_adapter, make_tiny_model
+from art_patch.types import Call, Choice, Policy, Score, TrajectoryInfo
+from tests.support.tiny import make_tiny_adapter, make_tiny_model
 
 NEW, OLD = "agent@1", "agent@0"
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("ART_PATCH_")}

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from opentelemetry import context as otel
 
+from art_patch._lib.faults import faults
 from art_patch.context import current_trajectory, identify
 from art_patch.patching import control, flush, unpatch
-from art_patch.recording import Exchange, Recorder, faults, set_recorder
-from art_patch.records import Record, Route
+from art_patch.recording import Exchange, Recorder, set_recorder
 from art_patch.settings import Settings
-from tests.servers import StubServer, no_certificates, serving
+from art_patch.types import Record, Route
+from tests.support.servers import StubServer, no_certificates, serving
 
 
 class Recording:

@@ -9,7 +9,7 @@ import pytest
 
 from art_patch.context import correct, trajectory
 from art_patch.errors import ConfigError
-from art_patch.records import Correction, TrajectoryInfo
+from art_patch.types import Correction, TrajectoryInfo
 
 LOOK = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}
 

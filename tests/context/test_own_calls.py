@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from art_patch.context import own_calls, span, suppress, trajectory
-from art_patch.integrating import record_call
+from art_patch.context.integration import record_call
 from art_patch.recording import Recorder, set_recorder
-from art_patch.records import Call
 from art_patch.settings import Settings
+from art_patch.types import Call
 
 ASK = {"model": "qwen", "messages": [{"role": "user", "content": "hi"}], "temperature": 0.5, "user": "not kept"}
 ANSWER = '{"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "stop"}]}'

@@ -22,10 +22,10 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from art_patch.context import bind, span, trajectory
-from art_patch.records import Call, SpanInfo, TrajectoryInfo
+from art_patch.types import Call, SpanInfo, TrajectoryInfo
 from tests.context.conftest import Patched, here
 from tests.patching.samples import ASK
-from tests.servers import TEXT, Answer, chunks
+from tests.support.servers import TEXT, Answer, chunks
 
 
 @contextmanager

@@ -18,10 +18,20 @@ import pytest
 from opentelemetry import context as otel
 from opentelemetry import trace
 
-from art_patch.context import ambient, bind, group, identify, span, suppress, threads, trajectory
-from art_patch.context.threads import carry_threads_off, carry_threads_on
-from art_patch.recording import faults
-from art_patch.records import Call, SpanInfo
+from art_patch._lib.faults import faults
+from art_patch.context import (
+    ambient,
+    bind,
+    carry_threads_off,
+    carry_threads_on,
+    group,
+    identify,
+    span,
+    suppress,
+    threads,
+    trajectory,
+)
+from art_patch.types import Call, SpanInfo
 from tests.context.conftest import here
 
 START = threading.Thread.__dict__["start"]

@@ -9,8 +9,8 @@ from typing import Any
 
 from art_patch.demo.control import DealtOut
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
-from art_patch.records import Call, Choice, Group, Score, Trajectory, TrajectoryInfo
 from art_patch.rewards import Judge
+from art_patch.types import Call, Choice, Group, Score, Trajectory, TrajectoryInfo
 
 
 def sibling(key: str, said: str) -> Trajectory:

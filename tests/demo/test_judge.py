@@ -15,8 +15,8 @@ import pytest
 
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge, shop_rule
 from art_patch.demo.shop import TOOLS, Task, is_success, make_tasks
-from art_patch.records import Call, Choice, Group, Trajectory, TrajectoryInfo
 from art_patch.rewards import Judge
+from art_patch.types import Call, Choice, Group, Trajectory, TrajectoryInfo
 
 # litellm leaves connections to the garbage collector when threads race for a client or its cache lets one go.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

@@ -18,15 +18,13 @@ from openai import _base_client
 
 from art_patch.doctor import Finding, adapter, configuration, job, machine, packages, serving, storage
 from art_patch.errors import ConfigError, EngineError
-from art_patch.patching.doors import DOORS
-from art_patch.records import Route
-from art_patch.serving.client import EngineClient
-from art_patch.serving.vllm.environment import Found
+from art_patch.patching import DOORS
+from art_patch.serving import EngineClient, Found
 from art_patch.settings import load_settings
-from art_patch.store import open_store
-from art_patch.store.tables import HEAD
-from tests.servers import Answer, StubServer, completion, error
-from tests.servers import serving as serving_stub
+from art_patch.store import HEAD, open_store
+from art_patch.types import Route
+from tests.support.servers import Answer, StubServer, completion, error
+from tests.support.servers import serving as serving_stub
 
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("ART_PATCH_")}
 

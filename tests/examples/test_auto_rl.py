@@ -12,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from tests.examples.load import load
-from tests.servers import Answer, StubServer, completion, no_certificates, serving
+from tests.support.servers import Answer, StubServer, completion, no_certificates, serving
 
 example = load("auto_rl", "scenarios", "stand_in")
 scenarios, stand_in = example.scenarios, example.stand_in

@@ -13,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from tests.examples.load import load
-from tests.servers import Answer, StubServer, completion, no_certificates, serving
+from tests.support.servers import Answer, StubServer, completion, no_certificates, serving
 
 MODULES = ("agent", "enron", "inbox", "make_questions", "questions", "rollout", "scenarios", "stand_in", "synthetic")
 example = load("email_search", *MODULES)

@@ -12,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from tests.examples.load import load
-from tests.servers import Answer, StubServer, completion, no_certificates, serving
+from tests.support.servers import Answer, StubServer, completion, no_certificates, serving
 
 example = load("game_2048", "game", "agent", "games", "rollout")
 game, agent, games, rollout = example.game, example.agent, example.games, example.rollout

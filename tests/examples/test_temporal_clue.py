@@ -10,7 +10,7 @@ import pytest
 
 import art_patch as art
 from tests.examples.load import load
-from tests.servers import Answer, completion, no_certificates, serving
+from tests.support.servers import Answer, completion, no_certificates, serving
 
 example = load("temporal_clue", "puzzles", "agent", "rollout")
 puzzles, agent, rollout = example.puzzles, example.agent, example.rollout

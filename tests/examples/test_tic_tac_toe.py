@@ -10,7 +10,7 @@ import pytest
 
 import art_patch as art
 from tests.examples.load import load
-from tests.servers import Answer, completion, no_certificates, serving
+from tests.support.servers import Answer, completion, no_certificates, serving
 
 example = load("tic_tac_toe", "game", "agent", "matches", "rollout")
 game, agent, matches = example.game, example.agent, example.matches

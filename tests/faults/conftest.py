@@ -20,9 +20,10 @@ import openai
 import pytest
 
 import art_patch as art
-from art_patch.recording import faults
-from art_patch.store import migrations, open_store
-from tests.servers import StubServer, no_certificates, serving
+from art_patch._lib.faults import faults
+from art_patch.store import open_store
+from art_patch.store.schema import migrations
+from tests.support.servers import StubServer, no_certificates, serving
 
 ROOT = Path(__file__).parents[2]
 FULL = bool(os.environ.get("ART_PATCH_FULL"))

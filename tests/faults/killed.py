@@ -16,30 +16,29 @@ from typing import Any
 
 import peft  # noqa: F401 - for the fork server
 
-import art_patch.stages.contest
-import art_patch.training.publish
-import art_patch.training.update
-from art_patch.cycle import CycleConfig, retrain
+import art_patch.pipeline.gate_run
+import art_patch.training.loop.publish
+import art_patch.training.loop.update
 from art_patch.demo.judge import STAND_IN_MODEL
-from art_patch.rewards.client import load_litellm
-from art_patch.rewards.judge import Judge
-from art_patch.serving.client import EngineClient
-from art_patch.store import open_store
-from art_patch.store.ledger import Ledger
-from tests.engines import ADMIN_KEY
+from art_patch.pipeline import CycleConfig, retrain
+from art_patch.rewards import Judge
+from art_patch.rewards.judge.client import load_litellm
+from art_patch.serving import EngineClient
+from art_patch.store import Ledger, open_store
+from tests.support.engines import ADMIN_KEY
 
 load_litellm()
 
 STEPS: dict[str, tuple[Any, str]] = {
     "scored": (Ledger, "set_groups"),
-    "job kept": (art_patch.training.update, "claim"),
-    "checkpoint kept": (art_patch.training.update.Keeper, "keep"),
-    "published": (art_patch.training.publish, "publish_adapter"),
+    "job kept": (art_patch.training.loop.update, "claim"),
+    "checkpoint kept": (art_patch.training.loop.update.Keeper, "keep"),
+    "published": (art_patch.training.loop.publish, "publish_adapter"),
     "in the ledger": (Ledger, "add_candidate"),
     "job deleted": (shutil, "rmtree"),
     "loaded": (EngineClient, "load"),
     "proven": (EngineClient, "chat"),
-    "gated": (art_patch.stages.contest, "decide"),
+    "gated": (art_patch.pipeline.gate_run, "decide"),
     "moved": (Ledger, "move"),
     "unloaded": (EngineClient, "unload"),
 }

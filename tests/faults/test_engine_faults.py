@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib
 import json
+import pkgutil
 import threading
 import time
 from collections.abc import Iterator
@@ -20,10 +20,10 @@ import pytest
 
 import art_patch as art
 from art_patch.patching import control
-from art_patch.records import Route
 from art_patch.settings import Settings
+from art_patch.types import Route
 from tests.faults.conftest import App, Programs, Store
-from tests.servers import Answer, StubServer, chunks, completion, error
+from tests.support.servers import Answer, StubServer, chunks, completion, error
 
 CHAMPION = "shop@3"
 BODY = {"model": CHAMPION, "messages": [], "logprobs": True, "return_token_ids": True}
@@ -255,17 +255,17 @@ HOOKS = [
     "recording.exchange.Exchange.saw",
     "recording.exchange.Exchange.__init__",
     "store.write.Writer._write",
-    "store.rows.Batch.add",
-    "store.rows.Batch.insert",
-    "store.sqlite.SqliteDatabase.renew",
-    "store.sqlite.SqliteDatabase._open",
-    "store.files.StoreFiles._take",
+    "store.schema.rows.Batch.add",
+    "store.schema.rows.Batch.insert",
+    "store.backends.sqlite.SqliteDatabase.renew",
+    "store.backends.sqlite.SqliteDatabase._open",
+    "store.backends.files.StoreFiles._take",
     "context.ambient.ambient",
-    "patching.flight.identify",
+    "patching.routing.routed_call.identify",
     "patching.runtime.Runtime.poll",
     "patching.runtime.resolve",
     "patching.runtime.Runtime.allows",
-    "patching.breaker.Breaker.allow",
+    "patching.routing.breaker.Breaker.allow",
 ]
 
 
@@ -281,13 +281,10 @@ def boom(*_: Any, **__: Any) -> Any:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_f18_s02_an_exception_at_any_hook(routed: App, store: Store, local: StubServer, monkeypatch, caplog, hook):
     """With the engine up and down, whole and streamed: the same answer, one warning at most, works again after."""
-    module, name = "art_patch." + ".".join(hook.split(".")[:2]), hook.split(".")[2:]
-    place: Any = importlib.import_module(module)
-    for part in name[:-1]:
-        place = getattr(place, part)
+    place, _, name = f"art_patch.{hook}".rpartition(".")
     with monkeypatch.context() as patched:
         patched.delenv("PYTEST_CURRENT_TEST")
-        patched.setattr(place, name[-1], boom)
+        patched.setattr(pkgutil.resolve_name(place), name, boom)
         for answer in (None, error(500)):
             local.always = answer
             for stream in (False, True):

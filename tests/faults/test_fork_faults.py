@@ -199,7 +199,7 @@ def test_f02_a_fork_in_the_middle_of_any_late_import(programs: Programs, store: 
         ran = programs.run(FORKS_IN_IMPORTS, prelude=unpatched, env={"ART_PATCH_STORE": url}, timeout=100)
         assert (ran.code, ran.err) == (0, "")
         late, ends, flushed, errors = json.loads(ran.out)
-        assert {"sqlalchemy", "art_patch.recording.converting", "art_patch.store.connect"} <= set(late)
+        assert {"sqlalchemy", "art_patch.recording.converting", "art_patch.store.backends.connect"} <= set(late)
         assert ("alembic" in late) == (kind == "old")
         assert (set(ends), flushed, errors) == ({0}, True, {})
         with closing(open_store(url, create=False)) as opened:
@@ -210,8 +210,8 @@ def test_f02_a_fork_in_the_middle_of_any_late_import(programs: Programs, store: 
 
 SLOW_MIGRATION = """
 import threading
-from art_patch.store import forking
-from art_patch.store.progress import got_on
+from art_patch._lib import forking
+from art_patch._lib.progress import got_on
 
 forking.FORK_DEADLINE_S = 1
 begun, over = threading.Event(), []
@@ -241,7 +241,7 @@ def test_f02_a_fork_waits_as_long_as_a_migration_gets_on(programs: Programs):
 
 IMPORTS_IN_A_DATABASE = """
 import threading
-from art_patch.store import forking
+from art_patch._lib import forking
 
 forking.FORK_DEADLINE_S = 1
 begun, over = threading.Event(), []
@@ -271,7 +271,7 @@ def test_f02_a_fork_that_waits_does_not_stop_what_it_waits_for(programs: Program
 
 
 FORKS_IN_ITS_OWN_READ = """
-from art_patch.store import forking
+from art_patch._lib import forking
 
 forking.FORK_DEADLINE_S = 100
 with forking.in_database():

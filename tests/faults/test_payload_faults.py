@@ -97,8 +97,8 @@ def test_f15_s11_fifty_megabytes_of_media_and_ten_of_text(app: App, store: Store
 
 def test_f15_a_call_whose_media_were_replaced_is_not_trainable(app: App, store: Store, local):
     from art_patch.patching import control
-    from art_patch.records import Route
     from art_patch.settings import Settings
+    from art_patch.types import Route
 
     route = Route(champion="shop@3", base_url=local.url)
     control.start(Settings(store=store.url, flush_interval_s=0.01), read_route=lambda url: route)
@@ -183,7 +183,7 @@ ANSWERS = {
 @pytest.mark.parametrize("odd", ANSWERS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_f16_odd_answers(app: App, store: Store, upstream, odd, stream):
-    from tests.servers import Answer
+    from tests.support.servers import Answer
 
     raw = ANSWERS[odd]
     answer = Answer(events=[b"data: " + raw + b"\n\n", b"data: [DONE]\n\n"]) if stream else Answer(body=raw)

@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from art_patch.cycle import CycleConfig, CycleReport, retrain
 from art_patch.demo.judge import serve_stand_in_judge
-from art_patch.promotion.promote import ensure_loaded
-from art_patch.serving.adapter_files import MANIFEST, read_json, read_verified
-from art_patch.serving.embedded.engine import EmbeddedEngine
-from art_patch.stages.unfinished import forget_unfinished
+from art_patch.pipeline import CycleConfig, CycleReport, forget_unfinished, retrain
+from art_patch.policies import MANIFEST, read_json
+from art_patch.policies.files import read_verified
+from art_patch.promotion import ensure_loaded
+from art_patch.serving import EmbeddedEngine
 from art_patch.store import open_store
-from tests.engines import Running, serve
 from tests.faults import killed
 from tests.faults.conftest import FULL
 from tests.faults.killed import Death, stand_in
-from tests.stages.test_train import reward
-from tests.test_cycle import CONFIG, Place, base, eager, is_short
+from tests.pipeline.test_cycle import CONFIG, Place, base, eager, is_short
+from tests.pipeline.test_train_policy import reward
+from tests.support.engines import Running, serve
 
 __all__ = ["base"]
 

@@ -13,10 +13,10 @@ import pytest
 
 import art_patch as art
 from art_patch.patching import control
-from art_patch.records import Route
 from art_patch.settings import Settings
+from art_patch.types import Route
 from tests.faults.conftest import Store
-from tests.servers import Answer, StubServer, completion, error
+from tests.support.servers import Answer, StubServer, completion, error
 
 
 def grep(store: Store, secret: str) -> dict[str, int]:

@@ -28,7 +28,7 @@ assert art.flush(30)
 
 FORKS = """
 import faulthandler, signal, threading
-from art_patch.store.forking import in_database
+from art_patch._lib.forking import in_database
 
 faulthandler.dump_traceback_later(40)
 signal.signal(signal.SIGALRM, lambda *_: None)

@@ -23,8 +23,8 @@ import pytest
 import art_patch as art
 from art_patch.errors import StoreError
 from art_patch.patching import control
-from art_patch.records import TrajectoryInfo
 from art_patch.store import open_store
+from art_patch.types import TrajectoryInfo
 from tests.faults.conftest import App, Programs, Store, eventually
 
 
@@ -418,7 +418,7 @@ def test_f14_one_call_larger_than_the_queue(app: App, store: Store, figure):
 
 def test_trajectories_announced_in_a_file_that_is_gone_are_known_in_the_next(store: Store):
     """As the recorder does it: announced once, its calls in later batches."""
-    from tests.factory import make_call
+    from tests.support.factory import make_call
 
     opened = open_store(store.url)
     opened.write([TrajectoryInfo("t", 1.0, name="kept"), make_call("a", trajectory_id="t")])

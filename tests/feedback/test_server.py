@@ -18,14 +18,14 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 
 from art_patch.errors import ConfigError, StoreError
+from art_patch.feedback import run_feedback
 from art_patch.feedback.app import MAX_BODY
 from art_patch.feedback.links import Link, secret_of, url_of
-from art_patch.feedback.server import run_feedback
-from art_patch.records import Score, TrajectoryInfo
 from art_patch.settings import Settings
 from art_patch.store import Store, open_store
-from art_patch.store.transfers import Transfers
+from art_patch.store.ledger.transfers import Transfers
 from art_patch.store.write import Writer
+from art_patch.types import Score, TrajectoryInfo
 
 LATER = 99_999_999_999
 EVIL = "</textarea><script>alert(1)</script>&\"'"

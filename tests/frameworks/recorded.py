@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from art_patch.records import Trajectory
 from art_patch.store import open_store
+from art_patch.types import Trajectory
 
 
 def trajectories(url: str) -> list[Trajectory]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tests.servers import Answer, chunks, completion, response, response_events
+from tests.support.servers import Answer, chunks, completion, response, response_events
 
 SKY = {"at": "sky"}
 TEXT = "Hello there!"

@@ -32,7 +32,7 @@ from tests.frameworks.catalog import FRAMEWORKS, Framework  # noqa: E402
 from tests.frameworks.environments import environment, run_app  # noqa: E402
 from tests.frameworks.recorded import store_url, trajectories  # noqa: E402
 from tests.frameworks.replies import reply  # noqa: E402
-from tests.servers import Seen, serving  # noqa: E402
+from tests.support.servers import Seen, serving  # noqa: E402
 
 VERDICTS = ("caught", "told", "missed", "double")
 """From best to worst."""

@@ -11,7 +11,7 @@ from art_patch.demo.processes import Agent, Program, unpatched
 from art_patch.demo.shop import make_tasks
 from tests.frameworks.environments import ENVIRONMENT, ROOT, environment
 from tests.frameworks.replies import reply
-from tests.servers import serving
+from tests.support.servers import serving
 
 FOLDER = ROOT / "examples/frameworks/shop"
 _LANGCHAIN = ("langchain>=1.4,<2", "langchain-openai>=1.7,<2", "langgraph>=1.2,<2", "openai>=3,<4")

@@ -11,7 +11,7 @@ import pytest
 from tests.frameworks.environments import environment, run_app
 from tests.frameworks.recorded import store_url, trajectories, tree
 from tests.frameworks.replies import planned
-from tests.servers import serving
+from tests.support.servers import serving
 
 FULL = bool(os.environ.get("ART_PATCH_FULL"))
 pytestmark = [

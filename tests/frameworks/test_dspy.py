@@ -11,7 +11,7 @@ import pytest
 
 from tests.frameworks.environments import environment, run_app
 from tests.frameworks.recorded import store_url, trajectories, tree
-from tests.servers import Answer, completion, serving
+from tests.support.servers import Answer, completion, serving
 
 FULL = bool(os.environ.get("ART_PATCH_FULL"))
 pytestmark = [

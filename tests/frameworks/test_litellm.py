@@ -9,7 +9,7 @@ import pytest
 
 from tests.frameworks.environments import environment, run_app
 from tests.frameworks.recorded import store_url, trajectories
-from tests.servers import serving
+from tests.support.servers import serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

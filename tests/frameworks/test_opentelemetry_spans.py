@@ -11,8 +11,8 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from art_patch.context import identify
 from art_patch.recording import Exchange, Recorder, set_recorder
-from art_patch.records import Call, Record, Score, SpanInfo, TrajectoryInfo
 from art_patch.settings import Settings
+from art_patch.types import Call, Record, Score, SpanInfo, TrajectoryInfo
 
 
 class Recording:

@@ -11,8 +11,8 @@ import pytest
 
 from art_patch.context import identify
 from art_patch.recording import Exchange, Recorder, set_recorder
-from art_patch.records import Call, Record, SpanInfo, TrajectoryInfo
 from art_patch.settings import Settings
+from art_patch.types import Call, Record, SpanInfo, TrajectoryInfo
 
 ROOT = Path(__file__).parents[2]
 (CODE,) = re.findall(r"```python\n(.*?)```", (ROOT / "integrations/README.md").read_text(), re.DOTALL)

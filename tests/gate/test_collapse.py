@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.gate import Answered, CollapseConfig, GateConfig, Given, Turn, collapse_findings
+from art_patch.gate import Answered, CollapseConfig, Finding, GateConfig, Given, Turn, collapse_findings, not_worse
 from art_patch.gate.collapse import format_error, is_refusal, repetition
-from art_patch.gate.findings import Finding, not_worse
-from art_patch.records import Choice
-from tests.factory import make_call
+from art_patch.types import Choice
+from tests.support.factory import make_call
 
 LOOKUP = {
     "type": "function",

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from art_patch.errors import ConfigError
-from art_patch.gate import GateConfig, HeldOut, Turn, contest, decide, held_out_turns, new_users
-from art_patch.gate.turns import data_hash
-from art_patch.records import Choice, Group
-from tests.factory import make_call, make_group, make_trajectory
+from art_patch.gate import GateConfig, HeldOut, Turn, contest, data_hash, decide, held_out_turns, new_users
+from art_patch.types import Choice, Group
+from tests.support.factory import make_call, make_group, make_trajectory
 
 
 def pairs(differences: list[float], base: float = 0.5) -> list[tuple[str, float, float]]:

@@ -7,10 +7,9 @@ from itertools import count
 
 import pytest
 
-from art_patch.gate import Turn, contest, merge_orders
-from art_patch.gate.orders import Contest
-from art_patch.records import Choice
-from tests.factory import make_call
+from art_patch.gate import Contest, Turn, contest, merge_orders
+from art_patch.types import Choice
+from tests.support.factory import make_call
 
 
 def make_contest(key: str) -> Contest:

@@ -14,8 +14,8 @@ from art_patch.gate import (
     run_contest,
     speaks_of,
 )
-from art_patch.records import Trajectory
-from tests.factory import make_call, make_trajectory
+from art_patch.types import Trajectory
+from tests.support.factory import make_call, make_trajectory
 
 TOOLS = tuple({"type": "function", "function": {"name": name}} for name in ("look", "sell"))
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from art_patch.serving.vllm.environment import find, gpus
+from art_patch.serving import gpus
+from art_patch.serving.vllm.environment import find_vllm
 from art_patch.settings import load_settings
 from tests.serving.conftest import adapters, base_dir, lookup_tool, one_thread
 
@@ -19,7 +20,7 @@ def cuda_vllm() -> Path:
     if not gpus():
         pytest.skip("no NVIDIA GPU")
     settings = load_settings()
-    found = find(settings.vllm_python, settings.environments)
+    found = find_vllm(settings.vllm_python, settings.environments)
     if found is None or found.device != "cuda":
         pytest.skip("no vLLM for CUDA: art-patch init vllm --cuda")
     return found.python

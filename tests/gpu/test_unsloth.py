@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from art_patch.serving.adapters import validate_adapter
-from art_patch.serving.base_model import read_base_model
-from art_patch.training.running import run_job
+from art_patch.policies import read_base_model, validate_adapter
+from art_patch.training import run_job
 from tests.training.jobs import base, make_job, one_thread, plain_logprobs, plain_model, random_groups
 
 __all__ = ["base", "one_thread"]

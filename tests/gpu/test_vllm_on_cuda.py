@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines import Running, make_vllm, serve
 from tests.serving import test_contract as contract
 from tests.serving.test_contract import plain_logprobs, tokenizer
+from tests.support.engines import Running, make_vllm, serve
 
 __all__ = ["plain_logprobs", "tokenizer"]
 

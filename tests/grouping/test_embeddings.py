@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from art_patch.grouping.embeddings import embed_with
+from art_patch.grouping import embed_with
 from tests.grouping.test_grouping import asked, form, members
 
 MEANS = {"refund": (1.0, 0.0), "money": (0.99, 0.1), "weather": (0.0, 1.0)}

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_patch.grouping import form_groups, is_held_out, scenario_of
-from art_patch.records import Trajectory
-from tests.factory import make_call, make_trajectory
+from art_patch.types import Trajectory
 from tests.grouping.test_grouping import asked, form, ids, members
+from tests.support.factory import make_call, make_trajectory
 
 TEXTS = st.sampled_from(
     ["price of 3 plums", "3 plums: price", "What is the price of 3 plums?", "price of 4 plums", "price of 3 pears",

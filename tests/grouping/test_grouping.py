@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from art_patch.grouping import Grouping, form_groups, is_held_out, scenario_of
 from art_patch.grouping.scenario import normalise
-from art_patch.records import Trajectory
-from tests.factory import make_call, make_trajectory
+from art_patch.types import Trajectory
+from tests.support.factory import make_call, make_trajectory
 
 
 def ids():

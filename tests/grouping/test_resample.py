@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.grouping.resample import ResampleConfig, choose_turns, turn_group
-from art_patch.records import Call, Choice, Trajectory, TrajectoryInfo
-from tests.factory import make_call
+from art_patch.grouping import ResampleConfig, choose_turns, turn_group
+from art_patch.types import Call, Choice, Trajectory, TrajectoryInfo
+from tests.support.factory import make_call
 
 QUESTION = {"role": "user", "content": "price of 3 plums?"}
 LOOKUP = {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "lookup", "arguments": "{}"}}]}

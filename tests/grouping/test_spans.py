@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from art_patch.records import SpanInfo, Trajectory
-from tests.factory import make_call, make_trajectory
+from art_patch.types import SpanInfo, Trajectory
 from tests.grouping.test_grouping import asked, form
+from tests.support.factory import make_call, make_trajectory
 
 SYSTEM = {"role": "system", "content": "be brief"}
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from art_patch._lib.faults import faults
 from art_patch.patching import control, flush, unpatch
 from art_patch.patching.runtime import Runtime
-from art_patch.recording import faults
-from art_patch.records import Call, Record, Route
 from art_patch.settings import Settings
-from tests.servers import StubServer, no_certificates, serving
+from art_patch.types import Call, Record, Route
+from tests.support.servers import StubServer, no_certificates, serving
 
 CHAMPION = "shop@3"
 

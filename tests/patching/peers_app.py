@@ -29,11 +29,11 @@ from typing import Any
 import openai
 from pydantic import BaseModel
 
+from art_patch._lib.faults import faults
 from art_patch.patching import unpatch
-from art_patch.recording import faults
 from tests.patching.conftest import Bench
 from tests.patching.samples import ASK
-from tests.servers import serving
+from tests.support.servers import serving
 
 Seen = Callable[[], int | None]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from art_patch.records import Call, Choice
+from art_patch.types import Call, Choice
 from tests.patching.conftest import CHAMPION
-from tests.servers import TEXT
+from tests.support.servers import TEXT
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 ASK: dict[str, Any] = {"model": "gpt-x", "messages": MESSAGES}

@@ -19,7 +19,7 @@ import pytest
 
 from art_patch.context import suppress
 from art_patch.patching import status, unpatch, wrap
-from art_patch.patching.bypass import WATCHED, cure_of, detector
+from art_patch.patching.sdk.bypass import WATCHED, cure_of, detector
 
 # The SDK opens its websockets in a way that newer `websockets` deprecate.
 pytestmark = pytest.mark.filterwarnings("ignore:connect.. must be used:DeprecationWarning")

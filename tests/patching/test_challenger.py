@@ -13,12 +13,12 @@ import pytest
 
 import art_patch as art
 from art_patch.patching import status
-from art_patch.records import Route, TrajectoryInfo
+from art_patch.types import Route, TrajectoryInfo
 from tests.patching.conftest import CHAMPION
 from tests.patching.samples import ASK, LOCAL, UPSTREAM, settled
 from tests.patching.test_modes import shadowed
 from tests.patching.test_pins import GOES_ON, asked
-from tests.servers import error
+from tests.support.servers import error
 
 CANARY = "shop@4"
 
@@ -81,9 +81,9 @@ def test_a_larger_share_keeps_who_was_in_it_and_another_canary_gets_others(bench
 
 CHOICES = """
 from art_patch.context import Identity
-from art_patch.patching.pins import Pins
-from art_patch.patching.target import Target
-from art_patch.records import TrajectoryInfo
+from art_patch.patching.routing.pins import Pins
+from art_patch.patching.routing.target import Target
+from art_patch.types import TrajectoryInfo
 
 pins = Pins()
 target = Target("route", "shop@3", "http://e/v1", challenger="shop@4", challenger_state="canary", challenger_percent=50)

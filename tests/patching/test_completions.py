@@ -10,10 +10,10 @@ import openai
 import pytest
 from openai.types import Completion
 
-from art_patch.patching.surfaces import surface_of
-from art_patch.records import Call, Choice
+from art_patch.patching.sdk.surfaces import surface_of
+from art_patch.types import Call, Choice
 from tests.patching.samples import UPSTREAM, settled
-from tests.servers import TEXT, error
+from tests.support.servers import TEXT, error
 
 ASK: dict[str, Any] = {"model": "gpt-x", "prompt": "hi"}
 CALL: Call = replace(

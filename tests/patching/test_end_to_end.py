@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from art_patch.patching import patch, status
-from art_patch.records import Call
+from art_patch.types import Call
 from tests.patching.samples import ASK, UPSTREAM, settled
 
 

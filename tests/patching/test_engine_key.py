@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from art_patch.patching import control, status
-from art_patch.records import Route
+from art_patch.types import Route
 from tests.patching.conftest import CHAMPION
 from tests.patching.samples import ASK, LOCAL, UPSTREAM, settled
 

@@ -13,11 +13,11 @@ from typing import Any
 import openai
 import pytest
 
-from art_patch.records import Route
-from tests import httpx2_or_httpx as http
+from art_patch.types import Route
 from tests.patching.conftest import CHAMPION
 from tests.patching.samples import ASK, LOCAL, LOCAL_BODY, settled, streamed
-from tests.servers import TOOL_CALL, Answer, chunks, completion, error
+from tests.support import httpx2_or_httpx as http
+from tests.support.servers import TOOL_CALL, Answer, chunks, completion, error
 
 
 def whole(**changes: Any) -> Answer:

@@ -12,11 +12,11 @@ import openai
 import pytest
 
 from art_patch.patching import status
-from art_patch.patching.disguise import TooSlow
-from art_patch.patching.watch import watch
+from art_patch.patching.rewriting.response_rewriter import TooSlow
+from art_patch.patching.sdk.first_byte_watch import watch
 from tests.patching.conftest import CHAMPION
 from tests.patching.samples import ASK, LOCAL_BODY
-from tests.servers import Answer, chunks
+from tests.support.servers import Answer, chunks
 
 EVENTS = chunks(LOCAL_BODY | {"stream": True})
 
@@ -122,7 +122,7 @@ class Open:
 
 
 def test_the_watch_goes_to_sleep_and_wakes_again(monkeypatch):
-    monkeypatch.setattr("art_patch.patching.watch.AWAKE_S", 0.1)
+    monkeypatch.setattr("art_patch.patching.sdk.first_byte_watch.AWAKE_S", 0.1)
     for _ in range(3):
         ours, theirs = socket.socketpair()
         with ours, theirs, pytest.raises(TooSlow), watch.wait_for(Open(ours), 0.05):

@@ -59,8 +59,8 @@ def test_what_is_scored_does_not_reach_it(bench, client, tmp_path: Path):
 def test_a_server_is_asked_too(bench, client, tmp_path: Path):
     """As for a file; a store behind a network is read by the recorder's thread, and calls go upstream until then."""
     from art_patch.patching.runtime import Runtime
-    from art_patch.records import Route
     from art_patch.settings import Settings
+    from art_patch.types import Route
 
     settings = Settings(project="billing", store="postgresql+psycopg://nobody@127.0.0.1:9/x")
     runtime = Runtime(settings, read_route=lambda url: Route(champion="a@0", base_url=bench.local.url, project="shop"))

@@ -16,11 +16,11 @@ import pytest
 import art_patch as art
 from art_patch.errors import ConfigError
 from art_patch.patching import control, status, unpatch
-from art_patch.records import Call, Choice, Route, Score, TrajectoryInfo
 from art_patch.store import open_store
+from art_patch.types import Call, Choice, Route, Score, TrajectoryInfo
 from tests.patching.conftest import CHAMPION
 from tests.patching.samples import ASK, LOCAL, MESSAGES, UPSTREAM, settled
-from tests.servers import Answer, error
+from tests.support.servers import Answer, error
 
 
 def test_match(bench, client):

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import art_patch as art
-from art_patch.records import Route
+from art_patch.types import Route
 from tests.patching.test_fallback import ASK
-from tests.servers import error
+from tests.support.servers import error
 
 SAID: list[Any] = [{"role": "assistant", "content": "Hello there!"}, {"role": "user", "content": "And now?"}]
 GOES_ON: Any = {**ASK, "messages": [*ASK["messages"], *SAID]}
@@ -76,8 +76,8 @@ def test_a_policy_that_is_no_longer_served_lets_its_runs_go(bench, client):
 
 def test_the_oldest_runs_are_forgotten_first(monkeypatch):
     from art_patch.context import Identity
-    from art_patch.patching import pins as module
-    from art_patch.patching.target import Target
+    from art_patch.patching.routing import pins as module
+    from art_patch.patching.routing.target import Target
 
     monkeypatch.setattr(module, "_KEPT", 20)
     pins = module.Pins()

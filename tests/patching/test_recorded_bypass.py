@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from art_patch.context import own_calls
-from art_patch.integrating import record_call
+from art_patch.context.integration import record_call
 from art_patch.patching import status, unpatch, wrap
-from art_patch.patching.bypass import WATCHED, detector
+from art_patch.patching.sdk.bypass import WATCHED, detector
 
 ANSWER = '{"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "stop"}]}'
 

@@ -15,20 +15,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses import Response
 
-from art_patch.patching import responses_request
-from art_patch.patching.disguise import InvalidAnswer
-from art_patch.patching.responses_answer import ResponsesDisguise
-from art_patch.patching.surfaces import surface_of
+from art_patch.patching.rewriting import responses_request
+from art_patch.patching.rewriting.response_rewriter import InvalidAnswer
+from art_patch.patching.rewriting.responses_rewriter import ResponsesDisguise
+from art_patch.patching.sdk.surfaces import surface_of
 from art_patch.recording import responses
 from art_patch.recording.chat import asked as chat_asked
 from art_patch.recording.sse import events as sse_events
-from art_patch.records import Route
 from art_patch.settings import Settings
+from art_patch.types import Route
 from tests.patching.conftest import CHAMPION
 from tests.patching.samples import LOCAL as CHAT_LOCAL
 from tests.patching.samples import LOCAL_BODY, MESSAGES, SAID, TOOLS, UPSTREAM, settled, streamed
 from tests.recording.test_responses_reading import OBJECT
-from tests.servers import RESPONSE_CALL, TOOL_CALL, Answer, chunks, completion, error, response, response_events
+from tests.support.servers import (
+    RESPONSE_CALL,
+    TOOL_CALL,
+    Answer,
+    chunks,
+    completion,
+    error,
+    response,
+    response_events,
+)
 
 ASK: dict[str, Any] = {"model": "gpt-x", "input": "hi", "store": False}
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": None}
@@ -816,7 +825,7 @@ def test_an_answer_survives_the_way_there_and_back(message, finish):
     (read,) = responses.answered(body).choices
     assert (read.message, read.finish_reason) == (message, finish)
     echo = json.loads(body)["output"]
-    assert list(responses.asked({"input": echo}).messages) == [message]
+    assert list(responses.read_asked({"input": echo}).messages) == [message]
     assert why(ASK | {"input": [USER, *echo]}) is None
 
 
@@ -826,7 +835,7 @@ def test_any_request_is_survived(body):
     for given_ in (body, body | {"store": False}, body | {"store": False, "input": [body]}):
         options = Options(given_)
         if responses_request.why_not_routed(options, bool(given_.get("stream")), stateless=True) is None:
-            asked = responses.asked(given_)
+            asked = responses.read_asked(given_)
             assert chat_asked({"messages": list(asked.messages)}).messages == asked.messages
 
 

@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
+import pkgutil
 from typing import Any
 
 import openai
 import pytest
 
 from art_patch.patching import status
-from art_patch.records import Route
-from tests import httpx2_or_httpx as http
+from art_patch.types import Route
 from tests.patching.conftest import CHAMPION
 from tests.patching.samples import ASK
-from tests.servers import error
+from tests.support import httpx2_or_httpx as http
+from tests.support.servers import error
 
 CANARY = "sk-canary-4f3c9a7e21"
 
 HOOKS = [
-    "flight.identify",
-    "flight.surface_of",
-    "surfaces.Chat.why_not_routed",
-    "surfaces.Chat.localise",
-    "surfaces.Chat.disguise",
-    "flight.install",
-    "flight.reason",
-    "flight.told",
-    "pins.Pins.policy",
-    "flight.is_about_the_engine",
-    "flight.Exchange",
-    "flight.Exchange.saw",
-    "flight.Exchange.finish",
-    "flight.Exchange.forget_answer",
-    "surfaces.Disguise",
-    "disguise.Disguise.whole",
-    "disguise.Disguise.stream",
-    "disguise.StreamDisguise",
-    "disguise.StreamDisguise.feed",
-    "disguise.StreamDisguise.end",
-    "local_request.Twins.get",
+    "routing.routed_call.identify",
+    "routing.routed_call.surface_of",
+    "sdk.surfaces.Chat.why_not_routed",
+    "sdk.surfaces.Chat.localise",
+    "sdk.surfaces.Chat.disguise",
+    "routing.routed_call.install",
+    "routing.routed_call.reason",
+    "routing.routed_call.told",
+    "routing.pins.Pins.policy",
+    "routing.routed_call.is_about_the_engine",
+    "routing.routed_call.Exchange",
+    "routing.routed_call.Exchange.saw",
+    "routing.routed_call.Exchange.finish",
+    "routing.routed_call.Exchange.forget_answer",
+    "sdk.surfaces.Disguise",
+    "rewriting.response_rewriter.Disguise.whole",
+    "rewriting.response_rewriter.Disguise.stream",
+    "rewriting.response_rewriter.StreamDisguise",
+    "rewriting.response_rewriter.StreamDisguise.feed",
+    "rewriting.response_rewriter.StreamDisguise.end",
+    "rewriting.engine_request.Twins.get",
     "runtime.Runtime.allows",
     "runtime.Runtime.engine_answered",
     "runtime.Runtime.engine_failed",
@@ -63,14 +63,10 @@ def test_a_bug_in_any_hook_does_not_reach_the_app(bench, client, monkeypatch, ho
     bench.patch(mode=mode)
     if engine == "failing":
         bench.local.always = error(500)
-    module, _, name = hook.partition(".")
-    place: Any = importlib.import_module(f"art_patch.patching.{module}")
-    *path, name = name.split(".")
-    for part in path:
-        place = getattr(place, part)
+    place, _, name = f"art_patch.patching.{hook}".rpartition(".")
     with monkeypatch.context() as patched:
         patched.delenv("PYTEST_CURRENT_TEST")
-        patched.setattr(place, name, boom)
+        patched.setattr(pkgutil.resolve_name(place), name, boom)
         result = client.chat.completions.create(**ASK, stream=stream)
         if stream:
             text = "".join(chunk.choices[0].delta.content or "" for chunk in result)
@@ -83,7 +79,7 @@ def test_a_bug_in_any_hook_does_not_reach_the_app(bench, client, monkeypatch, ho
 def test_a_bug_is_raised_under_pytest(bench, client, monkeypatch):
     bench.expects_faults = True
     bench.patch()
-    for hook in ("flight.identify", "surfaces.localise"):
+    for hook in ("routing.routed_call.identify", "sdk.surfaces.localise"):
         with monkeypatch.context() as patched:
             patched.setattr(f"art_patch.patching.{hook}", boom)
             with pytest.raises(Bug):
@@ -94,7 +90,7 @@ def test_bugs_are_logged_once_a_minute_and_counted(bench, client, monkeypatch, c
     bench.expects_faults = True
     bench.patch()
     monkeypatch.delenv("PYTEST_CURRENT_TEST")
-    monkeypatch.setattr("art_patch.patching.flight.identify", boom)
+    monkeypatch.setattr("art_patch.patching.routing.routed_call.identify", boom)
     with caplog.at_level(logging.WARNING, "art_patch"):
         for _ in range(3):
             client.chat.completions.create(**ASK)

@@ -27,7 +27,7 @@ from pydantic import BaseModel
 
 from tests.patching.conftest import CHAMPION
 from tests.patching.samples import ASK, LOCAL, LOCAL_BODY, TOOLS, UPSTREAM, settled, streamed
-from tests.servers import Answer, Seen, chunks, completion, response, response_items
+from tests.support.servers import Answer, Seen, chunks, completion, response, response_items
 
 SDK = f"openai {openai.__version__}"
 MODES = pytest.mark.parametrize("mode", ["record", "route"])

@@ -11,7 +11,7 @@ import pytest
 
 from tests.patching.conftest import CHAMPION
 from tests.patching.samples import ASK
-from tests.servers import Answer, chunks
+from tests.support.servers import Answer, chunks
 
 MODES = pytest.mark.parametrize("mode", ["record", "route"])
 

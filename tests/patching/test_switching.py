@@ -14,8 +14,8 @@ from openai._base_client import AsyncAPIClient, SyncAPIClient
 import art_patch.patching as art
 from art_patch.errors import ConfigError
 from art_patch.patching import control
-from art_patch.records import Route
 from art_patch.settings import load_settings
+from art_patch.types import Route
 from tests.patching.conftest import CHAMPION
 from tests.patching.samples import ASK
 

@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.patching.conftest import CHAMPION
 from tests.patching.samples import ASK, LOCAL, MESSAGES, TOOLS, UPSTREAM, settled, streamed
-from tests.servers import TOOL_CALL
+from tests.support.servers import TOOL_CALL
 
 
 def test_recorded_upstream(bench, client):

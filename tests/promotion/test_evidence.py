@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from art_patch.promotion.evidence import evidence_of
+from art_patch.promotion import CanaryConfig, decide, evidence_of
 from art_patch.promotion.sequential import Block
-from art_patch.promotion.watching import Arm, CanaryConfig, decide
-from art_patch.records import Score
-from art_patch.records.arms import ArmCall, Seen
+from art_patch.promotion.watching import Arm
+from art_patch.types import ArmCall, Score, Seen
 
 NEW, OLD = "agent@1", "agent@0"
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from art_patch.records import Policy
-from art_patch.serving.adapters import base_fingerprint
+from art_patch.policies.validation import base_fingerprint
 from art_patch.store import open_store
+from art_patch.types import Policy
 from tests.cli.test_cli import ENVIRONMENT, Serving, art_patch
-from tests.servers import StubServer, serving
-from tests.tiny import make_tiny_adapter, make_tiny_model
+from tests.support.servers import StubServer, serving
+from tests.support.tiny import make_tiny_adapter, make_tiny_model
 
 SESSIONS = [f"s{number}" for number in range(16)]
 

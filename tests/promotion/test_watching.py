@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_patch.errors import ConfigError
+from art_patch.promotion import CanaryConfig, decide
 from art_patch.promotion.sequential import Block
-from art_patch.promotion.watching import SIGNALS, Arm, CanaryConfig, Evidence, decide
+from art_patch.promotion.watching import SIGNALS, Arm, Evidence
 
 CONFIG = CanaryConfig()
 ARMS = (Arm(100, 40, 0), Arm(1_000, 400, 0))

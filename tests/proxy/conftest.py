@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from art_patch.records import Call, TrajectoryInfo
 from art_patch.store import open_store
+from art_patch.types import Call, TrajectoryInfo
 from tests.proxy.provider import Provider, providing
-from tests.servers import StubServer, serving
+from tests.support.servers import StubServer, serving
 
 CHAMPION = "agent@0"
 KEY = "sk-callers-own-secret"

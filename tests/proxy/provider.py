@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.servers import chunks, completion
+from tests.support.servers import chunks, completion
 
 
 @dataclass

@@ -13,7 +13,7 @@ import pytest
 
 from tests.proxy.conftest import CHAMPION, ENVIRONMENT, KEY, Proxy
 from tests.proxy.provider import Provider, Reply
-from tests.servers import Answer, StubServer
+from tests.support.servers import Answer, StubServer
 
 ASK: dict[str, Any] = {"model": "gpt-x", "messages": [{"role": "user", "content": "hi"}]}
 

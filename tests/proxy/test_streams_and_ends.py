@@ -13,7 +13,7 @@ import pytest
 
 from tests.proxy.conftest import Proxy, until
 from tests.proxy.provider import SSE, Provider, Reply
-from tests.servers import Answer, StubServer, chunks
+from tests.support.servers import Answer, StubServer, chunks
 
 BODY: dict[str, Any] = {"model": "gpt-x", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 EVENTS = chunks(BODY)

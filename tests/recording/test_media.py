@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art_patch.recording.media import MEDIA_LIMIT_BYTES, without_media
-from tests.growth import too_steep
+from tests.support.growth import too_steep
 
 
 def media(size: int) -> str:

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from art_patch._lib.faults import faults
+from art_patch._lib.ids import new_id
 from art_patch.errors import StoreError
-from art_patch.ids import new_id
-from art_patch.recording import Exchange, Recorder, faults
+from art_patch.recording import Exchange, Recorder
 from art_patch.recording.delivery import Delivery
-from art_patch.records import Call, Record, Score
 from art_patch.settings import Settings
+from art_patch.types import Call, Record, Score
 
 
 class Sink:
@@ -226,7 +227,7 @@ def test_ids_are_uuid7_in_order():
 FORK = """
 import os, sys, threading
 from art_patch.recording import Exchange, Recorder
-from art_patch.records import Call
+from art_patch.types import Call
 from art_patch.settings import Settings
 
 class Sink:

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.recording import chat, completions, responses
-from art_patch.recording.exchange import Ended, Exchange
+from art_patch.recording import Ended, Exchange, chat, completions, responses
 from art_patch.recording.reading import read_call
 from art_patch.recording.stitching import Stitcher
-from art_patch.records import Api, Call, Choice
-from tests.servers import RESPONSE_CALL, TEXT, response, response_events, text_chunks, text_completion
+from art_patch.types import Api, Call, Choice
+from tests.support.servers import RESPONSE_CALL, TEXT, response, response_events, text_chunks, text_completion
 
 SAID = "".join(TEXT)
 LOOK = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}
@@ -162,11 +161,11 @@ def message(text: str, role: str = "assistant") -> dict[str, Any]:
     ],
 )
 def test_prompt(request_, messages):
-    assert list(responses.asked(request_).messages) == messages
+    assert list(responses.read_asked(request_).messages) == messages
 
 
 def test_params_and_tools():
-    asked = responses.asked(
+    asked = responses.read_asked(
         {
             "model": "gpt-x",
             "input": "hi",

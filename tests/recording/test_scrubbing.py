@@ -7,8 +7,9 @@ import re
 
 import pytest
 
-from art_patch.recording.scrubbing import MAX_ERROR_CHARS, described, hide, scrub
-from tests.growth import too_steep
+from art_patch.recording import described
+from art_patch.recording.scrubbing import MAX_ERROR_CHARS, hide, scrub
+from tests.support.growth import too_steep
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from art_patch.recording import chat, completions, responses
 from art_patch.recording.sse import assemble, events
-from tests.growth import too_steep
+from tests.support.growth import too_steep
 
 CHUNK = st.dictionaries(
     st.sampled_from(["choices", "usage", "model", "error", "x"]),

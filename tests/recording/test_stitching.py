@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_patch.recording.stitching import Stitcher
-from art_patch.records import Call, Choice
+from art_patch.types import Call, Choice
 
 
 def user(text: str) -> dict[str, Any]:

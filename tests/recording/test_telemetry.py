@@ -15,14 +15,15 @@ import pytest
 from opentelemetry import context as otel
 from opentelemetry import trace
 
+from art_patch._lib.faults import faults
 from art_patch.context import group, span, suppress, trajectory
 from art_patch.patching import control, flush, unpatch
-from art_patch.recording import faults, telemetry
-from art_patch.records import Call, Record, Route, SpanInfo
+from art_patch.recording import telemetry
 from art_patch.settings import Settings
+from art_patch.types import Call, Record, Route, SpanInfo
 from tests.patching.conftest import CHAMPION
 from tests.patching.samples import ASK, MESSAGES, TOOLS
-from tests.servers import PROMPT_IDS, TEXT, TOOL_CALL, Answer, chunks, error, no_certificates, serving
+from tests.support.servers import PROMPT_IDS, TEXT, TOOL_CALL, Answer, chunks, error, no_certificates, serving
 
 pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed")
 

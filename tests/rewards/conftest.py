@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from art_patch.records import Call, Choice, Group, Trajectory, TrajectoryInfo
-from art_patch.rewards.prompt import read_prompt
+from art_patch.rewards import read_prompt
+from art_patch.types import Call, Choice, Group, Trajectory, TrajectoryInfo
 
 Messages = Sequence[dict[str, Any]]
 

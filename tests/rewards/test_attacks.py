@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from art_patch.records import Group
-from art_patch.rewards.prompt import JudgePrompt, build_prompt, read_prompt
-from art_patch.rewards.rubric import DEFAULT_RUBRIC
+from art_patch.rewards import DEFAULT_RUBRIC, read_prompt
+from art_patch.rewards.judge.prompt import JudgePrompt, build_prompt
+from art_patch.types import Group
 from tests.rewards.attacks import BREAKOUTS
 
 GroupOf = Callable[..., Group]

@@ -13,12 +13,10 @@ import pytest
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge, shop_rule
 from art_patch.demo.shop import TOOLS, Task, make_tasks, run_tool
 from art_patch.errors import JudgeError
-from art_patch.records import Call, Choice, Group, Score, Trajectory, TrajectoryInfo
-from art_patch.rewards import Judge
-from art_patch.rewards.batch import JudgedBatch, judge_batch
-from art_patch.rewards.defences import DefenceConfig
-from art_patch.rewards.judge import JudgeReport
-from art_patch.transcripts import transcript
+from art_patch.rewards import DefenceConfig, Judge, JudgedBatch, judge_batch
+from art_patch.rewards.judge.ruler import JudgeReport
+from art_patch.trajectories import transcript
+from art_patch.types import Call, Choice, Group, Score, Trajectory, TrajectoryInfo
 from tests.rewards.attacks import PLEAS
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

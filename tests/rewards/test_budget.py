@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from art_patch.errors import ConfigError, JudgeError
-from art_patch.records import Group, Judgement
 from art_patch.rewards import Budget, Judge
-from art_patch.rewards.budget import BudgetUsedUp
+from art_patch.rewards.judge.budget import BudgetUsedUp
+from art_patch.types import Group, Judgement
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 

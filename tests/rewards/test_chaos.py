@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from art_patch.errors import JudgeError
-from art_patch.records import Group, Score
 from art_patch.rewards import Budget, Judge
 from art_patch.store import open_store
+from art_patch.types import Group, Score
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from art_patch.errors import ConfigError
-from art_patch.records import Group, Trajectory
-from art_patch.rewards.checks import Check, load_checks, make_check, run_checks
+from art_patch.rewards import Check, load_checks, run_checks
+from art_patch.rewards.checks import make_check
 from art_patch.settings import load_settings
+from art_patch.types import Group, Trajectory
 
 Groups = Callable[..., list[Group]]
 

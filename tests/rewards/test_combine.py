@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from art_patch.records import Group, Score
 from art_patch.rewards import rewards_G
+from art_patch.types import Group, Score
 
 
 def score(

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from art_patch.errors import ConfigError
-from art_patch.records import Call, Choice, Group, Score, Trajectory, TrajectoryInfo
-from art_patch.rewards.combine import RULER, kept_scores, load_combination, rewards_G
+from art_patch.rewards import RULER, disagreement, kept_scores, load_combination, rewards_G, satisfaction_G
 from art_patch.rewards.criteria import (
     DEFAULT_CRITERIA,
     accuracy_G,
@@ -21,7 +20,8 @@ from art_patch.rewards.criteria import (
     load_criteria,
     weighted_G,
 )
-from art_patch.rewards.feedback import Disagreement, disagreement, satisfaction_G
+from art_patch.rewards.feedback import Disagreement
+from art_patch.types import Call, Choice, Group, Score, Trajectory, TrajectoryInfo
 
 ASK = {"role": "user", "content": "how many plums?"}
 TOOL = {"id": "c1", "type": "function", "function": {"name": "count", "arguments": "{}"}}

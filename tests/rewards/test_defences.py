@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_patch.errors import ConfigError
-from art_patch.records import Call, Choice, Group, Trajectory, TrajectoryInfo
-from art_patch.rewards.canaries import plant, too_many_missed, why_missed
-from art_patch.rewards.defences import (
-    DefenceConfig,
+from art_patch.rewards import DefenceConfig
+from art_patch.rewards.defences.injection import suspicion
+from art_patch.rewards.defences.planted_answers import plant, too_many_missed, why_missed
+from art_patch.rewards.defences.suspicion import (
     Flag,
     caps,
     flags,
@@ -23,8 +23,8 @@ from art_patch.rewards.defences import (
     within_user_share,
     written_length,
 )
-from art_patch.rewards.injection import suspicion
-from art_patch.transcripts import transcript
+from art_patch.trajectories import transcript
+from art_patch.types import Call, Choice, Group, Trajectory, TrajectoryInfo
 from tests.rewards.attacks import BREAKOUTS, HONEST, PLEAS, UNSEEN_HONEST, UNSEEN_PLEAS
 
 CONFIG = DefenceConfig()

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from art_patch.errors import MalformedFile
-from art_patch.records import Group, Score, Trajectory
-from art_patch.rewards.judge import JudgeReport
-from art_patch.rewards.labelled import BUILTIN, Labelled, measure, read_labelled
-from art_patch.rewards.question import make_question
-from art_patch.transcripts import offered_tools, transcript
+from art_patch.rewards import BUILTIN, Labelled, measure, read_labelled
+from art_patch.rewards.judge.question import make_question
+from art_patch.rewards.judge.ruler import JudgeReport
+from art_patch.trajectories import offered_tools, transcript
+from art_patch.types import Group, Score, Trajectory
 
 ATTEMPTS = [
     {"messages": [{"role": "assistant", "content": f"it is {label}"}], "label": label} for label in (0.9, 0.5, 0.1)

@@ -10,10 +10,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.records import Group
-from art_patch.rewards.prices import count_tokens
-from art_patch.rewards.prompt import JudgePrompt, build_prompt, read_prompt
-from art_patch.rewards.rubric import DEFAULT_RUBRIC, Rubric
+from art_patch.rewards import DEFAULT_RUBRIC, Rubric, read_prompt
+from art_patch.rewards.judge.prices import count_tokens
+from art_patch.rewards.judge.prompt import JudgePrompt, build_prompt
+from art_patch.types import Group
 
 GroupOf = Callable[..., Group]
 

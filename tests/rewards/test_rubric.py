@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from art_patch.errors import ConfigError
-from art_patch.rewards.rubric import DEFAULT_RUBRIC, Rubric, load_rubric
+from art_patch.rewards import DEFAULT_RUBRIC, Rubric, load_rubric
 
 
 @pytest.mark.parametrize("nothing", [None, "", "  \n"])

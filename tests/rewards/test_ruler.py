@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from art_patch.errors import JudgeError
-from art_patch.records import Group
 from art_patch.rewards import DEFAULT_RUBRIC, Judge, Rubric
+from art_patch.types import Group
 
 # litellm leaves connections to the garbage collector when threads race for a client or its cache lets one go.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_patch.errors import ConfigError
-from art_patch.records import Group
-from art_patch.rewards import DEFAULT_RUBRIC, Judge
-from art_patch.rewards.eliding import shorten
-from art_patch.rewards.prompt import read_prompt, write_prompt
-from art_patch.rewards.question import Question, make_question, to_line
-from art_patch.rewards.splitting import TooLongError, merge, split
-from art_patch.rewards.verdict import Verdict
+from art_patch.rewards import DEFAULT_RUBRIC, Judge, read_prompt
+from art_patch.rewards.judge.prompt import write_prompt
+from art_patch.rewards.judge.question import Question, make_question, to_line
+from art_patch.rewards.judge.splitting import TooLongError, merge, split
+from art_patch.rewards.judge.truncation import shorten
+from art_patch.rewards.judge.verdict import Verdict
+from art_patch.types import Group
 
 GroupOf = Callable[..., Group]
 QUESTION = {"role": "user", "content": "q"}

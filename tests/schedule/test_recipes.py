@@ -22,10 +22,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art_patch.errors import ConfigError
-from art_patch.schedule.crontab import has_entry, with_entry, without_entry
-from art_patch.schedule.recipes import Job, cron_job, cron_line, systemd_units
-from art_patch.schedule.times import parse_schedule
-from art_patch.schedule.variables import variables_file
+from art_patch.schedule import (
+    Job,
+    cron_job,
+    cron_line,
+    has_entry,
+    parse_schedule,
+    systemd_units,
+    variables_file,
+    with_entry,
+    without_entry,
+)
 from tests.test_deploy import read_unit
 
 ODD = '50% of $HOME `x` "q" it\'s é'

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from art_patch.serving.embedded.engine import EmbeddedEngine, EngineLimits
-from tests.engines import Running, serve
-from tests.tiny import make_tiny_adapter, make_tiny_model, make_tokenizer
+from art_patch.serving import EmbeddedEngine
+from art_patch.serving.embedded.engine import EngineLimits
+from tests.support.engines import Running, serve
+from tests.support.tiny import make_tiny_adapter, make_tiny_model, make_tokenizer
 
 
 @pytest.fixture(scope="session", autouse=True)

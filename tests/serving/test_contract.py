@@ -18,13 +18,12 @@ import pytest
 import torch
 
 from art_patch.errors import AdapterRejected, EngineError
-from art_patch.serving.adapters import publish_adapter
-from art_patch.serving.base_model import base_fingerprint
-from art_patch.serving.embedded.engine import EmbeddedEngine
-from tests.engines import ADMIN_KEY, Running, make_vllm, serve
+from art_patch.policies import base_fingerprint, publish_adapter
+from art_patch.serving import EmbeddedEngine
+from tests.policies.test_validation import AFTER_PUBLISHING, BEFORE_PUBLISHING
 from tests.serving.asking import HELLO, PROOF, ask, assembled, greedy
-from tests.serving.test_adapters import AFTER_PUBLISHING, BEFORE_PUBLISHING
-from tests.tiny import make_adapter_files, make_tiny_adapter
+from tests.support.engines import ADMIN_KEY, Running, make_vllm, serve
+from tests.support.tiny import make_adapter_files, make_tiny_adapter
 
 LOADED = ["agent@1", "agent@2"]
 

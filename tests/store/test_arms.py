@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 
-from art_patch.records import Choice, Group, Score
-from art_patch.records.arms import ArmCall
 from art_patch.store import Store, open_store
-from art_patch.store.arms import seen_of
+from art_patch.store.queries.arms import seen_of
+from art_patch.types import ArmCall, Choice, Group, Score
 from tests.store.samples import call, info
 
 NEW, OLD = "agent@1", "agent@0"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from art_patch.records import TrajectoryInfo
 from art_patch.store import Store
+from art_patch.types import TrajectoryInfo
 
 
 def test_users_came_when_their_first_run_did(store: Store):

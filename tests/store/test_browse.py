@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from art_patch.records import Group
-from art_patch.rewards.combine import rewards_G
-from art_patch.store import Store
-from art_patch.store.browse import Cursor, Filter
-from tests.transfer.samples import fill
+from art_patch.rewards import rewards_G
+from art_patch.store import Cursor, Filter, Store
+from art_patch.types import Group
+from tests.formats.samples import fill
 
 
 @pytest.fixture

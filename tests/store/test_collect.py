@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from art_patch.chain import ROOT, node_id
-from art_patch.records import Call, Choice, TrajectoryInfo
-from art_patch.store import Store, collect, open_store
-from art_patch.store.collect import COLLECTED, PENDING, collect_all
+from art_patch.store import Store, open_store
+from art_patch.store.erasure import collect
+from art_patch.store.erasure.collect import COLLECTED, PENDING, collect_all
+from art_patch.trajectories import ROOT, node_id
+from art_patch.types import Call, Choice, TrajectoryInfo
 from tests.store.conftest import Execute
 from tests.store.samples import TOOLS, call, info
 
@@ -203,7 +204,7 @@ def test_tools_that_another_call_has_stay(store: Store, execute: Execute):
 
 SHARING_WRITER = """
 import sys
-from art_patch.records import Call, Choice, TrajectoryInfo
+from art_patch.types import Call, Choice, TrajectoryInfo
 from art_patch.store import open_store
 store, me = open_store(sys.argv[1]), sys.argv[2]
 say = lambda text: {"role": "user", "content": text}
@@ -225,7 +226,7 @@ print("done", flush=True)
 ERASER = """
 import sys
 from art_patch.store import open_store
-from art_patch.store.collect import collect_all
+from art_patch.store.erasure.collect import collect_all
 store = open_store(sys.argv[1])
 print("ready", flush=True)
 rounds = 0

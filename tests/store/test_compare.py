@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from art_patch.records import JSON
 from art_patch.store import Store
+from art_patch.types import JSON
 from tests.store.samples import call, info
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from art_patch.records import Correction, Group, Policy, Score
-from art_patch.rewards.feedback import PEOPLE, Disagreement, disagreement
-from art_patch.store import Store
-from art_patch.store.browse import Filter
+from art_patch.rewards import PEOPLE, disagreement
+from art_patch.rewards.feedback import Disagreement
+from art_patch.store import Filter, Store
+from art_patch.types import Correction, Group, Policy, Score
 from tests.store.conftest import Execute
 from tests.store.samples import call, info
 

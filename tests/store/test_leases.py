@@ -8,10 +8,10 @@ from threading import Barrier
 
 import pytest
 
+from art_patch._lib.process_identity import Owner
 from art_patch.errors import Busy
-from art_patch.records import TrajectoryInfo
-from art_patch.store import Store, open_store
-from art_patch.store.leases import Lease, Owner
+from art_patch.store import Lease, Store, open_store
+from art_patch.types import TrajectoryInfo
 from tests.store.conftest import Execute
 
 A = Owner("a", "here", 11, "boot 1", "77")

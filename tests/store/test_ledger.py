@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from art_patch.errors import ConfigError, StoreError, TransitionError
-from art_patch.records import Group, Route
-from art_patch.store import Store
-from art_patch.store.route import read_route
+from art_patch.store import Store, read_route
+from art_patch.types import Group, Route
 from tests.store.conftest import Execute
 from tests.store.samples import info, policy
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from art_patch.errors import StoreError
-from art_patch.store import Store, maintain, open_store, upkeep
-from art_patch.store.maintain import Table
-from art_patch.store.tables import metadata
-from art_patch.store.upkeep import checkpoint_if_large
+from art_patch.store import Store, open_store
+from art_patch.store.schema.tables import metadata
+from art_patch.store.upkeep import maintain, sqlite_file
+from art_patch.store.upkeep.maintain import Table
+from art_patch.store.upkeep.sqlite_file import checkpoint_if_large
 from tests.store.conftest import Execute
 from tests.store.samples import call, info
 
@@ -87,7 +88,7 @@ def test_vacuum_gives_the_space_back(sqlite_store: Store, path: Path):
 def test_vacuum_without_room_says_how_much_it_needs(sqlite_store: Store, monkeypatch: pytest.MonkeyPatch):
     fill(sqlite_store, 1)
     usage = shutil.disk_usage("/")
-    monkeypatch.setattr(upkeep.shutil, "disk_usage", lambda _place: usage._replace(free=1_000_000))
+    monkeypatch.setattr(sqlite_file.shutil, "disk_usage", lambda _place: usage._replace(free=1_000_000))
     with pytest.raises(StoreError, match=r"needs \d+ MiB free in .*and there are 1; free some"):
         sqlite_store.maintain.vacuum()
     assert sqlite_store.verify() == []
@@ -133,7 +134,7 @@ def test_a_backup_that_fails_leaves_nothing(
     fill(sqlite_store, 1)
     target = (tmp_path / "missing" if cause == "directory" else tmp_path) / "copy.db"
     if cause == "unsound":
-        monkeypatch.setattr(upkeep, "_QUICK_CHECK", "SELECT 'row 3 missing from index'")
+        monkeypatch.setattr(sqlite_file, "_QUICK_CHECK", "SELECT 'row 3 missing from index'")
     words = {"directory": "No such file", "unsound": "is not sound .*row 3"}[cause]
     with pytest.raises(StoreError, match=words):
         sqlite_store.maintain.backup(target)

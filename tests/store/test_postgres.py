@@ -19,18 +19,23 @@ import pytest
 
 import art_patch as art
 from art_patch.errors import ConfigError, StoreError, TransitionError
-from art_patch.records import Group
 from art_patch.settings import Settings
-from art_patch.store import Store, open_store
-from art_patch.store import route as route_module
-from art_patch.store.connect import open_database
-from art_patch.store.locks import DECISIONS, WRITERS
-from art_patch.store.postgres import PostgresDatabase
-from art_patch.store.route import read_route
-from art_patch.store.urls import absolute_url, postgres_parameters, without_password
-from tests.servers import StubServer, serving
+from art_patch.store import (
+    Store,
+    absolute_url,
+    open_database,
+    open_store,
+    postgres_parameters,
+    read_route,
+    without_password,
+)
+from art_patch.store.backends.locks import DECISIONS, WRITERS
+from art_patch.store.backends.postgres import PostgresDatabase
+from art_patch.store.ledger import route as route_module
+from art_patch.types import Group
 from tests.store.conftest import Execute, Server, new_server
 from tests.store.samples import call, info, policy
+from tests.support.servers import StubServer, serving
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from art_patch.errors import StoreError
-from art_patch.records import Route, TrajectoryInfo
-from art_patch.store import open_store
-from art_patch.store.route import read_route
+from art_patch.store import open_store, read_route
+from art_patch.types import Route, TrajectoryInfo
 from tests.store.samples import call, info
 
 APP = """
@@ -30,7 +29,7 @@ def look(event, arguments):  # before SQLite opens a file: it must be there alre
         print("connect", Path(str(arguments[0])).name, "SQLite may make it")
 
 sys.addaudithook(look)
-from art_patch.records import TrajectoryInfo
+from art_patch.types import TrajectoryInfo
 from art_patch.store import open_store
 
 def show(when):

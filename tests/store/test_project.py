@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from art_patch.errors import WrongProject
-from art_patch.store import Store, open_store
-from art_patch.store.route import read_route
+from art_patch.store import Store, open_store, read_route
 from tests.store.conftest import Execute
 from tests.store.samples import call, info
 

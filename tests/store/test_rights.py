@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from art_patch._lib.ids import replay_id
 from art_patch.errors import ConfigError
-from art_patch.ids import replay_id
-from art_patch.records import Choice, Group, Score, SpanInfo
-from art_patch.store import Store, collect, deletion, maintain, open_store
-from art_patch.store.rights import Pruned
-from art_patch.store.traces import Erasure, Taught
+from art_patch.store import Erasure, Store, open_store
+from art_patch.store.erasure import collect, deletion
+from art_patch.store.erasure.rights import Pruned
+from art_patch.store.erasure.whereabouts import Taught
+from art_patch.store.upkeep import maintain
+from art_patch.types import Choice, Group, Score, SpanInfo
 from tests.store.conftest import Execute
 from tests.store.samples import call, info, policy
 
@@ -222,7 +224,8 @@ def test_chunks_leave_the_store_sound_and_the_lock_free(
 
 ERASER = """
 import sys, time
-from art_patch.store import deletion, open_store
+from art_patch.store import open_store
+from art_patch.store.erasure import deletion
 deletion._TRAJECTORIES, deletion.BUDGET_S = 1, 0.0
 left = int(sys.argv[2])
 def tell(done, total):

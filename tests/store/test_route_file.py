@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from art_patch.records import Route
-from art_patch.store.route import read_route
+from art_patch.store import read_route
+from art_patch.types import Route
 
 MAKE_AND_DELETE = """
 import sqlite3, sys, time

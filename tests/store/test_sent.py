@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from art_patch.store import Store
-from art_patch.store.sent import SentItem
+from art_patch.store import SentItem, Store
 from tests.store.conftest import Execute
 from tests.store.samples import call, info
 

@@ -19,11 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import create_engine
 
-from art_patch.chain import canonical
 from art_patch.errors import ConfigError, StoreError, StoreTooNew, TransitionError
-from art_patch.records import Choice, Group, Judgement, Route, Score, SpanInfo, Trajectory
-from art_patch.store import Store, open_store
-from art_patch.store.route import read_route
+from art_patch.store import Store, open_store, read_route
+from art_patch.trajectories import canonical
+from art_patch.types import Choice, Group, Judgement, Route, Score, SpanInfo, Trajectory
 from tests.store.conftest import Execute
 from tests.store.samples import WRITER, call, info, policy
 
@@ -268,8 +267,9 @@ def test_migrations_make_exactly_the_declared_tables(url: str):
     from alembic.migration import MigrationContext
     from alembic.script import ScriptDirectory
 
-    import art_patch.store.migrations as migrations
-    from art_patch.store.tables import HEAD, metadata
+    import art_patch.store.schema.migrations as migrations
+    from art_patch.store import HEAD
+    from art_patch.store.schema.tables import metadata
 
     make_by_migrations(url)
     engine = create_engine(url)
@@ -314,7 +314,7 @@ def test_a_new_store_is_what_all_migrations_make(url: str, execute: Execute):
 
 def make_by_migrations(url: str) -> None:
     """As a store that is older than the newest migration came to be."""
-    from art_patch.store.migrations import upgrade
+    from art_patch.store.schema.migrations import upgrade
 
     if url.startswith("sqlite"):
         Path(url.removeprefix("sqlite:///")).parent.mkdir()

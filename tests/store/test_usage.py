@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from art_patch.records import Call, Group, Judgement, Policy, Score, Trajectory, TrajectoryInfo
-from art_patch.records.usage import RunValue, Served, Usage
-from art_patch.store import Store
-from art_patch.store.attempts import note_attempt
-from art_patch.store.connect import Database, open_database
-from art_patch.store.usage import usage
+from art_patch.store import Store, open_database, usage
+from art_patch.store.backends.database import Database
+from art_patch.store.queries.attempts import note_attempt
+from art_patch.types import Call, Group, Judgement, Policy, RunValue, Score, Served, Trajectory, TrajectoryInfo, Usage
 from tests.store.samples import call
 
 

@@ -17,6 +17,9 @@ import networkx
 DOORS: Mapping[str, str] = {}
 """Folder -> the one file beside its `__init__` that other folders may import."""
 
+SHELVES = frozenset({"_lib"})
+"""Folders that are shelves of single tools, each imported by its own name."""
+
 
 @dataclass(frozen=True)
 class Import:
@@ -72,6 +75,7 @@ class ImportGraph:
             found
             for found in self.imports
             if (folder := self.folder_of(found.target)) is not None
+            and folder not in SHELVES
             and folder != self.folder_of(found.importer)
             and found.target not in (f"{self.package.name}/{folder}/__init__.py", DOORS.get(folder))
         ]

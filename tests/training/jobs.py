@@ -13,13 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from art_patch.serving.base_model import base_fingerprint
-from art_patch.training import TrainConfig
-from art_patch.training.job import Sibling, TrainGroup, TrainJob
-from art_patch.training.loading import load_policy
-from art_patch.training.packing import Example
-from art_patch.training.rows import Row, Turn, merge
-from tests.tiny import make_tiny_model
+from art_patch.policies import base_fingerprint
+from art_patch.training import Example, Row, Sibling, TrainConfig, TrainGroup, TrainJob
+from art_patch.training.data.rows import Turn, merge
+from art_patch.training.loop.loading import load_policy
+from tests.support.tiny import make_tiny_model
 
 SMALL = TrainConfig(learning_rate=5e-3, epochs=1, minibatches=1, lora_rank=4, warmup_steps=0)
 """One step."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from art_patch.training.loss import LossInput
-from art_patch.training.loss_config import LossConfig
+from art_patch.training import LossConfig
+from art_patch.training.losses.policy_loss import LossInput
 
 
 @dataclass(frozen=True)

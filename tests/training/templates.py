@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tests.tiny import make_tokenizer
+from tests.support.tiny import make_tokenizer
 
 END: dict[str, str] = {
     "qwen2_5": "<|im_end|>",

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.training.advantages import Scale, advantages_of_groups
+from art_patch.training import advantages_of_groups
+from art_patch.training.data.advantages import Scale
 
 SCALES: tuple[Scale, ...] = ("group", "batch", "none")
 

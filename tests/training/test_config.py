@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from art_patch.errors import ConfigError
-from art_patch.training import TrainConfig
-from art_patch.training.guards import why_broken, why_stop
-from art_patch.training.loss_config import LossConfig
+from art_patch.training import LossConfig, TrainConfig
+from art_patch.training.loop.guards import why_broken, why_stop
 
 
 @pytest.mark.parametrize(

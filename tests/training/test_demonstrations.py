@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from art_patch.records import Call, Choice, Correction, Trajectory
-from art_patch.training.demonstrations import Demonstrations, demonstrations
-from art_patch.training.families import family_of
-from art_patch.training.rendering import Renderer
-from art_patch.training.rows import Row
-from tests.factory import make_call, make_group, make_trajectory
+from art_patch.training import Renderer, Row, demonstrations, family_of
+from art_patch.training.data.demonstrations import Demonstrations
+from art_patch.types import Call, Choice, Correction, Trajectory
+from tests.support.factory import make_call, make_group, make_trajectory
 from tests.training.templates import tokenizer_with
 
 USER = {"role": "user", "content": "hi"}

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from art_patch.training.dropout import dropout_on
-from art_patch.training.job import TrainGroup
-from art_patch.training.loading import as_reference, load_policy
-from art_patch.training.ranks import ALONE
-from art_patch.training.scoring import Scorer
-from art_patch.training.update import update
+from art_patch.training import TrainGroup
+from art_patch.training.kernels.dropout import dropout_on
+from art_patch.training.kernels.scoring import Scorer
+from art_patch.training.loop.loading import as_reference, load_policy
+from art_patch.training.loop.ranks import ALONE
+from art_patch.training.loop.update import update
 from tests.training.jobs import SMALL, base, make_job, one_thread, random_groups, weights_of
 
 __all__ = ["base", "one_thread"]

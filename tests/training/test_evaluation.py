@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from art_patch.training.job import TrainGroup
-from art_patch.training.loss_config import LossConfig
-from art_patch.training.metrics import UpdateMetrics
-from art_patch.training.update import update
+from art_patch.training import LossConfig, TrainGroup
+from art_patch.training.loop.metrics import UpdateMetrics
+from art_patch.training.loop.update import update
 from tests.training.jobs import base, make_job, one_thread, plain_logprobs, plain_model, random_groups, weights_of
 
 __all__ = ["base", "one_thread"]

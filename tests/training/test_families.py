@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from art_patch.errors import AdapterRejected, TrainingError
-from art_patch.serving.adapters import publish_adapter, validate_adapter
-from art_patch.serving.base_model import BaseModel, read_base_model
-from art_patch.training.families import DEFAULT, FAMILIES, family_of, linear_names, target_names
+from art_patch.policies import BaseModel, publish_adapter, read_base_model, validate_adapter
+from art_patch.training import family_of
+from art_patch.training.kernels.families import DEFAULT, FAMILIES, linear_names, target_names
 
 SIZE: dict[str, Any] = {
     "vocab_size": 64,

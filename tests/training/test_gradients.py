@@ -12,18 +12,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from art_patch.training.gradients import Sums, gradients_of
-from art_patch.training.job import Sibling, TrainGroup, TrainJob
-from art_patch.training.loading import as_reference, load_policy
-from art_patch.training.loss_config import LOSSES, LossConfig
-from art_patch.training.packing import Example
-from art_patch.training.plan import PhaseName
-from art_patch.training.preferences import Pair
-from art_patch.training.ranks import ALONE, Ranks
-from art_patch.training.rows import Row
-from art_patch.training.scoring import Scorer
-from art_patch.training.start_scores import StartScores, start_scores
-from tests.tiny import make_tiny_adapter
+from art_patch.training import Example, LossConfig, Pair, Row, Sibling, TrainGroup, TrainJob
+from art_patch.training.kernels.scoring import Scorer
+from art_patch.training.loop.gradients import Sums, gradients_of
+from art_patch.training.loop.loading import as_reference, load_policy
+from art_patch.training.loop.plan import PhaseName
+from art_patch.training.loop.ranks import ALONE, Ranks
+from art_patch.training.loop.start_scores import StartScores, start_scores
+from art_patch.training.losses.loss_config import LOSSES
+from tests.support.tiny import make_tiny_adapter
 from tests.training.jobs import SMALL, base, make_job, one_thread, plain_logprobs, random_groups, row, trainable
 
 __all__ = ["base", "one_thread"]

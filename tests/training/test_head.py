@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.training import head
-from art_patch.training.head import Head, logprobs
+from art_patch.training.kernels import head
+from art_patch.training.kernels.head import Head, logprobs
 
 VOCABULARY, WIDTH = 7, 3
 

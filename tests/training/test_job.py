@@ -12,13 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_patch.errors import TrainingError
-from art_patch.training import TrainConfig, tensor_file
-from art_patch.training.job import JOB, Sibling, TrainGroup, TrainJob, claim, read_job
-from art_patch.training.loss_config import LossConfig
-from art_patch.training.packing import Example
-from art_patch.training.plan import lessons_of, plan_of
-from art_patch.training.preferences import Pair
-from art_patch.training.rows import Row
+from art_patch.training import Example, LossConfig, Pair, Row, Sibling, TrainConfig, TrainGroup, TrainJob, read_job
+from art_patch.training.loop import tensor_file
+from art_patch.training.loop.job import JOB, claim
+from art_patch.training.loop.plan import lessons_of, plan_of
 from tests.training.jobs import row
 
 logprobs = st.floats(-50, 0)

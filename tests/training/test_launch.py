@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from art_patch.errors import TrainingError
-from art_patch.training.job import TrainJob, claim
-from art_patch.training.launch import launch
-from art_patch.training.running import run_job
+from art_patch.training import TrainJob, run_job
+from art_patch.training.loop.job import claim
+from art_patch.training.loop.launch import launch
 from tests.training.jobs import base, make_job, one_thread, random_groups, row, weights_of
 
 __all__ = ["base", "one_thread"]
@@ -129,7 +129,7 @@ def test_torchrun_by_hand_makes_the_same_policy(base: Path, tmp_path: Path):
 def launcher(directory: Path) -> Generator[subprocess.Popen[str]]:
     """A program that launches the job, once the first step is made."""
     code = (
-        "import sys; from pathlib import Path; from art_patch.training.launch import launch\n"
+        "import sys; from pathlib import Path; from art_patch.training.loop.launch import launch\n"
         "launch(Path(sys.argv[1]), 2, lambda done, total, note: print(done, flush=True))"
     )
     with subprocess.Popen(

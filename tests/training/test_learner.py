@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from art_patch.training.job import TrainGroup
-from art_patch.training.learner import Learner
-from art_patch.training.loading import load_policy
-from art_patch.training.ranks import ALONE
-from art_patch.training.update import update
+from art_patch.training import TrainGroup
+from art_patch.training.loop.learner import Learner
+from art_patch.training.loop.loading import load_policy
+from art_patch.training.loop.ranks import ALONE
+from art_patch.training.loop.update import update
 from tests.training.jobs import SMALL, base, make_job, one_thread, random_groups, weights_of
 
 __all__ = ["base", "one_thread"]

@@ -11,14 +11,12 @@ import pytest
 import torch
 
 from art_patch.errors import ConfigError
-from art_patch.training import TrainConfig
-from art_patch.training.backend import backend_of
-from art_patch.training.loading import as_reference, load_policy
-from art_patch.training.packing import Example
-from art_patch.training.ranks import ALONE
-from art_patch.training.rows import Row
-from art_patch.training.scoring import Scorer
-from tests.tiny import make_tiny_adapter
+from art_patch.training import Example, Row, TrainConfig
+from art_patch.training.kernels.scoring import Scorer
+from art_patch.training.loop.backend import backend_of
+from art_patch.training.loop.loading import as_reference, load_policy
+from art_patch.training.loop.ranks import ALONE
+from tests.support.tiny import make_tiny_adapter
 from tests.training.jobs import SMALL, base, one_thread, plain_logprobs, plain_model, row
 
 __all__ = ["base", "one_thread"]

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from art_patch.training.loss import LossMetrics, policy_loss
-from art_patch.training.loss_config import LOSSES, LossConfig
+from art_patch.training import LossConfig
+from art_patch.training.losses.loss_config import LOSSES
+from art_patch.training.losses.policy_loss import LossMetrics, policy_loss
 from tests.training.loss_cases import CONFIGS, evaluate, every_config, name_of, on_policy, same
 from tests.training.plain_loss import Token, loss_input, plain_loss
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from art_patch.errors import ConfigError
-from art_patch.training import TrainConfig
-from art_patch.training.loss_config import LOSSES, Level, LossConfig
+from art_patch.training import LossConfig, TrainConfig
+from art_patch.training.losses.loss_config import LOSSES, Level
 
 BOTH: tuple[Level, ...] = ("token", "sequence")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.training.packing import Example, Pack, packs_of
-from art_patch.training.rows import Row
+from art_patch.training import Example, Row
+from art_patch.training.data.packing import Pack, packs_of
 
 
 @st.composite

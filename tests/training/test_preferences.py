@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from art_patch.records import Call, Choice, Correction, Trajectory
-from art_patch.training.families import family_of
-from art_patch.training.preferences import Pair, Preferences, preferences
-from art_patch.training.rendering import Renderer
-from art_patch.training.rows import Row
-from tests.factory import make_call, make_group, make_trajectory
+from art_patch.training import Pair, Renderer, Row, family_of, preferences
+from art_patch.training.data.preferences import Preferences
+from art_patch.types import Call, Choice, Correction, Trajectory
+from tests.support.factory import make_call, make_group, make_trajectory
 from tests.training.templates import tokenizer_with
 
 USER = {"role": "user", "content": "hi"}

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.records import Call
+from art_patch.formats import Unusable
 from art_patch.serving.embedded.prompts import PromptEncoder
-from art_patch.training.families import DEFAULT
-from art_patch.training.prompt_forms import FORMS, content_text, template_arguments
-from art_patch.training.rendering import Renderer
-from art_patch.transfer.conversation import Unusable
-from tests.engines import find_vllm
-from tests.factory import make_call
-from tests.tiny import make_tokenizer
+from art_patch.training import Renderer
+from art_patch.training.data.prompt_forms import FORMS, content_text, template_arguments
+from art_patch.training.kernels.families import DEFAULT
+from art_patch.types import Call
+from tests.support.engines import vllm_python
+from tests.support.factory import make_call
+from tests.support.tiny import make_tokenizer
 
 TOOL = {"type": "function", "function": {"parameters": {"type": "object"}, "name": "f", "strict": True, "extra": 1}}
 CALLS = [
@@ -110,7 +110,7 @@ def in_form(request: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.slow
 def test_the_vllm_form_is_vllms():
     result = subprocess.run(
-        [str(find_vllm()), str(Path(__file__).with_name("vllm_forms.py"))],
+        [str(vllm_python()), str(Path(__file__).with_name("vllm_forms.py"))],
         input=json.dumps([{"model": "m", **request} for request in REQUESTS]),
         capture_output=True,
         text=True,

@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from art_patch.training.gradients import gradients_of
-from art_patch.training.job import Sibling, TrainGroup, TrainJob
-from art_patch.training.loading import load_policy
-from art_patch.training.packing import Example
-from art_patch.training.plan import plan_of
-from art_patch.training.ranks import ALONE
-from art_patch.training.rows import Row
-from art_patch.training.scoring import Scorer
-from art_patch.training.start_scores import start_scores
-from art_patch.training.update import update
+from art_patch.training import Example, Row, Sibling, TrainGroup, TrainJob
+from art_patch.training.kernels.scoring import Scorer
+from art_patch.training.loop.gradients import gradients_of
+from art_patch.training.loop.loading import load_policy
+from art_patch.training.loop.plan import plan_of
+from art_patch.training.loop.ranks import ALONE
+from art_patch.training.loop.start_scores import start_scores
+from art_patch.training.loop.update import update
 from tests.training.jobs import (
     as_sampled,
     base,

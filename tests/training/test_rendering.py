@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from art_patch.formats import Unusable
 from art_patch.serving.embedded.prompts import PromptEncoder
-from art_patch.training.families import DEFAULT, Family, family_of
-from art_patch.training.rendering import Renderer, end_ids_of
-from art_patch.transfer.conversation import Unusable
-from tests.factory import make_call
+from art_patch.training import Family, Renderer, family_of
+from art_patch.training.data.rendering import end_ids_of
+from art_patch.training.kernels.families import DEFAULT
+from tests.support.factory import make_call
 from tests.training.templates import tokenizer_with
 
 USER = {"role": "user", "content": "hi"}

@@ -16,12 +16,11 @@ import pytest
 import torch
 
 from art_patch.errors import TrainingError
-from art_patch.serving.adapters import validate_adapter
-from art_patch.serving.base_model import BaseModel, read_base_model
-from art_patch.training import tensor_file
-from art_patch.training.checkpoint import read_course
-from art_patch.training.job import TrainGroup, TrainJob
-from art_patch.training.update import update
+from art_patch.policies import BaseModel, read_base_model, validate_adapter
+from art_patch.training import TrainGroup, TrainJob
+from art_patch.training.loop import tensor_file
+from art_patch.training.loop.checkpoint import read_course
+from art_patch.training.loop.update import update
 from tests.training.jobs import base, make_job, one_thread, random_groups, row, weights_of
 
 __all__ = ["base", "one_thread"]
@@ -29,7 +28,9 @@ __all__ = ["base", "one_thread"]
 FORTY_STEPS = {"epochs": 10, "minibatches": 4, "learning_rate": 1e-3, "warmup_steps": 5, "checkpoint_every_s": 0.0}
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["art_patch.training.update", "transformers.models.qwen3.modeling_qwen3", "peft"])
+_processes.set_forkserver_preload(
+    ["art_patch.training.loop.update", "transformers.models.qwen3.modeling_qwen3", "peft"]
+)
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from art_patch.records import Call, Choice
 from art_patch.serving.embedded.prompts import PromptEncoder
-from art_patch.training.families import DEFAULT, family_of
-from art_patch.training.rendering import Renderer
-from art_patch.training.round_trip import Difference, RoundTrips, check_round_trips
-from tests.factory import make_call, make_trajectory
+from art_patch.training import Renderer, RoundTrips, check_round_trips, family_of
+from art_patch.training.data.round_trip import Difference
+from art_patch.training.kernels.families import DEFAULT
+from art_patch.types import Call, Choice
+from tests.support.factory import make_call, make_trajectory
 from tests.training.templates import tokenizer_with
 
 USER = {"role": "user", "content": "hi"}

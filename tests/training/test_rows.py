@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.records import Call, Choice
-from art_patch.training.rows import TRUNCATED, Row, RowsReport, rows_and_report, rows_of
-from tests.factory import make_call, make_trajectory
-from tests.tiny import make_tokenizer
+from art_patch.training import Row, RowsReport, rows_and_report
+from art_patch.training.data.rows import TRUNCATED, rows_of
+from art_patch.types import Call, Choice
+from tests.support.factory import make_call, make_trajectory
+from tests.support.tiny import make_tokenizer
 from tests.training.templates import tokenizer_with
 
 

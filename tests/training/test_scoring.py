@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from art_patch.training import head
-from art_patch.training.lora_linear import fuse
-from art_patch.training.packing import Example, packs_of
-from art_patch.training.rows import Row
-from art_patch.training.scoring import Scorer
+from art_patch.training import Example, Row
+from art_patch.training.data.packing import packs_of
+from art_patch.training.kernels import head
+from art_patch.training.kernels.lora_linear import fuse
+from art_patch.training.kernels.scoring import Scorer
 from tests.training.test_families import CONFIGS, make_model, with_lora
 
 APART = {"gemma2": "Unsupported: Gemma2Attention asks for softcap"}

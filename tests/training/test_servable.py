@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from art_patch.errors import ConfigError, ModelNotFound
-from art_patch.training.servable import require_servable
+from art_patch.training import require_servable
 from tests.training.test_families import CONFIGS, SIZE, make_gemma_that_sees, make_model
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from art_patch.training.supervised import PreferenceInput, SftInput, preference_loss, sft_loss, sums_R
-from tests.tiny import make_tiny_model
+from art_patch.training.losses.supervised import PreferenceInput, SftInput, preference_loss, sft_loss, sums_R
+from tests.support.tiny import make_tiny_model
 
 pytest.importorskip("trl", reason="TRL is not installed, so nothing is compared with it; pip install 'trl>=1.16,<2'")
 

@@ -12,13 +12,9 @@ import pytest
 import torch
 
 from art_patch.errors import AdapterRejected, TrainingError
-from art_patch.serving.adapters import validate_adapter
-from art_patch.serving.base_model import read_base_model
-from art_patch.training.job import Sibling, TrainGroup
-from art_patch.training.loss_config import LossConfig
-from art_patch.training.packing import Example
-from art_patch.training.preferences import Pair
-from art_patch.training.update import update
+from art_patch.policies import read_base_model, validate_adapter
+from art_patch.training import Example, LossConfig, Pair, Sibling, TrainGroup
+from art_patch.training.loop.update import update
 from tests.training.jobs import (
     as_sampled,
     base,

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from art_patch.training.loss_config import LossConfig
-from tests.tiny import make_tiny_model
+from art_patch.training import LossConfig
+from tests.support.tiny import make_tiny_model
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class _Starter:
 
 def _start() -> None:
     try:
-        from art_patch.patching.control import patch_around
+        from art_patch.patching import patch_around
 
         patch_around()
     except Exception as error:

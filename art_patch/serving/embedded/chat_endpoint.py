@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
@@ -19,11 +19,9 @@ from art_patch.serving.contract import MAX_BODY_BYTES, Overloaded, UnknownPolicy
 from art_patch.serving.embedded.chat_request import ChatRequest, parse_chat_request
 from art_patch.serving.embedded.chat_response import ChatResponse, ChoiceState
 from art_patch.serving.embedded.generation import Generation, GenerationCancelled, GenerationFailed
-from art_patch.serving.embedded.prompts import PromptError
+from art_patch.serving.embedded.prompts import PromptEncoder, PromptError
+from art_patch.serving.embedded.scheduler import EngineLimits
 from art_patch.serving.http_errors import ApiError, error_body
-
-if TYPE_CHECKING:
-    from art_patch.serving.embedded.engine import EmbeddedEngine
 
 _LARGE_BODY_BYTES = 64 << 10  # tokenising more than this would hold up everybody's streams
 
@@ -32,10 +30,26 @@ class _ClientGone(Exception):
     pass
 
 
+class Generates(Protocol):
+    """What the route needs of the engine."""
+
+    prompts: PromptEncoder
+    limits: EngineLimits
+    max_model_len: int
+
+    def policies(self) -> list[str]:
+        """Served names, the base first."""
+        ...
+
+    def submit(self, policy_name: str, generation: Generation) -> None:
+        """Queue a request; its pieces arrive on its event loop."""
+        ...
+
+
 class ChatEndpoint:
     """The route; one instance serves all requests."""
 
-    def __init__(self, engine: EmbeddedEngine) -> None:
+    def __init__(self, engine: Generates) -> None:
         self._engine = engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -15,9 +15,16 @@ from typing import Any
 import torch
 
 from art_patch.errors import AdapterRejected
-from art_patch.serving.adapters import ValidatedAdapter, check_name, validate_adapter
-from art_patch.serving.base_model import BaseModel, read_base_model, resolve_model_dir
-from art_patch.serving.canary import Canary, check_canary
+from art_patch.policies import (
+    BaseModel,
+    Canary,
+    ValidatedAdapter,
+    check_canary,
+    check_name,
+    read_base_model,
+    resolve_model_dir,
+    validate_adapter,
+)
 from art_patch.serving.contract import Overloaded, UnknownPolicy
 from art_patch.serving.embedded.chat_endpoint import ChatEndpoint
 from art_patch.serving.embedded.generation import Generation

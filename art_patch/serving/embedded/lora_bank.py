@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import load as load_tensors
 
-from art_patch.serving.adapters import ValidatedAdapter
+from art_patch.policies import ValidatedAdapter
 
 _MERGE_UP_TO_BYTES = 64 << 20
 

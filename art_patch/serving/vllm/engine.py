@@ -19,8 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from art_patch.errors import AdapterRejected, EngineError
-from art_patch.serving.adapters import CONFIG, WEIGHTS, ValidatedAdapter, check_name, validate_adapter
-from art_patch.serving.base_model import BaseModel
+from art_patch.policies import CONFIG, WEIGHTS, BaseModel, ValidatedAdapter, check_name, validate_adapter
 from art_patch.serving.contract import Overloaded, UnknownPolicy
 from art_patch.serving.vllm.command import VllmOptions, command, environment
 from art_patch.serving.vllm.forward import Forward

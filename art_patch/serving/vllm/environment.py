@@ -74,7 +74,7 @@ def home_of(root: Path, device: Device) -> Path:
     return root / f"vllm-{device}-{recipe[:8]}"
 
 
-def find(given: Path | None, root: Path) -> Found | None:
+def find_vllm(given: Path | None, root: Path) -> Found | None:
     """Returns the environment to use: the one that was named, one that was built, or this one.
 
     Args:

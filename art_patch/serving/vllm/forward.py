@@ -10,20 +10,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, cast
 
 import aiohttp
 from starlette.types import Receive, Scope, Send
 
-from art_patch.asgi_caller import Caller, Gone
+from art_patch._lib.asgi import Caller, Gone
 from art_patch.errors import EngineError
 from art_patch.serving.contract import MAX_BODY_BYTES, UnknownPolicy
 from art_patch.serving.http_errors import ApiError
 from art_patch.serving.vllm.replica import Loaded, Replica
 from art_patch.serving.vllm.request import check_request, conversation_of
-
-if TYPE_CHECKING:
-    from art_patch.serving.vllm.engine import VllmEngine
 
 _log = logging.getLogger(__name__)
 
@@ -34,10 +33,26 @@ _NOT_A_NUMBER = b"JSON compliant"
 """What vLLM says instead of an answer with NaN in it."""
 
 
+class Replicas(Protocol):
+    """What the route needs of the engine."""
+
+    def answering(self, name: str) -> AbstractContextManager[Loaded]:
+        """Count a request of a policy while the block runs; `UnknownPolicy` if it is not served."""
+        ...
+
+    def choose(self, conversation: bytes, tried: Sequence[Replica] = ()) -> Replica | None:
+        """Return the replica that a conversation belongs to, `None` if none takes requests."""
+        ...
+
+    async def reload(self, replica: Replica, policy: Loaded) -> None:
+        """Load a policy again into a replica that has lost it."""
+        ...
+
+
 class Forward:
     """The route; one instance serves all requests."""
 
-    def __init__(self, engine: VllmEngine) -> None:
+    def __init__(self, engine: Replicas) -> None:
         self._engine = engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

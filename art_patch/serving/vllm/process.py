@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from art_patch.private import private
+from art_patch._lib.private_files import private
 
 MARK = "ART_PATCH_SERVED_BY"
 _KEEPER = Path(__file__).with_name("keeper.py")

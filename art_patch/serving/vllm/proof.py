@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from art_patch.errors import EngineError
-from art_patch.serving.canary import Canary, check_canary
+from art_patch.policies import Canary, check_canary
 from art_patch.serving.vllm.link import Link, Refused
 
 _LIKELIEST = 20

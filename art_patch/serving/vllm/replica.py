@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from art_patch.errors import AdapterRejected, EngineError
-from art_patch.serving.canary import Canary
+from art_patch.policies import Canary
 from art_patch.serving.vllm.link import Link, Refused
 from art_patch.serving.vllm.process import VllmProcess
 from art_patch.serving.vllm.proof import Poisoned, probe, prove

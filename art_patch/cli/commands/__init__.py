@@ -1,0 +1,1 @@
+"""One file a command: settings in, one call, one answer out."""

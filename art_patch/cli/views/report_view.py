@@ -1,0 +1,157 @@
+"""How `art-patch report` looks: on a terminal of 80 columns, as Markdown, and as facts for `--json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from art_patch.cli.views.safe_text import one_line
+from art_patch.insights import Report
+
+_COLOURS = {"switch": "green", "do not switch": "red", "not enough data": "yellow"}
+_NAMES = {"reward": "by your rewards", "judged": "by the judge"}
+
+Rows = list[list[str]]
+"""A head and rows below it; the first cell of each is a name."""
+
+
+def as_facts(report: Report) -> dict[str, Any]:
+    """Return all of it for JSON; `null` is not known."""
+    facts = asdict(report)
+    money = report.money
+    facts["money"] |= {
+        "spent_usd": money.spent_usd,
+        "saved_usd": money.saved_usd,
+        "saved_if_all_usd": money.saved_if_all_usd,
+    }
+    for told, comparison in zip(facts["comparisons"], report.comparisons, strict=True):
+        told["difference"] = comparison.difference
+    return facts
+
+
+def show(report: Report, project: str, console: Console) -> None:
+    """Print it."""
+    colour = _COLOURS[report.verdict]
+    console.print(f"{project}, {_when(report)}", style="dim", markup=False)
+    console.print(f"[b {colour}]{report.verdict}[/]")
+    for reason in report.reasons:
+        _bullet(console, reason)
+    for rows in _tables(report):
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        for index, head in enumerate(rows[0]):
+            table.add_column(head, justify="right" if index else "left", overflow="fold")
+        for row in rows[1:]:
+            table.add_row(*map(Text, row))
+        console.print()
+        console.print(table)
+    if notes := list(_notes(report)):
+        console.print("\n[yellow]to keep in mind[/]")
+        for note in notes:
+            _bullet(console, note)
+
+
+def as_markdown(report: Report, project: str) -> str:
+    """Return it as Markdown."""
+    lines = [f"# {project}: {report.verdict}", "", f"{_when(report).capitalize()}.", ""]
+    lines += [f"- {_escaped(reason)}" for reason in report.reasons]
+    for rows in _tables(report):
+        head, *rest = ([_escaped(cell) for cell in row] for row in rows)
+        lines += ["", f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]
+        lines += [f"| {' | '.join(row)} |" for row in rest]
+    if notes := [f"- {_escaped(note)}" for note in _notes(report)]:
+        lines += ["", "To keep in mind:", "", *notes]
+    return "\n".join(lines) + "\n"
+
+
+def _tables(report: Report) -> Iterator[Rows]:
+    sides = report.sides
+    yield [
+        ["", *(side.name for side in sides)],
+        ["calls", *(f"{side.calls:,}" for side in sides)],
+        ["share", *(_share(side.share) for side in sides)],
+        ["failed", *(_share(side.failed) for side in sides)],
+        ["latency p50", *(_ms(side.p50_ms) for side in sides)],
+        ["latency p95", *(_ms(side.p95_ms) for side in sides)],
+    ]
+    yield _scores(report)
+    yield _money(report)
+
+
+def _scores(report: Report) -> Rows:
+    rows = [["quality", report.sides[0].name, "upstream", "difference", "95 % limits"]]
+    for each in report.comparisons:
+        counted = (each.ours_scored, each.theirs_scored)
+        unit = "" if each.kind == "reward" else " groups"
+        means = [
+            "not scored" if mean is None else f"{mean:.3f} of {count:,}{unit}"
+            for mean, count in zip((each.ours, each.theirs), counted, strict=True)
+        ]
+        difference = "" if each.difference is None else f"{each.difference:+.3f}"
+        limits = "too few" if each.difference is not None else ""
+        if each.low is not None and each.high is not None:
+            limits = f"{each.low:+.3f}..{each.high:+.3f}"
+        rows.append([_NAMES[each.kind], *means, difference, limits])
+    ours, theirs = (
+        f"{report.unscored[side]:,}" if side in report.unscored else "" for side in ("champion", "upstream")
+    )
+    return [*rows, ["unscored runs", ours, theirs, "", ""]]
+
+
+def _money(report: Report) -> Rows:
+    money = report.money
+    every = None if money.avoided_usd is None or money.upstream_usd is None else money.avoided_usd + money.upstream_usd
+    costs = (("GPU", money.gpu_usd), ("judge", money.judge_usd), ("updates", money.training_usd))
+    return [
+        ["money", "as it was", "if ours had answered every call"],
+        ["paid to upstream", _usd(money.upstream_usd), _usd(0.0)],
+        ["not paid, for ours answered", _usd(money.avoided_usd), _usd(every)],
+        *([name, *[_usd(None if usd is None else -usd)] * 2] for name, usd in costs),
+        ["saved in all", _usd(money.saved_usd), _usd(money.saved_if_all_usd)],
+    ]
+
+
+def _notes(report: Report) -> Iterator[str]:
+    yield from report.cautions
+    yield from report.money.notes
+    if report.fallbacks:
+        reasons = ", ".join(f"{one_line(reason)} {count:,}" for reason, count in report.fallbacks.items())
+        yield f"calls that went upstream after all: {reasons}"
+    if report.mixed:
+        yield f"{report.mixed:,} runs were answered by several and count for nobody's quality"
+
+
+def _bullet(console: Console, text: str) -> None:
+    row = Table.grid(padding=(0, 1, 0, 0))
+    row.add_column()
+    row.add_column(overflow="fold")
+    row.add_row("·", Text(one_line(text)))
+    console.print(row)
+
+
+def _when(report: Report) -> str:
+    begin, end = (f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M}" for at in (report.since, report.until))
+    return f"from {begin} to {end}"
+
+
+def _escaped(text: str) -> str:
+    return one_line(text).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f} ms"
+
+
+def _usd(value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    return f"-${-value:,.2f}" if round(value, 2) < 0 else f"${abs(value):,.2f}"

@@ -1,0 +1,42 @@
+"""Records to files that others read, and back.
+
+`conversation` says what of a trajectory goes out, `rows` makes the rows of training files from it, `complete` keeps
+everything, `foreign` reads what others wrote, `files` moves rows to and from a disk. All but the last are pure; the
+command line reads and writes the store.
+"""
+
+# pyright: reportUnusedImport=false
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from art_patch._lib.lazy import lazily
+
+if TYPE_CHECKING:
+    from art_patch.formats.complete import Bundle, encode, indexed
+    from art_patch.formats.conversation import Unusable
+    from art_patch.formats.corrections import corrected, right_and_wrong
+    from art_patch.formats.files import STREAM, is_parquet, reading, writing
+    from art_patch.formats.foreign import ImportFormat, bundles_of
+    from art_patch.formats.rows import (
+        COLUMNS,
+        chat_row,
+        correction_row,
+        digest,
+        grpo_row,
+        preference_rows,
+        sft_prompt_rows,
+        sft_row,
+    )
+else:
+    __getattr__ = lazily(
+        __name__,
+        {
+            "complete": "Bundle encode indexed",
+            "conversation": "Unusable",
+            "corrections": "corrected right_and_wrong",
+            "files": "STREAM is_parquet reading writing",
+            "foreign": "ImportFormat bundles_of",
+            "rows": "COLUMNS chat_row correction_row digest grpo_row preference_rows sft_prompt_rows sft_row",
+        },
+    )

@@ -1,0 +1,238 @@
+"""Rows to files and back: JSON lines, and Parquet through pyarrow (extra `parquet`). One page in memory at a time.
+
+A file holds users' data: it is made with mode 0600, grows as `NAME.part`, and takes its name when it is whole. It never
+replaces another unless it is told to. `-` is stdout and stdin.
+
+In Parquet, messages and tools are columns of type JSON, so that rows whose tools differ keep their own keys; a table of
+structs would fill every schema with the others' keys as nulls. `datasets` gives them back as objects.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any, cast
+
+from art_patch.errors import ConfigError, MalformedFile
+from art_patch.formats.rows import Kind
+
+STREAM = "-"
+_PAGE_ROWS = 200
+_GROUP_ROWS = 1_000  # of a Parquet file: fewer make it slow to read, more keep more in memory
+_MAGIC = b"PAR1"
+
+Row = Mapping[str, Any]
+Write = Callable[[Row], None]
+
+
+def is_parquet(path: str, asked: bool) -> bool:
+    """Whether a file of this name is to be Parquet."""
+    return asked or path.endswith(".parquet")
+
+
+@contextmanager
+def writing(
+    path: str, columns: Mapping[str, Kind] | None, *, parquet: bool = False, force: bool = False
+) -> Generator[Write]:
+    """Give a function that writes a row; the file is there when the block ends well, and not if it does not.
+
+    Args:
+        path: the file, or `-`.
+        columns: what a Parquet file has; JSON lines take whatever a row has.
+        parquet: instead of JSON lines.
+        force: replace a file that is there.
+
+    Raises:
+        ConfigError: if the file is there, or cannot be made.
+    """
+    make = _parquet_writer(columns or {}) if parquet else _lines_writer
+    if path == STREAM:
+        with make(sys.stdout.buffer) as write:
+            yield write
+        sys.stdout.buffer.flush()
+        return
+    target = Path(path)
+    if target.is_dir():
+        raise ConfigError(f"{path} is a directory; name a file in it")
+    if target.exists() and not force:
+        raise ConfigError(f"{path} is there already; name another file, or replace it with --force")
+    part = target.with_name(f"{target.name}.part")
+    try:
+        part.unlink(missing_ok=True)  # what a run that was killed left
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; name another directory") from error
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            with make(file) as write:
+                yield write
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; free some space, or name another") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def reading(path: str) -> Generator[Callable[[], Iterator[tuple[str, Row]]]]:
+    """Give a function that reads the rows from the start, each with its place (`line 3`); it may be called again.
+
+    Raises:
+        ConfigError: if there is no such file.
+        MalformedFile: while reading, with the place.
+    """
+    with _opened(path) as file:
+        magic = file.read(len(_MAGIC))
+        name = "stdin" if path == STREAM else path
+        read = _read_parquet if magic == _MAGIC else _read_lines
+
+        def rows() -> Iterator[tuple[str, Row]]:
+            file.seek(0)
+            return read(file, name)
+
+        yield rows
+
+
+@contextmanager
+def _opened(path: str) -> Generator[IO[bytes]]:
+    if path == STREAM:
+        # It is read twice: to check all of it, then to import it.
+        with tempfile.TemporaryFile() as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+            file.seek(0)
+            yield file
+        return
+    try:
+        file = open(path, "rb")  # noqa: SIM115 - the errors of the block are not ours
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    with file:
+        if not file.seekable():
+            raise ConfigError(f"{path} is no file; give `-` and send it to stdin")
+        yield file
+
+
+@contextmanager
+def _lines_writer(file: IO[bytes]) -> Generator[Write]:
+    encode = json.JSONEncoder(separators=(",", ":"), default=repr).encode
+
+    def write(row: Row) -> None:
+        file.write(encode(dict(row)).encode("ascii") + b"\n")
+
+    yield write
+
+
+def _read_lines(file: IO[bytes], name: str) -> Iterator[tuple[str, Row]]:
+    for number, line in enumerate(file, 1):
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if not line.strip():
+            continue
+        place = f"line {number}"
+        try:
+            row: Any = json.loads(line.rstrip(b"\r\n"))
+        except UnicodeDecodeError as error:
+            raise MalformedFile(f"{name}, {place}: not UTF-8 at byte {error.start}") from None
+        except json.JSONDecodeError as error:
+            hint = "; put one object on each line" if line.lstrip()[:1] == b"[" else ""
+            raise MalformedFile(f"{name}, {place}: not JSON: {error.msg} at column {error.colno}{hint}") from None
+        except (ValueError, RecursionError) as error:
+            raise MalformedFile(f"{name}, {place}: not JSON that can be read: {error}") from None
+        if not isinstance(row, dict):
+            raise MalformedFile(f"{name}, {place}: not an object; put one object on each line")
+        yield place, cast(Row, row)
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError:
+        raise ConfigError('Parquet needs pyarrow; pip install "art-patch[parquet]", or write .jsonl') from None
+
+
+def _parquet_writer(columns: Mapping[str, Kind]) -> Callable[[IO[bytes]], Any]:
+    pa, pq = _pyarrow()  # before the file is made
+    plain = {
+        "json": pa.string(),
+        "json_list": pa.list_(pa.string()),
+        "text": pa.string(),
+        "number": pa.float64(),
+        "integer": pa.int64(),
+        "boolean": pa.bool_(),
+    }
+    shown = plain | {"json": pa.json_(), "json_list": pa.list_(pa.json_())}
+    before = pa.schema([(name, plain[kind]) for name, kind in columns.items()])
+    schema = pa.schema([(name, shown[kind]) for name, kind in columns.items()])
+    encode = json.JSONEncoder(separators=(",", ":"), default=repr).encode
+
+    def cell(value: Any, kind: Kind) -> Any:
+        if value is None or kind not in ("json", "json_list"):
+            return value
+        return encode(value) if kind == "json" else [encode(each) for each in value]
+
+    @contextmanager
+    def make(file: IO[bytes]) -> Generator[Write]:
+        waiting: list[dict[str, Any]] = []
+        with pq.ParquetWriter(pa.PythonFile(file, mode="w"), schema, compression="zstd") as writer:
+
+            def flush() -> None:
+                if waiting:
+                    writer.write_table(pa.Table.from_pylist(waiting, schema=before).cast(schema))
+                    waiting.clear()
+
+            def write(row: Row) -> None:
+                waiting.append({name: cell(row.get(name), kind) for name, kind in columns.items()})
+                if len(waiting) >= _GROUP_ROWS:
+                    flush()
+
+            yield write
+            flush()
+
+    return make
+
+
+def _read_parquet(file: IO[bytes], name: str) -> Iterator[tuple[str, Row]]:
+    pa, pq = _pyarrow()
+    number = 0
+    try:
+        table = pq.ParquetFile(pa.PythonFile(file, mode="r"))
+        kept = {field.name for field in table.schema_arrow if _holds_json(pa, field.type)}
+        for batch in table.iter_batches(batch_size=_PAGE_ROWS):
+            for row in cast("Sequence[Row]", batch.to_pylist()):
+                number += 1
+                yield f"row {number}", {key: _cell(value, key in kept) for key, value in row.items()}
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise MalformedFile(f"{name}, after row {number}: not Parquet that can be read: {error}") from error
+
+
+def _holds_json(pa: Any, kind: Any) -> bool:
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _holds_json(pa, kind.value_type)
+    return getattr(kind, "extension_name", "") == "arrow.json"
+
+
+def _cell(value: Any, is_json: bool) -> Any:
+    if is_json:
+        if isinstance(value, list):
+            return [_cell(each, is_json) for each in cast("list[Any]", value)]
+        return json.loads(value) if isinstance(value, str) else value
+    return _without_nulls(value)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Structs of a table have every key that any row has; what a row lacks is null."""
+    if isinstance(value, dict):
+        pairs = cast("dict[str, Any]", value)
+        return {key: _without_nulls(item) for key, item in pairs.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in cast("list[Any]", value)]
+    return value

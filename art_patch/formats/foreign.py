@@ -1,0 +1,309 @@
+"""Training files of others to trajectories. Pure.
+
+OpenAI's fine-tuning files (also with the older function calls, and its preference files) and TRL's formats.
+
+- A conversation becomes a trajectory with one call for each assistant message, in order; messages with `weight: 0`
+  are context only. Nothing of it is trainable: no token ids come with text.
+- A preference becomes a group of two, scored 1 and 0 unless the row brings scores.
+- Ids are hashes of the row, so that importing a file twice adds nothing. Two equal rows are one trajectory.
+- Columns that mean nothing to us are kept in the trajectory's metadata.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
+
+from art_patch.errors import MalformedFile
+from art_patch.formats.complete import FORMAT, IMPORTED, Bundle, decode
+from art_patch.trajectories import verbatim
+from art_patch.types import Call, Choice, Score, Trajectory, TrajectoryInfo
+
+ImportFormat = Literal["auto", "chat", "trajectories", "sft", "preference", "grpo"]
+
+Row = Mapping[str, Any]
+Message = dict[str, Any]
+
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_OURS = FORMAT.split("/")[0]
+_NO_METADATA = {
+    "messages", "prompt", "completion", "chosen", "rejected", "tools", "functions", "parallel_tool_calls", "input",
+    "preferred_output", "non_preferred_output", "score_chosen", "score_rejected", "scenario_key", "group_id",
+    "function_call",
+}  # fmt: skip
+
+
+def bundles_of(row: Row, *, expected: ImportFormat = "auto", at: float = 0.0) -> list[Bundle]:
+    """Return what the row says.
+
+    Args:
+        row: one line.
+        expected: the format that the user named.
+        at: when it is imported; becomes the start of what has no time of its own.
+
+    Raises:
+        MalformedFile: saying what is wrong, without the line's number.
+    """
+    kind = kind_of(row)
+    if expected not in ("auto", kind) and not (expected == "sft" and kind == "chat"):
+        raise MalformedFile(f"this is a line of format {kind}, not {expected}")
+    if kind == "trajectories":
+        record = row.get("record", row)  # a table has columns beside it
+        if not isinstance(record, dict):
+            raise MalformedFile("record must be an object")
+        return [decode(cast(Row, record))]
+    key = hashlib.blake2b(_stable(row), digest_size=16).hexdigest()
+    if kind == "preference":
+        return _pair(row, key, at)
+    tools = _tools(row)
+    if kind == "grpo":
+        messages = _messages(row["prompt"], "prompt", role="user")
+        return [_bundle(key, row, messages, [], tools, at)]
+    if kind == "sft":
+        prompt = _messages(row["prompt"], "prompt", role="user")
+        return [_bundle(key, row, prompt, _answers(row, "completion"), tools, at)]
+    return [_bundle(key, row, [], _ends_with_answer(_messages(row["messages"], "messages"), "messages"), tools, at)]
+
+
+def kind_of(row: Row) -> ImportFormat:
+    """Return the format that the row's keys tell of.
+
+    Raises:
+        MalformedFile: if it is none that we read.
+    """
+    if isinstance(row.get("format"), str) and row["format"].startswith(_OURS):
+        return "trajectories"
+    if "messages" in row:
+        return "chat"
+    if "preferred_output" in row or "non_preferred_output" in row or {"chosen", "rejected"} <= row.keys():
+        return "preference"
+    if {"prompt", "completion"} <= row.keys():
+        return "sft"
+    if "prompt" in row:
+        return "grpo"
+    known = "messages; prompt; prompt, completion; prompt, chosen, rejected; input, preferred_output, ..."
+    raise MalformedFile(f"no known format has the keys {', '.join(sorted(row)) or '(none)'} (known: {known})")
+
+
+def _pair(row: Row, key: str, at: float) -> list[Bundle]:
+    if "chosen" in row:
+        given, better, worse = row.get("prompt"), _answers(row, "chosen"), _answers(row, "rejected")
+        source = row
+    else:
+        for name in ("input", "preferred_output", "non_preferred_output"):
+            if name not in row:
+                raise MalformedFile(f"{name} is missing")
+        source = row["input"]
+        if not isinstance(source, dict) or "messages" not in source:
+            raise MalformedFile("input must be an object with messages")
+        given = source["messages"]
+        better, worse = _answers(row, "preferred_output"), _answers(row, "non_preferred_output")
+    if given is None:  # TRL's implicit prompt: what both begin with
+        shared = 0
+        while shared < min(len(better), len(worse)) - 1 and better[shared] == worse[shared]:
+            shared += 1
+        prompt, better, worse = better[:shared], better[shared:], worse[shared:]
+        if not prompt:
+            raise MalformedFile("chosen and rejected have no prompt in common")
+    else:
+        prompt = _messages(given, "prompt" if "chosen" in row else "input.messages", role="user")
+    tools = _tools(cast(Row, source))
+    scenario = row.get("scenario_key")
+    group: dict[str, Any] = {
+        "id": f"{key[:24]}-pair",
+        "scenario_key": scenario if isinstance(scenario, str) else f"{IMPORTED}:{_hash(prompt, tools)}",
+        "how": IMPORTED,
+        "held_out": False,
+        "state": "dead",  # nothing to train on here, nor for the judge to do
+        "created_at": at,
+        "reason": IMPORTED,
+    }
+    pair: list[Bundle] = []
+    for place, rest, usual in (("chosen", better, 1.0), ("rejected", worse, 0.0)):
+        value = row.get(f"score_{place}", usual)
+        value = usual if value is None else value
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise MalformedFile(f"score_{place} must be a number, not {value!r}")
+        trajectory_id = f"{key[:24]}-{place}"
+        score = Score(
+            id=f"{trajectory_id}-score",
+            trajectory_id=trajectory_id,
+            name="reward",
+            value=float(value),
+            source="user",
+            at=at,
+            comment=f"{IMPORTED}: {place}",
+        )
+        pair.append(_bundle(trajectory_id, row, prompt, rest, tools, at, group=group, score=score))
+    return pair
+
+
+def _bundle(
+    key: str,
+    row: Row,
+    prompt: Sequence[Message],
+    rest: Sequence[Message],
+    tools: Sequence[Message],
+    at: float,
+    *,
+    group: Mapping[str, Any] | None = None,
+    score: Score | None = None,
+) -> Bundle:
+    parallel = row.get("parallel_tool_calls")
+    if parallel is None and isinstance(row.get("input"), dict):
+        parallel = row["input"].get("parallel_tool_calls")
+    if not isinstance(parallel, bool | None):
+        raise MalformedFile(f"parallel_tool_calls must be true or false, not {parallel!r}")
+    params = {} if parallel is None else {"parallel_tool_calls": parallel}
+    calls: list[Call] = []
+
+    def add(asked: Sequence[Message], answer: Message | None) -> None:
+        finish = "tool_calls" if answer and answer.get("tool_calls") else "stop"
+        calls.append(
+            Call(
+                id=f"{key}-{len(calls):04d}",  # calls of one moment are read in the order of their ids
+                trajectory_id=key,
+                started_at=at,
+                requested_model=IMPORTED,
+                messages=tuple(asked),
+                choices=() if answer is None else (Choice(0, answer, finish),),
+                tools=tuple(tools),
+                params=params,
+                untrainable=IMPORTED,
+            )
+        )
+
+    messages = [*prompt, *rest]
+    for position in range(len(prompt), len(messages)):
+        message = messages[position]
+        last = position == len(messages) - 1
+        if message["role"] == "assistant" and position and (last or message.get("weight") != 0):
+            add(messages[:position], message)
+    if not calls:
+        add(messages, None)
+    scenario = row.get("scenario_key")
+    info = TrajectoryInfo(
+        id=key,
+        started_at=at,
+        origin=IMPORTED,
+        scenario_key=scenario if isinstance(scenario, str) else None,
+        metadata={name: value for name, value in row.items() if name not in _NO_METADATA and value is not None},
+    )
+    return Bundle(Trajectory(info, tuple(calls), () if score is None else (score,)), group=group)
+
+
+def _answers(row: Row, name: str) -> list[Message]:
+    return _ends_with_answer(_messages(row.get(name), name, role="assistant"), name)
+
+
+def _ends_with_answer(messages: list[Message], where: str) -> list[Message]:
+    if messages[-1]["role"] != "assistant":
+        raise MalformedFile(f"{where}: the last message is the {messages[-1]['role']}'s, not the assistant's")
+    return messages
+
+
+def _messages(value: Any, where: str, *, role: str = "") -> list[Message]:
+    """The messages in today's words; a plain text is one message of `role`."""
+    if isinstance(value, str) and role:
+        return [{"role": role, "content": value}]
+    if not isinstance(value, list) or not value:
+        raise MalformedFile(f"{where} must be a list of messages")
+    messages: list[Message] = []
+    last_call = ""
+    for index, each in enumerate(cast("list[Any]", value)):
+        path = f"{where}[{index}]"
+        if not isinstance(each, dict):
+            raise MalformedFile(f"{path} must be an object")
+        message = {key: item for key, item in cast("Message", each).items() if item is not None}
+        _check(message, path)
+        if "function_call" in message:
+            last_call = f"call_{index}"
+            called = _function(message.pop("function_call"), f"{path}.function_call")
+            message["tool_calls"] = [{"id": last_call, "type": "function", "function": called}]
+        elif message["role"] == "function":
+            if not last_call:
+                raise MalformedFile(f"{path}: the result of a function that was not called")
+            message = {"role": "tool", "tool_call_id": last_call, "content": message.get("content", "")}
+        elif "tool_calls" in message:
+            message["tool_calls"] = _tool_calls(message["tool_calls"], f"{path}.tool_calls")
+            if not message["tool_calls"]:
+                del message["tool_calls"]
+        if message["role"] == "assistant" and not any(
+            message.get(name) for name in ("content", "tool_calls", "refusal")
+        ):
+            raise MalformedFile(f"{path}: the assistant says nothing and calls nothing")
+        messages.append(message)
+    return messages
+
+
+def _check(message: Message, path: str) -> None:
+    if message.get("role") not in _ROLES:
+        raise MalformedFile(f"{path}.role must be one of {', '.join(_ROLES)}, not {message.get('role')!r}")
+    content = message.get("content")
+    if not isinstance(content, str | list | None):
+        raise MalformedFile(f"{path}.content must be a text or a list of parts")
+    for part in cast("list[Any]", content) if isinstance(content, list) else ():
+        if not isinstance(part, dict) or not isinstance(cast(Message, part).get("type"), str):
+            raise MalformedFile(f"{path}.content has a part without a type")
+    if content is None and message["role"] != "assistant":
+        raise MalformedFile(f"{path}.content is missing")
+    if message.get("weight", 0) not in (0, 1):
+        raise MalformedFile(f"{path}.weight must be 0 or 1, not {message['weight']!r}")
+
+
+def _tool_calls(value: Any, path: str) -> list[Message]:
+    if not isinstance(value, list):
+        raise MalformedFile(f"{path} must be a list")
+    calls: list[Message] = []
+    for index, each in enumerate(cast("list[Any]", value)):
+        if not isinstance(each, dict):
+            raise MalformedFile(f"{path}[{index}] must be an object")
+        call = cast(Message, each)
+        if "function" not in call and call.get("type", "function") != "function":
+            calls.append(call)  # a custom tool's
+            continue
+        # TRL leaves out the wrapper in old files.
+        inner = call.get("function", {key: call[key] for key in ("name", "arguments") if key in call})
+        function = _function(inner, f"{path}[{index}].function")
+        about = call if "function" in call else {"type": "function"}
+        calls.append({**about, "function": function})
+    return calls
+
+
+def _function(value: Any, path: str) -> Message:
+    if not isinstance(value, dict) or not isinstance(cast(Message, value).get("name"), str):
+        raise MalformedFile(f"{path}.name is missing")
+    function = cast(Message, value)
+    arguments = function.get("arguments", "{}")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {"name": function["name"], "arguments": text}
+
+
+def _tools(row: Row) -> list[Message]:
+    value = row.get("tools")
+    if isinstance(value, str):  # TRL's way for tables that would fill schemas with nulls
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise MalformedFile(f"tools is a text that is no JSON: {error}") from None
+    if value is None and row.get("functions") is not None:
+        functions = row["functions"]
+        if not isinstance(functions, list):
+            raise MalformedFile("functions must be a list")
+        value = [{"type": "function", "function": function} for function in cast("list[Any]", functions)]
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in cast("list[Any]", value)):
+        raise MalformedFile("tools must be a list of objects")
+    return cast("list[Message]", value)
+
+
+def _stable(row: Row) -> bytes:
+    return json.dumps(row, sort_keys=True, separators=(",", ":"), default=repr).encode("ascii")
+
+
+def _hash(*values: Sequence[Message]) -> str:
+    return hashlib.blake2b(b"\0".join(verbatim(list(value)) for value in values), digest_size=16).hexdigest()

@@ -1,0 +1,112 @@
+"""What was paid, what would have been, and what is left. US dollars; what is not known is `None`, and said in words.
+
+Upstream is priced by the tokens that were counted: those of our own answers by our own tokenizer, which may count a few
+per cent otherwise than the provider's; discounts for cached prompts are not known. A GPU counts while an engine was
+announced to the apps, busy or idle; an update by the time that it ran, whether it made a policy or not; the judge by
+what its answers cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from art_patch.types import Served, Usage
+
+Prices = Callable[[str], tuple[float, float] | None]
+"""Model that the app asked for -> dollars for a million prompt tokens, and for a million of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """Dollars. `None` is not known.
+
+    Attributes:
+        upstream_usd: what upstream's own answers cost.
+        avoided_usd: what our policies' answers would have cost there.
+        gpu_usd: the engine's GPU.
+        judge_usd: the judge.
+        training_usd: the updates, with those that made no policy.
+        notes: what is not known or left out, and what was in vain, in words.
+    """
+
+    upstream_usd: float | None
+    avoided_usd: float | None
+    gpu_usd: float | None
+    judge_usd: float | None
+    training_usd: float | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def spent_usd(self) -> float | None:
+        """What serving and learning cost."""
+        return _sum(self.gpu_usd, self.judge_usd, self.training_usd)
+
+    @property
+    def saved_usd(self) -> float | None:
+        """What was saved, all costs subtracted; negative if it cost more."""
+        return None if self.avoided_usd is None or self.spent_usd is None else self.avoided_usd - self.spent_usd
+
+    @property
+    def saved_if_all_usd(self) -> float | None:
+        """What would have been saved if our policies had answered every call, at the same other costs."""
+        return None if self.saved_usd is None or self.upstream_usd is None else self.saved_usd + self.upstream_usd
+
+
+def count_money(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None) -> Money:
+    """Return what was paid and saved.
+
+    Args:
+        usage: what happened.
+        prices: of upstream.
+        gpu_usd_per_hour: of all GPUs that the engine uses; an update is taken to use as many. `None`: not known.
+    """
+    notes: list[str] = []
+    upstream_usd, avoided_usd, unpriced = _upstream(usage.served, prices)
+    if unpriced:
+        notes.append(f"no price is known for {', '.join(unpriced)}: give --upstream-price IN OUT")
+    if unmetered := sum(each.unmetered for each in usage.served):
+        notes.append(f"{unmetered} answered calls tell no tokens; they count as if they were free")
+    window_s = usage.until - usage.since
+    engine_s = window_s if usage.engine_s is None else usage.engine_s
+    if gpu_usd_per_hour is None:
+        notes.append("no price of a GPU hour is known: give --gpu-usd-per-hour, 0 if it costs nothing more")
+    elif usage.engine_s is None and any(each.policy is not None for each in usage.served):
+        notes.append("no engine told since when it serves: its GPU counts for the whole time")
+    judge_usd = None if usage.judge_unpriced else usage.judge_usd
+    if usage.judge_unpriced:
+        known = f", at least ${usage.judge_usd:.2f}" if usage.judge_usd else ""
+        notes.append(f"{usage.judge_unpriced} calls of the judge have no known price{known}")
+    training_usd = _hours(usage.update_s, gpu_usd_per_hour) if usage.update_s or usage.updates else 0.0
+    if usage.updates_lost:
+        notes.append(f"updates that made no policy: {usage.updates_lost}; the time that they took counts")
+    if usage.updates_untimed:
+        training_usd = None
+        notes.append(f"{usage.updates_untimed} of {usage.updates} updates do not say how long they took")
+    gpu_usd = _hours(engine_s, gpu_usd_per_hour)
+    return Money(upstream_usd, avoided_usd, gpu_usd, judge_usd, training_usd, tuple(notes))
+
+
+def _upstream(served: Iterable[Served], prices: Prices) -> tuple[float | None, float | None, list[str]]:
+    """Return what upstream's answers cost, what ours would have, and the models without a price."""
+    sums: list[float | None] = [0.0, 0.0]
+    unpriced: set[str] = set()
+    for each in served:
+        for model, (prompt, completion) in each.tokens.items():
+            ours = each.policy is not None
+            before, price = sums[ours], prices(model)
+            if price is None:
+                unpriced.add(model)
+                sums[ours] = None
+            elif before is not None:
+                sums[ours] = before + (prompt * price[0] + completion * price[1]) / 1e6
+    return sums[0], sums[1], sorted(unpriced)
+
+
+def _hours(seconds: float, usd_per_hour: float | None) -> float | None:
+    return None if usd_per_hour is None else seconds / 3_600 * usd_per_hour
+
+
+def _sum(*parts: float | None) -> float | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None

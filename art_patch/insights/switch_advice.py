@@ -1,0 +1,232 @@
+"""What happened -> "switch", "do not switch" or "not enough data", and why, in words.
+
+Quality decides first: the champion may not be worse than upstream by more than a margin, and may not fail more often.
+Then money: answers as good that cost more are no reason to switch; better ones may be. Where prices are not known the
+verdict rests on quality alone and says so. Where scores say too little there is no verdict, whatever is saved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from art_patch.insights.costs import Money, Prices, count_money
+from art_patch.insights.policy_comparison import (
+    MIN_GROUPS,
+    MIN_RUNS,
+    Comparison,
+    compare_judged,
+    compare_rewards,
+    difference_interval,
+)
+from art_patch.types import Served, Usage
+
+Answer = Literal["switch", "do not switch", "not enough data"]
+
+MIN_CALLS = 100
+"""Calls that either side needs before their failures are compared."""
+_MORE_FAILURES = 0.01
+_MANY_FALLBACKS = 0.05
+_SLOWER = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One column of the report. What is `None` is not known, or there is nothing to tell it from.
+
+    Attributes:
+        name: of the policy, `other policies`, or `upstream`.
+        calls: that it answered.
+        share: of all calls.
+        failed: share of its calls that ended in an error.
+        p50_ms: half of its answers took no longer.
+        p95_ms: of 100 answers, 95.
+    """
+
+    name: str
+    calls: int
+    share: float | None
+    failed: float | None
+    p50_ms: float | None
+    p95_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Whether it is worth it.
+
+    Attributes:
+        since: beginning of the time that it is about, seconds since the epoch.
+        until: its end.
+        verdict: in three words.
+        reasons: why.
+        cautions: what else to know before one believes it.
+        sides: the champion, policies before and beside it, upstream.
+        fell_back: share of the calls meant for our policies that upstream answered after all.
+        fallbacks: how many, by reason.
+        comparisons: what each kind of score says.
+        unscored: runs of the champion and of upstream that nobody scored.
+        mixed: runs that several answered.
+        money: what was paid and saved.
+    """
+
+    since: float
+    until: float
+    verdict: Answer
+    reasons: tuple[str, ...]
+    cautions: tuple[str, ...]
+    sides: tuple[Side, ...]
+    fell_back: float | None
+    fallbacks: dict[str, int]
+    comparisons: tuple[Comparison, ...]
+    unscored: dict[str, int]
+    mixed: int
+    money: Money
+
+
+def make_report(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None = None, margin: float = 0.05) -> Report:
+    """Return the report.
+
+    Args:
+        usage: what happened.
+        prices: of upstream.
+        gpu_usd_per_hour: of all GPUs that the engine uses; `None`: not known.
+        margin: how much worse the champion's mean score may be and still count as good.
+    """
+    champion, upstream, others = _three(usage)
+    money = count_money(usage, prices, gpu_usd_per_hour=gpu_usd_per_hour)
+    comparisons = (compare_rewards(usage.runs, usage.champion), compare_judged(usage.runs, usage.champion))
+    decisive = next((each for each in comparisons if each.low is not None), None)
+    all_calls = sum(each.calls for each in usage.served)
+    fallbacks = sum(usage.fell_back.values())
+    meant = sum(each.calls for each in (champion, others)) + fallbacks
+    sides = [
+        _side(usage.champion or "no champion", champion, all_calls),
+        _side("other policies", others, all_calls),
+        _side("upstream", upstream, all_calls),
+    ]
+    verdict, reasons = _verdict(usage, champion, upstream, comparisons, money, margin)
+    return Report(
+        since=usage.since,
+        until=usage.until,
+        verdict=verdict,
+        reasons=tuple(reasons),
+        cautions=tuple(_cautions(usage, decisive, sides, fallbacks / meant if meant else 0.0)),
+        sides=tuple(side for side in sides if side.calls or side.name != "other policies"),
+        fell_back=fallbacks / meant if meant else None,
+        fallbacks=dict(usage.fell_back),
+        comparisons=comparisons,
+        unscored={
+            name: sum(
+                run.policy == policy and run.reward is None and run.judged is None and not run.copy
+                for run in usage.runs
+            )
+            for name, policy in (("champion", usage.champion), ("upstream", None))
+            if name == "upstream" or policy is not None
+        },
+        mixed=usage.mixed,
+        money=money,
+    )
+
+
+def _verdict(
+    usage: Usage,
+    champion: Served,
+    upstream: Served,
+    comparisons: Sequence[Comparison],
+    money: Money,
+    margin: float,
+) -> tuple[Answer, list[str]]:
+    if usage.champion is None:
+        return "not enough data", ["no policy serves; start `art-patch serve --base MODEL`"]
+    if (worse := _fails_more(champion, upstream)) is not None:
+        return "do not switch", [worse]
+    found = next((each for each in comparisons if each.low is not None and each.high is not None), None)
+    if found is None or found.low is None or found.high is None:
+        return "not enough data", [_what_is_missing(comparisons)]
+    said = _in_words(found)
+    if found.high < -margin:
+        return "do not switch", [f"{said}: worse than the margin of {margin:g} allows"]
+    if found.low <= -margin:
+        return "not enough data", [f"{said}: it may be worse than the margin of {margin:g} allows; more scores tell"]
+    better = found.low > 0
+    reasons = [f"{said}: {'better' if better else f'as good, within the margin of {margin:g}'}"]
+    saved = money.saved_if_all_usd
+    if saved is None:
+        return "switch", [*reasons, "on quality alone: what it costs is not known"]
+    if saved > 0:
+        return "switch", [*reasons, f"with every call it would have saved ${saved:,.2f} in this time"]
+    reasons.append(f"with every call it would have cost ${-saved:,.2f} more than upstream in this time")
+    return ("switch", [*reasons, "it pays in quality only"]) if better else ("do not switch", reasons)
+
+
+def _fails_more(champion: Served, upstream: Served) -> str | None:
+    if min(champion.calls, upstream.calls) < MIN_CALLS:
+        return None
+    outcomes = [[1.0] * each.failed + [0.0] * (each.calls - each.failed) for each in (champion, upstream)]
+    low, _ = difference_interval(outcomes[0], outcomes[1])
+    if low <= _MORE_FAILURES:
+        return None
+    shares = [each.failed / each.calls for each in (champion, upstream)]
+    return f"{shares[0]:.1%} of its calls fail, {shares[1]:.1%} of upstream's: more than chance explains"
+
+
+def _what_is_missing(comparisons: Sequence[Comparison]) -> str:
+    rewards, judged = comparisons
+    return (
+        f"{rewards.ours_scored} of its runs and {rewards.theirs_scored} of upstream's have a reward of yours "
+        f"({MIN_RUNS} each are needed), and {judged.ours_scored} groups were judged with both in them "
+        f"({MIN_GROUPS} are needed)"
+    )
+
+
+def _in_words(found: Comparison) -> str:
+    what = "your rewards" if found.kind == "reward" else "the judge's scores in groups with both"
+    return (
+        f"by {what} the difference to upstream is {found.difference:+.3f}, "
+        f"between {found.low:+.3f} and {found.high:+.3f}"
+    )
+
+
+def _cautions(usage: Usage, decisive: Comparison | None, sides: Sequence[Side], fell_back: float) -> list[str]:
+    said: list[str] = []
+    if fell_back > _MANY_FALLBACKS:
+        said.append(f"{fell_back:.0%} of the calls meant for our policies went upstream after all")
+    ours, theirs = sides[0].p95_ms, sides[-1].p95_ms
+    if ours is not None and theirs is not None and ours > _SLOWER * theirs:
+        said.append(f"its slow answers (p95) take {ours / theirs:.1f} times as long as upstream's")
+    if decisive is not None and decisive.kind == "reward" and usage.mode != "canary":
+        said.append("who answered was not drawn by lot, so the runs may differ; `art-patch mode canary` draws")
+    return said
+
+
+def _three(usage: Usage) -> tuple[Served, Served, Served]:
+    """Return the champion's calls, upstream's, and those of all other policies together."""
+    by = {each.policy: each for each in usage.served}
+    rest = [each for each in usage.served if each.policy not in (usage.champion, None)]
+    others = Served(
+        "other policies",
+        sum(each.calls for each in rest),
+        sum(each.failed for each in rest),
+        tuple(sorted(ms for each in rest for ms in each.latencies_ms)),
+    )
+    champion = by.get(usage.champion) if usage.champion is not None else None
+    return champion or Served(usage.champion), by.get(None) or Served(None), others
+
+
+def _side(name: str, served: Served, all_calls: int) -> Side:
+    return Side(
+        name,
+        served.calls,
+        served.calls / all_calls if all_calls else None,
+        served.failed / served.calls if served.calls else None,
+        quantile(served.latencies_ms, 0.5),
+        quantile(served.latencies_ms, 0.95),
+    )
+
+
+def quantile(ordered: Sequence[float], share: float) -> float | None:
+    """Return the smallest value that at least this share of the values does not exceed; `None` of nothing."""
+    return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)] if ordered else None

@@ -1,0 +1,1 @@
+"""Requests for the engine, and its answers as the app expects them."""

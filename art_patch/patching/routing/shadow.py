@@ -1,0 +1,201 @@
+"""Asking in the background what the app asked, for comparison.
+
+Who is asked: the champion in mode `shadow`, in which upstream answers the app, and a challenger in state `shadow`,
+whoever answers.
+
+In: calls that were answered, as the writer thread has read them. Out: one more `Call` each, with `shadow_of`, in a
+trajectory of origin `shadow` of its own, so that nothing mistakes it for what the app has seen. Never on the caller's
+clock: one thread asks, one call at a time, and ends when nothing comes. Beyond `shadow_per_minute`, or when too many
+wait, calls are skipped and counted. The circuit breakers are those of the routed calls, and the engine serves the
+app's calls before those of a challenger.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol
+
+from art_patch._lib.faults import faults
+from art_patch._lib.ids import new_id
+from art_patch.context import suppress
+from art_patch.patching.rewriting.engine_request import engine_client
+from art_patch.patching.rewriting.response_rewriter import Disguise, InvalidAnswer
+from art_patch.patching.routing.target import Target
+from art_patch.recording import Exchange, Recorder
+from art_patch.settings import Settings
+from art_patch.types import TrajectoryInfo
+
+if TYPE_CHECKING:
+    from art_patch.types import Call
+
+MAX_WAITING = 32
+IDLE_S = 5.0
+
+_BEHIND_THE_APP = 1
+
+_OURS = frozenset({"logprobs", "top_logprobs"})
+"""Parameters of the app's call that the shadow sets for itself."""
+
+
+class Engine(Protocol):
+    """What asking in the background needs of the patch: where to, whether it may, and whom to tell."""
+
+    settings: Settings
+    target: Target
+    recorder: Recorder
+
+    def allows(self, *, challenger: bool = False) -> bool:
+        """Whether the breakers let a call go to the engine."""
+        ...
+
+    def engine_answered(self, *, challenger: bool = False) -> None:
+        """The engine did its work."""
+        ...
+
+    def engine_failed(self, *, challenger: bool = False) -> None:
+        """The engine failed a call."""
+        ...
+
+
+class Shadow:
+    """Asks policies what the app asked. `offer` is for the writer thread."""
+
+    def __init__(self, runtime: Engine) -> None:
+        """Start with nothing to ask and no thread."""
+        self._runtime = runtime
+        self._jobs: SimpleQueue[tuple[Call, TrajectoryInfo, str] | None] = SimpleQueue()
+        self._stopped = False
+        self._asked_at: deque[float] = deque()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._client: tuple[tuple[Any, ...], Any] | None = None
+        self.asked = 0
+        self.skipped = 0
+        self.failed = 0
+
+    def stop(self) -> None:
+        """Ask nothing more, not even what waits; an answer that is awaited is recorded yet."""
+        self._stopped = True
+        with self._lock:
+            if self._thread is not None:
+                self._jobs.put(None)
+
+    def resume(self) -> None:
+        """Ask again what is offered."""
+        self._stopped = False
+
+    def offer(self, call: Call, info: TrajectoryInfo) -> None:
+        """Ask the same of whom it is to be asked, each within the budget."""
+        for policy in _policies(self._runtime.target):
+            self._offer(call, info, policy)
+
+    def _offer(self, call: Call, info: TrajectoryInfo, policy: str) -> None:
+        now = time.monotonic()
+        while self._asked_at and now - self._asked_at[0] >= 60:
+            self._asked_at.popleft()
+        spent = len(self._asked_at) >= self._runtime.settings.shadow_per_minute
+        if self._stopped or spent or self._jobs.qsize() >= MAX_WAITING:
+            self.skipped += 1
+            return
+        self._asked_at.append(now)
+        self._jobs.put((call, info, policy))
+        with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="art_patch-shadow", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # too many threads, or the interpreter is going down
+                    faults.trouble("patching.shadow", error)
+                    return
+                self._thread = thread
+
+    def _run(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=IDLE_S)
+            except Empty:
+                job = None
+            if job is None:
+                with self._lock:
+                    if not self._jobs.empty():
+                        continue
+                    self._thread = self._client = None
+                    return
+            try:
+                self._ask(*job, self._runtime.target)
+            except Exception as error:
+                faults.fault("patching.shadow", error)
+
+    def _ask(self, call: Call, info: TrajectoryInfo, policy: str, target: Target) -> None:
+        challenger = policy == target.challenger
+        wanted = not self._stopped and policy in _policies(target)
+        if not wanted or not self._runtime.allows(challenger=challenger):
+            self.skipped += 1
+            return
+        body = _body(call, policy, challenger)
+        its = TrajectoryInfo(
+            new_id(),
+            time.time(),
+            "shadow",
+            name=info.name,
+            scenario_key=info.scenario_key,
+            session_id=info.session_id,
+            user_id=info.user_id,
+        )
+        exchange = Exchange(self._runtime.recorder, call.requested_model, its)
+        exchange.api, exchange.policy, exchange.shadow_of = call.api, policy, call.id
+        exchange.request = json.dumps(body).encode()
+        from openai import OpenAIError
+
+        try:
+            with suppress():
+                answer = self._post(body, target)
+            exchange.saw(answer)
+            _check(answer, body)
+        except (OpenAIError, InvalidAnswer) as error:
+            self.failed += 1
+            self._runtime.engine_failed(challenger=challenger)
+            exchange.finish("failed", f"{type(error).__name__}: {error}")
+        else:
+            self.asked += 1
+            self._runtime.engine_answered(challenger=challenger)
+            exchange.finish("complete")
+
+    def _post(self, body: dict[str, Any], target: Target) -> bytes:
+        import openai
+
+        address = (target.base_url, target.api_key)
+        if self._client is None or self._client[0] != address:
+            self._client = (address, engine_client(target))
+        timeout = openai.Timeout(target.timeout_s, connect=target.connect_timeout_s)
+        raw: Any = self._client[1].post(
+            "/chat/completions",
+            body=body,
+            cast_to=object,
+            options={"timeout": timeout, "headers": {"X-Stainless-Raw-Response": "true"}},
+        )
+        return raw.content
+
+
+def _policies(target: Target) -> tuple[str, ...]:
+    """Who is asked in the background."""
+    champion = target.champion if target.mode == "shadow" else None
+    challenger = target.challenger if target.challenger_state == "shadow" else None
+    return tuple(policy for policy in (champion, challenger) if policy is not None) if target.serves else ()
+
+
+def _body(call: Call, policy: str, challenger: bool) -> dict[str, Any]:
+    body: dict[str, Any] = {key: value for key, value in call.params.items() if key not in _OURS}
+    body |= {"model": policy, "messages": list(call.messages), "logprobs": True, "return_token_ids": True}
+    if challenger:
+        body["priority"] = _BEHIND_THE_APP
+    return body | {"tools": list(call.tools)} if call.tools else body
+
+
+def _check(answer: bytes, body: dict[str, Any]) -> None:
+    n = body.get("n") or 1
+    Disguise(policy=body["model"], requested_model="", n=n, keeps_logprobs=True, keeps_token_ids=True).whole(answer)

@@ -1,0 +1,1 @@
+"""The wrappers on the OpenAI SDK, the streams below it, and calls that go past it."""

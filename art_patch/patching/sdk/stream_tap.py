@@ -1,0 +1,327 @@
+"""Reading along with a stream below the SDK: what the network brings is kept, and handed on.
+
+A tee replaces `response.stream`, so every object that the app holds stays the SDK's own. It ends its exchange exactly
+once, at whatever comes first: the end, an error, `close()`, or the last reference going away, also if nobody ever
+iterated. It can be iterated again (openai 3 drains what is left after `[DONE]`); only the first pass is recorded.
+
+With a `StreamDisguise` it also rewrites what the champion sends. An error in the middle of that stream surfaces as the
+SDK's own `APIConnectionError`: the app has seen the first half, and two models are not spliced.
+"""
+
+from __future__ import annotations
+
+import _thread
+import inspect
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, Self, cast
+
+from art_patch._lib.faults import faults
+from art_patch.patching.rewriting.response_rewriter import InvalidAnswer, StreamDisguise
+from art_patch.recording import Ended, Exchange
+
+_POOLS = ("httpcore.", "httpcore2.")
+
+_read_from: dict[int, Any] = {}
+"""What each `SyncTape` reads from."""
+
+
+class Reel:
+    """What a tee and its iterators share.
+
+    Args:
+        exchange: takes the bytes as they came.
+        request: the HTTP request, for the SDK's errors.
+        disguise: rewrites what is handed out; `None` hands out what came.
+        on_broken: told when the champion's stream breaks.
+    """
+
+    __slots__ = ("_on_broken", "disguise", "exchange", "request")
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        request: Any,
+        disguise: StreamDisguise | None = None,
+        on_broken: Callable[[], None] | None = None,
+    ) -> None:
+        self.exchange = exchange
+        self.request = request
+        self.disguise = disguise
+        self._on_broken = on_broken
+
+    def turn(self, chunk: bytes) -> bytes:
+        """Keep `chunk`; return what to hand out, empty if that is nothing yet."""
+        try:
+            self.exchange.saw(chunk)
+        except Exception as error:
+            faults.fault("patching.tee", error)
+        if self.disguise is None:
+            return chunk
+        try:
+            return self.disguise.feed(chunk)
+        except InvalidAnswer as error:
+            raise self.broke(error) from error
+        except Exception as error:
+            unread, self.disguise = self.disguise.unread, None
+            faults.fault("patching.strip", error)
+            return unread  # as the engine wrote it: more than the app asked for, but nothing is lost
+
+    def end(self) -> bytes:
+        """The network has no more; return what is still to hand out."""
+        rest = b""
+        if self.disguise is not None:
+            try:
+                rest = self.disguise.end()
+            except InvalidAnswer as error:
+                raise self.broke(error) from error
+            except Exception as error:
+                faults.fault("patching.strip", error)
+        self._finish("complete")
+        return rest
+
+    def broke(self, error: BaseException) -> BaseException:
+        """End the exchange because of `error`; return what to raise instead."""
+        if not isinstance(error, Exception):
+            self._finish("closed" if isinstance(error, GeneratorExit) else "cancelled")
+            return error
+        self._finish("failed", f"{type(error).__name__}: {error}")
+        if self.disguise is None:
+            return error
+        from openai import APIConnectionError, APITimeoutError
+
+        if self._on_broken is not None:
+            self._on_broken()
+        if "Timeout" in type(error).__name__:
+            return APITimeoutError(request=self.request)
+        return APIConnectionError(message=f"The stream broke: {error}", request=self.request)
+
+    def close(self) -> None:
+        """Nobody reads on."""
+        if not self.exchange.is_finished:  # as it is when the stream was read to its end
+            self._finish("cancelled" if _task_is_being_cancelled() else "closed")
+
+    def _finish(self, ended: Ended, error: str | None = None) -> None:
+        try:
+            self.exchange.finish(ended, error)
+        except Exception as fault:
+            faults.fault("patching.tee", fault)
+
+
+class _Tape:
+    """One pass over the stream. A class and not a generator: it has no frame that must be finalised in some task."""
+
+    __slots__ = ("_after", "_before", "_inner", "_reel")
+
+    def __init__(self, reel: Reel, inner: Any, before: bytes) -> None:
+        self._reel = reel
+        self._inner = inner
+        self._before = before
+        self._after = False
+
+    def __del__(self) -> None:
+        self._reel.close()
+
+
+class SyncTape(_Tape):
+    """The pass of a synchronous client.
+
+    What it reads from is kept from the garbage collector, which would finalise that first, wherever it runs.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, reel: Reel, inner: Any, before: bytes) -> None:
+        super().__init__(reel, inner, before)
+        _read_from[id(self)] = inner
+
+    def __del__(self) -> None:
+        super().__del__()
+        inner = _read_from.pop(id(self), None)
+        if not self._after and hasattr(inner, "close") and _within_the_pool():
+            _close_elsewhere(inner)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> bytes:
+        if self._before:
+            out, self._before = self._before, b""
+            return out
+        while True:
+            if self._after:
+                raise StopIteration
+            try:
+                chunk = next(self._inner)
+            except StopIteration:
+                self._after = True
+                out = self._reel.end()
+            except BaseException as error:
+                instead = self._reel.broke(error)
+                if instead is error:
+                    raise
+                raise instead from error
+            else:
+                out = self._reel.turn(chunk)
+            if out:
+                return out
+
+
+class AsyncTape(_Tape):
+    """The pass of an asynchronous client."""
+
+    __slots__ = ()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._before:
+            out, self._before = self._before, b""
+            return out
+        while True:
+            if self._after:
+                raise StopAsyncIteration
+            try:
+                chunk = await self._inner.__anext__()
+            except StopAsyncIteration:
+                self._after = True
+                out = self._reel.end()
+            except BaseException as error:
+                instead = self._reel.broke(error)
+                if instead is error:
+                    raise
+                raise instead from error
+            else:
+                out = self._reel.turn(chunk)
+            if out:
+                return out
+
+
+class _Tee:
+    """Stands in for `response.stream`; subclassed for each HTTP library, because the library checks the type."""
+
+    def __init__(self, reel: Reel, inner: Any, opened: Any = None, before: bytes = b"") -> None:
+        """Wrap the stream `inner`.
+
+        Args:
+            reel: where the bytes go.
+            inner: the stream that was there.
+            opened: its iterator, if something was read from it already.
+            before: what to hand out before reading on.
+        """
+        self._reel = reel
+        self._inner = inner
+        self._opened = opened
+        self._before = before
+        self._fresh = True
+
+    def _first_pass(self) -> bool:
+        fresh, self._fresh = self._fresh, False
+        return fresh
+
+    def __del__(self) -> None:
+        # While a tape is running the exchange is its own; the SDK may drop the response before the iterator.
+        if self._fresh:
+            self._reel.close()
+
+
+class _SyncTee(_Tee):
+    def __iter__(self) -> Iterator[bytes]:
+        if not self._first_pass():
+            return iter(self._inner)
+        inner, self._opened = self._opened or iter(self._inner), None
+        return SyncTape(self._reel, inner, self._before)
+
+    def close(self) -> None:
+        try:
+            if _within_the_pool():
+                _close_elsewhere(self._inner)
+            else:
+                self._inner.close()
+        finally:
+            self._reel.close()
+
+
+def _within_the_pool() -> bool:
+    """Whether the garbage collector closes a stream while this thread may hold the lock of a connection pool.
+
+    The lock is a plain one: the thread would wait for itself for ever. It is httpcore's own hazard, for any stream that
+    is dropped half-read.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith(_POOLS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _close_elsewhere(inner: Any) -> None:
+    # Without a name, since the collector must not wait for a thread to start. As the interpreter goes down there are no
+    # more; it closes the socket then.
+    with suppress(RuntimeError):
+        _thread.start_new_thread(_close, (inner,))
+
+
+def _close(inner: Any) -> None:
+    with suppress(Exception):
+        inner.close()
+
+
+class _AsyncTee(_Tee):
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        if not self._first_pass():
+            return self._inner.__aiter__()
+        inner, self._opened = self._opened or self._inner.__aiter__(), None
+        return AsyncTape(self._reel, inner, self._before)
+
+    async def aclose(self) -> None:
+        try:
+            await self._inner.aclose()
+        finally:
+            self._reel.close()
+
+
+def _task_is_being_cancelled() -> bool:
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None:
+        return False
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # another event loop than asyncio's
+        return False
+    return task is not None and task.cancelling() > 0
+
+
+@lru_cache(maxsize=8)
+def _tee_class(response_class: type, is_async: bool) -> type[_Tee]:
+    base_name, ours = ("AsyncByteStream", _AsyncTee) if is_async else ("SyncByteStream", _SyncTee)
+    # httpx or httpx2, by the response itself: openai 2 and 3 take clients of either library.
+    for parent in response_class.__mro__:
+        library = sys.modules.get(parent.__module__.partition(".")[0])
+        base = getattr(library, base_name, None)
+        if base is not None:
+            return cast(type[_Tee], type(f"Tee{base_name}", (ours, base), {}))
+    raise TypeError(f"{response_class.__name__} is no httpx response")
+
+
+def install(response: Any, reel: Reel, is_async: bool, opened: Any = None, before: bytes = b"") -> None:
+    """Put a tee in the place of `response.stream`."""
+    exchange = reel.exchange
+    exchange.streamed = True
+    # What is rewritten came as it is: `Flight.peek` has looked. A look costs 5 us, of the time to the first token.
+    encoding = response.headers.get("content-encoding") if reel.disguise is None else None
+    if encoding and encoding.lower() != "identity":
+        exchange.decode = _decoder(type(response), encoding)
+    response.stream = _tee_class(type(response), is_async)(reel, response.stream, opened, before)
+
+
+def _decoder(response_class: Any, encoding: str) -> Callable[[bytes], bytes]:
+    # The library that would decode it for the app decodes it for us, later and elsewhere.
+    return lambda raw: response_class(200, headers={"content-encoding": encoding}, content=raw).content
+
+
+__all__ = ["Reel", "install"]

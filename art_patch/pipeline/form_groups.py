@@ -1,0 +1,64 @@
+"""Settled trajectories -> groups in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from art_patch._lib.ids import new_id
+from art_patch.grouping import Grouping, form_groups
+from art_patch.pipeline.cycle_run import CycleConfig, Run
+from art_patch.types import Group, Trajectory
+
+
+def form(pending: Sequence[Trajectory], config: CycleConfig, new_id: Callable[[], str]) -> Grouping:
+    """Return the groups that a cycle makes of these runs; whoever only tells of them asks here too.
+
+    An embeddings endpoint that is down stops nothing: words alone decide then, and `Grouping.embeddings` says why.
+
+    Args:
+        pending: settled runs that no group holds yet, oldest first.
+        config: how.
+        new_id: makes ids of groups, and of derived trajectories and their calls.
+    """
+    return form_groups(
+        pending,
+        new_id=new_id,
+        min_size=config.min_group_size,
+        max_size=config.max_group_size,
+        holdout_share=config.holdout_share,
+        singles=config.resample is not None or config.replay is not None,
+        across=config.across,
+        embed=config.embed,
+    )
+
+
+def group(run: Run, ended: Sequence[str] = ()) -> Grouping:
+    """Form groups of what no group holds yet, and keep them.
+
+    Args:
+        run: the cycle.
+        ended: runs that were repeated just now; they need not settle. The figures are `regroup` then.
+
+    The figure `group.embeddings` is there where words alone decided though a model was to be asked, and says why.
+    """
+    config, store = run.config, run.store
+    pending = store.read.ungrouped(settled_before=run.now - config.settle_s, ended=ended)
+    run.progress("group", 0, len(pending))
+    grouping = form(pending, config, new_id)
+    if grouping.derived:
+        store.write([record for its in grouping.derived for record in (its.info, *its.calls)])
+        # What a run's spans are taken from goes into a group of its own, so that no later cycle takes it again.
+        run_of = {call.id: trajectory for trajectory in pending for call in trajectory.calls}
+        sources = {run_of[str(call.shadow_of)].id: its for its in grouping.derived for call in its.calls[:1]}
+        whole = {trajectory.id: trajectory for trajectory in pending}
+        taken = [Group(new_id(), f"run:{key}", "single", (whole[key],)) for key in sources]
+        store.ledger.add_groups(taken, state="in spans", now=run.now)
+    store.ledger.add_groups(grouping.groups, now=run.now)
+    run.progress("group", len(pending), len(pending), f"{len(grouping.groups)} groups")
+    run.figures["regroup" if ended else "group"] = {
+        "trajectories": len(pending),
+        "groups": len(grouping.groups),
+        "held_out": sum(group.held_out for group in grouping.groups),
+        "left": dict(grouping.left),
+    } | ({"embeddings": grouping.embeddings} if grouping.embeddings else {})
+    return grouping

@@ -1,0 +1,151 @@
+"""What a cycle did, and its report on disk: `cycles/TIME-ID.json` for programs, the same as `.md` for people.
+
+Reports are beside the store and not in it, so that they can be read when the store cannot. They hold figures and no
+text of any run. The newest `KEPT` stay. A report that cannot be written fails no cycle: what it tells of has happened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from art_patch._lib.ids import new_id
+from art_patch._lib.private_files import private
+from art_patch.errors import ArtPatchError
+from art_patch.types import JSON
+
+Outcome = Literal[
+    "promoted", "rejected", "nothing to do", "out of time", "not idle", "waits for approval", "canary", "failed"
+]
+
+LONG = ("history", "corrections_upto", "checks", "config", "data_sha256", "job")
+"""Figures that only the store and `--json` show."""
+KEPT = 200
+"""Reports that stay, the newest."""
+_WITH_TEXT = ("round_trips",)
+"""Figures that quote what was recorded; an erasure would not find them here."""
+
+
+@dataclass(frozen=True, slots=True)
+class CycleReport:
+    """What a cycle did.
+
+    Attributes:
+        outcome: `promoted` or `rejected`; `canary`, if a challenger is being tested on the app's traffic now; `waits
+            for approval`, if the candidate won and a person is to promote it; `out of time` and `not idle`, if the rest
+            is left to the next cycle; or `nothing to do`. In a report on disk also `failed`.
+        reason: why, in words.
+        champion: who serves now.
+        candidate: the policy that was trained or is tested, if any.
+        figures: of every stage that ran.
+    """
+
+    outcome: Outcome
+    reason: str
+    champion: str | None
+    candidate: str | None = None
+    figures: JSON = field(default_factory=dict[str, Any])
+
+
+def failed(error: ArtPatchError, champion: str | None, figures: JSON) -> CycleReport:
+    """Return the report of a cycle that ended with an error."""
+    return CycleReport("failed", f"{type(error).__name__}: {error}", champion, None, figures)
+
+
+def keep(report: CycleReport, directory: Path, *, who: str, began_at: float, took_s: float) -> Path | None:
+    """Write the report, and delete those that are too many.
+
+    Args:
+        report: what the cycle did.
+        directory: the project's.
+        who: started the cycle.
+        began_at: when, seconds since the epoch.
+        took_s: how long it took.
+
+    Returns:
+        The JSON file; `None` if it could not be written.
+    """
+    folder = directory / "cycles"
+    name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(began_at))}-{new_id()[-8:]}"
+    facts: dict[str, Any] = asdict(report) | {"began_at": began_at, "took_s": round(took_s, 3), "who": who}
+    facts["figures"] = _without_text(report.figures)
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _write(folder / f"{name}.md", to_markdown(facts))
+        _write(folder / f"{name}.json", json.dumps(facts, indent=1, default=str) + "\n")
+        for old in sorted(folder.glob("*-*.json"), key=lambda path: path.name)[:-KEPT]:
+            old.unlink()
+            old.with_suffix(".md").unlink(missing_ok=True)
+    except OSError:
+        return None
+    return folder / f"{name}.json"
+
+
+def to_markdown(facts: JSON) -> str:
+    """Return the report as a person reads it: what came of the cycle, why, figures of each stage, and what it cost.
+
+    Args:
+        facts: as `keep` writes them.
+    """
+    began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(facts["began_at"]))
+    figures: dict[str, Any] = dict(facts["figures"])
+    costs = [values["cost_usd"] for values in figures.values() if isinstance(values, dict) and "cost_usd" in values]
+    lines = [
+        f"# {facts['outcome']}" + (f": {facts['candidate']}" if facts["candidate"] else ""),
+        "",
+        _one_line(str(facts["reason"])),
+        "",
+        f"- began {began}, took {facts['took_s']:,.0f} s",
+        f"- champion {facts['champion'] or 'none'}",
+        f"- started by {_one_line(facts['who'])}",
+    ]
+    if costs:
+        known = [cost for cost in costs if cost is not None]
+        lines.append(
+            f"- the judge cost {sum(known):.4f} USD" + ("" if len(known) == len(costs) else ", as far as known")
+        )
+    for stage, values in figures.items():
+        lines += ["", f"## {stage}", ""]
+        if not isinstance(values, dict):
+            lines.append(f"- {_one_line(str(values))}")
+            continue
+        for key, value in cast("dict[str, Any]", values).items():
+            if key not in LONG and value is not None and value != {}:
+                lines.append(f"- {key}: {_one_line(figure(value))}")
+    return "\n".join(lines) + "\n"
+
+
+def figures_line(figures: Mapping[str, Any]) -> str:
+    """Return figures in one line; reasons with their counts in brackets, what is empty not at all."""
+    return ", ".join(f"{key} {figure(value)}" for key, value in figures.items() if value is not None and value != {})
+
+
+def figure(value: Any) -> str:
+    """Return a figure as a person reads it."""
+    if isinstance(value, dict):
+        return f"({figures_line(cast('dict[str, Any]', value))})"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _without_text(figures: JSON) -> dict[str, Any]:
+    return {
+        key: _without_text(cast("dict[str, Any]", value)) if isinstance(value, dict) else value
+        for key, value in figures.items()
+        if key not in _WITH_TEXT
+    }
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _write(path: Path, content: str) -> None:
+    part = path.with_name(f".{path.name}")
+    with open(part, "w", encoding="utf-8", opener=private) as file:
+        file.write(content)
+    os.replace(part, path)

@@ -1,0 +1,282 @@
+"""The check every LoRA passes before any engine hears of it.
+
+`validate_adapter` reads a published directory once (`art_patch.policies.files` says what lies in it) and returns
+the very bytes it checked, so nothing can be swapped between check and load. Whatever is unsafe, unknown or does not fit
+is refused with an `AdapterRejected` that names the file or tensor and the remedy: vLLM loads most misfits without a
+word, and one NaN spoils every policy it serves.
+
+Imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from safetensors import SafetensorError, deserialize
+
+from art_patch.errors import AdapterRejected
+from art_patch.policies.base_model import BaseModel, base_fingerprint
+from art_patch.policies.files import (
+    CONFIG,
+    MANIFEST,
+    NAME_PATTERN,
+    WEIGHTS,
+    adapter_directory,
+    check_name,
+    parse_object,
+    publish_adapter,
+    read_json,
+    read_verified,
+    some,
+)
+from art_patch.policies.probe import Canary, read_canary
+
+_KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+# Integer view and exponent mask of each dtype: all exponent bits set means inf or NaN. numpy has no bfloat16.
+_EXPONENT_BITS = {
+    "F64": ("<u8", 0x7FF0_0000_0000_0000),
+    "F32": ("<u4", 0x7F80_0000),
+    "F16": ("<u2", 0x7C00),
+    "BF16": ("<u2", 0x7F80),
+}
+# Settings that change what an adapter computes in ways that one engine or the other does not follow. Only these values
+# of them are understood; anything else is refused.
+_ONLY_VALUES: dict[str, tuple[Any, ...]] = {
+    "bias": ("none",),
+    "lora_bias": (False, None),
+    "use_dora": (False, None),
+    "use_qalora": (False, None),
+    "use_bdlora": (False, None),
+    "fan_in_fan_out": (False, None),
+    "modules_to_save": (None, []),
+    "exclude_modules": (None, []),
+    "target_parameters": (None, []),
+    "layers_to_transform": (None, []),
+    "layers_pattern": (None, []),
+    "layer_replication": (None, []),
+    "rank_pattern": (None, {}),
+    "alpha_pattern": (None, {}),
+    "trainable_token_indices": (None, [], {}),
+    "alora_invocation_tokens": (None, []),
+    "arrow_config": (None,),
+    "megatron_config": (None,),
+    "ensure_weight_tying": (False, None),
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal"),
+}
+
+_MOST_CHANGE = 1e3
+"""What a LoRA may add to a weight. Weights are about 1 at most, and what training adds is a small part of that."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedAdapter:
+    """An adapter that passed, with the bytes that were checked.
+
+    Attributes:
+        name: `NAME@STEP`.
+        directory: Its directory, resolved.
+        rank: LoRA rank of every module.
+        config: `adapter_config.json`.
+        weights: Content of `adapter_model.safetensors`.
+        modules: Base modules it changes, sorted.
+        sha256: Of the weights.
+        canary: What its trainer computed with it; None if the manifest does not say.
+    """
+
+    name: str
+    directory: Path
+    rank: int
+    config: dict[str, Any]
+    weights: bytes = field(repr=False)
+    modules: tuple[str, ...] = field(repr=False)
+    sha256: str
+    canary: Canary | None = field(default=None, repr=False)
+
+
+def validate_adapter(
+    adapters_root: str | os.PathLike[str],
+    name: str,
+    base: BaseModel,
+    *,
+    max_rank: int = 64,
+    max_bytes: int = 8 << 30,
+) -> ValidatedAdapter:
+    """Reads and checks one published adapter.
+
+    Args:
+        adapters_root: Directory that holds all adapters; nothing outside it is ever read.
+        name: `NAME@STEP`, also the name of the directory.
+        base: The base model that serves.
+        max_rank: Largest rank the engine was started for.
+        max_bytes: Largest weights file to read into memory.
+
+    Raises:
+        AdapterRejected: With the reason and the remedy.
+    """
+    directory = adapter_directory(Path(adapters_root), check_name(name))
+    manifest = read_json(directory, MANIFEST)
+    contents = read_verified(directory, manifest, max_bytes)
+    if manifest.get("base_sha256") != base.sha256:
+        raise AdapterRejected(
+            f"{name}: {MANIFEST} was written for another base model (base_sha256 {manifest.get('base_sha256')!r}, "
+            f"serving {base.sha256!r}). Train it again from {base.directory}, or serve the base it was trained on.",
+            final=False,
+        )
+    config = parse_object(name, CONFIG, contents[CONFIG])
+    rank, modules = check_content(name, config, contents[WEIGHTS], base, max_rank=max_rank)
+    digest = hashlib.sha256(contents[WEIGHTS]).hexdigest()
+    canary = read_canary(name, manifest)
+    return ValidatedAdapter(name, directory, rank, config, contents[WEIGHTS], modules, digest, canary)
+
+
+def check_content(
+    name: str, config: Mapping[str, Any], weights: bytes, base: BaseModel, *, max_rank: int = 64
+) -> tuple[int, tuple[str, ...]]:
+    """Checks an adapter's config and weights against the base; what `validate_adapter` does after reading the files.
+
+    Returns:
+        The rank, and the base modules it changes.
+
+    Raises:
+        AdapterRejected: With the reason and the remedy.
+    """
+    rank = _check_config(name, config, max_rank)
+    try:
+        tensors = cast("list[tuple[str, dict[str, Any]]]", deserialize(weights))
+    except SafetensorError as error:
+        raise AdapterRejected(
+            f"{name}: {WEIGHTS} is not a whole safetensors file ({error}). Publish it again with publish_adapter()."
+        ) from error
+    sides: dict[str, dict[str, float]] = {}
+    for key, tensor in sorted(tensors, key=lambda item: item[0]):
+        module, side, largest = _check_tensor(name, key, tensor, rank, base)
+        sides.setdefault(module, {})[side] = largest
+    if halves := sorted(module for module, found in sides.items() if len(found) != 2):
+        raise AdapterRejected(f"{name}: {WEIGHTS} holds only one of lora_A and lora_B for {some(halves)}. Save both.")
+    _check_targets(name, config.get("target_modules"), set(sides), base)
+    _check_size(name, config, rank, sides)
+    return rank, tuple(sorted(sides))
+
+
+def _check_config(name: str, config: Mapping[str, Any], max_rank: int) -> int:
+    if config.get("peft_type") != "LORA":
+        raise AdapterRejected(f"{name}: {CONFIG}: peft_type is {config.get('peft_type')!r}; only 'LORA' is served.")
+    for key, allowed in _ONLY_VALUES.items():
+        if key in config and config[key] not in allowed:
+            raise AdapterRejected(
+                f"{name}: {CONFIG}: {key} = {config[key]!r} is not served. Train with {key} = {allowed[0]!r}."
+            )
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if type(rank) is not int or not 1 <= rank <= max_rank:
+        raise AdapterRejected(
+            f"{name}: {CONFIG}: r = {rank!r}; this engine serves ranks 1 to {max_rank}. "
+            "Train a smaller rank, or start the server with a larger --max-lora-rank."
+        )
+    if type(alpha) not in (int, float) or not math.isfinite(cast(float, alpha)) or cast(float, alpha) <= 0:
+        raise AdapterRejected(f"{name}: {CONFIG}: lora_alpha = {alpha!r} is not a positive number.")
+    return rank
+
+
+def _check_tensor(name: str, key: str, tensor: Mapping[str, Any], rank: int, base: BaseModel) -> tuple[str, str, float]:
+    """Returns module, side and the largest absolute value."""
+    match = _KEY.fullmatch(key)
+    if match is None:
+        raise AdapterRejected(
+            f"{name}: tensor {key} is no LoRA weight of this base. Keys read base_model.model.MODULE.lora_A.weight."
+        )
+    module, side = match["module"], match["side"]
+    weight = base.weight_shapes.get(f"{module}.weight")
+    if weight is None:
+        raise AdapterRejected(
+            f"{name}: tensor {key} names module {module}, which the base model {base.directory} does not have. "
+            "Train on the base that is served."
+        )
+    if len(weight) != 2 or module.endswith("embed_tokens"):
+        raise AdapterRejected(f"{name}: tensor {key}: {module} is not a linear layer. Take it out of target_modules.")
+    shape = tuple(cast("list[int]", tensor["shape"]))
+    if len(shape) == 2 and shape[0 if side == "A" else 1] != rank:
+        raise AdapterRejected(
+            f"{name}: tensor {key} has shape {shape}, but {CONFIG} says r = {rank}: the scaling would be wrong. "
+            "Save config and weights of the same adapter."
+        )
+    expected = (rank, weight[1]) if side == "A" else (weight[0], rank)
+    if shape != expected:
+        raise AdapterRejected(
+            f"{name}: tensor {key} has shape {shape}; the base weight {weight} needs {expected}. "
+            "Train on the base that is served."
+        )
+    if tensor["dtype"] not in _EXPONENT_BITS:
+        raise AdapterRejected(f"{name}: tensor {key} has dtype {tensor['dtype']}. Save it as float32 or bfloat16.")
+    view, mask = _EXPONENT_BITS[tensor["dtype"]]
+    bits = np.frombuffer(cast(bytes, tensor["data"]), dtype=view)
+    magnitude = bits & bits.dtype.type((1 << (8 * bits.dtype.itemsize - 1)) - 1)  # without the sign
+    largest = magnitude.max() if len(magnitude) else bits.dtype.type(0)
+    if int(largest) >= mask:
+        raise AdapterRejected(f"{name}: tensor {key} holds NaN or infinity. The training diverged; drop this step.")
+    return module, side, _value(int(largest), tensor["dtype"])
+
+
+def _value(bits: int, dtype: str) -> float:
+    """The number whose bits, without a sign, these are."""
+    if dtype == "BF16":
+        bits, dtype = bits << 16, "F32"  # the upper half of a float32
+    width, code = {"F64": (8, "<d"), "F32": (4, "<f"), "F16": (2, "<e")}[dtype]
+    return float(struct.unpack(code, bits.to_bytes(width, "little"))[0])
+
+
+def _check_size(name: str, config: Mapping[str, Any], rank: int, sides: Mapping[str, Mapping[str, float]]) -> None:
+    """Finite weights can still overflow on the way, and one NaN in a cache spoils every policy that is served."""
+    scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    for module, largest in sides.items():
+        change = scale * rank * largest["A"] * largest["B"]
+        if change > _MOST_CHANGE:
+            raise AdapterRejected(
+                f"{name}: it may change a weight of {module} by {change:.2g}, more than {_MOST_CHANGE:g}. "
+                "The training diverged; drop this step."
+            )
+
+
+def _check_targets(name: str, targets: object, found: set[str], base: BaseModel) -> None:
+    modules = [key.removesuffix(".weight") for key in base.weight_shapes if key.endswith(".weight")]
+    if isinstance(targets, str) and targets != "all-linear":
+        try:
+            expected = {module for module in modules if re.fullmatch(targets, module)}
+        except re.error as error:
+            raise AdapterRejected(f"{name}: {CONFIG}: target_modules is no regular expression ({error}).") from error
+    elif isinstance(targets, list) and targets and all(isinstance(item, str) for item in cast("list[Any]", targets)):
+        suffixes = cast("list[str]", targets)
+        expected = {module for module in modules if any(f".{module}".endswith(f".{suffix}") for suffix in suffixes)}
+    else:
+        raise AdapterRejected(f"{name}: {CONFIG}: target_modules = {targets!r}. Give the list of module names.")
+    if missing := sorted(expected - found):
+        raise AdapterRejected(
+            f"{name}: {WEIGHTS} lacks {some(missing)}, which target_modules names. Save the whole adapter."
+        )
+    if surplus := sorted(found - expected):
+        raise AdapterRejected(
+            f"{name}: {WEIGHTS} holds {some(surplus)}, which target_modules does not name: it would be left out "
+            "silently. Save config and weights of the same adapter."
+        )
+
+
+__all__ = [
+    "CONFIG",
+    "MANIFEST",
+    "NAME_PATTERN",
+    "WEIGHTS",
+    "ValidatedAdapter",
+    "base_fingerprint",
+    "check_content",
+    "check_name",
+    "publish_adapter",
+    "validate_adapter",
+]

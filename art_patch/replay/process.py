@@ -1,0 +1,116 @@
+"""The app as a process of its own, which runs one of its functions when it is asked to (`art_patch.replay.worker`).
+
+One line of JSON asks, one answers. Whatever the app does to its process stays there: when it ends, or is overdue, it
+is killed with all that it has started, and the run that it was at is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from threading import Timer
+from typing import Any
+
+from art_patch.grouping import ReplayConfig
+
+_END_S = 10.0
+"""How long a process may take to end by itself once it has nothing more to do."""
+
+
+class RunLost(Exception):
+    """The process ended, or had to be, before it answered."""
+
+
+class AppProcess:
+    """One process, which knows one function."""
+
+    def __init__(self, target: str, config: ReplayConfig, *, redacted: bool = False) -> None:
+        """Start it where we were started, in a process group of its own.
+
+        With `redacted` it repeats nothing unless what it records is redacted.
+
+        Raises:
+            RunLost: if there is no such interpreter.
+        """
+        self.target = target
+        self.redacted = redacted
+        self._late = False
+        self._gone = False
+        settings = {f"ART_PATCH_{name.upper()}": value for name, value in config.environment.items()}
+        command = [config.python or sys.executable, "-m", "art_patch.replay.worker", target]
+        command += ["redacted"] if redacted else []
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                encoding="utf-8", env={**os.environ, **settings}, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise RunLost(f"{command[0]} cannot be started ({error.strerror})") from None
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can be asked."""
+        return not (self._late or self._gone) and self._process.poll() is None
+
+    def ask(self, question: Mapping[str, Any] | None, timeout_s: float) -> Mapping[str, Any]:
+        """Return the answer, or with `None` the word with which it begins.
+
+        Raises:
+            RunLost: if it ended or took too long.
+        """
+        timer = Timer(timeout_s, self._overdue)
+        timer.start()
+        try:
+            if question is not None:
+                assert self._process.stdin is not None
+                self._process.stdin.write(json.dumps(question) + "\n")
+                self._process.stdin.flush()
+            assert self._process.stdout is not None
+            line = self._process.stdout.readline()
+        except (OSError, ValueError):  # a pipe without anybody at the other end, or one that `kill` has closed
+            line = ""
+        finally:
+            timer.cancel()
+            timer.join()
+        if not line.endswith("\n"):
+            raise RunLost(f"took longer than {timeout_s:g} s" if self._late else f"the process ended{self._how()}")
+        return json.loads(line)
+
+    def end(self) -> None:
+        """Let it end, and see that it does."""
+        with suppress(OSError, subprocess.TimeoutExpired):
+            if self.usable:
+                self._process.communicate(timeout=_END_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it now, and what it has started."""
+        if self._gone:
+            return  # its number may be another's by now
+        self._gone = True
+        self._kill_group()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):  # what was not sent yet has nobody to read it
+                if pipe is not None:
+                    pipe.close()
+
+    def _overdue(self) -> None:
+        self._late = True
+        self._kill_group()
+
+    def _kill_group(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _how(self) -> str:
+        try:
+            code = self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return ""
+        return f" with exit code {code}" if code >= 0 else f" by signal {-code}"

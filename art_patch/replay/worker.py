@@ -1,0 +1,213 @@
+"""`python -m art_patch.replay.worker TARGET [redacted]`: an app process that repeats runs of one `replayable` function.
+
+In: one line of JSON for each run, on standard input. Out: one line each, on standard output, after a first one that
+says whether the function is there. The app's own input and output are `/dev/null`. Calls go to the champion (mode
+`route`) and are recorded as any app's; settings come from the environment.
+
+The targets come from the store, and whoever may write to it should not be able to run anything else. So a module or
+script is executed only if its source offers the function (`_offers`), which is looked up without executing anything,
+and a script only if it lies inside the working directory. Only functions that were offered are called.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import json
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import nullcontext
+from contextvars import copy_context
+from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any, TextIO
+
+from art_patch.context import group, note_no_more, offered, trajectory
+from art_patch.errors import ArtPatchError, ConfigError, EngineError
+from art_patch.patching import flush, patch_around, status
+from art_patch.recording import redacts
+
+_MODULE = "__replayed_main__"
+"""Name under which a script is loaded, so that what it guards by `__name__ == "__main__"` does not run."""
+
+_READY_S = 10.0
+_FLUSH_S = 30.0
+
+
+def main(target: str, *, redacted: bool) -> None:
+    """Load the function, and repeat runs until standard input ends; none if they have to be `redacted` and are not."""
+    questions, answers = _own_pipes()
+
+    def say(answer: Mapping[str, Any]) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    given = {name: os.environ.get(f"ART_PATCH_{name.upper()}") for name in ("project", "home", "store")}
+    note_no_more()
+    try:
+        function = load(target)
+        _patch(given)
+        if redacted and not redacts():
+            raise ConfigError(
+                "what the app records is redacted, and here nothing would be; put art_patch.patch(redact=...) at the "
+                "top level of its module, or set ART_PATCH_REDACT for the job, too"
+            )
+        _wait_for_champion()
+    except BaseException as error:  # a module may do anything while it is imported, `sys.exit()` included
+        said = str(error) if isinstance(error, ArtPatchError) else f"{type(error).__name__}: {error}"
+        say({"error": said[:300]})
+        return
+    say({"ready": True})
+    with asyncio.Runner() as loop:  # one for all runs, because clients keep connections that belong to theirs
+        for line in questions:
+            _patch(given)  # the run before may have undone it
+            say(_repeat(function, json.loads(line), loop))
+
+
+def load(target: str) -> Callable[..., Any]:
+    """Import the module, or load the script, and return the function that it offers.
+
+    Raises:
+        ConfigError: if there is no such function, or the script lies elsewhere.
+        BaseException: whatever the module raises.
+    """
+    module, _, name = target.rpartition(":")
+    # Resolved: what lies beside a link to the script is no part of the app, and would be imported first.
+    script = Path(module).resolve() if os.path.isabs(module) else None
+    source = _source_of_module(module) if script is None else _source_of_script(script)
+    if not _offers(source, name):
+        raise _not_offered(target)
+    if script is not None:
+        module = _load_script(script)
+    else:
+        sys.argv[:] = [module]
+        import_module(module)
+    function = offered(module, name)
+    if function is None:  # it stands behind a condition
+        raise _not_offered(target)
+    return function
+
+
+def _not_offered(target: str) -> ConfigError:
+    return ConfigError(f"{target} is not offered; put @art_patch.replayable above it")
+
+
+def _source_of_script(path: Path) -> bytes:
+    here = Path.cwd().resolve()
+    if not path.resolve().is_relative_to(here):
+        raise ConfigError(f"the script lies outside of {here}; start `art-patch retrain` in the directory of the app")
+    if not path.is_file():
+        raise ConfigError("there is no such script any more")
+    return path.read_bytes()
+
+
+def _source_of_module(module: str) -> bytes:
+    """Return what importing the module would execute of it; empty if that is no Python file."""
+    first, *rest = module.split(".")
+    try:
+        spec = find_spec(first) if first else None
+    except ValueError:  # a module that is loaded and has no spec
+        spec = None
+    for part in rest:
+        # `find_spec` would import the packages around it. A part's name alone is looked for in just these directories.
+        inside = None if spec is None else spec.submodule_search_locations
+        spec = None if inside is None else PathFinder.find_spec(part, list(inside))
+    if spec is None:
+        raise ModuleNotFoundError(f"No module named {module!r}")
+    file = spec.origin if spec.has_location else None
+    return Path(file).read_bytes() if file is not None and file.endswith(".py") else b""
+
+
+def _offers(source: bytes, name: str) -> bool:
+    """Whether the source, at its top level, has `@replayable` above a function of this name, or `replayable(name)`.
+
+    `replayable` may be an attribute (`art.replayable`) or have been imported under another name. What is offered in
+    another way, such as by a loop over functions or by a decorator that calls `replayable`, is not seen.
+    """
+    nodes = list(_top_level(ast.parse(source)))
+    imports = [alias for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
+    words = {"replayable", *(each.asname for each in imports if each.name == "replayable" and each.asname)}
+
+    def is_replayable(node: ast.expr) -> bool:
+        return node.attr == "replayable" if isinstance(node, ast.Attribute) else _is_name(node, words)
+
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if node.name == name and any(map(is_replayable, node.decorator_list)):
+                return True
+        elif isinstance(node, ast.Call) and is_replayable(node.func):
+            given = (*node.args, *(each.value for each in node.keywords))
+            if any(_is_name(each, {name}) for each in given):
+                return True
+    return False
+
+
+def _is_name(node: ast.expr, names: set[str]) -> bool:
+    return isinstance(node, ast.Name) and node.id in names
+
+
+def _top_level(node: ast.AST) -> Iterator[ast.AST]:
+    """What is executed when the module is: nothing inside functions and classes."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            yield from _top_level(child)
+
+
+def _load_script(path: Path) -> str:
+    sys.argv[:] = [str(path)]
+    sys.path.insert(0, str(path.parent))
+    spec = spec_from_file_location(_MODULE, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is no Python file")
+    sys.modules[_MODULE] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return _MODULE
+
+
+def _own_pipes() -> tuple[TextIO, TextIO]:
+    """Keep standard input and output for ourselves: what the app prints is no answer of ours."""
+    questions = os.fdopen(os.dup(0), encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    return questions, answers
+
+
+def _patch(given: Mapping[str, Any]) -> None:
+    """Patch as the job wants it, whatever the app has said: routed, and every run recorded."""
+    patch_around(mode="route", sample_rate=1.0, **given)
+
+
+def _wait_for_champion() -> None:
+    until = time.monotonic() + _READY_S
+    while (now := status()).champion is None or now.base_url is None:
+        if time.monotonic() > until:
+            raise EngineError("no policy serves here; start `art-patch serve`")
+        time.sleep(0.05)
+
+
+def _repeat(function: Callable[..., Any], question: Mapping[str, Any], loop: asyncio.Runner) -> dict[str, Any]:
+    key, raised = question["group"], None
+    try:
+        with group(key) if key else nullcontext(), trajectory(**question["trajectory"]):
+            result = function(*question["args"], **question["kwargs"])
+            if inspect.isawaitable(result):
+                loop.run(_result_of(result), context=copy_context())  # else it would have the first run's
+    except BaseException as error:  # `sys.exit()`, too, is how a run ends
+        raised = type(error).__name__
+    return {"raised": raised, "written": flush(_FLUSH_S)}
+
+
+async def _result_of(work: Awaitable[Any]) -> Any:
+    return await work
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], redacted=sys.argv[2:] == ["redacted"])

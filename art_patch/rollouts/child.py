@@ -1,0 +1,111 @@
+"""A process of ours below a script of the user's, which speaks JSON lines and never outlives the script.
+
+The script's process holds the child's standard input. When that closes, in whatever way the script ended, the child
+ends itself (`end_with_parent`); a kernel's signal for it would need a fork hook, which is not safe beside threads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+from art_patch._lib.private_files import private
+
+_TAIL_BYTES = 2_000
+
+
+class Child:
+    """One such process; Python modules only."""
+
+    def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        """Start it.
+
+        Args:
+            module: what `python -m` runs; it calls `end_with_parent` or reads its input to the end.
+            arguments: of the module.
+            environment: besides our own.
+            log: takes what it says on stderr.
+        """
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(log, "ab", opener=private) as stderr:
+            self._process = subprocess.Popen(
+                # -P: files beside the script must not stand in for modules of the same name
+                [sys.executable, "-P", "-m", module, *arguments],
+                env={**os.environ, **environment},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,  # Ctrl-C is the script's; it ends us in order
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Write a line.
+
+        Raises:
+            OSError: it is gone.
+        """
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def read(self) -> dict[str, Any] | None:
+        """Wait for a line that is a JSON object, and return it; `None` when there will be none any more."""
+        assert self._process.stdout is not None
+        with suppress(ValueError):  # our own side was closed by `stop`
+            for line in self._process.stdout:
+                with suppress(ValueError):
+                    found: Any = json.loads(line)
+                    if isinstance(found, dict):
+                        return cast("dict[str, Any]", found)
+        return None
+
+    def last_words(self) -> str:
+        """Return the end of its log."""
+        with self.log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            said = file.read().decode(errors="replace").strip().splitlines()
+        return "\n".join(said[-5:]) or "it said nothing"
+
+    def stop(self, grace_s: float = 15.0) -> None:
+        """End it in order, or if it takes longer than that, not; twice does no harm."""
+        if self.alive():
+            self._process.terminate()
+        try:
+            self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # what it did not read any more
+                    pipe.close()
+
+
+def end_with_parent() -> None:
+    """In the child: be asked to end (SIGTERM) when standard input closes. For processes that do not read it."""
+
+    def watch() -> None:
+        while os.read(0, 1 << 16):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="art-patch-parent", daemon=True).start()

@@ -1,0 +1,324 @@
+"""Models on the same scenarios, side by side: an earlier policy against a later one, or against a prompted model.
+
+The unit is the scenario: its runs are not independent, so their mean counts once. Limits of a mean are those of the
+normal approximation, 95 %; a difference from the first model is paired by scenario, and its lower bound is the gate's
+(`art_patch.gate.bounds`), 95 % as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, TypeVar
+
+from art_patch.errors import ConfigError
+from art_patch.gate import lower_bound
+from art_patch.rollouts.gather import gather_trajectory_groups
+from art_patch.rollouts.model import Model
+from art_patch.rollouts.trajectory import Trajectory
+from art_patch.rollouts.trajectory_group import TrajectoryGroup
+
+S = TypeVar("S")
+
+_LEVEL = 0.95
+_WITHIN_SE = 1.96
+
+_FIRST, _OTHER = "#8a8f98", "#2563eb"  # told apart without colour vision, too: by lightness
+_INK, _GRID = "#1f2937", "#e5e7eb"
+_DPI = 150
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A figure's mean over scenarios.
+
+    Attributes:
+        value: the mean.
+        within: the true one lies within this much of it with 95 % confidence; `nan` for a single scenario.
+    """
+
+    value: float
+    within: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What one model came to.
+
+    Attributes:
+        model: its name.
+        runs: that ended.
+        raised: runs that did not.
+        figures: mean of `reward` and of each metric.
+        better_by: mean difference of the reward from the first model's, over scenarios that both have; `None` for the
+            first.
+        at_least: the true difference is above this with 95 % confidence; `None` with too few scenarios to say.
+        groups: the runs, a group for each scenario.
+    """
+
+    model: str
+    runs: int
+    raised: int
+    figures: Mapping[str, Mean]
+    better_by: float | None = None
+    at_least: float | None = None
+    groups: Sequence[TrajectoryGroup] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What all came to, in the order in which they were given.
+
+    Attributes:
+        scenarios: how many.
+        models: what each came to.
+    """
+
+    scenarios: int
+    models: tuple[Evaluated, ...]
+
+    def __getitem__(self, model: str) -> Evaluated:
+        """Return what the model of this name came to.
+
+        Raises:
+            KeyError: it was not asked.
+        """
+        for each in self.models:
+            if each.model == model:
+                return each
+        raise KeyError(model)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as JSON values; what cannot be said is `None`."""
+
+        def number(value: float | None) -> float | None:
+            return None if value is None or not math.isfinite(value) else value
+
+        return {
+            "scenarios": self.scenarios,
+            "models": [
+                {
+                    "model": each.model,
+                    "runs": each.runs,
+                    "raised": each.raised,
+                    "figures": {
+                        name: {"mean": number(mean.value), "within": number(mean.within)}
+                        for name, mean in each.figures.items()
+                    },
+                    "better_by": number(each.better_by),
+                    "at_least": number(each.at_least),
+                }
+                for each in self.models
+            ],
+        }
+
+    def table(self, *figures: str) -> str:
+        """Return a table for people.
+
+        Args:
+            figures: columns; the reward and all metrics unless given.
+        """
+        return _table(self, figures)
+
+    def plot(
+        self,
+        path: str | Path,
+        *,
+        figure: str = "reward",
+        title: str = "",
+        curve: Sequence[tuple[int, float]] = (),
+    ) -> Path:
+        """Draw the models' means as bars, and beside them a curve over steps; needs matplotlib.
+
+        Args:
+            path: of the PNG.
+            figure: that is drawn.
+            title: above it.
+            curve: (step, value), as `model.history` gives them; without it there are bars alone.
+
+        Raises:
+            ConfigError: matplotlib is not installed, or no model has the figure.
+        """
+        return _plot(self, Path(path), figure=figure, title=title, curve=curve)
+
+
+async def evaluate(
+    rollout: Callable[[Model[Any], S], Awaitable[Trajectory]],
+    scenarios: Iterable[S],
+    models: Sequence[Model[Any]],
+    *,
+    runs: int = 1,
+    pbar_desc: str | None = "evaluate",
+    max_exceptions: float = 0,
+) -> Evaluation:
+    """Let models run the same scenarios, and compare them with the first.
+
+    Args:
+        rollout: of a model and a scenario.
+        scenarios: that none was trained on.
+        models: to compare; `await model.checkpoint(step)` is an earlier policy, `Model(...)` another provider's.
+        runs: of each scenario, by each model.
+        pbar_desc: of the progress bar; `None` shows none.
+        max_exceptions: how many rollouts may raise; below 1, which share of them. One more is raised.
+
+    Raises:
+        ConfigError: there is no scenario or no model, or two models have one name.
+    """
+    asked = list(scenarios)
+    names = [model.name for model in models]
+    if not asked or not models:
+        raise ConfigError(f"{len(asked)} scenarios and {len(models)} models: nothing to evaluate; give one of each")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"two models are named {max(names, key=names.count)!r}; give each a name of its own")
+    found = await gather_trajectory_groups(
+        (TrajectoryGroup(rollout(model, each) for _ in range(runs)) for model in models for each in asked),
+        pbar_desc=pbar_desc,
+        max_exceptions=max_exceptions,
+    )
+    first, *others = [
+        (model.name, found[place * len(asked) : (place + 1) * len(asked)]) for place, model in enumerate(models)
+    ]
+    rest = (_evaluated(name, groups, against=first[1]) for name, groups in others)
+    return Evaluation(len(asked), (_evaluated(*first), *rest))
+
+
+def _evaluated(
+    name: str, groups: Sequence[TrajectoryGroup], against: Sequence[TrajectoryGroup] | None = None
+) -> Evaluated:
+    runs = [run for group in groups for run in group]
+    figures = ["reward", *dict.fromkeys(figure for run in runs for figure in run.metrics)]
+    better_by = at_least = None
+    if against is not None:
+        pairs = zip(_by_scenario(groups, "reward"), _by_scenario(against, "reward"), strict=True)
+        differences = [ours - theirs for ours, theirs in pairs if ours is not None and theirs is not None]
+        if differences:
+            better_by = fmean(differences)
+            bound = lower_bound(differences, _LEVEL)
+            at_least = bound if math.isfinite(bound) else None
+    return Evaluated(
+        model=name,
+        runs=len(runs),
+        raised=sum(len(group.exceptions) for group in groups),
+        figures={figure: _mean([v for v in _by_scenario(groups, figure) if v is not None]) for figure in figures},
+        better_by=better_by,
+        at_least=at_least,
+        groups=tuple(groups),
+    )
+
+
+def _by_scenario(groups: Sequence[TrajectoryGroup], figure: str) -> list[float | None]:
+    """The figure's mean in each group; `None` where no run has it."""
+    means: list[float | None] = []
+    for group in groups:
+        given = [run.reward if figure == "reward" else run.metrics.get(figure) for run in group]
+        values = [float(value) for value in given if value is not None and math.isfinite(value)]
+        means.append(fmean(values) if values else None)
+    return means
+
+
+def _mean(values: Sequence[float]) -> Mean:
+    if not values:
+        return Mean(math.nan, math.nan)
+    within = _WITHIN_SE * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return Mean(fmean(values), within)
+
+
+def _table(evaluation: Evaluation, figures: Sequence[str]) -> str:
+    """Return the table; see `Evaluation.table`."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = list(figures) or list(dict.fromkeys(name for each in evaluation.models for name in each.figures))
+    raised = any(each.raised for each in evaluation.models)
+    drawn = Table(box=SIMPLE_HEAD)
+    drawn.add_column("model")
+    for heading in ("runs", *(("raised",) if raised else ()), *shown, "better by", "at least"):
+        drawn.add_column(heading, justify="right")
+    for each in evaluation.models:
+        counts = [str(each.runs), *([str(each.raised)] if raised else [])]
+        means = [_mean_text(each.figures.get(name)) for name in shown]
+        drawn.add_row(each.model, *counts, *means, _signed(each.better_by), _signed(each.at_least))
+    console = Console(file=StringIO(), width=max(80, 22 * (len(shown) + 4)), color_system=None)
+    console.print(drawn)
+    rendered = console.file.getvalue()  # type: ignore[attr-defined]
+    lines = [line.rstrip() for line in rendered.splitlines() if line.strip()]
+    runs = "run" if evaluation.scenarios == 1 else "runs"
+    note = f"  {evaluation.scenarios} scenarios; +- and `at least` are 95 % limits, {runs} of a scenario count once"
+    return "\n".join([*lines, note])
+
+
+def _plot(evaluation: Evaluation, path: Path, *, figure: str, title: str, curve: Sequence[tuple[int, float]]) -> Path:
+    """Draw the picture; see `Evaluation.plot`."""
+    bars = [each for each in evaluation.models if figure in each.figures]
+    if not bars:
+        known = ", ".join(dict.fromkeys(name for each in evaluation.models for name in each.figures))
+        raise ConfigError(f"no model has a figure {figure!r}; there are: {known}")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("a plot needs matplotlib; run: pip install matplotlib") from None
+    # `Figure` itself and not pyplot: no display, no state that outlives it.
+    wide = 7.5 if curve else 2.5 + 0.9 * len(bars)
+    page: Any = Figure(figsize=(wide, 3.6), layout="constrained")
+    axes: Any = page.subplots(1, 2 if curve else 1, sharey=bool(curve), width_ratios=[2, 1] if curve else None)
+    left, right = axes if curve else (None, axes)
+    if left is not None:
+        steps, values = zip(*curve, strict=True)
+        left.plot(steps, values, color=_OTHER, linewidth=2, marker="o", markersize=4)
+        left.set_title("training", color=_INK, fontsize=9)
+        right.set_title("evaluation", color=_INK, fontsize=9)
+        left.set_xlabel("step")
+        left.set_ylabel(figure)
+        left.xaxis.get_major_locator().set_params(integer=True)
+    else:
+        right.set_ylabel(figure)
+    _draw_bars(right, bars, figure)
+    for each in (left, right):
+        if each is not None:
+            _quiet(each)
+    page.suptitle(title or figure, color=_INK, fontsize=11)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page.savefig(path, dpi=_DPI)
+    return path
+
+
+def _draw_bars(axes: Any, bars: Sequence[Evaluated], figure: str) -> None:
+    places = range(len(bars))
+    means = [each.figures[figure] for each in bars]
+    within = [0.0 if math.isnan(mean.within) else mean.within for mean in means]
+    colours = [_FIRST, *[_OTHER] * (len(bars) - 1)]
+    axes.bar(places, [mean.value for mean in means], yerr=within, color=colours, width=0.6, capsize=3, ecolor=_INK)
+    for place, mean, above in zip(places, means, within, strict=True):
+        axes.annotate(
+            f"{mean.value:.3g}",
+            (place, max(0.0, mean.value + above)),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            color=_INK,
+            fontsize=9,
+        )
+    axes.margins(y=0.12)
+    axes.set_xticks(places, [each.model.replace("@", "\n@") for each in bars])  # names are long, bars are narrow
+
+
+def _quiet(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color=_GRID)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=_INK, labelsize=9)
+
+
+def _mean_text(mean: Mean | None) -> str:
+    if mean is None or math.isnan(mean.value):
+        return "-"
+    return f"{mean.value:.3g}" if math.isnan(mean.within) else f"{mean.value:.3g} +- {mean.within:.2g}"
+
+
+def _signed(value: float | None) -> str:
+    return "" if value is None else f"{value:+.3g}"

@@ -1,0 +1,84 @@
+"""What each step came to, one JSON line at a time: `history.jsonl` in the project's directory.
+
+Figures carry their split: `val/reward`, `train/reward`, `train/loss`. A step may have several lines, and one that is
+cut off (a full disk, a kill) is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from art_patch.rollouts.trajectory_group import TrajectoryGroup
+
+FILE = "history.jsonl"
+
+
+def figures_of(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """Return what groups came to: means of rewards and metrics, the spread within groups, the share that raised."""
+    runs = [run for group in groups for run in group]
+    raised = sum(len(group.exceptions) for group in groups)
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        for name, value in {**run.metrics, "reward": run.reward}.items():
+            if math.isfinite(value):
+                values[name].append(float(value))
+    found = {name: statistics.fmean(of_name) for name, of_name in values.items()}
+    spreads = [statistics.stdev(rewards) for group in groups if len(rewards := _rewards(group)) > 1]
+    if spreads:
+        found["reward_std_dev"] = statistics.fmean(spreads)
+    if runs or raised:
+        found["exception_rate"] = raised / (len(runs) + raised)
+    return found
+
+
+def note(directory: Path, *, step: int, split: str, figures: Mapping[str, float], at: float) -> None:
+    """Append a line.
+
+    Args:
+        directory: the project's.
+        step: of the policy that it is about.
+        split: `train`, `val`, ...
+        figures: finite numbers by name.
+        at: when.
+    """
+    line = {"step": step, "at": at} | {f"{split}/{name}": value for name, value in figures.items()}
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (directory / FILE).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def history(directory: Path, metric: str) -> list[tuple[int, float]]:
+    """Return a figure's mean at each step that has it, by step."""
+    values: defaultdict[int, list[float]] = defaultdict(list)
+    for line in _lines(directory / FILE):
+        if isinstance(value := line.get(metric), int | float):
+            values[line["step"]].append(value)
+    return [(step, statistics.fmean(values[step])) for step in sorted(values)]
+
+
+def best_step(directory: Path, metric: str, steps: Iterable[int]) -> int | None:
+    """Return which of the steps has the highest mean of a figure, the latest of equal ones; `None` if none has any."""
+    means = dict(history(directory, metric))
+    return max((step for step in steps if step in means), key=lambda step: (means[step], step), default=None)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            read: Any = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(read, dict) and isinstance(read.get("step"), int):
+            found.append(read)
+    return found
+
+
+def _rewards(group: TrajectoryGroup) -> list[float]:
+    return [run.reward for run in group if math.isfinite(run.reward)]

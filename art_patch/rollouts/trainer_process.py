@@ -1,0 +1,91 @@
+"""Updates, one after another, in a process of their own: `python -m art_patch.rollouts.trainer_process`.
+
+It stays between updates, because importing what trains takes longer than a small update. One request is a line on
+standard input, `{"groups": [ids], "evaluation": [ids], "config": {...}, "who": ...}`; answers are lines on standard
+output: any number of `{"progress": [done, total, note]}`, then `{"done": {...}}` or `{"failed": {"type", "message"}}`.
+When standard input ends the process does, at once: an update may be killed at any moment. The project is that of
+`ART_PATCH_*`.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import queue
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, TextIO
+
+from art_patch.errors import ArtPatchError, EngineError
+from art_patch.pipeline import UpdateByHand, train_by_hand
+from art_patch.serving import EngineClient
+from art_patch.settings import Settings, load_settings
+from art_patch.store import open_store
+from art_patch.training import LossConfig, TrainConfig
+
+
+def main() -> None:
+    """See the module."""
+    # What libraries print must not stand between our lines.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    settings, requests = load_settings(), _requests()
+    while True:
+        request = requests.get()
+        try:
+            _answer(answers, {"done": asdict(_update(settings, request, answers))})
+        except ArtPatchError as error:
+            _answer(answers, {"failed": {"type": type(error).__name__, "message": str(error)}})
+        _give_back_memory()
+
+
+def _requests() -> queue.SimpleQueue[dict[str, Any]]:
+    """Requests as they come; the end of them is ours."""
+    waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            waiting.put(json.loads(line))
+        os._exit(0)  # in the middle of an update, too
+
+    threading.Thread(target=read, name="art-patch-requests", daemon=True).start()
+    return waiting
+
+
+def _update(settings: Settings, request: Mapping[str, Any], answers: TextIO) -> UpdateByHand:
+    def progress(stage: str, done: int, total: int, note: str = "") -> None:
+        _answer(answers, {"progress": [done, total, note]})
+
+    given = request["config"]
+    config = TrainConfig(**given | {"loss": LossConfig(**given["loss"])})
+    store = open_store(settings.store_url, create=False, project=settings.project)
+    try:
+        route = store.ledger.route()
+        base_url = settings.base_url or route.base_url
+        if base_url is None:
+            raise EngineError("no engine serves this project; start `art-patch serve --base MODEL`")
+        with EngineClient.of_project(settings, base_url, route.key_file) as engine:
+            return train_by_hand(
+                store, engine, settings.adapters, config, request["groups"], evaluation=request["evaluation"],
+                who=request["who"], progress=progress,
+            )  # fmt: skip
+    finally:
+        store.close()
+
+
+def _answer(answers: TextIO, message: Mapping[str, Any]) -> None:
+    answers.write(json.dumps(message, default=str) + "\n")
+
+
+def _give_back_memory() -> None:
+    """A GPU is shared with the engine, which waits for none."""
+    gc.collect()
+    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Rollouts -> the store's own records: what is learned by hand looks as if an agent had been recorded.
+
+- Each choice is a call: its prompt is what stands before it, its tokens are those that it carries. Whether it can be
+  trained on is proven as for any call (`trajectories.why_untrainable`); one that came past the model's own client
+  carries none, and says so.
+- A conversation without a choice is one call that nobody trains on, so that it can be read and exported.
+- The reward is the score `reward`, by code; each metric is a score beside it. A reward that is not known is no score.
+- Siblings share a scenario: the group's `scenario_id`, or that of all its trajectories, else the words of the task.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
+
+from openai.types.chat.chat_completion import Choice as SdkChoice
+
+from art_patch._lib.ids import new_id
+from art_patch.errors import ConfigError
+from art_patch.grouping import task_key, task_of
+from art_patch.rollouts.trajectory import History, Trajectory
+from art_patch.trajectories import exact_of, why_untrainable
+from art_patch.types import JSON, REPLAY, Call, Choice, Group, Record, Score, TrajectoryInfo
+from art_patch.types import Trajectory as Recorded
+
+REWARD = "reward"
+SCENARIO = "scenario_id"
+"""Key of a group's or a trajectory's metadata."""
+
+
+class Siblings(Protocol):
+    """What of a `TrajectoryGroup` is translated."""
+
+    trajectories: list[Trajectory]
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """A group as records.
+
+    Attributes:
+        group: the siblings with their calls.
+        records: everything that the store is to keep, the group itself aside.
+    """
+
+    group: Group
+    records: tuple[Record, ...]
+
+
+def translate(group: Siblings, *, about: JSON, held_out: bool, at: float) -> Translated:
+    """Return a group as records, under new ids.
+
+    Args:
+        group: of rollouts.
+        about: for the metadata of each trajectory, besides the group's and its own.
+        held_out: it is never to be trained on.
+        at: now, for what has no time of its own.
+
+    Raises:
+        ConfigError: a reward is infinite.
+    """
+    group_id = new_id(at)
+    siblings = [_recorded(each, {**about, **group.metadata}, at) for each in group.trajectories]
+    scenario = _scenario(group, siblings) or f"group:{group_id}"
+    siblings = [replace(each, info=replace(each.info, group_key=group_id)) for each in siblings]
+    records = tuple(record for each in siblings for record in (each.info, *each.calls, *each.scores))
+    return Translated(Group(group_id, scenario, "group_key", tuple(siblings), held_out=held_out), records)
+
+
+def _recorded(trajectory: Trajectory, about: JSON, at: float) -> Recorded:
+    if math.isinf(trajectory.reward):
+        raise ConfigError(
+            f"a reward of {trajectory.reward} cannot be learned from; give a finite number ({trajectory})"
+        )
+    key = new_id(at)
+    began = trajectory.start_time.timestamp()
+    calls = tuple(call for history in trajectory.histories() for call in _calls(history, key, began))
+    logs = {"logs": trajectory.logs} if trajectory.logs else {}
+    info = TrajectoryInfo(
+        id=key,
+        started_at=min((call.started_at for call in calls), default=began),
+        origin="explicit",
+        ended_at=at,
+        metadata={key: value for key, value in {**about, **trajectory.metadata}.items() if key != REPLAY} | logs,
+    )
+    return Recorded(info, calls, _scores(trajectory, key, at))
+
+
+def _calls(history: History, trajectory_id: str, began: float) -> list[Call]:
+    said = history.messages()
+    places = [place for place, item in enumerate(history.messages_and_choices) if hasattr(item, "message")]
+    if not places:
+        places = [place for place, message in enumerate(said) if message["role"] == "assistant"][-1:]
+    return [
+        _call(history.messages_and_choices[place], cast("Sequence[JSON]", said), place, history, trajectory_id, began)
+        for place in places
+    ]
+
+
+def _call(item: Any, said: Sequence[JSON], place: int, history: History, trajectory_id: str, began: float) -> Call:
+    exact = exact_of(item) if isinstance(item, SdkChoice) else None
+    finish = item.finish_reason if isinstance(item, SdkChoice) else None
+    answer = Choice(
+        index=0,
+        message=said[place],
+        finish_reason=finish,
+        token_ids=None if exact is None else exact.token_ids,
+        logprobs=None if exact is None else exact.logprobs,
+    )
+    call = Call(
+        id=new_id(),
+        trajectory_id=trajectory_id,
+        started_at=began if exact is None else exact.started_at,
+        requested_model="" if exact is None else exact.policy.partition("@")[0],
+        messages=tuple(said[:place]),
+        choices=(answer,),
+        tools=tuple(cast("Sequence[JSON]", history.tools or ())),
+        params={} if exact is None else exact.params,
+        duration_ms=0.0 if exact is None else exact.duration_ms,
+        policy=None if exact is None else exact.policy,
+        prompt_token_ids=None if exact is None else exact.prompt_token_ids,
+        prompt_tokens=0 if exact is None else exact.prompt_tokens,
+        completion_tokens=len(answer.token_ids or ()),
+    )
+    return replace(call, untrainable=why_untrainable(call))
+
+
+def _scores(trajectory: Trajectory, key: str, at: float) -> tuple[Score, ...]:
+    values: Mapping[str, float] = {**trajectory.metrics, REWARD: trajectory.reward}
+    return tuple(
+        Score(new_id(at), key, name, float(value), "code", at) for name, value in values.items() if math.isfinite(value)
+    )
+
+
+def _scenario(group: Siblings, siblings: Sequence[Recorded]) -> str | None:
+    given = {str(each.metadata[SCENARIO]) for each in group.trajectories if SCENARIO in each.metadata}
+    if SCENARIO in group.metadata:
+        given = {str(group.metadata[SCENARIO])}
+    if len(given) == 1:
+        return f"scenario:{given.pop()}"
+    first = next((each.calls[0] for each in siblings if each.calls), None)
+    return None if first is None else task_key(task_of(first))

@@ -1,0 +1,293 @@
+r"""PostgreSQL: pooled connections, advisory locks for what one writer at a time gives SQLite, and servers that restart.
+
+Writes are READ COMMITTED and hold the writers' lock (`locks.py`), shared. Reads are REPEATABLE READ and read only: one
+look that sees no write half, as on SQLite. `write()` commits with `synchronous_commit=off`, the pendant of SQLite's
+NORMAL: a crash of the server may cost the last commits (a fraction of a second), never tear one.
+
+A lost connection may be a server that crashed, and so commits that are gone: the next write connects anew, looks at
+the tables again, and counts as another `generation`, so that the writer sends messages again that it believes known.
+
+Text that PostgreSQL cannot keep is written as Python would show it: NUL as `\x00`, a lone surrogate as `\ud800`. NaN
+and the infinities become null in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.types.string import StrDumperUnknown
+from sqlalchemy import Connection, Engine, ExceptionContext, Table, create_engine, event, select, text
+from sqlalchemy.dialects.postgresql import Insert
+from sqlalchemy.exc import DBAPIError
+
+from art_patch._lib.forking import in_database
+from art_patch.errors import ConfigError, StoreError
+from art_patch.store.backends.database import POOL_LOGGER, Database, Trouble, revision_of, upgrade
+from art_patch.store.backends.files import never_close
+from art_patch.store.backends.locks import WRITE_ALONE, WRITE_SHARED
+from art_patch.store.backends.urls import postgres_parameters
+from art_patch.store.ledger.route import answers_for, answers_no_more
+from art_patch.store.schema import tables
+from art_patch.store.schema.tables import HEAD
+
+CONNECT_TIMEOUT_S = 5
+WRITE_TIMEOUT_S = 30
+"""For each statement of a write: longer than any batch takes, shorter than the recorder's patience."""
+EXCLUSIVE_TIMEOUT_S = 600
+IDLE_TIMEOUT_S = 60
+"""After it the server ends a transaction whose process hangs, and so frees its locks."""
+
+_DEFAULTS = {
+    "connect_timeout": str(CONNECT_TIMEOUT_S),
+    "application_name": "art_patch",
+    "client_encoding": "utf8",
+    # A network that is gone is noticed within half a minute, and not when the kernel gives up.
+    "keepalives_idle": "15",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+_AGAIN = frozenset({"40001", "40P01"})  # serialization failure, deadlock
+_LOOK = """
+    SELECT current_schema(), current_setting('server_encoding'),
+           ARRAY(SELECT tablename::text FROM pg_tables WHERE schemaname = current_schema())
+"""
+
+
+class PostgresDatabase(Database):
+    """One schema on a server: the first of the connection's `search_path`."""
+
+    def __init__(
+        self, url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None
+    ) -> None:
+        """Connect and migrate.
+
+        Args:
+            url: `postgresql+psycopg://user:password@host:5432/database`; other parameters of libpq go into its query.
+            create: make the tables if there are none, and the project's if they are nobody's.
+            project: whose store it has to be.
+            trouble: who is told that the tables had to be made anew.
+
+        Raises:
+            ConfigError: if the URL cannot be read.
+            WrongProject: if the store is another project's.
+            StoreError: if the server cannot be reached or refuses, or the tables there are not ours.
+            StoreTooNew: if a newer release made them.
+        """
+        super().__init__(url, project)
+        self._binds = create
+        self._parameters = _DEFAULTS | postgres_parameters(url)
+        self._trouble = trouble
+        self._lock = threading.RLock()
+        self._connect()
+        try:
+            with in_database():
+                self._open(create=create)
+        except BaseException:
+            self.close()
+            raise
+        self.stale = False
+        self._opened()
+        answers_for(url, self)
+
+    def close(self) -> None:
+        """Close every connection."""
+        answers_no_more(self.url, self)
+        self._engine.dispose()
+
+    @contextmanager
+    def read(self) -> Generator[Connection]:
+        """A short read-only transaction that sees the store as it was when it began."""
+        with in_database(), self.errors(), self._reading.connect() as connection, connection.begin():
+            yield connection
+
+    @contextmanager
+    def write(self, *, durable: bool = False, exclusive: bool = False) -> Generator[Connection]:
+        """A write transaction; commits at the end, rolls back on any error.
+
+        Raises:
+            StoreError: if the server refuses, or is lost. It may have committed then: what is written twice must be
+                the same as written once.
+        """
+        with in_database(), self.errors(), self._connected() as connection, connection.begin():
+            timeout_s = EXCLUSIVE_TIMEOUT_S if exclusive else WRITE_TIMEOUT_S
+            connection.exec_driver_sql(  # several statements, one round trip
+                f"SET LOCAL synchronous_commit = {'on' if durable else 'off'};"
+                f"SET LOCAL statement_timeout = '{timeout_s}s';"
+                f"SET LOCAL idle_in_transaction_session_timeout = '{IDLE_TIMEOUT_S}s';"
+                + (WRITE_ALONE if exclusive else WRITE_SHARED)
+            )
+            yield connection
+
+    def renew(self) -> None:
+        """Connect anew if a connection was lost, and make the tables anew if they are gone.
+
+        Raises:
+            StoreError: if that fails; the next try begins where this one ended.
+        """
+        if not self.stale:
+            return
+        with self._lock, in_database():
+            if not self.stale:
+                return
+            self._engine.dispose()
+            if self._open():
+                self._tell(f"store {self.name}: the tables were gone, and were made anew")
+            self.generation += 1
+            self.stale = False
+
+    def should_retry(self, error: StoreError) -> bool:
+        """Whether the server asks for another try, or the next one gets new connections."""
+        return self.stale or _state(error) in _AGAIN
+
+    def insert(self, table: Table) -> Insert:
+        """PostgreSQL's INSERT."""
+        return Insert(table)
+
+    def check(self, connection: Connection) -> list[str]:
+        """Nothing: the server checks its own pages."""
+        return []
+
+    def control(self, keys: Iterable[str]) -> Mapping[str, str]:
+        """Return what the table `control` holds under these keys."""
+        table = tables.control
+        with self.read() as connection:
+            rows = connection.execute(select(table.c.key, table.c.value).where(table.c.key.in_(list(keys))))
+            return {key: value for key, value in rows}
+
+    @contextmanager
+    def errors(self) -> Generator[None]:
+        """Turn the driver's errors into `StoreError` with the store's name and a cure."""
+        try:
+            yield
+        except DBAPIError as error:
+            words = _words(error.orig)
+            if "connection option" in words:  # libpq's word for a parameter in the query
+                raise ConfigError(f"{self.name}: {words}; mend the URL") from None
+            raise StoreError(f"store {self.name}: {words}; {_advice(words)}") from error
+
+    def begin_in_child(self) -> None:
+        """Take new connections after a fork; the parent's are its own, and psycopg leaves them alone."""
+        self._lock = threading.RLock()
+        never_close(self._engine)
+        self._connect()
+
+    def let_go(self) -> None:
+        """Close idle connections: a child that kept their sockets would keep a dead parent's transactions alive."""
+        self._engine.dispose()
+
+    def leave(self) -> None:
+        """Nothing to see to: a connection is closed by the process that opened it only."""
+
+    def _connect(self) -> None:
+        self._engine = self._new_engine()
+        self._reading = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+    def _new_engine(self) -> Engine:
+        engine = create_engine(
+            "postgresql+psycopg://",  # and no more than that: what SQLAlchemy does not know, it cannot show
+            connect_args=self._parameters,
+            isolation_level="READ COMMITTED",
+            pool_pre_ping=True,
+            hide_parameters=True,
+            use_native_hstore=False,
+            json_serializer=_dumps,
+            pool_logging_name=POOL_LOGGER,
+        )
+
+        @event.listens_for(engine, "connect")
+        def on_connect(connection: psycopg.Connection, _record: object) -> None:  # pyright: ignore[reportUnusedFunction] - an event handler
+            connection.adapters.register_dumper(str, _Text)
+
+        @event.listens_for(engine, "handle_error")
+        def on_error(context: ExceptionContext) -> None:  # pyright: ignore[reportUnusedFunction] - an event handler
+            self.stale = self.stale or context.is_disconnect
+
+        return engine
+
+    @contextmanager
+    def _connected(self) -> Generator[Connection]:
+        self.renew()
+        connection = self._engine.connect()
+        if self.stale:  # the pool found a connection dead, and replaced it
+            connection.close()
+            self.renew()
+            connection = self._engine.connect()
+        with connection:
+            yield connection
+
+    def _open(self, *, create: bool = True) -> bool:
+        """Look at the tables, and make or migrate them; true if there were none."""
+        with self.errors(), self._engine.connect() as connection, connection.begin():
+            if self._look(connection) == HEAD:
+                self._bind(connection, binds=self._binds)
+                return False
+            connection.exec_driver_sql(f"SET LOCAL statement_timeout = 0; {WRITE_ALONE}")
+            revision = self._look(connection)  # somebody else may have migrated while we waited
+            if revision is None and not create:
+                raise StoreError(f"there is no store at {self.name}; run your agent with art_patch.patch() first")
+            if revision != HEAD:
+                upgrade(connection, revision, self.name, connection.scalar(text("SELECT current_schema()")))
+            self._bind(connection, binds=self._binds)
+            return revision is None
+
+    def _look(self, connection: Connection) -> str | None:
+        schema, encoding, found = connection.exec_driver_sql(_LOOK).one()
+        if schema is None:
+            raise StoreError(f"store {self.name}: no schema of its search_path exists; CREATE SCHEMA, or take it out")
+        if encoding != "UTF8":
+            raise StoreError(f"store {self.name} is encoded as {encoding}; CREATE DATABASE ... ENCODING 'UTF8'")
+        return revision_of(connection, set(found), f"{self.name} (schema {schema})")
+
+    def _tell(self, what: str) -> None:
+        if self._trouble is not None:
+            self._trouble("store.gone", StoreError(what))
+
+
+class _Text(StrDumperUnknown):
+    """Text as PostgreSQL can keep it."""
+
+    def dump(self, obj: str) -> bytes:
+        return obj.encode("utf-8", "backslashreplace").replace(b"\0", rb"\x00")
+
+
+def _dumps(value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None))
+
+
+def _state(error: StoreError) -> str | None:
+    cause = error.__cause__
+    return getattr(cause.orig, "sqlstate", None) if isinstance(cause, DBAPIError) else None
+
+
+_ADVICE = (
+    ("password", "check user and password in the URL, or name a file with PGPASSFILE"),
+    ("pg_hba.conf", "the server does not let this user in from here: see its pg_hba.conf"),
+    ("role ", "check the user in the URL, or CREATE ROLE"),
+    ("database ", "check the database in the URL, or CREATE DATABASE"),
+    ("permission denied", "GRANT this user CREATE and USAGE on the schema, or give it a schema of its own"),
+    ("read-only", "this server is a standby; name the primary"),
+    ("too many", "raise the server's max_connections, or put a pooler before it"),
+    ("No space left", "free some disk space on the server"),
+    ("statement timeout", "the server is slow, or another transaction holds its locks; see pg_stat_activity"),
+    ("SSL", "add ?sslmode=require or ?sslmode=disable to the URL, as the server wants it"),
+    ("connection", "see that the server runs and can be reached from here"),
+)
+
+
+def _words(error: BaseException | None) -> str:
+    """The server's sentence; what it adds in detail may quote what was to be written."""
+    said = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    return said or " ".join(str(error).split())
+
+
+def _advice(words: str) -> str:
+    return next((cure for sign, cure in _ADVICE if sign in words), "see the message above")

@@ -1,0 +1,290 @@
+"""SQLite: pragmas, the write lock, migrations, and files that vanish or break while it is open.
+
+Every write transaction of every process runs under one `flock` beside the database file: SQLite's own busy back-off
+starves writers for seconds, the kernel's lock queue does not, and it keeps two connections from resetting the WAL at
+once (a corruption bug in SQLite before 3.51.3). Reads take no lock and must be short, or the WAL grows.
+
+A write looks first whether the path still names the open file (`renew`), and again after its commit: a file that was
+deleted or replaced is opened anew, and made anew if need be. After an error that may stick to a connection (I/O, read
+only, corrupt) the next write gets new connections. A file that is corrupt for new connections too is set aside by the
+app's recorder, which has nobody to ask; commands only say what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, Table, create_engine, event, text
+from sqlalchemy.dialects.sqlite import Insert
+from sqlalchemy.exc import DBAPIError
+
+from art_patch._lib.forking import in_database
+from art_patch.errors import StoreError
+from art_patch.store.backends.database import POOL_LOGGER, Database, Trouble, revision_of, upgrade
+from art_patch.store.backends.files import StoreFiles, bytes_of, never_close
+from art_patch.store.backends.urls import sqlite_path
+from art_patch.store.schema.codec import parse
+from art_patch.store.schema.tables import HEAD
+
+_BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_STICKY = _BROKEN | {
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PROTOCOL,
+}
+
+
+class SqliteDatabase(Database):
+    """One database file with its two ways to write.
+
+    `write()` commits with `synchronous=NORMAL`: after a power cut the last calls may be missing, never torn.
+    `write(durable=True)` commits with `FULL`, for what is few and costly: scores, promotions, audit.
+
+    Attributes:
+        path: the file.
+    """
+
+    def __init__(
+        self, url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None
+    ) -> None:
+        """Open and migrate.
+
+        Args:
+            url: `sqlite:////absolute/path/store.db`.
+            create: make the file if it does not exist, and the project's if it is nobody's.
+            project: whose store it has to be.
+            trouble: who is told that the file was made anew; with it, a corrupt file of ours is set aside.
+
+        Raises:
+            WrongProject: if it is another project's.
+            StoreError: if the file cannot be opened, is not a database, or does not exist and `create` is false.
+            StoreTooNew: if a newer release wrote it.
+        """
+        super().__init__(url, project)
+        self.path = sqlite_path(url)
+        if not create and not bytes_of(self.path):  # an empty one was just made, by a process that is busy or died
+            raise self._missing()
+        self._binds = create
+        self._trouble = trouble
+        self._strikes = 0
+        self._files = StoreFiles(self.path)
+        self._connect()
+        try:
+            with self._files.locked(), in_database():
+                self._open(create=create)
+        except BaseException:
+            self.close()
+            raise
+        self._opened()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._disconnect()
+        self._files.close()
+
+    @contextmanager
+    def read(self) -> Generator[Connection]:
+        """A short read transaction."""
+        with in_database(), self.errors(), self._calls.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self, *, durable: bool = False, exclusive: bool = False) -> Generator[Connection]:
+        """A write transaction; commits at the end, rolls back on any error. Every one is `exclusive` here.
+
+        Raises:
+            StoreError: if the database refuses, or was replaced while it was written; nothing is in the store then,
+                or all of it, but not in the file that the path names now.
+        """
+        with self._files.locked(), in_database():
+            self.renew()
+            try:
+                with self.errors():
+                    engine = self._ledger if durable else self._calls
+                    with engine.connect().execution_options(art_patch_write=True) as connection, connection.begin():
+                        yield connection
+            except StoreError as error:
+                self._suspect(error)
+                raise
+            self._strikes = 0
+            if not self._files.same:
+                self.stale = True
+                raise StoreError(f"store {self.path}: the file was replaced while it was written; try again")
+            self._files.remember()  # the log is another file after a fork, or after somebody else was the last to close
+
+    def renew(self) -> None:
+        """Open the file anew if it was deleted or replaced, or if an error may stick to the connections.
+
+        Raises:
+            StoreError: if that fails; the next try begins where this one ended.
+        """
+        if self._files.same and not self.stale:
+            return
+        with self._files.locked(), in_database():
+            self.stale = True
+            self._disconnect()
+            if self._files.replaced:
+                self._files.forget()
+                self._strikes = 0
+                self.generation += 1
+                self._tell("store.gone", f"store {self.path} was deleted or replaced while it was open")
+            self._connect()
+            self._open(broken=self._strikes > 1)
+            self.stale = False
+
+    def should_retry(self, error: StoreError) -> bool:
+        """Whether the next try gets new connections, or another file."""
+        return self.stale
+
+    def insert(self, table: Table) -> Insert:
+        """SQLite's INSERT."""
+        return Insert(table)
+
+    def check(self, connection: Connection) -> list[str]:
+        """What SQLite itself finds wrong with the file."""
+        lines = connection.execute(text("PRAGMA integrity_check")).scalars()
+        return [f"sqlite: {line}" for line in lines if line != "ok"]
+
+    @contextmanager
+    def errors(self) -> Generator[None]:
+        """Turn the driver's errors into `StoreError` with the file's name."""
+        try:
+            yield
+        except DBAPIError as error:
+            raise StoreError(f"store {self.path}: {error.orig}; {_advice(error.orig)}") from error
+
+    def begin_in_child(self) -> None:
+        """Take new connections and a new lock after a fork."""
+        self._files.begin_in_child()
+        never_close((self._calls, self._ledger))
+        self._connect()
+
+    def let_go(self) -> None:
+        """Close the connections for a moment, because the process forks."""
+        if not self._files.replaced:
+            self._calls.dispose()
+            self._ledger.dispose()
+
+    def leave(self) -> None:
+        """Before the interpreter takes the connections down: see that it does not harm another file."""
+        if self._files.replaced:
+            never_close((self._calls, self._ledger))
+
+    def _connect(self) -> None:
+        self._calls = _engine(self.url, self.path, "NORMAL")
+        self._ledger = _engine(self.url, self.path, "FULL")
+
+    def _disconnect(self) -> None:
+        if self._files.replaced:
+            self.leave()
+        else:
+            self._calls.dispose()
+            self._ledger.dispose()
+
+    def _open(self, *, broken: bool = False, create: bool = True) -> None:
+        self._files.clear_leftovers()
+        self._files.make()
+        if broken and self._may_set_aside:
+            self._begin_another()
+        try:
+            with self.errors():
+                self._migrate(create=create)
+        except StoreError as error:
+            if _code(error) not in _BROKEN or not self._may_set_aside:
+                raise
+            self._begin_another()
+            with self.errors():
+                self._migrate()
+        self._files.keep_private()
+        self._files.remember()
+
+    def _begin_another(self) -> None:
+        self._disconnect()
+        self._files.keep_private()
+        aside = self._files.set_aside()
+        self._files.make()
+        self._connect()
+        self.generation += 1
+        self._strikes = 0
+        self._tell("store.corrupt", f"store {self.path} was corrupt; it is kept as {aside}, and a new one was begun")
+
+    @property
+    def _may_set_aside(self) -> bool:
+        return self._trouble is not None and self._files.may_be_set_aside
+
+    def _tell(self, place: str, what: str) -> None:
+        if self._trouble is not None:
+            self._trouble(place, StoreError(what))
+
+    def _suspect(self, error: StoreError) -> None:
+        code = _code(error)
+        self.stale = self.stale or code in _STICKY
+        # One strike may be a connection that got confused. The second one came over a new connection.
+        self._strikes += code in _BROKEN
+
+    def _missing(self) -> StoreError:
+        return StoreError(f"there is no store at {self.path}; run your agent with art_patch.patch() first")
+
+    def _migrate(self, *, create: bool = True) -> None:
+        with self._calls.connect() as connection:
+            tables = set(connection.scalars(text("SELECT name FROM sqlite_master WHERE type = 'table'")))
+            revision = revision_of(connection, tables, str(self.path))
+        if revision is None and not create:
+            raise self._missing()
+        with self._calls.begin() as connection:
+            if revision != HEAD:
+                upgrade(connection, revision, str(self.path))
+            self._bind(connection, binds=self._binds)
+
+
+def _engine(url: str, path: Path, synchronous: str) -> Engine:
+    def connect() -> sqlite3.Connection:
+        # Not to be created: SQLite would make a file that others may read. `StoreFiles.make` made it.
+        return sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=10.0, check_same_thread=False)
+
+    engine = create_engine(
+        url,
+        creator=connect,
+        json_deserializer=parse,  # a third of the time that the standard library's takes
+        pool_logging_name=POOL_LOGGER,
+    )
+
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: sqlite3.Connection, _record: object) -> None:  # pyright: ignore[reportUnusedFunction] - an event handler
+        connection.isolation_level = None  # we say BEGIN ourselves, below
+        connection.execute("PRAGMA journal_mode=WAL")
+        # Of every connection: what one that erases overwrites, another may have left copies of when a row grew.
+        connection.execute("PRAGMA secure_delete=ON")
+        connection.execute(f"PRAGMA synchronous={synchronous}")
+
+    @event.listens_for(engine, "begin")
+    def on_begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction] - an event handler
+        # A deferred BEGIN that reads and then writes fails at once under contention; IMMEDIATE waits its turn.
+        write = connection.get_execution_options().get("art_patch_write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine
+
+
+def _code(error: StoreError) -> int:
+    """SQLite's primary result code behind an error of ours; 0 if there is none."""
+    cause = error.__cause__
+    code = getattr(cause.orig, "sqlite_errorcode", 0) if isinstance(cause, DBAPIError) else 0
+    return code & 0xFF if isinstance(code, int) else 0
+
+
+def _advice(error: BaseException | None) -> str:
+    words = str(error)
+    if "readonly" in words or "unable to open" in words:
+        return "check that the file and its directory can be written by this user"
+    if "full" in words:
+        return "free some disk space"
+    if "not a database" in words or "malformed" in words:
+        return "move the file away and start a new one, or restore a backup"
+    if "locked" in words:
+        return "another process holds it; try again"
+    return "see the message above"

@@ -1,0 +1,1 @@
+"""Deleting a person's data with all that hangs on it, and retention."""

@@ -1,0 +1,178 @@
+"""Deleting trajectories in chunks: the calls, what only they referred to, and the groups that lose a member.
+
+In: ids. Out: how many rows went, and which groups lost a member. A transaction deletes until its time is over; in it,
+calls go with what only they referred to, and a trajectory goes when it has no calls left, with its groups settled. So
+after each of them the store is sound, and a deletion that was killed goes on with whatever is found still.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, exists, func, select, update
+
+from art_patch.store.backends.database import Database
+from art_patch.store.erasure.collect import (
+    BUDGET_S,
+    Pending,
+    alone,
+    breathe,
+    climb,
+    collect,
+    collect_blobs,
+    note_collected,
+)
+from art_patch.store.schema import tables
+
+Progress = Callable[[int, int], None]
+"""Told how many trajectories are deleted, and how many there were to delete."""
+
+_CALLS = 100  # in one step; a transaction takes steps until its time is over
+_ROWS = 500  # spans, scores or corrections in one step
+_TRAJECTORIES = 50  # in one step
+_MANY_BLOBS = 500
+
+_WAITING = ("formed", "scored")
+
+_T, _C, _CHOICES = tables.trajectories, tables.calls, tables.choices
+
+# Made once: in a transaction of a few milliseconds, making a statement costs as much as running it.
+_SOME_TRAJECTORIES = bindparam("trajectories", expanding=True)
+_THESE_CALLS = bindparam("calls", expanding=True)
+_SOME_CALLS = (
+    select(_C.c.id, _C.c.prompt, _C.c.prompt_block, _C.c.tools)
+    .where(_C.c.trajectory_id.in_(_SOME_TRAJECTORIES))
+    .limit(_CALLS)
+)
+_ANSWERS = select(_CHOICES.c.answer).where(_CHOICES.c.call_id.in_(_THESE_CALLS))
+_DELETE_CHOICES = delete(_CHOICES).where(_CHOICES.c.call_id.in_(_THESE_CALLS))
+_DELETE_CALLS = delete(_C).where(_C.c.id.in_(_THESE_CALLS))
+_DELETE_MEMBERS = delete(tables.export_members).where(tables.export_members.c.trajectory_id.in_(_SOME_TRAJECTORIES))
+_DELETE_SENT = delete(tables.sent).where(tables.sent.c.trajectory_id.in_(_SOME_TRAJECTORIES))
+_GROUPS_OF = select(_T.c.group_id).where(_T.c.id.in_(_SOME_TRAJECTORIES), _T.c.group_id.is_not(None))
+_DELETE_TRAJECTORIES = delete(_T).where(_T.c.id.in_(_SOME_TRAJECTORIES))
+_DELETE_SOME = {
+    name: delete(table).where(
+        table.c.id.in_(select(table.c.id).where(table.c.trajectory_id.in_(_SOME_TRAJECTORIES)).limit(_ROWS))
+    )
+    for name, table in (("spans", tables.spans), ("scores", tables.scores), ("corrections", tables.corrections))
+}
+
+
+class Deletion:
+    """The chunks, and what they add up to.
+
+    Attributes:
+        groups: those that lost a member.
+        dead: those of them that waited for training and have fewer than two left.
+    """
+
+    def __init__(self, database: Database, reason: str, progress: Progress | None, total: int) -> None:
+        """Delete from `database`; groups that die of it get `reason`; `total` is for the progress alone."""
+        self._database = database
+        self._reason = reason
+        self._progress = progress
+        self._total = total
+        self._counts: Counter[str] = Counter()
+        self.groups: set[str] = set()
+        self.dead: set[str] = set()
+
+    def figures(self) -> dict[str, int]:
+        """Return how much was deleted."""
+        names = ("trajectories", "calls", "messages", "scores", "spans", "corrections", "judgements")
+        return {name: self._counts[name] for name in names}
+
+    def delete(self, ids: Sequence[str], only: ColumnElement[bool] | None = None) -> None:
+        """Delete these trajectories; with `only`, those that still are so when their turn comes."""
+        left = list(ids)
+        while left:
+            began = time.perf_counter()
+            with alone(self._database) as connection:
+                many_blobs = self._chunk(connection, left, only)
+            if self._progress is not None:
+                done = self._counts["trajectories"]
+                self._progress(done, max(done, self._total))
+            breathe(began)
+            if many_blobs:
+                collect_blobs(self._database)
+
+    def finish(self) -> None:
+        """Collect what the last chunks left."""
+        self._counts["messages"] += collect(self._database)["nodes"]
+
+    def _chunk(self, connection: Connection, left: list[str], only: ColumnElement[bool] | None) -> bool:
+        """Delete until the time is over, a step at least, and take out of `left` what is gone."""
+        until = time.perf_counter() + BUDGET_S
+        pending = Pending.load(connection)
+        self._counts["messages"] += climb(connection, pending, until)["nodes"]
+        touched = False
+        while left and not pending.chains and (not touched or time.perf_counter() < until):
+            some = left[:_TRAJECTORIES]
+            still = some
+            if only is not None:
+                still = list(connection.scalars(select(_T.c.id).where(_T.c.id.in_(some), only)))
+            if self._step(connection, still, pending):
+                del left[: len(some)]
+            touched = True
+            self._counts["messages"] += climb(connection, pending, until)["nodes"]
+        if touched:
+            note_collected(connection)
+        pending.save(connection)
+        return len(pending.ids["blobs"]) >= _MANY_BLOBS
+
+    def _step(self, connection: Connection, ids: Sequence[str], pending: Pending) -> bool:
+        """Delete some of what belongs to these trajectories; return whether all of it is gone, they included."""
+        calls = connection.execute(_SOME_CALLS, {"trajectories": ids}).all()
+        if calls:
+            keys = {"calls": [call.id for call in calls]}
+            pending.add("nodes", connection.scalars(_ANSWERS, keys))
+            pending.add("nodes", (call.prompt for call in calls))
+            pending.add("token_blocks", (call.prompt_block for call in calls))
+            pending.add("blobs", (call.tools for call in calls))
+            connection.execute(_DELETE_CHOICES, keys)
+            connection.execute(_DELETE_CALLS, keys)
+            self._counts["calls"] += len(calls)
+        if len(calls) == _CALLS:
+            return False
+        for name, statement in _DELETE_SOME.items():
+            gone = connection.execute(statement, {"trajectories": ids}).rowcount
+            self._counts[name] += gone
+            if gone == _ROWS:
+                return False
+        connection.execute(_DELETE_MEMBERS, {"trajectories": ids})
+        connection.execute(_DELETE_SENT, {"trajectories": ids})
+        groups = set(connection.scalars(_GROUPS_OF, {"trajectories": ids}))
+        self._counts["trajectories"] += connection.execute(_DELETE_TRAJECTORIES, {"trajectories": ids}).rowcount
+        self.groups |= groups
+        self.dead |= _settle(connection, groups, self._reason, self._counts)
+        return True
+
+
+def _settle(connection: Connection, groups: Collection[str], reason: str, counts: Counter[str]) -> set[str]:
+    """Delete groups without members; of those with one, let those that wait for training die. Return the latter.
+
+    What a judge said of a group goes with it: its findings may quote the members.
+
+    What a policy was trained on stays in `trainings`, even where the group is gone: it names nobody.
+    """
+    if not groups:
+        return set()
+    g = tables.groups
+    members = select(func.count()).where(_T.c.group_id == g.c.id).scalar_subquery()
+    rows = connection.execute(select(g.c.id, g.c.scenario_key, g.c.state, members).where(g.c.id.in_(groups))).all()
+    empty = [key for key, _, _, count in rows if count == 0]
+    dead = [key for key, _, state, count in rows if count == 1 and state in _WAITING]
+    if dead:
+        values = {"state": "dead", "reason": reason, "claimed_by": None, "claimed_until": None}
+        connection.execute(update(g).where(g.c.id.in_(dead)).values(values))
+    if empty:
+        connection.execute(delete(g).where(g.c.id.in_(empty)))
+        judgements = tables.judgements
+        counts["judgements"] += connection.execute(delete(judgements).where(judgements.c.group_id.in_(empty))).rowcount
+        scenarios = tables.scenarios  # a key may be anything the app's authors chose, so it goes with its last group
+        unused = ~exists().where(g.c.scenario_key == scenarios.c.key)
+        keys = {scenario for key, scenario, _, _ in rows if key in empty}
+        connection.execute(delete(scenarios).where(scenarios.c.key.in_(keys), unused))
+    return {key for key, _, state, count in rows if count < 2 and state in _WAITING}

@@ -1,0 +1,322 @@
+"""Groups, policies, promotions, the route and the audit log. Every write here is durable.
+
+What decides (policies, route, mode) excludes every other decision until it is committed. Groups are handed out by
+claims instead, so that several machines can score them side by side.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, or_, select, update
+
+from art_patch.errors import StoreError
+from art_patch.store.backends.database import Database
+from art_patch.store.backends.locks import decide_alone
+from art_patch.store.ledger.audit import note
+from art_patch.store.ledger.moves import (
+    challenger_of,
+    champion_of,
+    engine_of,
+    insert_policy,
+    move,
+    policy_of,
+    set_control,
+    turn_route,
+)
+from art_patch.store.ledger.route import CANARY_KEY, MODE_KEY, read_route
+from art_patch.store.schema import tables
+from art_patch.store.schema.lineage import run_key
+from art_patch.types import JSON, Group, Judgement, Mode, Policy, PolicyState, Route
+
+_RELEASED = {"claimed_by": None, "claimed_until": None}
+
+
+class Ledger:
+    """What the job and the operator decide. Every decision leaves an audit entry in the same transaction."""
+
+    def __init__(self, database: Database) -> None:
+        """Write through `database`."""
+        self._database = database
+
+    # groups
+
+    def add_groups(self, groups: Sequence[Group], *, state: str = "formed", now: float | None = None) -> None:
+        """Keep new groups in this state; their trajectories are then no longer ungrouped."""
+        at = time.time() if now is None else now
+        if not groups:
+            return
+        with self._database.write(durable=True) as connection:
+            scenarios = {g.scenario_key: g.held_out for g in reversed(groups)}
+            connection.execute(
+                self._database.insert(tables.scenarios).on_conflict_do_nothing(),
+                [{"key": key, "held_out": held, "first_seen_at": at} for key, held in sorted(scenarios.items())],
+            )
+            connection.execute(
+                insert(tables.groups),
+                [
+                    {"id": g.id, "scenario_key": g.scenario_key, "how": g.how, "held_out": g.held_out}
+                    | {"created_at": at, "state": state}
+                    for g in groups
+                ],
+            )
+            table = tables.trajectories
+            for group in groups:
+                ids = [t.id for t in group.trajectories]
+                connection.execute(update(table).where(table.c.id.in_(ids)).values(group_id=group.id))
+
+    def set_groups(
+        self, ids: Sequence[str], state: str, *, reason: str | None = None, policy: str | None = None
+    ) -> None:
+        """Move groups to `scored`, `trained`, `spent` (held out and used up) or back to `formed` with the reason."""
+        with self._database.write(durable=True) as connection:
+            _set_groups(connection, ids, state, reason, policy)
+
+    def claim_groups(
+        self,
+        *,
+        state: str = "formed",
+        held_out: bool | None = None,
+        limit: int,
+        by: str,
+        lease_s: float,
+        now: float | None = None,
+    ) -> tuple[str, ...]:
+        """Take groups for oneself; nobody else gets them until they change state, are released, or the lease is over.
+
+        Args:
+            state: of which groups.
+            held_out: only those that are, or are not.
+            limit: how many at most.
+            by: who; one name for each worker.
+            lease_s: for how long; after it a worker that died has lost them.
+            now: seconds since the epoch.
+
+        Returns:
+            Their ids, oldest first.
+        """
+        at = time.time() if now is None else now
+        table = tables.groups
+        free = select(table.c.id).where(
+            table.c.state == state, or_(table.c.claimed_until.is_(None), table.c.claimed_until <= at)
+        )
+        if held_out is not None:
+            free = free.where(table.c.held_out == held_out)
+        # A table expression, because a subquery with LIMIT may be run again for each row. SQLite has one writer anyway.
+        chosen = (
+            free.order_by(table.c.created_at, table.c.id).limit(limit).with_for_update(skip_locked=True).cte("free")
+        )
+        taken = (
+            update(table)
+            .where(table.c.id.in_(select(chosen.c.id)))
+            .values(claimed_by=by, claimed_until=at + lease_s)
+            .returning(table.c.created_at, table.c.id)
+        )
+        with self._database.write(durable=True) as connection:
+            rows = sorted((row.created_at, row.id) for row in connection.execute(taken))
+        return tuple(key for _, key in rows)
+
+    def release_groups(self, ids: Sequence[str] | None, by: str) -> None:
+        """Give up what `by` claimed: these groups, or with `None` all of them. Others' claims stay."""
+        table = tables.groups
+        release = update(table).where(table.c.claimed_by == by).values(_RELEASED)
+        with self._database.write(durable=True) as connection:
+            for key in [None] if ids is None else sorted(ids):
+                connection.execute(release if key is None else release.where(table.c.id == key))
+
+    def add_judgement(self, judgement: Judgement) -> None:
+        """Keep what judging a group took."""
+        row = {name: getattr(judgement, name) for name in Judgement.__slots__} | {"facts": dict(judgement.facts)}
+        with self._database.write(durable=True) as connection:
+            connection.execute(self._database.insert(tables.judgements).on_conflict_do_nothing(), [row])
+
+    # policies
+
+    def policies(self) -> tuple[Policy, ...]:
+        """Return every policy, oldest first."""
+        with self._database.read() as connection:
+            rows = connection.execute(select(tables.policies).order_by(tables.policies.c.created_at)).mappings()
+            return tuple(Policy(**row) for row in rows)
+
+    def policy(self, name: str) -> Policy | None:
+        """Return the policy of this name."""
+        with self._database.read() as connection:
+            return policy_of(connection, name)
+
+    def champion(self) -> Policy | None:
+        """Return the policy that serves."""
+        with self._database.read() as connection:
+            return champion_of(connection)
+
+    def champions(self) -> tuple[str, ...]:
+        """Return who became champion, one after the other; who came back is there again."""
+        table = tables.promotions
+        with self._database.read() as connection:
+            query = select(table.c.policy).where(table.c.to_state == "champion").order_by(table.c.id)
+            return tuple(connection.scalars(query))
+
+    def challenger(self) -> Policy | None:
+        """Return the policy that is tested beside the champion, in state `shadow` or `canary`."""
+        with self._database.read() as connection:
+            return challenger_of(connection)
+
+    def add_base(self, name: str, base: str, base_sha256: str, *, who: str, now: float | None = None) -> Policy:
+        """Return `NAME@0`, the base model as a policy; it becomes champion if there is none yet."""
+        at = time.time() if now is None else now
+        with self._deciding() as connection:
+            policy = policy_of(connection, name)
+            if policy is None:
+                policy = Policy(name, base=base, base_sha256=base_sha256, state="candidate", created_at=at)
+                insert_policy(connection, policy, who=who, reason="base model", at=at)
+            if champion_of(connection) is None and policy.state == "candidate":
+                move(connection, name, "champion", who=who, reason="first policy served", figures={}, at=at)
+                policy = replace(policy, state="champion")
+            return policy
+
+    def add_candidate(self, policy: Policy, *, trained_on: Sequence[str], also: Sequence[str] = (), who: str) -> None:
+        """Keep a new candidate and mark the groups it was trained on, together; its rejection gives them back.
+
+        Args:
+            policy: the candidate.
+            trained_on: groups.
+            also: trajectories that it learned from outside of these groups.
+            who: for the audit log.
+        """
+        with self._deciding() as connection:
+            insert_policy(
+                connection, policy, who=who, reason=f"trained on {len(trained_on)} groups", at=policy.created_at
+            )
+            _set_groups(connection, trained_on, "trained", None, policy.name)
+            taught = {*trained_on, *map(run_key, also)}
+            if taught:
+                rows = [{"policy": policy.name, "group_id": key} for key in sorted(taught)]
+                connection.execute(insert(tables.trainings), rows)
+
+    def move(
+        self,
+        name: str,
+        state: PolicyState,
+        *,
+        who: str,
+        reason: str,
+        figures: JSON | None = None,
+        percent: float | None = None,
+        now: float | None = None,
+    ) -> Policy:
+        """Move a policy to another state and turn the route accordingly, all at once.
+
+        A new champion retires the old one and takes the route. To `shadow` or `canary`: the policy becomes the route's
+        challenger, until it is champion or rejected; where another policy becomes champion meanwhile, by a promotion
+        or a rollback, the challenger is rejected, because what it was compared with no longer serves. What is rejected
+        and never served gives its groups back (`store.moves`). From `canary` to
+        `canary`: its share changes and its test goes on. Each move to `canary` keeps `percent_before` and `percent`.
+
+        Args:
+            name: which policy.
+            state: where to.
+            who: for the ledger.
+            reason: why, for the ledger.
+            figures: what the decision rests on; kept with the move, and added to the policy's.
+            percent: share of the sessions that a canary answers, above 0 and up to 100; for `canary` alone.
+            now: seconds since the epoch.
+
+        Raises:
+            StoreError: if there is no such policy.
+            TransitionError: if the table of moves forbids it, another policy is being tested, or a canary has this
+                share already.
+            ConfigError: if a canary comes without its share.
+        """
+        at = time.time() if now is None else now
+        with self._deciding() as connection:
+            return move(connection, name, state, who=who, reason=reason, figures=figures or {}, percent=percent, at=at)
+
+    def keep_verdict(self, name: str, *, figures: JSON, who: str, reason: str, now: float | None = None) -> None:
+        """Keep that a candidate won its gate and waits for a person to promote it; its state stays.
+
+        Args:
+            name: which policy.
+            figures: added to the policy's.
+            who: for the audit log.
+            reason: why it won.
+            now: seconds since the epoch.
+
+        Raises:
+            StoreError: if there is no such candidate.
+        """
+        at = time.time() if now is None else now
+        table = tables.policies
+        with self._deciding() as connection:
+            policy = policy_of(connection, name)
+            if policy is None or policy.state != "candidate":
+                raise StoreError(f"there is no candidate {name!r}; `art-patch status` lists the policies")
+            merged = dict(policy.figures) | dict(figures) | {"waits": {"since": at, "reason": reason}}
+            connection.execute(update(table).where(table.c.name == name).values(figures=merged))
+            note(connection, who, "verdict", {"policy": name, "reason": reason}, at)
+
+    def history(self, *, limit: int = 50) -> list[dict[str, Any]]:
+        """Return the latest moves, newest first."""
+        with self._database.read() as connection:
+            rows = connection.execute(select(tables.promotions).order_by(tables.promotions.c.id.desc()).limit(limit))
+            return [dict(row) for row in rows.mappings()]
+
+    # route
+
+    def route(self) -> Route:
+        """Return where calls go now."""
+        return read_route(self._database.url)
+
+    def set_engine(
+        self, base_url: str | None, *, key_file: str | None = None, who: str, now: float | None = None
+    ) -> None:
+        """Tell the apps where the engine answers; `None`: nowhere, calls go upstream."""
+        with self._deciding() as connection:
+            _lead_to(connection, base_url, key_file, who, now)
+
+    def replace_engine(
+        self, before: Route, base_url: str | None, *, key_file: str | None = None, who: str, now: float | None = None
+    ) -> bool:
+        """Do as `set_engine`, but only if the route still leads where `before` does; whether it did."""
+        with self._deciding() as connection:
+            if engine_of(connection) != (before.base_url, before.engine_since):
+                return False
+            _lead_to(connection, base_url, key_file, who, now)
+            return True
+
+    def set_mode(self, mode: Mode | None, *, canary_percent: float | None = None, who: str) -> None:
+        """Overrule the apps' own mode, or stop doing so with `None`; they notice within their poll interval.
+
+        Args:
+            mode: what every app of the store does from now on.
+            canary_percent: share of sessions in mode `canary`; each app's own setting unless given.
+            who: for the audit log.
+        """
+        with self._deciding() as connection:
+            for key, value in ((MODE_KEY, mode), (CANARY_KEY, canary_percent)):
+                if value is None:
+                    connection.execute(delete(tables.control).where(tables.control.c.key == key))
+                else:
+                    set_control(connection, key, str(value))
+            note(connection, who, "mode", {"mode": mode, "canary_percent": canary_percent}, time.time())
+
+    @contextmanager
+    def _deciding(self) -> Generator[Connection]:
+        with self._database.write(durable=True) as connection:
+            decide_alone(connection)
+            yield connection
+
+
+def _lead_to(connection: Connection, base_url: str | None, key_file: str | None, who: str, now: float | None) -> None:
+    at = time.time() if now is None else now
+    turn_route(connection, {"base_url": base_url, "key_file": key_file, "engine_since": at})
+    note(connection, who, "engine", {"base_url": base_url}, at)
+
+
+def _set_groups(connection: Connection, ids: Sequence[str], state: str, reason: str | None, policy: str | None) -> None:
+    table = tables.groups
+    values = {"state": state, "reason": reason} | _RELEASED | ({"policy": policy} if policy else {})
+    for group_id in sorted(ids):
+        connection.execute(update(table).where(table.c.id == group_id).values(values))

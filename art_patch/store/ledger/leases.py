@@ -1,0 +1,149 @@
+"""Leases: one process of all machines may do something, and a number proves that it still may.
+
+A row names the owner, counts how often it was renewed (`beat`), and carries a token that only grows. Whoever takes the
+lease adds one to the token, in one statement that holds only if the row is still as it was seen; so of many that try
+exactly one gets it. Who decides that an owner is gone is `_lib.process`; no clock does: times here are for people.
+
+The token fences: `fenced` gives a database whose every write transaction first sees that the token is still ours, and
+keeps the row from changing until it has ended. An owner that was believed dead and wakes up can change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from sqlalchemy import Connection, Row, select, update
+
+from art_patch._lib.process_identity import Owner
+from art_patch.errors import Busy
+from art_patch.store.backends.database import Database
+from art_patch.store.ledger.groups_and_policies import note
+from art_patch.store.schema import tables
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lease as it was seen.
+
+    Attributes:
+        name: of what only one may do.
+        token: grows by one each time that it changes hands; 0 before the first.
+        beat: grows by one each time that it is renewed.
+        owner: who has it; `None` if nobody does.
+        renewed_at: when it was taken or renewed, by the owner's clock; for people, nothing is decided by it.
+    """
+
+    name: str
+    token: int = 0
+    beat: int = 0
+    owner: Owner | None = None
+    renewed_at: float | None = None
+
+
+class Leases:
+    """The leases of a store."""
+
+    def __init__(self, database: Database) -> None:
+        """Read and write through `database`."""
+        self._database = database
+
+    def read(self, name: str) -> Lease:
+        """Return the lease as it is now."""
+        table = tables.leases
+        with self._database.read() as connection:
+            row = connection.execute(select(table).where(table.c.name == name)).first()
+        return Lease(name) if row is None else _lease(row)
+
+    def take(self, seen: Lease, owner: Owner, *, who: str, now: float) -> Lease | None:
+        """Take the lease if it is still as it was seen; taking it from another owner leaves an audit entry.
+
+        Args:
+            seen: the lease as `read` gave it, free or with an owner that is gone.
+            owner: this process.
+            who: for the audit log.
+            now: seconds since the epoch.
+
+        Returns:
+            The lease; `None` if somebody was faster, or the owner renewed it after all.
+        """
+        table = tables.leases
+        taken = Lease(seen.name, seen.token + 1, 0, owner, now)
+        before = None if seen.owner is None else seen.owner.id
+        unchanged = (table.c.name == seen.name, table.c.token == seen.token, table.c.beat == seen.beat)
+        with self._database.write(durable=True) as connection:
+            empty = self._database.insert(table).values(name=seen.name, token=0, beat=0)
+            connection.execute(empty.on_conflict_do_nothing())
+            values = _owner_columns(owner) | {"token": taken.token, "beat": 0, "renewed_at": now}
+            same_owner = table.c.owner.is_(None) if before is None else table.c.owner == before
+            if not connection.execute(update(table).where(*unchanged, same_owner).values(values)).rowcount:
+                return None
+            if seen.owner is not None:
+                detail = {"lease": seen.name, "token": taken.token, "from": str(seen.owner), "to": str(owner)}
+                note(connection, who, "lease taken over", detail, now)
+        return taken
+
+    def renew(self, lease: Lease, *, now: float) -> bool:
+        """Say that the owner lives; false if the lease is no longer its own."""
+        table = tables.leases
+        mine = update(table).where(table.c.name == lease.name, table.c.token == lease.token, table.c.owner.is_not(None))
+        with self._database.write() as connection:
+            return bool(connection.execute(mine.values(beat=table.c.beat + 1, renewed_at=now)).rowcount)
+
+    def release(self, lease: Lease) -> bool:
+        """Give the lease back; false if it is no longer its own."""
+        table = tables.leases
+        mine = update(table).where(table.c.name == lease.name, table.c.token == lease.token)
+        with self._database.write(durable=True) as connection:
+            return bool(connection.execute(mine.values(dict.fromkeys(_owner_columns(None)))).rowcount)
+
+
+def fenced(database: Database, lease: Lease) -> Database:
+    """Return the same database; each of its write transactions raises `Busy` once the lease is not ours any more."""
+    return cast("Database", _Fenced(database, lambda connection: _require(connection, lease)))
+
+
+class _Fenced:
+    """A database with a condition before every write; all else is the database's own."""
+
+    def __init__(self, database: Database, require: Callable[[Connection], None]) -> None:
+        self._database = database
+        self._require = require
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+    @contextmanager
+    def write(self, *, durable: bool = False, exclusive: bool = False) -> Generator[Connection]:
+        with self._database.write(durable=durable, exclusive=exclusive) as connection:
+            self._require(connection)
+            yield connection
+
+
+def _require(connection: Connection, lease: Lease) -> None:
+    table = tables.leases
+    # FOR SHARE: on PostgreSQL nobody takes the lease over until this transaction has ended. SQLite has one writer.
+    query = select(table.c.token).where(table.c.name == lease.name, table.c.owner.is_not(None))
+    if connection.scalar(query.with_for_update(read=True)) != lease.token:
+        raise lost(lease)
+
+
+def lost(lease: Lease) -> Busy:
+    """Return the error of an owner whose lease was taken over."""
+    return Busy(
+        f"the lease on this store's {lease.name} was taken over by another process, because this one was not heard of; "
+        "it changed nothing since, and what it had kept before is kept. See `art-patch status`, and run it again"
+    )
+
+
+def _owner_columns(owner: Owner | None) -> dict[str, Any]:
+    if owner is None:
+        return dict.fromkeys(("owner", "host", "pid", "boot", "started"))
+    return {"owner": owner.id, "host": owner.host, "pid": owner.pid, "boot": owner.boot, "started": owner.started}
+
+
+def _lease(row: Row[Any]) -> Lease:
+    owner = None if row.owner is None else Owner(row.owner, row.host, row.pid, row.boot, row.started)
+    return Lease(row.name, row.token, row.beat, owner, row.renewed_at)

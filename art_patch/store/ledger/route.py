@@ -1,0 +1,138 @@
+"""Reading the route in the app: one short query, without SQLAlchemy, whose import would cost the app half a second.
+
+For a file that is a millisecond with the standard library's sqlite3, and `patch()` does it before the first request.
+For a server it may take as long as the network likes, so only the recorder's thread does it: over the connections of
+the store that it writes to, or over one that lasts for the query where no store is open yet.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+import weakref
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from art_patch._lib.forking import in_database, late_import
+from art_patch.errors import ConfigError, StoreError
+from art_patch.store.backends.urls import (
+    is_postgres,
+    missing_driver,
+    postgres_parameters,
+    sqlite_path,
+    without_password,
+)
+from art_patch.types import Route
+
+ROUTE_KEY = "route"
+MODE_KEY = "mode"
+CANARY_KEY = "canary_percent"
+PROJECT_KEY = "project"
+"""Whose store it is: written when it is made, and never changed."""
+
+CONNECT_TIMEOUT_S = 2
+"""How long the server may take for the query of an app that has not opened the store yet."""
+
+_LOOKS_AGAIN = 3
+_BETWEEN_LOOKS_S = 0.01
+
+_KEYS = (ROUTE_KEY, MODE_KEY, CANARY_KEY, PROJECT_KEY)
+_QUERY = "SELECT key, value FROM control WHERE key IN ({})"
+
+
+class Control(Protocol):
+    """An open store."""
+
+    def control(self, keys: Iterable[str]) -> Mapping[str, str]:
+        """Return what the table `control` holds under these keys."""
+        ...
+
+
+_open: weakref.WeakValueDictionary[str, Control] = weakref.WeakValueDictionary()
+
+
+def answers_for(url: str, store: Control) -> None:
+    """Have later looks at `url` use the connections of `store`."""
+    _open[url] = store
+
+
+def answers_no_more(url: str, store: Control) -> None:
+    """Have them take connections of their own again, if they used those of `store`."""
+    if _open.get(url) is store:
+        del _open[url]
+
+
+def read_route(url: str) -> Route:
+    """Return where calls go now; an empty `Route` if there is no store yet.
+
+    Raises:
+        sqlite3.Error: if the file exists and cannot be read.
+        StoreError: if the server cannot be asked.
+        ConfigError: if the URL is none of ours, or psycopg is not installed.
+    """
+    rows = _from_server(url) if is_postgres(url) else _from_file(url)
+    route = json.loads(rows.get(ROUTE_KEY, "{}"))
+    challenger = route.get("challenger") or {}  # releases before challengers wrote none
+    return Route(
+        mode=rows.get(MODE_KEY),  # pyright: ignore[reportArgumentType] - written by Ledger.set_mode, which checks it
+        champion=route.get("champion"),
+        base_url=route.get("base_url"),
+        key_file=route.get("key_file"),
+        canary_percent=float(rows[CANARY_KEY]) if CANARY_KEY in rows else None,
+        engine_since=route.get("engine_since"),
+        challenger=challenger.get("policy"),
+        challenger_state=challenger.get("state"),
+        challenger_percent=challenger.get("percent"),
+        challenger_since=challenger.get("since"),
+        project=rows.get(PROJECT_KEY),
+    )
+
+
+def _from_file(url: str) -> Mapping[str, str]:
+    path = sqlite_path(url)
+    for _ in range(_LOOKS_AGAIN):
+        try:
+            return _ask_file(path)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:  # it has waited already
+                raise
+            time.sleep(_BETWEEN_LOOKS_S)  # it was deleted, or made, under the query; what is wrong otherwise stays so
+    return _ask_file(path)
+
+
+def _ask_file(path: Path) -> Mapping[str, str]:
+    if not path.exists():
+        return {}
+    with in_database(), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=0.2)) as connection:
+        try:
+            return dict(connection.execute(_QUERY.format("?, ?, ?, ?"), _KEYS))
+        except sqlite3.OperationalError as error:
+            if "no such table" in str(error):  # another process is creating the store right now
+                return {}
+            raise
+
+
+def _from_server(url: str) -> Mapping[str, str]:
+    if (store := _open.get(url)) is not None:
+        return store.control(_KEYS)
+    parameters = {"connect_timeout": str(CONNECT_TIMEOUT_S)} | postgres_parameters(url)
+    with late_import():
+        try:
+            psycopg = import_module("psycopg")
+        except ImportError as error:
+            raise ConfigError(missing_driver(url, error)) from None
+    try:
+        with (
+            in_database(),
+            closing(psycopg.connect(**parameters, application_name="art_patch", autocommit=True)) as connection,
+        ):
+            return dict(connection.execute(_QUERY.format("%s, %s, %s, %s"), _KEYS).fetchall())
+    except psycopg.errors.UndefinedTable:  # nobody has written yet
+        return {}
+    except psycopg.Error as error:
+        words = " ".join(str(error).split())
+        raise StoreError(f"store {without_password(url)}: {words}; see that the server runs") from None

@@ -1,0 +1,226 @@
+"""What left the store as a file, and what came from one.
+
+An export is noted before its first row is written and completed at the end: whoever is killed in between leaves a note
+too many, never a file that nobody knows of. Erasing a user finds the files that hold their data by these notes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlalchemy import delete, insert, select, update
+
+from art_patch._lib.ids import new_id
+from art_patch.store.backends.database import Database
+from art_patch.store.ledger.audit import note
+from art_patch.store.queries.loading import some_of
+from art_patch.store.schema import tables
+from art_patch.types import JSON, SpanInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A file that was written from the store.
+
+    Attributes:
+        id: uuid7 hex.
+        at: when it was begun.
+        who: by whom.
+        path: absolute, or `-` for stdout.
+        format: `chat`, `trajectories`, ...
+        trajectories: how many it holds something of.
+    """
+
+    id: str
+    at: float
+    who: str
+    path: str
+    format: str
+    trajectories: int
+
+
+class ExportNote:
+    """An export that is being written."""
+
+    def __init__(self, database: Database, export_id: str) -> None:
+        """Made by `Transfers.note_export`."""
+        self._database = database
+        self.id = export_id
+        self.trajectories = 0
+
+    def add(self, trajectory_ids: Iterable[str]) -> None:
+        """Note that the file is about to hold these. The same trajectory may come twice."""
+        rows = [{"trajectory_id": key, "export_id": self.id} for key in sorted(set(trajectory_ids))]
+        if not rows:
+            return
+        table = tables.export_members
+        keys = [row["trajectory_id"] for row in rows]
+        with self._database.write(durable=True) as connection:
+            query = select(table.c.trajectory_id).where(table.c.export_id == self.id, table.c.trajectory_id.in_(keys))
+            known = set(connection.scalars(query))
+            new = [row for row in rows if row["trajectory_id"] not in known]
+            if new:
+                connection.execute(insert(table), new)
+        self.trajectories += len(new)
+
+
+class Transfers:
+    """Notes on exports; what a complete export needs beside trajectories, what an import writes beside records."""
+
+    def __init__(self, database: Database) -> None:
+        """Read and write through `database`."""
+        self._database = database
+
+    @contextmanager
+    def note_export(
+        self,
+        path: str,
+        format: str,
+        *,
+        who: str,
+        now: float | None = None,
+        filters: JSON | None = None,
+        at_once: bool = False,
+    ) -> Generator[ExportNote]:
+        """Note an export while the block writes it. If the block fails there is no file, and no note is left.
+
+        Args:
+            path: where to; `-` for stdout.
+            format: what the file holds.
+            who: for the ledger.
+            now: seconds since the epoch.
+            filters: what was chosen, for the audit log; no texts of users.
+            at_once: what is written has left at once, as to a tracker or to stdout, so the note stays in any case.
+        """
+        at = time.time() if now is None else now
+        export = ExportNote(self._database, new_id(at))
+        row = {"id": export.id, "at": at, "who": who, "path": path, "format": format, "trajectories": 0}
+        with self._database.write(durable=True) as connection:
+            connection.execute(insert(tables.exports).values(row))
+        try:
+            yield export
+        except BaseException:
+            if (at_once or path == "-") and export.trajectories:
+                self._finish(export, row, filters)
+            else:
+                self._forget(export)
+            raise
+        self._finish(export, row, filters)
+
+    def exports(self, *, limit: int = 100) -> tuple[Export, ...]:
+        """Return the newest exports, newest first."""
+        table = tables.exports
+        with self._database.read() as connection:
+            rows = connection.execute(select(table).order_by(table.c.at.desc(), table.c.id.desc()).limit(limit))
+            return tuple(Export(**row) for row in rows.mappings())
+
+    def spans(self, trajectory_ids: Sequence[str]) -> dict[str, tuple[SpanInfo, ...]]:
+        """Return the spans of these trajectories, in the order they started."""
+        table = tables.spans
+        found: dict[str, tuple[SpanInfo, ...]] = {}
+        with self._database.read() as connection:
+            for some in some_of(trajectory_ids):
+                query = select(table).where(table.c.trajectory_id.in_(some)).order_by(table.c.started_at, table.c.id)
+                for row in connection.execute(query).mappings():
+                    span = SpanInfo(**row)
+                    found[span.trajectory_id] = (*found.get(span.trajectory_id, ()), span)
+        return found
+
+    def groups_of(self, trajectory_ids: Sequence[str]) -> dict[str, JSON]:
+        """Return `id`, `scenario_key`, `how`, `held_out`, `state`, `created_at`, `reason` of each one's group."""
+        groups, table = tables.groups.c, tables.trajectories
+        found: dict[str, JSON] = {}
+        columns = (groups.id, groups.scenario_key, groups.how, groups.held_out, groups.state, groups.created_at)
+        with self._database.read() as connection:
+            for some in some_of(trajectory_ids):
+                query = (
+                    select(table.c.id.label("trajectory_id"), *columns, groups.reason)
+                    .join(tables.groups, groups.id == table.c.group_id)
+                    .where(table.c.id.in_(some))
+                )
+                for row in connection.execute(query).mappings():
+                    facts = {str(name): value for name, value in row.items() if name != "trajectory_id"}
+                    facts["held_out"] = bool(facts["held_out"])
+                    found[row["trajectory_id"]] = {name: value for name, value in facts.items() if value is not None}
+        return found
+
+    def bases(self) -> dict[str, str]:
+        """Return the fingerprint of the base model behind each policy."""
+        table = tables.policies
+        with self._database.read() as connection:
+            rows = connection.execute(select(table.c.name, table.c.base_sha256))
+            return {row.name: row.base_sha256 for row in rows}
+
+    def known(self, trajectory_ids: Sequence[str]) -> set[str]:
+        """Return which of these trajectories are in the store."""
+        column = tables.trajectories.c.id
+        with self._database.read() as connection:
+            return {
+                key
+                for some in some_of(trajectory_ids)
+                for key in connection.scalars(select(column).where(column.in_(some)))
+            }
+
+    def add_groups(self, groups: Mapping[str, JSON], *, now: float | None = None) -> None:
+        """Put trajectories that are in no group into the groups that they came with; groups here stay as they are.
+
+        Args:
+            groups: by trajectory id, as `groups_of` gives them.
+            now: when their scenarios are first seen.
+        """
+        at = time.time() if now is None else now
+        by_id = {group["id"]: group for group in groups.values()}
+        if not by_id:
+            return
+        names = ("id", "scenario_key", "how", "held_out", "state", "created_at", "reason")
+        rows = [{name: group.get(name) for name in names} for _, group in sorted(by_id.items())]
+        scenarios = {group["scenario_key"]: group["held_out"] for group in by_id.values()}
+        table = tables.trajectories
+        with self._database.write(durable=True) as connection:
+            connection.execute(
+                self._database.insert(tables.scenarios).on_conflict_do_nothing(),
+                [{"key": key, "held_out": held, "first_seen_at": at} for key, held in sorted(scenarios.items())],
+            )
+            connection.execute(self._database.insert(tables.groups).on_conflict_do_nothing(), rows)
+            for trajectory_id, group in sorted(groups.items()):
+                alone = table.c.id == trajectory_id, table.c.group_id.is_(None)
+                connection.execute(update(table).where(*alone).values(group_id=group["id"]))
+
+    def note_import(self, path: str, *, who: str, figures: JSON, now: float | None = None) -> None:
+        """Leave an audit entry of an import."""
+        with self._database.write(durable=True) as connection:
+            note(connection, who, "import", {"path": path, **figures}, time.time() if now is None else now)
+
+    def note_copy(
+        self, action: Literal["export policy", "push policy", "pushed policy"], *, who: str, detail: JSON,
+        now: float | None = None,
+    ) -> None:  # fmt: skip
+        """Leave an audit entry of a policy that leaves the project: before it is anywhere, so that none is forgotten.
+
+        Args:
+            action: a copy on disk; one that is about to go to a hub; one that has arrived there.
+            who: by whom.
+            detail: which policy, as what and where to.
+            now: seconds since the epoch.
+        """
+        with self._database.write(durable=True) as connection:
+            note(connection, who, action, detail, time.time() if now is None else now)
+
+    def _finish(self, export: ExportNote, row: JSON, filters: JSON | None) -> None:
+        table = tables.exports
+        detail = {"export": export.id, "path": row["path"], "format": row["format"]}
+        detail |= {"trajectories": export.trajectories, "filters": sorted(filters or ())}
+        with self._database.write(durable=True) as connection:
+            changed = update(table).where(table.c.id == export.id).values(trajectories=export.trajectories)
+            connection.execute(changed)
+            note(connection, row["who"], "export", detail, row["at"])
+
+    def _forget(self, export: ExportNote) -> None:
+        members = tables.export_members
+        with self._database.write(durable=True) as connection:
+            connection.execute(delete(members).where(members.c.export_id == export.id))
+            connection.execute(delete(tables.exports).where(tables.exports.c.id == export.id))

@@ -1,0 +1,1 @@
+"""Reading: each function is one short read transaction."""

@@ -1,0 +1,118 @@
+"""What was observed of a challenger and its champion since the challenger came into its state. One short read.
+
+Calls come without their words. A call that upstream answered because the policy did not counts for the policy that was
+asked: `patching.flight` writes the challenger's name in front of the reason, and no name for the champion. Of a test
+with more than `LIMIT` calls the newest are looked at, so that a look never costs more than about a second.
+
+What was said of a group counts once the group is scored: while a judge is at work its scores are kept, and not defended
+yet (`rewards.batch`), and those of a group in quarantine are not to be trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from sqlalchemy import Connection, Row, Select, exists, func, or_, select
+
+from art_patch.store.backends.database import Database
+from art_patch.store.queries.loading import some_of
+from art_patch.store.schema import tables
+from art_patch.types import ArmCall, Score, Seen
+
+LIMIT = 20_000
+
+_UNDEFENDED = ("formed", "quarantined")
+"""States of groups whose scores are no evidence."""
+
+_C, _H, _T = tables.calls, tables.choices, tables.trajectories
+
+
+def seen_of(
+    database: Database,
+    *,
+    challenger: str,
+    champion: str,
+    state: Literal["shadow", "canary"],
+    since: float,
+    limit: int = LIMIT,
+) -> Seen:
+    """Return the calls of both and the scores of the runs that these are part of.
+
+    Args:
+        database: where traffic was recorded.
+        challenger: name of the policy that is tested.
+        champion: name of the policy that serves.
+        state: in `shadow`, the challenger's copies and the calls that they copy; in `canary`, the app's own calls.
+        since: when the challenger came into that state, seconds since the epoch.
+        limit: so many of the newest calls, of both together; in `shadow`, of the copies.
+    """
+    with database.read() as connection:
+        if state == "canary":
+            mine = or_(_C.c.policy.in_((challenger, champion)), _C.c.fallback.is_not(None))
+            query = _calls().where(_C.c.started_at >= since, _C.c.shadow_of.is_(None), mine)
+            rows = connection.execute(query.order_by(_C.c.started_at.desc()).limit(limit)).all()
+        else:
+            rows = _copies_and_copied(connection, challenger, since, limit)
+        calls = sorted((_call(row, challenger, champion) for row in rows), key=lambda call: (call.at, call.id))
+        scores = _scores(connection, sorted({call.trajectory_id for call in calls}))
+        changes = _share_changes(connection, challenger, since) if state == "canary" else ()
+    return Seen(tuple(calls), scores, changes)
+
+
+def _calls() -> Select[*tuple[Any, ...]]:
+    its = _H.c.call_id == _C.c.id
+    choices = select(func.count()).select_from(_H).where(its).correlate(_C).scalar_subquery()
+    return select(
+        _C.c.id, _C.c.trajectory_id, _T.c.session_id, _T.c.group_id, _C.c.started_at, _C.c.duration_ms, _C.c.ttft_ms,
+        _C.c.policy, _C.c.status, _C.c.fallback, _C.c.completion_tokens, _C.c.shadow_of,
+        choices.label("choices"), exists().where(its, _H.c.finish_reason == "length").correlate(_C).label("cut"),
+    ).join(_T, _T.c.id == _C.c.trajectory_id)  # fmt: skip
+
+
+def _copies_and_copied(connection: Connection, challenger: str, since: float, limit: int) -> list[Row[Any]]:
+    copies = _calls().where(_C.c.started_at >= since, _C.c.policy == challenger, _T.c.origin == "shadow")
+    rows = list(connection.execute(copies.order_by(_C.c.started_at.desc()).limit(limit)))
+    copied = sorted({row.shadow_of for row in rows if row.shadow_of is not None})
+    for some in some_of(copied):
+        rows += connection.execute(_calls().where(_C.c.id.in_(some)))
+    return rows
+
+
+def _call(row: Row[Any], challenger: str, champion: str) -> ArmCall:
+    reason: str | None = row.fallback if row.policy is None else None
+    fell_back = reason is not None
+    asked = challenger if reason is not None and reason.startswith(f"{challenger}: ") else champion
+    return ArmCall(
+        id=row.id,
+        trajectory_id=row.trajectory_id,
+        session=row.session_id or row.trajectory_id,
+        group_id=row.group_id,
+        at=row.started_at + row.duration_ms / 1000,
+        policy=asked if fell_back else row.policy or "",
+        status=row.status,
+        fell_back=fell_back,
+        duration_ms=row.duration_ms,
+        ttft_ms=row.ttft_ms,
+        empty=bool(row.cut) or 0 < row.completion_tokens <= row.choices,
+        shadow_of=row.shadow_of,
+    )
+
+
+def _scores(connection: Connection, trajectory_ids: Sequence[str]) -> tuple[Score, ...]:
+    table = tables.scores
+    its = tables.groups.c.id == table.c.group_id
+    undefended = exists().where(its, tables.groups.c.state.in_(_UNDEFENDED)).correlate(table)
+    found: list[Score] = []
+    for some in some_of(trajectory_ids):
+        query = select(table).where(table.c.trajectory_id.in_(some), ~undefended).order_by(table.c.at, table.c.id)
+        found += [Score(**dict(row)) for row in connection.execute(query).mappings()]
+    return tuple(found)
+
+
+def _share_changes(connection: Connection, challenger: str, since: float) -> tuple[float, ...]:
+    table = tables.promotions
+    changes = select(table.c.at).where(
+        table.c.policy == challenger, table.c.from_state == "canary", table.c.to_state == "canary", table.c.at > since
+    )
+    return tuple(connection.scalars(changes.order_by(table.c.at)))

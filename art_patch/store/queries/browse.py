@@ -1,0 +1,339 @@
+"""Finding trajectories: one filter for lists and exports, pages instead of everything, summaries without messages.
+
+Pages are asked for by where the last one ended (`after`), newest first by the end of the last call and the id, so that
+a page costs the same wherever it is and rows that come meanwhile move none. Trajectories without a call come last.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Text, and_, cast, exists, func, or_, select
+
+from art_patch.store.backends.database import Database
+from art_patch.store.queries.loading import some_of
+from art_patch.store.schema import tables
+from art_patch.store.schema.codec import expand
+from art_patch.trajectories import ROOT
+from art_patch.types import COPIES, Group
+
+PAGE = 200
+
+_T, _C, _S, _G = tables.trajectories.c, tables.calls.c, tables.scores.c, tables.groups.c
+_OPENING = 4  # messages that are looked at for the first words of the user
+
+Cursor = tuple[float | None, str]
+"""Where a page ended: when the last call of its last trajectory ended, and its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which trajectories. What is `None` does not matter; what is given must hold together.
+
+    Attributes:
+        user: `user_id`.
+        session: `session_id`.
+        scenario: the scenario's key, as the user gave it or as grouping found it.
+        group: the group's id, or the key that `group()` was given.
+        tag: one of the tags.
+        name: the name.
+        origin: the origin; `shadow` is left out unless it is asked for.
+        policy: `NAME@STEP` that answered one of the calls, or `upstream`.
+        since: the last call ended at or after this moment.
+        until: the last call ended before this moment.
+        min_reward: the reward is there and at least this.
+        max_reward: the reward is there and at most this.
+        status: `error` if the block or one of its calls failed, else `ok`.
+        trainable: whether one of the calls can be trained on.
+        shadows: shadow calls, too.
+    """
+
+    user: str | None = None
+    session: str | None = None
+    scenario: str | None = None
+    group: str | None = None
+    tag: str | None = None
+    name: str | None = None
+    origin: str | None = None
+    policy: str | None = None
+    since: float | None = None
+    until: float | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    status: str | None = None
+    trainable: bool | None = None
+    shadows: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One line of a list.
+
+    Attributes:
+        id: of the trajectory.
+        started_at: when it started.
+        last_call_at: when its last call ended; `None` without calls.
+        origin: how its identity was found.
+        name: given by the user.
+        user_id: given by the user.
+        session_id: given by the user.
+        scenario_key: given by the user.
+        group_id: its group.
+        tags: given by the user.
+        error: what ended the block.
+        calls: how many.
+        failed_calls: how many of them gave no whole answer.
+        prompt_tokens: of all calls.
+        completion_tokens: of all calls.
+        policies: who answered, upstream as `upstream`.
+        trainable_calls: how many can be trained on.
+        reward: what it is learned by, if it was judged.
+        scores: how many judgements there are.
+        opening: the first words of the user; empty unless asked for.
+    """
+
+    id: str
+    started_at: float
+    last_call_at: float | None
+    origin: str
+    name: str | None
+    user_id: str | None
+    session_id: str | None
+    scenario_key: str | None
+    group_id: str | None
+    tags: tuple[str, ...]
+    error: str | None
+    calls: int = 0
+    failed_calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    policies: tuple[str, ...] = ()
+    trainable_calls: int = 0
+    reward: float | None = None
+    scores: int = 0
+    opening: str = ""
+
+    @property
+    def status(self) -> str:
+        """`error` if the block or one of its calls failed, else `ok`."""
+        return "error" if self.error is not None or self.failed_calls else "ok"
+
+    @property
+    def duration_s(self) -> float:
+        """From the start to the end of the last call."""
+        return max(0.0, (self.last_call_at or self.started_at) - self.started_at)
+
+
+class Browser:
+    """Queries that do not load what they do not show."""
+
+    def __init__(self, database: Database) -> None:
+        """Read through `database`."""
+        self._database = database
+
+    def ids(self, filter: Filter, *, after: Cursor | None = None, limit: int = PAGE) -> list[Cursor]:
+        """Return the next page of matching trajectories, newest first: pairs of (end of the last call, id)."""
+        conditions = list(_conditions(filter))
+        found: list[Cursor] = []
+        with self._database.read() as connection:
+            if after is None or after[0] is not None:
+                query = select(_T.last_call_at, _T.id).where(_T.last_call_at.is_not(None), *conditions)
+                query = query.where(*_within(_T.last_call_at, filter))
+                if after is not None:
+                    at, key = after
+                    # The first part is implied by the second; it lets the database begin at the right place.
+                    before = or_(_T.last_call_at < at, and_(_T.last_call_at == at, _T.id < key))
+                    query = query.where(_T.last_call_at <= at, before)
+                query = query.order_by(_T.last_call_at.desc(), _T.id.desc()).limit(limit)
+                found += [(row.last_call_at, row.id) for row in connection.execute(query)]
+            if len(found) < limit:
+                query = select(_T.id).where(_T.last_call_at.is_(None), *conditions, *_within(_T.started_at, filter))
+                if after is not None and after[0] is None:
+                    query = query.where(_T.id < after[1])
+                query = query.order_by(_T.id.desc()).limit(limit - len(found))
+                found += [(None, key) for key in connection.scalars(query)]
+        return found
+
+    def count(self, filter: Filter) -> int:
+        """Return how many trajectories match."""
+        with self._database.read() as connection:
+            moment = func.coalesce(_T.last_call_at, _T.started_at)
+            query = select(func.count()).select_from(tables.trajectories)
+            return connection.scalar(query.where(*_conditions(filter), *_within(moment, filter))) or 0
+
+    def groups(self, filter: Filter, *, after: str = "", limit: int = PAGE) -> list[tuple[str, str, str, list[str]]]:
+        """Return the next page of groups with matching members: (id, scenario, how, ids of those members)."""
+        moment = func.coalesce(_T.last_call_at, _T.started_at)
+        conditions = (*_conditions(filter), *_within(moment, filter))
+        query = (
+            select(_T.group_id)
+            .where(_T.group_id.is_not(None), _T.group_id > after, *conditions)
+            .group_by(_T.group_id)
+            .order_by(_T.group_id)
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            ids = list(connection.scalars(query))
+            facts = {row.id: row for row in connection.execute(select(tables.groups).where(_G.id.in_(ids)))}
+            members: dict[str, list[str]] = defaultdict(list)
+            of_these = select(_T.group_id, _T.id).where(_T.group_id.in_(ids), *conditions).order_by(_T.id)
+            for group_id, trajectory_id in connection.execute(of_these):
+                members[group_id].append(trajectory_id)
+        return [(key, facts[key].scenario_key, facts[key].how, members[key]) for key in ids if key in facts]
+
+    def opinions(self, names: Sequence[str]) -> tuple[Group, ...]:
+        """Return groups that users spoke of under these names, with their scores and the judge's, without calls."""
+        from art_patch.store.ledger.corrections import opinions
+
+        return opinions(self._database, names)
+
+    def resolve(self, prefix: str, *, limit: int = 11) -> list[str]:
+        """Return the ids that begin with `prefix`; only the id itself if there is one of that name."""
+        with self._database.read() as connection:
+            whole = connection.scalar(select(_T.id).where(_T.id == prefix))
+            if whole is not None:
+                return [whole]
+            query = select(_T.id).where(func.substr(_T.id, 1, len(prefix)) == prefix).order_by(_T.id).limit(limit)
+            return list(connection.scalars(query))
+
+    def summaries(self, ids: Sequence[str], *, openings: bool = False) -> list[Summary]:
+        """Return a summary of each of these trajectories, in the order asked; unknown ids are left out.
+
+        Args:
+            ids: one page of them.
+            openings: also read the first words of the user.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        first: dict[str, bytes] = {}
+        names = ("id", "started_at", "last_call_at", "origin", "name", "user_id", "session_id", "scenario_key")
+        with self._database.read() as connection:
+            for some in some_of(ids):
+                columns = [_T[name] for name in (*names, "group_id", "tags", "error")]
+                query = select(*columns, _reward().label("reward")).where(_T.id.in_(some))
+                for row in connection.execute(query).mappings():
+                    found[row["id"]] = {str(name): value for name, value in row.items()} | {"tags": tuple(row["tags"])}
+                query = (
+                    select(
+                        _C.trajectory_id,
+                        _C.policy,
+                        func.count().label("calls"),
+                        func.count().filter(_C.status != "ok").label("failed_calls"),
+                        func.count().filter(_C.untrainable.is_(None)).label("trainable_calls"),
+                        func.sum(_C.prompt_tokens).label("prompt_tokens"),
+                        func.sum(_C.completion_tokens).label("completion_tokens"),
+                    )
+                    .where(_C.trajectory_id.in_(some))
+                    .group_by(_C.trajectory_id, _C.policy)
+                    .order_by(_C.policy)
+                )
+                for row in connection.execute(query).mappings():
+                    values = found.get(row["trajectory_id"], {})
+                    for name in ("calls", "failed_calls", "trainable_calls", "prompt_tokens", "completion_tokens"):
+                        values[name] = values.get(name, 0) + int(row[name] or 0)
+                    values["policies"] = (*values.get("policies", ()), row["policy"] or "upstream")
+                counts = select(_S.trajectory_id, func.count()).where(_S.trajectory_id.in_(some))
+                for key, count in connection.execute(counts.group_by(_S.trajectory_id)):
+                    found.get(key, {})["scores"] = count
+                if openings:
+                    starts = select(_C.trajectory_id, func.min(_C.started_at).label("at"))
+                    start = starts.where(_C.trajectory_id.in_(some)).group_by(_C.trajectory_id).subquery()
+                    same = and_(_C.trajectory_id == start.c.trajectory_id, _C.started_at == start.c.at)
+                    query = select(_C.trajectory_id, _C.prompt).join(start, same).order_by(_C.id.desc())
+                    first.update((key, prompt) for key, prompt in connection.execute(query))
+            for key, words in _openings(connection, first).items():
+                found.get(key, {})["opening"] = words
+        return [Summary(**found[key]) for key in ids if key in found]
+
+
+def _reward() -> ColumnElement[float | None]:
+    """What a trajectory is learned by: the rule of `rewards.combine`, in SQL, for a query of trajectories.
+
+    What a combination made of the scores was kept and comes first; `ruler` keeps nothing, and is read off the scores.
+    """
+    mine = select(_S.value).where(_S.trajectory_id == _T.id).order_by(_S.at.desc(), _S.id.desc()).limit(1)
+    rules = (
+        mine.where(_S.name == "reward", _S.source == "combined", _S.group_id == _T.group_id),
+        mine.where(_S.name == "reward", _S.source.in_(("user", "code"))),
+        mine.where(_S.name == "ruler", _S.source == "ruler", _S.group_id == _T.group_id),
+    )
+    return func.coalesce(*(rule.correlate(tables.trajectories).scalar_subquery() for rule in rules))
+
+
+def _conditions(filter: Filter) -> Iterable[ColumnElement[bool]]:
+    plain = {"user": _T.user_id, "session": _T.session_id, "name": _T.name, "origin": _T.origin}
+    for field, column in plain.items():
+        if getattr(filter, field) is not None:
+            yield column == getattr(filter, field)
+    if filter.origin is None and not filter.shadows:
+        yield _T.origin.not_in(COPIES)
+    if filter.scenario is not None:
+        grouped = exists().where(_G.id == _T.group_id, _G.scenario_key == filter.scenario)
+        yield or_(_T.scenario_key == filter.scenario, grouped)
+    if filter.group is not None:
+        yield or_(_T.group_id == filter.group, _T.group_key == filter.group)
+    if filter.tag is not None:
+        # LIKE would not tell upper from lower case everywhere, and functions for JSON differ between databases.
+        text = cast(_T.tags, Text)
+        yield func.replace(text, json.dumps(filter.tag), "") != text
+    mine = _C.trajectory_id == _T.id
+    if filter.policy is not None:
+        policy = None if filter.policy == "upstream" else filter.policy
+        yield exists().where(mine, _C.policy == policy if policy is not None else _C.policy.is_(None))
+    if filter.status is not None:
+        failed = or_(_T.error.is_not(None), exists().where(mine, _C.status != "ok"))
+        yield failed if filter.status == "error" else ~failed
+    if filter.trainable is not None:
+        trainable = exists().where(mine, _C.untrainable.is_(None))
+        yield trainable if filter.trainable else ~trainable
+    if filter.min_reward is not None:
+        yield _reward() >= filter.min_reward
+    if filter.max_reward is not None:
+        yield _reward() <= filter.max_reward
+
+
+def _within(moment: ColumnElement[Any], filter: Filter) -> Iterable[ColumnElement[bool]]:
+    if filter.since is not None:
+        yield moment >= filter.since
+    if filter.until is not None:
+        yield moment < filter.until
+
+
+def _openings(connection: Any, prompts: dict[str, bytes]) -> dict[str, str]:
+    """The first words of the user in each prompt. A prompt is known by its last message, so the way up comes first."""
+    nodes = tables.nodes.c
+    above: dict[bytes, bytes] = {}
+    wanted = set(prompts.values()) - {ROOT}
+    while wanted:
+        found: dict[bytes, bytes] = {}
+        for some in some_of(sorted(wanted)):
+            rows = connection.execute(select(nodes.id, nodes.parent).where(nodes.id.in_(some)))
+            found.update((row.id, row.parent) for row in rows)
+        above |= found
+        wanted = set(found.values()) - above.keys() - {ROOT}
+    paths: dict[str, list[bytes]] = {}
+    for key, node in prompts.items():
+        path: list[bytes] = []
+        while node in above:
+            path.append(node)
+            node = above[node]
+        paths[key] = path[::-1][:_OPENING]
+    bodies: dict[bytes, Any] = {}
+    for some in some_of(sorted({node for path in paths.values() for node in path})):
+        for row in connection.execute(select(nodes.id, nodes.body).where(nodes.id.in_(some))):
+            bodies[row.id] = json.loads(expand(row.body))
+    return {key: _first_words([bodies[node] for node in path if node in bodies]) for key, path in paths.items()}
+
+
+def _first_words(messages: Sequence[Any]) -> str:
+    for message in messages:
+        if message.get("role") == "user":
+            content: Any = message.get("content")
+            if isinstance(content, list):
+                parts: list[Any] = content
+                content = " ".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
+            return " ".join(str(content or "").split())[:200]
+    return ""

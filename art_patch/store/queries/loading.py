@@ -1,0 +1,138 @@
+"""Rows back to calls: their messages and prompt ids by walking up the chains, each link read and unpacked once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar, cast
+
+from sqlalchemy import Column, Connection, SelectBase, Table, bindparam, select
+
+from art_patch.store.schema import tables
+from art_patch.store.schema.codec import expand, expand_ids, ids_of, parse, unpack_ids, unpack_logprobs
+from art_patch.trajectories import ROOT
+from art_patch.types import JSON, Call, Choice
+
+_T = TypeVar("_T")
+Row = tuple[Any, ...]
+
+_IN = 500  # SQLite allows 32,766 bound values; short statements keep readers short
+
+_AS_THEY_ARE = ("id", "trajectory_id", "span_id", "started_at", "duration_ms", "ttft_ms", "requested_model", "policy",
+                "params", "prompt_tokens", "completion_tokens", "status", "error", "fallback", "untrainable", "api",
+                "shadow_of")  # fmt: skip
+_CHOICE = ("call_id", "index", "answer", "finish_reason", "token_ids", "logprobs")
+
+
+def _with_ancestors(table: Table, body: Column[Any], leaves: SelectBase) -> SelectBase:
+    """Return the query for `(id, parent, body)` of these rows and all above them."""
+    above = select(table.c.id, table.c.parent).where(table.c.id.in_(leaves)).cte(recursive=True)
+    up = table.alias()
+    above = above.union(select(up.c.id, up.c.parent).join(above, up.c.id == above.c.parent))
+    return select(table.c.id, table.c.parent, body).where(table.c.id.in_(select(above.c.id)))
+
+
+# Made once, because SQLAlchemy takes longer to make them than SQLite to answer. What hangs on the calls is asked for by
+# their trajectories: sending hundreds of ids back that came a moment ago takes longer than finding them again.
+_calls, _choices, _nodes, _blocks, _blobs = (
+    tables.calls, tables.choices, tables.nodes, tables.token_blocks, tables.blobs
+)  # fmt: skip
+_OURS = _calls.c.trajectory_id.in_(bindparam("trajectories", expanding=True))
+_ITS_CALL = _calls.c.id == _choices.c.call_id
+_CALLS = (
+    select(*(_calls.c[name] for name in (*_AS_THEY_ARE, "prompt", "tools", "prompt_block", "prompt_token_ids")))
+    .where(_OURS)
+    .order_by(_calls.c.started_at, _calls.c.id)
+)
+_CHOICES = select(*(_choices.c[name] for name in _CHOICE)).join(_calls, _ITS_CALL).where(_OURS).order_by("index")
+_MESSAGES = _with_ancestors(
+    _nodes,
+    _nodes.c.body,
+    select(_calls.c.prompt).where(_OURS).union(select(_choices.c.answer).join(_calls, _ITS_CALL).where(_OURS)),
+)
+_BLOCKS = _with_ancestors(
+    _blocks, _blocks.c.ids, select(_calls.c.prompt_block).where(_OURS, _calls.c.prompt_block.is_not(None))
+)
+_TOOLS = select(_blobs.c.id, _blobs.c.body).where(_blobs.c.id.in_(select(_calls.c.tools).where(_OURS)))
+
+
+def some_of(values: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """Return `values` in parts that fit one statement."""
+    for start in range(0, len(values), _IN):
+        yield values[start : start + _IN]
+
+
+def load_calls(connection: Connection, trajectory_ids: Sequence[str]) -> dict[str, list[Call]]:
+    """Return the calls of these trajectories, in the order they started."""
+    found: dict[str, list[Call]] = defaultdict(list)
+    for some in some_of(trajectory_ids):
+        for call in _load_some(connection, some):
+            found[call.trajectory_id].append(call)
+    return found
+
+
+def _load_some(connection: Connection, trajectory_ids: Sequence[str]) -> Iterator[Call]:
+    def ask(query: Any) -> Sequence[Row]:
+        return cast("Sequence[Row]", connection.execute(query, {"trajectories": trajectory_ids}).all())
+
+    rows = ask(_CALLS)
+    answers: dict[str, list[Row]] = defaultdict(list)
+    for row in ask(_CHOICES):
+        answers[row[0]].append(row)
+    messages, blocks = _Messages(ask(_MESSAGES)), _Blocks(ask(_BLOCKS))
+    tools = {key: tuple(parse(expand(body))) for key, body in ask(_TOOLS)}
+    for row in rows:
+        *values, prompt, its_tools, block, rest = row
+        choices = tuple(
+            Choice(index, messages.one(answer), finish_reason, unpack_ids(token_ids), unpack_logprobs(logprobs))
+            for _, index, answer, finish_reason, token_ids, logprobs in answers[row[0]]
+        )
+        yield Call(
+            **dict(zip(_AS_THEY_ARE, values, strict=True)),
+            messages=messages.chain(prompt),
+            choices=choices,
+            tools=tools.get(its_tools, ()),
+            prompt_token_ids=blocks.ids(block, rest),
+        )
+
+
+class _Messages:
+    """The messages above and at some nodes."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._found: dict[bytes, tuple[bytes, JSON]] = {
+            node: (parent, parse(expand(body))) for node, parent, body in rows
+        }
+        self._chains: dict[bytes, tuple[JSON, ...]] = {ROOT: ()}
+
+    def one(self, node: bytes) -> JSON:
+        return self._found[node][1]
+
+    def chain(self, node: bytes) -> tuple[JSON, ...]:
+        path: list[bytes] = []
+        while node not in self._chains:
+            path.append(node)
+            node = self._found[node][0]
+        messages = self._chains[node]
+        for step in reversed(path):
+            messages = (*messages, self._found[step][1])
+            self._chains[step] = messages
+        return messages
+
+
+class _Blocks:
+    """The prompt ids in and before some blocks."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._found: dict[bytes, tuple[bytes, bytes]] = {
+            block: (parent, expand_ids(ids)) for block, parent, ids in rows
+        }
+
+    def ids(self, block: bytes | None, rest: bytes | None) -> tuple[int, ...] | None:
+        if rest is None:
+            return None
+        parts = [expand_ids(rest)]
+        while block:
+            block, part = self._found[block]
+            parts.append(part)
+        return ids_of(b"".join(reversed(parts)))

@@ -1,0 +1,180 @@
+"""What happened in a stretch of time, for `art-patch report`: one read transaction, so that its figures agree.
+
+Calls count by when they started, runs by when their last call ended. Fallbacks of a challenger and of the champion are
+told alike. Nothing that is missing is counted as zero: a run without a score has `None`, a call without a count of
+tokens is counted beside those that have one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
+
+from art_patch.store.backends.database import Database
+from art_patch.store.ledger.route import read_route
+from art_patch.store.queries.attempts import attempts_s
+from art_patch.store.schema import tables
+from art_patch.types import COPIES, RunValue, Served, Usage
+
+_C, _T, _S = tables.calls.c, tables.trajectories.c, tables.scores.c
+_PAGE = 5_000
+
+
+@dataclass(slots=True)
+class _Counted:
+    calls: int = 0
+    failed: int = 0
+    unmetered: int = 0
+    latencies_ms: array[float] = field(default_factory=lambda: array("d"))
+    tokens: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+
+
+def usage(database: Database, *, since: float, until: float) -> Usage:
+    """Return what happened from `since` until `until`, seconds since the epoch."""
+    route = read_route(database.url)
+    with database.read() as connection:
+        served, fell_back = _calls(connection, since, until)
+        runs, mixed = _runs(connection, since, until)
+        judge_usd, unpriced = _judge(connection, since, until)
+        return Usage(
+            since=since,
+            until=until,
+            champion=route.champion,
+            mode=route.mode,
+            served=served,
+            fell_back=fell_back,
+            runs=runs,
+            mixed=mixed,
+            judge_usd=judge_usd,
+            judge_unpriced=unpriced,
+            engine_s=_engine_s(connection, since, until),
+            **_updates(connection, since, until),
+        )
+
+
+def _calls(connection: Connection, since: float, until: float) -> tuple[tuple[Served, ...], dict[str, int]]:
+    query = select(
+        _C.policy, _C.requested_model, _C.status, _C.duration_ms, _C.prompt_tokens, _C.completion_tokens, _C.fallback
+    ).where(_C.started_at >= since, _C.started_at < until, _C.shadow_of.is_(None))
+    found: defaultdict[str | None, _Counted] = defaultdict(_Counted)
+    fell_back: Counter[str] = Counter()
+    for row in connection.execute(query.execution_options(yield_per=_PAGE)):
+        one = found[row.policy]
+        one.calls += 1
+        if row.fallback is not None:
+            fell_back[row.fallback] += 1
+        if row.status == "error":
+            one.failed += 1
+            continue
+        if row.status == "ok":
+            one.latencies_ms.append(row.duration_ms)
+        if not row.prompt_tokens:
+            one.unmetered += 1
+            continue
+        prompt, completion = one.tokens.get(row.requested_model, (0, 0))
+        one.tokens[row.requested_model] = (prompt + row.prompt_tokens, completion + row.completion_tokens)
+    served = [
+        Served(policy, one.calls, one.failed, tuple(sorted(one.latencies_ms)), one.tokens, one.unmetered)
+        for policy, one in found.items()
+    ]
+    return tuple(sorted(served, key=lambda each: (-each.calls, each.policy or ""))), dict(fell_back.most_common())
+
+
+def _runs(connection: Connection, since: float, until: float) -> tuple[tuple[RunValue, ...], int]:
+    within = and_(_T.last_call_at >= since, _T.last_call_at < until)
+    query = (
+        select(_T.id, _T.origin, _T.group_id, func.count(), func.count(_C.policy), func.min(_C.policy))
+        .add_columns(func.max(_C.policy))
+        .join_from(tables.trajectories, tables.calls, _C.trajectory_id == _T.id)
+        .where(within)
+        .group_by(_T.id, _T.origin, _T.group_id)
+        .order_by(_T.id)
+    )
+    rewards, judged = _scores(connection, within)
+    runs: list[RunValue] = []
+    mixed = 0
+    for key, origin, group_id, calls, ours, first, last in connection.execute(query):
+        if (0 < ours < calls) or first != last:
+            mixed += 1
+        else:
+            runs.append(RunValue(first, rewards.get(key), judged.get(key), group_id, origin in COPIES))
+    return tuple(runs), mixed
+
+
+def _scores(connection: Connection, within: ColumnElement[bool]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return what people or code gave, and what was found among siblings; the newest of each kind counts.
+
+    Which scores those are is the rule of `rewards.combine`: what a combination made of them in the run's group comes
+    before what the judge said there.
+    """
+    given = and_(_S.name == "reward", _S.source.in_(("user", "code")))
+    combined = and_(_S.name == "reward", _S.source == "combined", _S.group_id == _T.group_id)
+    ranked = and_(_S.name == "ruler", _S.source == "ruler", _S.group_id == _T.group_id)
+    query = (
+        select(_S.trajectory_id, _S.source, _S.value)
+        .join_from(tables.scores, tables.trajectories, _S.trajectory_id == _T.id)
+        .where(within, or_(given, combined, ranked))
+        .order_by(_S.at, _S.id)
+    )
+    rewards: dict[str, float] = {}
+    judged: dict[str, dict[str, float]] = defaultdict(dict)
+    for key, source, value in connection.execute(query):
+        if source in ("user", "code"):
+            rewards[key] = value
+        else:
+            judged[key][source] = value
+    return rewards, {key: values["combined" if "combined" in values else "ruler"] for key, values in judged.items()}
+
+
+def _judge(connection: Connection, since: float, until: float) -> tuple[float, int]:
+    table = tables.judgements.c
+    cost = func.coalesce(func.sum(table.cost_usd), 0.0)
+    unpriced = func.coalesce(func.sum(table.calls).filter(table.cost_usd.is_(None)), 0)
+    usd, calls = connection.execute(select(cost, unpriced).where(table.at >= since, table.at < until)).one()
+    return float(usd), int(calls)  # PostgreSQL sums whole numbers to decimals
+
+
+def _updates(connection: Connection, since: float, until: float) -> dict[str, Any]:
+    table = tables.policies.c
+    trained = select(table.figures).where(table.created_at >= since, table.created_at < until, table.path.is_not(None))
+    attempts = attempts_s(connection, since, until)
+    updates, untimed, update_s = 0, 0, 0.0
+    for figures in connection.scalars(trained):
+        train: Mapping[str, Any] = figures.get("train") or {}
+        steps_s, took_s = _steps_s(train), train.get("took_s")
+        updates += 1
+        untimed += steps_s is None and took_s is None
+        # Its steps are also those that were made before it was interrupted, and kept; a killed attempt told nothing.
+        update_s += max(steps_s or 0.0, attempts.pop(str(train.get("job")), 0.0) + (took_s or 0.0))
+    return {
+        "updates": updates,
+        "update_s": update_s + sum(attempts.values()),
+        "updates_untimed": untimed,
+        "updates_lost": len(attempts),
+    }
+
+
+def _steps_s(train: Mapping[str, Any]) -> float | None:
+    seconds = [step.get("seconds") for step in train.get("history") or ()]
+    return None if not seconds or None in seconds else float(sum(seconds))
+
+
+def _engine_s(connection: Connection, since: float, until: float) -> float | None:
+    """How long an engine was announced; one that was killed counts until the next word of it."""
+    table = tables.audit.c
+    query = select(table.at, table.detail).where(table.action == "engine", table.at < until).order_by(table.id)
+    up_since: float | None = None
+    total: float | None = None
+    for at, detail in connection.execute(query):
+        total = total or 0.0
+        if detail.get("base_url") is not None:
+            up_since = at if up_since is None else up_since
+        elif up_since is not None:
+            total += max(0.0, at - max(up_since, since))
+            up_since = None
+    return total if total is None or up_since is None else total + (until - max(up_since, since))

@@ -1,0 +1,21 @@
+"""Alembic's entry: runs the migrations on the connection that `upgrade` hands over."""
+
+from alembic import context
+
+from art_patch._lib.progress import got_on
+from art_patch.store.schema.tables import metadata
+
+
+def _applied(*_: object, **__: object) -> None:
+    got_on()
+
+
+given = context.config.attributes
+context.configure(
+    connection=given["connection"],
+    target_metadata=metadata,
+    version_table_schema=given["schema"],
+    on_version_apply=_applied,
+)
+with context.begin_transaction():
+    context.run_migrations()

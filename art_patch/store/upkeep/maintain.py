@@ -1,0 +1,240 @@
+"""Keeping the database itself in order: its size, its log, the space of what was deleted, backups.
+
+In: an open database. Out: figures, or a file. What only SQLite has (a log that grows while somebody reads, space that
+VACUUM gives back, a file that can be copied while it is written) is in `upkeep.py`. A PostgreSQL server has its own
+tools for each.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zstandard
+from sqlalchemy import Connection, func, select, text
+from sqlalchemy.exc import DBAPIError
+
+from art_patch.errors import StoreError
+from art_patch.store.backends.database import Database
+from art_patch.store.backends.files import make_private
+from art_patch.store.backends.urls import postgres_parameters
+from art_patch.store.erasure.collect import collect_all
+from art_patch.store.schema import tables
+from art_patch.store.upkeep.sqlite_file import (
+    bytes_of,
+    check_room,
+    copy_to,
+    file_of,
+    sync,
+    truncate_log,
+    under_the_lock,
+)
+from art_patch.types import COPIES
+
+"""A write-ahead log beyond this means that somebody reads for long, and every read gets slower."""
+
+_DBSTAT = "dbstat"  # not in every build of SQLite
+_SAMPLE = 2_000
+_RETRY_S = 0.1
+_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table: its rows, and its bytes with all its indexes where the database tells."""
+
+    rows: int
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What the store holds and what that costs.
+
+    Attributes:
+        bytes: of the database, its log not counted.
+        wal_bytes: of the write-ahead log; 0 on PostgreSQL, which keeps one for all databases.
+        free_bytes: of the file that hold nothing; `art-patch store vacuum` gives them back.
+        tables: each of them.
+        trajectories: shadow calls not counted.
+        kib_per_trajectory: all bytes over all trajectories; `None` without any.
+        compression: how many times smaller messages are than their text, by a sample; `None` without any.
+        first_call_at: when the oldest call began.
+        last_call_at: when the newest did.
+    """
+
+    bytes: int
+    wal_bytes: int
+    free_bytes: int
+    tables: Mapping[str, Table] = field(default_factory=dict[str, Table])
+    trajectories: int = 0
+    kib_per_trajectory: float | None = None
+    compression: float | None = None
+    first_call_at: float | None = None
+    last_call_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Vacuumed:
+    """What a vacuum did: orphans deleted, and the bytes of file and log before and after."""
+
+    messages: int
+    blocks: int
+    tools: int
+    bytes_before: int
+    bytes_after: int
+
+
+class Maintenance:
+    """What an operator does to the database itself."""
+
+    def __init__(self, database: Database) -> None:
+        """Look after `database`."""
+        self._database = database
+
+    def stats(self) -> Stats:
+        """Return sizes; reads every page of the file once where SQLite can tell the bytes of each table."""
+        with self._database.read() as connection:
+            counts = {
+                name: connection.scalar(select(func.count()).select_from(table)) or 0
+                for name, table in sorted(tables.metadata.tables.items())
+            }
+            calls, trajectories = tables.calls.c.started_at, tables.trajectories
+            first, last = connection.execute(select(func.min(calls), func.max(calls))).one()
+            seen = select(func.count()).select_from(trajectories).where(trajectories.c.origin.not_in(COPIES))
+            count = connection.scalar(seen) or 0
+            compression = _compression(connection)
+            if connection.dialect.name == "sqlite":
+                total = _pragma(connection, "page_count") * _pragma(connection, "page_size")
+                free = _pragma(connection, "freelist_count") * _pragma(connection, "page_size")
+                sizes = _sqlite_sizes(connection)
+            else:
+                sizes = {name: _postgres_size(connection, name) for name in counts}
+                total, free = sum(sizes.values()), 0
+        wal = self.wal_bytes()
+        return Stats(
+            bytes=total,
+            wal_bytes=wal,
+            free_bytes=free,
+            tables={name: Table(rows, sizes.get(name)) for name, rows in counts.items()},
+            trajectories=count,
+            kib_per_trajectory=(total + wal) / count / 1024 if count else None,
+            compression=compression,
+            first_call_at=first,
+            last_call_at=last,
+        )
+
+    def vacuum(self) -> Vacuumed:
+        """Delete every orphan, then give the space back. SQLite's writers wait while the file is written anew.
+
+        Raises:
+            StoreError: if the disk lacks the room that SQLite needs for it; the orphans are deleted.
+        """
+        path = file_of(self._database)
+        before = self._size(path)
+        gone = collect_all(self._database)
+        if path is not None:
+            check_room(path)
+            with under_the_lock(path) as connection:
+                connection.execute("VACUUM")
+                connection.execute("PRAGMA optimize")
+            scrub(self._database)
+        return Vacuumed(gone["nodes"], gone["token_blocks"], gone["blobs"], before, self._size(path))
+
+    def backup(self, target: Path) -> int:
+        """Write a copy of the store to `target` while apps go on writing; return its bytes.
+
+        What was deleted is not in it, not even as free pages. It is checked before it gets its name.
+
+        Raises:
+            StoreError: if there is such a file, or the copy could not be made; nothing is left of it then.
+        """
+        path = file_of(self._database)
+        if path is None:
+            raise StoreError(f"a PostgreSQL store is backed up by its own tool: {_pg_dump(self._database.url, target)}")
+        if target.exists():
+            raise StoreError(f"{target} exists, and a backup overwrites nothing; name another file")
+        part = Path(f"{target}.part")
+        try:
+            part.unlink(missing_ok=True)
+            make_private(part)
+            copy_to(path, part)
+            os.replace(part, target)
+            sync(target.parent)
+        except OSError as error:
+            raise StoreError(f"cannot write {target}: {error.strerror}; name another file") from None
+        finally:
+            with suppress(OSError):
+                part.unlink()
+        return target.stat().st_size
+
+    def wal_bytes(self) -> int:
+        """Return the size of the write-ahead log."""
+        path = file_of(self._database)
+        return 0 if path is None else bytes_of(f"{path}-wal")
+
+    def _size(self, path: Path | None) -> int:
+        if path is None:
+            with self._database.read() as connection:
+                return sum(_postgres_size(connection, name) for name in tables.metadata.tables)
+        return bytes_of(path) + bytes_of(f"{path}-wal")
+
+
+def scrub(database: Database) -> bool:
+    """Empty the log, which still holds what was deleted; return whether it could be done.
+
+    Whoever reads holds on to the log, so it is tried for some seconds. Nothing to do on PostgreSQL.
+    """
+    path = file_of(database)
+    for _ in range(_TRIES if path is not None else 0):
+        assert path is not None
+        with under_the_lock(path) as connection:
+            if truncate_log(connection):
+                return True
+        time.sleep(_RETRY_S)
+    return path is None
+
+
+def _pragma(connection: Connection, name: str) -> int:
+    return int(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one())
+
+
+def _sqlite_sizes(connection: Connection) -> dict[str, int]:
+    """Bytes of each table with its indexes; empty where SQLite was built without `dbstat`."""
+    query = f"SELECT m.tbl_name, SUM(s.pgsize) FROM {_DBSTAT} s JOIN sqlite_master m ON m.name = s.name"
+    try:
+        rows = connection.execute(text(f"{query} WHERE s.aggregate = 1 GROUP BY m.tbl_name"))
+        return {name: size for name, size in rows}
+    except DBAPIError:
+        return {}
+
+
+def _postgres_size(connection: Connection, table: str) -> int:
+    return connection.scalar(text("SELECT pg_total_relation_size(to_regclass(:name))"), {"name": table}) or 0
+
+
+def _pg_dump(url: str, target: Path) -> str:
+    given: dict[str, Any] = postgres_parameters(url)
+    names = (("host", "--host"), ("port", "--port"), ("user", "--username"), ("dbname", "--dbname"))
+    options = [f"{option}={given[name]}" for name, option in names if name in given]
+    return shlex.join(["pg_dump", "--format=custom", f"--file={target}", *options])
+
+
+def _compression(connection: Connection) -> float | None:
+    """Ids are hashes, so the first ones are a fair sample; a zstd frame says how long its text was."""
+    nodes = tables.nodes.c
+    kept = raw = 0
+    for head, size in connection.execute(
+        select(func.substr(nodes.body, 1, 18), func.length(nodes.body)).order_by(nodes.id).limit(_SAMPLE)
+    ):
+        with suppress(zstandard.ZstdError):
+            whole = zstandard.get_frame_parameters(head).content_size
+            if whole != zstandard.CONTENTSIZE_UNKNOWN:
+                kept, raw = kept + size, raw + whole
+    return raw / kept if kept else None

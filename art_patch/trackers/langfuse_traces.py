@@ -1,0 +1,116 @@
+"""Episodes in Langfuse: a trace a run, a generation a call, its session and user, scores; and each policy's training.
+
+Spans go to Langfuse's OpenTelemetry endpoint as `otlp` makes them; scores, which do not arrive that way, through the
+API of Langfuse's own client. Langfuse replaces what comes again under the same id: a score under its id and its time,
+so the time that is sent is the run's, which never changes, and the score's own stands in its metadata.
+
+A policy is a trace `training NAME@STEP` whose metadata are its figures. It is sent again when they change.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+from langfuse.api import CreateScoreBatchResults, CreateScoreRequest, LangfuseAPI
+from langfuse.api.core import ApiError
+from opentelemetry import trace
+
+from art_patch._lib.version import __version__
+from art_patch.trackers.address import without_login
+from art_patch.trackers.episodes import Episode, Item, TrainingStep
+from art_patch.trackers.otlp import Otlp, context_of
+from art_patch.trackers.trace_ids import hash_of
+from art_patch.types import Score, TrajectoryInfo
+
+_BATCH = 100  # scores a request
+
+
+class Langfuse(Otlp):
+    """A project in Langfuse."""
+
+    name = "langfuse"
+    keys = "LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY"
+
+    def __init__(self, base_url: str, *, public_key: str, secret_key: str, service: str, content: bool = False) -> None:
+        """Open nothing yet; connections are made when something is written.
+
+        Args:
+            base_url: of Langfuse.
+            public_key: of the project in Langfuse.
+            secret_key: likewise.
+            service: `service.name` of what is sent.
+            content: send texts, too.
+        """
+        root = base_url.rstrip("/")
+        login = base64.b64encode(f"{public_key}:{secret_key}".encode()).decode()
+        headers = {"authorization": f"Basic {login}", "x-langfuse-ingestion-version": "4"}
+        super().__init__(f"{root}/api/public/otel", service=service, content=content, headers=headers)
+        self.target = f"langfuse {without_login(root)} {public_key}"
+        self._api = LangfuseAPI(
+            base_url=root,
+            username=public_key,
+            password=secret_key,
+            x_langfuse_public_key=public_key,
+            x_langfuse_sdk_name="art_patch",
+            x_langfuse_sdk_version=__version__,
+        )
+
+    def of_step(self, step: TrainingStep) -> Iterable[Item]:
+        """Return the training of a policy as a trace of one span."""
+        policy = step.policy
+        figures = {**step.metrics, "state": policy.state, "parent": policy.parent, "base": policy.base}
+        prefix = "langfuse.trace.metadata."
+        attributes: dict[str, Any] = {
+            "langfuse.trace.name": f"training {policy.name}",
+            "langfuse.trace.tags": ["training"],
+            **{prefix + name.replace("/", "."): value for name, value in figures.items()},
+            **{f"{prefix}config.{name}": value for name, value in step.params.items()},
+        }
+        own, at = context_of(f"policy:{policy.name}", "policy"), policy.created_at
+        span = self.span(f"training {policy.name}", own, None, attributes, at, at, None)
+        yield Item(f"policy:{policy.name}", hash_of(json.dumps(figures, sort_keys=True), 8).hex(), span)
+
+    def of_all(self, info: TrajectoryInfo) -> dict[str, Any]:
+        """Return the attributes that every span of a run has; Langfuse finds a trace's own on each of them."""
+        return super().of_all(info) | {
+            "langfuse.trace.name": info.name,
+            "session.id": info.session_id,
+            "user.id": info.user_id,
+            "langfuse.trace.tags": list(info.tags),
+        }
+
+    def of_score(self, score: Score, run: trace.SpanContext, episode: Episode) -> Any:
+        """Return a score as Langfuse's client takes it."""
+        about = {"source": score.source, "judge": score.judge, "rubric": score.rubric, "at": score.at}
+        return CreateScoreRequest(
+            id=score.id,
+            trace_id=format(run.trace_id, "032x"),
+            name=score.name,
+            value=float(score.value),
+            comment=score.comment if self.content else None,
+            metadata={name: value for name, value in about.items() if value is not None},
+            timestamp=datetime.fromtimestamp(episode.trajectory.info.started_at, UTC),
+        )
+
+    def write(self, items: Sequence[Item]) -> None:
+        """Send spans, then scores.
+
+        Raises:
+            TrackerError: Langfuse did not take them.
+        """
+        super().write(items)
+        scores = [item.payload for item in items if isinstance(item.payload, CreateScoreRequest)]
+        for start in range(0, len(scores), _BATCH):
+            try:
+                answer = self._api.scores.create(request=scores[start : start + _BATCH])
+            except ApiError as error:
+                raise self.refused(f"scores (HTTP {error.status_code})") from error
+            except httpx.HTTPError as error:
+                raise self.refused(f"scores ({error})") from error
+            if isinstance(answer, CreateScoreBatchResults) and answer.rejected:
+                raise self.refused(f"{answer.rejected} scores ({answer.errors[0].message})")

@@ -1,0 +1,294 @@
+"""Episodes as OpenTelemetry traces over OTLP/HTTP with protobuf: one trace a run, in the words of `gen_ai.*`.
+
+The run is `invoke_agent NAME`; below it lie its spans, and each call as `chat MODEL` under the span that it was made
+in. Scores are log records `gen_ai.evaluation.result` of the run's span, as the conventions have it since span events
+went. What people and models said goes along only if asked for.
+
+Ids are made of ours, so sending twice makes the same spans: the trace is the trajectory's own id where that is a trace
+id (a uuid7 is one; so is that of a run which an app's own trace identified: it becomes a part of that trace), else a
+hash of it. Span ids are hashes.
+
+The client is OpenTelemetry's own; its variables (`OTEL_EXPORTER_OTLP_HEADERS`, `_TIMEOUT`, `_CERTIFICATE`, ...) hold.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from opentelemetry import trace
+from opentelemetry._logs import LogRecord, SeverityNumber
+from opentelemetry.exporter.otlp.proto.http import Compression
+from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk._logs import ReadableLogRecord
+from opentelemetry.sdk._logs.export import LogRecordExportResult
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from art_patch._lib.version import __version__
+from art_patch.errors import TrackerError
+from art_patch.otel import (
+    error_type,
+    input_messages,
+    operation_of,
+    output_messages,
+    request_attributes,
+    trajectory_attributes,
+)
+from art_patch.trackers.address import without_login
+from art_patch.trackers.episodes import Episode, Item, TrainingStep
+from art_patch.trackers.trace_ids import hash_of, trace_id_of
+from art_patch.types import Call, Score, SpanInfo, TrajectoryInfo
+
+DEFAULT_ENDPOINT = "http://localhost:4318"
+
+_LONGEST_REASON = 300
+_BATCH = 200  # spans a request: with texts in them they are large
+_SCOPE = InstrumentationScope("art_patch", __version__)
+_SAMPLED = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+_OPERATIONS = {"agent": "invoke_agent", "tool": "execute_tool", "retrieval": "retrieval"}
+_NAMES = {"agent": "gen_ai.agent.name", "tool": "gen_ai.tool.name"}
+_CONTENT: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "tool": (("input", "gen_ai.tool.call.arguments"), ("output", "gen_ai.tool.call.result")),
+}
+_OTHER_CONTENT = (("input", "input.value"), ("output", "output.value"))
+
+
+class Otlp:
+    """A collector, or any backend that speaks OTLP."""
+
+    name = "otlp"
+    takes_episodes = True
+    keys = "OTEL_EXPORTER_OTLP_HEADERS"
+
+    def __init__(
+        self,
+        endpoint: str = DEFAULT_ENDPOINT,
+        *,
+        service: str,
+        content: bool = False,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Open nothing yet; connections are made when something is written.
+
+        Args:
+            endpoint: without `/v1/traces`.
+            service: `service.name` of what is sent.
+            content: send texts, too.
+            headers: of every request; by default OpenTelemetry's variables say.
+        """
+        root = endpoint.rstrip("/")
+        self.target = f"otlp {without_login(root)}"
+        self.content = content
+        self._resource = Resource({"service.name": service})
+        self._spans = OTLPSpanExporter(f"{root}/v1/traces", headers=headers, compression=Compression.Gzip)
+        self._logs = OTLPLogExporter(f"{root}/v1/logs", headers=headers, compression=Compression.Gzip)
+
+    def of_step(self, step: TrainingStep) -> Iterable[Item]:
+        """Return nothing: a policy is no trace."""
+        del step
+        return ()
+
+    def of_episode(self, episode: Episode) -> Iterable[Item]:
+        """Return the run, its spans, calls and scores."""
+        trajectory = episode.trajectory
+        run = context_of(trajectory.id, f"trajectory:{trajectory.id}")
+        inside = {span.id: context_of(trajectory.id, f"span:{span.id}") for span in trajectory.spans}
+        yield Item(f"trajectory:{trajectory.id}", "", self._run(episode, run), trajectory.id)
+        for span in trajectory.spans:
+            parent = inside.get(span.parent_id or "", run)
+            yield Item(f"span:{span.id}", "", self._span(span, inside[span.id], parent, episode), trajectory.id)
+        for call in trajectory.calls:
+            own = context_of(trajectory.id, f"call:{call.id}")
+            payload = self._call(call, own, inside.get(call.span_id or "", run), episode)
+            yield Item(f"call:{call.id}", "", payload, trajectory.id)
+        for score in trajectory.scores:
+            digest = hash_of(f"{score.name} {score.value!r} {score.at!r} {score.comment}", 8).hex()
+            yield Item(f"score:{score.id}", digest, self.of_score(score, run, episode), trajectory.id)
+
+    def of_episodes(self) -> Iterable[Item]:
+        """Return nothing: each run was told of by itself."""
+        return ()
+
+    def of_all(self, info: TrajectoryInfo) -> dict[str, Any]:
+        """Return the attributes that every span of a run has."""
+        return trajectory_attributes(info)
+
+    def of_score(self, score: Score, run: trace.SpanContext, episode: Episode) -> Any:
+        """Return a score as it is sent."""
+        del episode
+        attributes: dict[str, Any] = {
+            "gen_ai.evaluation.name": score.name,
+            "gen_ai.evaluation.score.value": float(score.value),
+            "art.score.id": score.id,
+            "art.score.source": score.source,
+            "art.trajectory.id": score.trajectory_id,
+        }
+        if self.content and score.comment:
+            attributes["gen_ai.evaluation.explanation"] = score.comment
+        record = LogRecord(
+            timestamp=_ns(score.at),
+            observed_timestamp=_ns(score.at),
+            context=trace.set_span_in_context(trace.NonRecordingSpan(run)),
+            severity_number=SeverityNumber.INFO,
+            attributes=attributes,
+            event_name="gen_ai.evaluation.result",
+        )
+        return ReadableLogRecord(record, self._resource, _SCOPE)
+
+    def write(self, items: Sequence[Item]) -> None:
+        """Send spans, then scores.
+
+        Raises:
+            TrackerError: the collector did not take them.
+        """
+        spans = [item.payload for item in items if isinstance(item.payload, ReadableSpan)]
+        logs = [item.payload for item in items if isinstance(item.payload, ReadableLogRecord)]
+        with _told() as told:
+            for start in range(0, len(spans), _BATCH):
+                if self._spans.export(spans[start : start + _BATCH]) is not SpanExportResult.SUCCESS:
+                    raise self.refused(f"spans ({told.first})")
+            for start in range(0, len(logs), _BATCH):
+                if self._logs.export(logs[start : start + _BATCH]) is not LogRecordExportResult.SUCCESS:
+                    raise self.refused(f"scores as logs ({told.first})")
+
+    def refused(self, what: str) -> TrackerError:
+        """Return the error that says what was not taken."""
+        return TrackerError(
+            f"{self.target} did not take {what}; look at the address, its log, and {self.keys}, then send again"
+        )
+
+    def _run(self, episode: Episode, own: trace.SpanContext) -> ReadableSpan:
+        info = episode.trajectory.info
+        attributes = {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.agent.name": info.name,
+            "session.id": info.session_id,
+            "user.id": info.user_id,
+            "langfuse.trace.tags": list(info.tags),
+            "art.origin": info.origin,
+            **self.of_all(info),
+        }
+        name = "invoke_agent" if info.name is None else f"invoke_agent {info.name}"
+        return self.span(name, own, None, attributes, info.started_at, episode.ended_at, info.error)
+
+    def _span(
+        self, span: SpanInfo, own: trace.SpanContext, parent: trace.SpanContext, episode: Episode
+    ) -> ReadableSpan:
+        operation = _OPERATIONS.get(span.kind)
+        attributes: dict[str, Any] = {
+            "gen_ai.operation.name": operation,
+            _NAMES.get(span.kind, "art.span.name"): span.name,
+            "art.span.id": span.id,
+            "art.span.kind": span.kind,
+            **self.of_all(episode.trajectory.info),
+        }
+        if self.content:
+            for key, attribute in _CONTENT.get(span.kind, _OTHER_CONTENT):
+                value = span.attributes.get(key)
+                attributes[attribute] = value if value is None or isinstance(value, str) else _json(value)
+        name = span.name if operation is None else f"{operation} {span.name}"
+        return self.span(name, own, parent, attributes, span.started_at, span.ended_at or episode.ended_at, span.error)
+
+    def _call(self, call: Call, own: trace.SpanContext, parent: trace.SpanContext, episode: Episode) -> ReadableSpan:
+        operation = operation_of(call.api)
+        attributes: dict[str, Any] = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "openai" if call.policy is None else "vllm",
+            "gen_ai.request.model": call.requested_model,
+            "gen_ai.response.model": call.policy,
+            "gen_ai.response.finish_reasons": [one.finish_reason for one in call.choices if one.finish_reason],
+            "gen_ai.response.time_to_first_chunk": None if call.ttft_ms is None else call.ttft_ms / 1000,
+            "gen_ai.usage.input_tokens": call.prompt_tokens or None,
+            "gen_ai.usage.output_tokens": call.completion_tokens or None,
+            **request_attributes(call.params),
+            **self.of_all(episode.trajectory.info),
+            "art.span.id": call.span_id,
+            "art.call.id": call.id,
+            "art.served_by": call.policy or "upstream",
+            "art.fallback": call.fallback,
+            "art.status": None if call.status in ("ok", "error") else call.status,
+        }
+        if self.content:
+            attributes["gen_ai.input.messages"] = _json(input_messages(call))
+            attributes["gen_ai.output.messages"] = _json(output_messages(call))
+            attributes["gen_ai.tool.definitions"] = _json(call.tools) if call.tools else None
+        until = call.started_at + call.duration_ms / 1000
+        failed = (call.error or "") if call.status == "error" else None
+        name = f"{operation} {call.requested_model}"
+        return self.span(name, own, parent, attributes, call.started_at, until, failed, kind="CLIENT")
+
+    def span(
+        self,
+        name: str,
+        own: trace.SpanContext,
+        parent: trace.SpanContext | None,
+        attributes: Mapping[str, Any],
+        start: float,
+        end: float,
+        error: str | None,
+        *,
+        kind: Literal["INTERNAL", "CLIENT"] = "INTERNAL",
+    ) -> ReadableSpan:
+        """Return a span; attributes without a value are left out."""
+        found = dict(attributes) | ({} if error is None else {"error.type": error_type(error)})
+        status = trace.Status() if error is None else trace.Status(trace.StatusCode.ERROR, error)
+        return ReadableSpan(
+            name,
+            own,
+            parent,
+            self._resource,
+            {key: value for key, value in found.items() if value not in (None, "", [])},
+            kind=trace.SpanKind[kind],
+            status=status,
+            start_time=_ns(start),
+            end_time=_ns(end),
+            instrumentation_scope=_SCOPE,
+        )
+
+
+class _Told(logging.Handler):
+    """Keeps the first thing that OpenTelemetry's client says: it tells why only its log, and repeats itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = "no reason given"
+        self._heard = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep what is said first."""
+        if not self._heard:
+            self.first, self._heard = record.getMessage()[:_LONGEST_REASON], True
+
+
+@contextmanager
+def _told() -> Generator[_Told]:
+    """Hear the client's log while the block runs, instead of having it on stderr."""
+    logger, told = logging.getLogger("opentelemetry.exporter"), _Told()
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(told)
+    try:
+        yield told
+    finally:
+        logger.removeHandler(told)
+        logger.propagate = propagate
+
+
+def context_of(trajectory_id: str, key: str) -> trace.SpanContext:
+    """Return the ids of a span of a run: `key` names it among all spans."""
+    trace_id = int(trace_id_of(trajectory_id), 16)
+    return trace.SpanContext(trace_id, int.from_bytes(hash_of(key, 8)), is_remote=False, trace_flags=_SAMPLED)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=repr)
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)

@@ -1,0 +1,286 @@
+"""Training and runs of the agent in Weights & Biases: what W&B calls runs, in a group of our project's name.
+
+| W&B's run | job type | holds |
+|---|---|---|
+| `NAME` | `policies` | a point a policy, over `policy_step`: reward, gate, KL, loss; `champion` in its summary |
+| `NAME@STEP` | `update` | a point an optimizer step, over `update_step`; settings as config; the adapter as output |
+| the project's name | `episodes` | the tables `episodes`, one row a run of the agent, and `actions`, one row a tool |
+
+The adapter is an artifact `NAME` of the type `model`, a version a policy, with the alias `step-STEP`. As at MLflow it
+holds the manifest, which names the base and the hash of every file; the weights go along if asked for.
+
+A run of W&B's has an id made of ours and is resumed. A figure that changed since is one more point at its step, and the
+later one holds. The tables are written whole, as W&B's next version of them, whenever a row changed or is gone; they
+are of the newest `MOST_ROWS` runs that were looked at.
+
+Offline, each sending that has something new writes files of its own beside the earlier ones; `wandb sync` takes those
+of one run in the order in which they were written, and resumes it likewise. Only the summary it takes from the last of
+them alone (tables, too, are shown by the summary), so whatever is written of a run, its whole summary goes along.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, TypeAlias, cast
+
+import wandb  # pyright: ignore[reportMissingImports] - not in the tests' own environment
+
+from art_patch.errors import TrackerError
+from art_patch.policies import MANIFEST
+from art_patch.trackers.address import without_login
+from art_patch.trackers.episodes import Episode, Item, TrainingStep
+from art_patch.trackers.run_tables import (
+    ACTION_COLUMNS,
+    CONTENT_COLUMNS,
+    EPISODE_COLUMNS,
+    ActionTable,
+    Cell,
+    episode_row,
+)
+from art_patch.trackers.trace_ids import hash_of
+from art_patch.types import JSON, Policy
+
+MOST_ROWS = 200_000
+"""As many as W&B takes in a table."""
+
+_FINISH_S = 600.0
+_Job: TypeAlias = Literal["policies", "update", "episodes"]
+_AXES: Mapping[_Job, str] = {"policies": "policy_step", "update": "update_step"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    name: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Something of one of W&B's runs; points of the same place on the axis become one."""
+
+    job: _Job
+    run: str
+    points: Sequence[Mapping[str, float]] = ()
+    config: JSON = field(default_factory=dict[str, Any])
+    tables: Sequence[_Table] = ()
+    adapter: tuple[Policy, Sequence[Path]] | None = None
+
+
+class Wandb:
+    """A project in Weights & Biases, or a directory that is synchronised later."""
+
+    name = "wandb"
+    takes_episodes = True
+
+    def __init__(
+        self,
+        project: str,
+        *,
+        group: str,
+        entity: str | None = None,
+        offline: Path | None = None,
+        content: bool = False,
+        weights: bool = False,
+    ) -> None:
+        """Ask W&B's own settings where to; connections are made when something is written.
+
+        Args:
+            project: in W&B.
+            group: our project's name.
+            entity: W&B's team or user; by default W&B says.
+            offline: directory for offline runs; by default W&B's mode says whether, and W&B's settings where.
+            content: texts of the last call in the table, too.
+            weights: all files of an adapter, not the manifest alone.
+
+        Raises:
+            TrackerError: W&B is switched off.
+        """
+        settings: Any = wandb.setup().settings
+        if offline is None and settings.mode == "disabled":
+            raise TrackerError("WANDB_MODE is disabled, so W&B would take nothing; unset it, or say --offline DIR")
+        if offline is None and settings.mode in ("offline", "dryrun"):
+            offline = Path(settings.root_dir)
+        self._directory = None if offline is None else offline.absolute()
+        place = without_login(settings.base_url) if self._directory is None else f"offline {self._directory}"
+        entity = entity or settings.entity
+        self.target = f"wandb {place} {project if entity is None else f'{entity}/{project}'}"
+        self._project, self._entity, self._group = project, entity, group
+        self._content, self._weights = content, weights
+        self._summaries: dict[tuple[_Job, str], dict[str, Any]] = defaultdict(dict)
+        self._rows: list[Sequence[Cell]] = []
+        self._actions = ActionTable()
+
+    def of_step(self, step: TrainingStep) -> Iterable[Item]:
+        """Return the figures, the history, the settings, the state and the adapter."""
+        policy, key = step.policy, f"policy:{step.policy.name}"
+        for name, value in step.metrics.items():
+            point = {_AXES["policies"]: policy.step, name: value}
+            yield Item(f"{key}:{name}", repr(value), self._part("policies", policy.model, points=[point]))
+        if policy.state == "champion":
+            self._summaries["policies", policy.model]["champion"] = policy.name
+            yield Item(f"model:{policy.model}:champion", policy.name, self._part("policies", policy.model))
+        if policy.parent is None:  # the base model alone: nothing was updated
+            return
+        self._summaries["update", policy.name]["state"] = policy.state
+        yield Item(f"{key}:run", "", self._part("update", policy.name, config=_config(policy)))
+        yield Item(f"{key}:state", policy.state, self._part("update", policy.name))
+        if step.history:
+            points = [
+                {_AXES["update"]: number, **{f"update/{name}": value for name, value in row.items()}}
+                for number, row in enumerate(step.history)
+            ]
+            yield Item(f"history:{policy.name}", str(len(points)), self._part("update", policy.name, points=points))
+        files = self._files(policy)
+        if files:
+            kind = "weights" if self._weights else "manifest"
+            yield Item(f"{key}:{kind}", "", self._part("update", policy.name, adapter=(policy, files)))
+
+    def of_episode(self, episode: Episode) -> Iterable[Item]:
+        """Return the run's row, which is noted as the run's own and is written with the table."""
+        key = episode.trajectory.id
+        self._actions.add(episode)
+        row = episode_row(episode, content=self._content)
+        if len(self._rows) < MOST_ROWS:
+            self._rows.append(row)
+            yield Item(f"episode:{key}", _digest(row), None, key)
+
+    def of_episodes(self) -> Iterable[Item]:
+        """Return the tables."""
+        columns = (*EPISODE_COLUMNS, *(CONTENT_COLUMNS if self._content else ()))
+        # Also without rows: those that W&B has may have been erased here.
+        tables = (
+            _Table("episodes", columns, self._rows),
+            _Table("actions", ACTION_COLUMNS, self._actions.rows()),
+        )
+        digest = _digest([[table.columns, table.rows] for table in tables])
+        yield Item("tables", digest, self._part("episodes", self._group, tables=tables))
+
+    def write(self, items: Sequence[Item]) -> None:
+        """Write the runs of W&B's that these are of.
+
+        Raises:
+            TrackerError: W&B cannot be reached, or refused.
+        """
+        parts: dict[tuple[_Job, str], list[_Part]] = {}
+        for item in items:
+            if isinstance(item.payload, _Part):
+                parts.setdefault((item.payload.job, item.payload.run), []).append(item.payload)
+        try:
+            for (job, name), some in parts.items():
+                with self._open(job, name) as run:
+                    self._log(run, job, some)
+                    run.summary.update(self._summaries[job, name])
+        except (wandb.Error, OSError) as error:
+            raise TrackerError(
+                f"{self.target} refused: {error}; look at WANDB_API_KEY and WANDB_BASE_URL, or say --offline DIR; "
+                "then send again"
+            ) from error
+
+    def _part(self, job: _Job, run: str, **holds: Any) -> _Part:
+        """Return it, and keep what the summary has of it: of each figure the last on the axis."""
+        part = _Part(job, run, **holds)
+        known = self._summaries[job, run]
+        for point in part.points:
+            axis = _AXES[job]
+            later = point[axis] >= known.get(axis, point[axis])
+            known |= point if later else {name: value for name, value in point.items() if name not in known}
+        return part
+
+    @contextmanager
+    def _open(self, job: _Job, name: str) -> Generator[Any]:
+        """Begin one of W&B's runs or go on with it, and wait until W&B has all of it."""
+        with TemporaryDirectory(prefix="art_patch-wandb-", ignore_cleanup_errors=True) as passing:
+            place = self._directory or Path(passing)
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)  # W&B writes runs there as the umask has it
+            run: Any = wandb.init(
+                project=self._project,
+                entity=self._entity,
+                group=self._group,
+                job_type=job,
+                name=name,
+                id=hash_of(f"{self._group}:{job}:{name}", 8).hex(),
+                resume="allow",
+                reinit="create_new",
+                dir=str(place),
+                mode="online" if self._directory is None else "offline",
+                settings=_quiet(),
+            )
+            try:
+                yield run
+            except BaseException:
+                run.finish(exit_code=1)
+                raise
+            run.finish()
+
+    def _log(self, run: Any, job: _Job, parts: Sequence[_Part]) -> None:
+        axis = _AXES.get(job)
+        if axis is not None:
+            run.define_metric(axis)
+            run.define_metric("*", step_metric=axis)
+        points: dict[float, dict[str, float]] = {}
+        for point in (point for part in parts for point in part.points):
+            points.setdefault(point[cast(str, axis)], {}).update(point)
+        for _, point in sorted(points.items()):
+            run.log(point)
+        for part in parts:
+            run.config.update(part.config, allow_val_change=True)
+            for table in part.tables:
+                whole = wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
+                run.log({table.name: whole})
+            if part.adapter is not None:
+                self._log_adapter(run, *part.adapter)
+
+    def _log_adapter(self, run: Any, policy: Policy, files: Sequence[Path]) -> None:
+        about = {"policy": policy.name, "parent": policy.parent, "base": policy.base, "base_sha256": policy.base_sha256}
+        artifact: Any = wandb.Artifact(policy.model, type="model", metadata=about)
+        for file in files:  # they never change, so W&B needs no copy of them until it has sent them
+            artifact.add_file(str(file), name=file.name, policy="immutable", skip_cache=True)
+        logged = run.log_artifact(artifact, aliases=[f"step-{policy.step}"])
+        if self._directory is None:
+            try:
+                logged.wait()
+            except Exception as error:  # ValueError where an upload failed; other kinds are W&B's private ones
+                raise TrackerError(f"{self.target} did not take the adapter of {policy.name}: {error}") from error
+
+    def _files(self, policy: Policy) -> list[Path]:
+        manifest = None if policy.path is None else Path(policy.path) / MANIFEST
+        if manifest is None or not manifest.is_file():
+            return []
+        if not self._weights:
+            return [manifest]
+        return sorted(file for file in manifest.parent.iterdir() if file.is_file() and not file.is_symlink())
+
+
+def _config(policy: Policy) -> JSON:
+    train = cast(JSON, policy.figures.get("train") or {})
+    about = {"policy": policy.name, "parent": policy.parent, "base": policy.base, "base_sha256": policy.base_sha256}
+    return {**cast(JSON, train.get("config") or {}), **about}
+
+
+def _quiet() -> Any:
+    """W&B's settings without its own figures of this machine, its code and its terminal."""
+    return wandb.Settings(
+        silent=True,
+        console="off",
+        save_code=False,
+        disable_code=True,
+        disable_git=True,
+        disable_job_creation=True,
+        x_disable_machine_info=True,
+        x_disable_meta=True,
+        x_disable_stats=True,
+        x_save_requirements=False,
+        finish_timeout=_FINISH_S,
+        finish_timeout_raises=True,
+    )
+
+
+def _digest(value: Any) -> str:
+    return hash_of(json.dumps(value), 8).hex()

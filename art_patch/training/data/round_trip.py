@@ -1,0 +1,228 @@
+"""Whether the chat template would have given the tokens that were recorded. Pure; changes nothing that is trained.
+
+Training uses recorded ids, so none of this is an error. It tells whoever retokenises (demonstrations, other trainers,
+an agent's next turn) where text does not lead back to the tokens, and why a conversation forks into several rows. Three
+questions are asked of a trainable call:
+
+- Does the template render its messages and tools to the prompt ids? As either engine does it.
+- Do the text of prompt and answer encode to their ids again?
+- Does its prompt extend the prompt and answer of the call that it goes on from?
+
+A template that writes today's date (Llama 3.2) renders another prompt tomorrow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from art_patch.formats import Unusable
+from art_patch.training.data.prompt_forms import FORMS, Engine
+from art_patch.training.data.rendering import Renderer
+from art_patch.training.data.rows import Turn, recorded_turn
+from art_patch.training.kernels.families import DEFAULT, Family
+from art_patch.types import Call, Trajectory
+
+Kind = Literal[
+    "the prompt cannot be rendered",
+    "the prompt is rendered otherwise",
+    "the text encodes otherwise",
+    "thinking was stripped from history",
+    "history was rendered otherwise",
+]
+
+_EXAMPLES = 5
+_AROUND = 6  # tokens shown on each side
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two sequences of tokens part; texts of single tokens, so that white space and cuts can be seen.
+
+    Attributes:
+        kind: what was compared.
+        call_id: of which call.
+        place: number of the first token that differs.
+        before: the last tokens that both have.
+        recorded: what was recorded there.
+        rendered: what was rendered, or encoded, instead.
+    """
+
+    kind: Kind
+    call_id: str
+    place: int
+    before: tuple[str, ...] = ()
+    recorded: tuple[str, ...] = ()
+    rendered: tuple[str, ...] = ()
+
+    def as_text(self) -> str:
+        """Return it on four lines."""
+        shown = {"before": self.before, "recorded": self.recorded, "rendered": self.rendered}
+        lines = [f"{self.kind}: call {self.call_id}, token {self.place}"]
+        return "\n".join(lines + [f"  {name:<9}{' '.join(map(repr, texts))}" for name, texts in shown.items()])
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrips:
+    """What was found.
+
+    Attributes:
+        calls: checked.
+        unchecked: trainable calls beyond the limit.
+        exact: calls without any difference.
+        engines: how many prompts are exactly what each engine makes of the messages.
+        differences: how many of each kind; a call may have several.
+        examples: the first of each kind, then the next.
+    """
+
+    calls: int
+    unchecked: int
+    exact: int
+    engines: Mapping[Engine, int]
+    differences: Mapping[Kind, int]
+    examples: tuple[Difference, ...]
+
+    @property
+    def engine(self) -> Engine:
+        """Whose form most prompts have."""
+        return max(self.engines, key=lambda engine: self.engines[engine])
+
+    def as_text(self) -> str:
+        """Return it for people."""
+        lines = [f"{self.exact} of {self.calls} calls are what the chat template makes of them"]
+        lines += [f"{count:>6}  {kind}" for kind, count in self.differences.items()]
+        return "\n".join(lines + [example.as_text() for example in self.examples])
+
+    def figures(self) -> dict[str, Any]:
+        """Return the numbers, as JSON values; examples are somebody's words, and figures are kept."""
+        return {name: value for name, value in asdict(self).items() if name != "examples"}
+
+
+def check_round_trips(
+    trajectories: Iterable[Trajectory], tokenizer: Any, *, family: Family = DEFAULT, limit: int = 64
+) -> RoundTrips:
+    """Check trainable calls against the base's tokenizer and chat template.
+
+    Args:
+        trajectories: with what was recorded.
+        tokenizer: the base's.
+        family: the base's.
+        limit: calls to check, spread evenly over all.
+    """
+    calls = [
+        (trajectory, position, turn)
+        for trajectory in trajectories
+        for position, call in enumerate(trajectory.calls)
+        if isinstance(turn := recorded_turn(call, trajectory.calls[position + 1 :]), Turn)
+    ]
+    chosen = [calls[index * len(calls) // limit] for index in range(limit)] if len(calls) > limit else calls
+    engines: dict[Engine, int] = dict.fromkeys(FORMS, 0)
+    found: list[Difference] = []
+    for trajectory, position, turn in chosen:
+        call = trajectory.calls[position]
+        rendered: dict[Engine, Ids | None] = {
+            engine: _rendered(call, Renderer(tokenizer, family, engine)) for engine in FORMS
+        }
+        for engine, ids in rendered.items():
+            engines[engine] += ids == turn.prompt_ids
+        found += _prompt(call, turn, [ids for ids in rendered.values() if ids is not None], tokenizer)
+        found += _text(call, turn, tokenizer)
+        found += _history(trajectory, position, turn, tokenizer, family)
+    return RoundTrips(
+        calls=len(chosen),
+        unchecked=len(calls) - len(chosen),
+        exact=len(chosen) - len({difference.call_id for difference in found}),
+        engines=engines,
+        differences=dict(Counter(difference.kind for difference in found)),
+        examples=_first_of_each(found),
+    )
+
+
+def _rendered(call: Call, renderer: Renderer) -> Ids | None:
+    try:
+        return renderer.prompt_ids(call)
+    except Unusable:
+        return None
+
+
+def _prompt(call: Call, turn: Turn, rendered: Sequence[Ids], tokenizer: Any) -> list[Difference]:
+    if turn.prompt_ids in rendered:
+        return []
+    if not rendered:
+        return [Difference("the prompt cannot be rendered", call.id, 0)]
+    nearest = max(rendered, key=lambda ids: _common(turn.prompt_ids, ids))
+    return [_difference("the prompt is rendered otherwise", call, turn.prompt_ids, nearest, tokenizer)]
+
+
+def _text(call: Call, turn: Turn, tokenizer: Any) -> list[Difference]:
+    whole = turn.prompt_ids + turn.answer_ids_A
+    again = tuple(tokenizer.encode(_decoded(whole, tokenizer), add_special_tokens=False))
+    return [] if again == whole else [_difference("the text encodes otherwise", call, whole, again, tokenizer)]
+
+
+def _history(trajectory: Trajectory, position: int, turn: Turn, tokenizer: Any, family: Family) -> list[Difference]:
+    call = trajectory.calls[position]
+    before = _turn_before(trajectory.calls, position)
+    if before is None:
+        return []
+    whole = before.prompt_ids + before.answer_ids_A
+    if turn.prompt_ids[: len(whole)] == whole:
+        return []
+    tag = family.thinking.close.strip() if family.thinking else ""
+    stripped = tag and _decoded(whole, tokenizer).count(tag) > _decoded(turn.prompt_ids, tokenizer).count(tag)
+    kind: Kind = "thinking was stripped from history" if stripped else "history was rendered otherwise"
+    return [_difference(kind, call, whole, turn.prompt_ids, tokenizer)]
+
+
+def _turn_before(calls: Sequence[Call], position: int) -> Turn | None:
+    """The turn that a call goes on from: its messages are the beginning of this one's, and an answer follows them."""
+    messages = calls[position].messages
+    for index in range(position - 1, -1, -1):
+        depth = len(calls[index].messages)
+        if depth < len(messages) and messages[depth].get("role") == "assistant":
+            turn = recorded_turn(calls[index], calls[index + 1 :])
+            if isinstance(turn, Turn) and calls[index].messages == messages[:depth]:
+                return turn
+    return None
+
+
+def _difference(kind: Kind, call: Call, recorded: Ids, rendered: Ids, tokenizer: Any) -> Difference:
+    place = _common(recorded, rendered)
+    return Difference(
+        kind,
+        call.id,
+        place,
+        before=_texts(recorded[max(0, place - _AROUND) : place], tokenizer),
+        recorded=_texts(recorded[place : place + _AROUND], tokenizer),
+        rendered=_texts(rendered[place : place + _AROUND], tokenizer),
+    )
+
+
+def _common(one: Ids, other: Ids) -> int:
+    """How many tokens both begin with."""
+    shorter = min(len(one), len(other))
+    return next((place for place in range(shorter) if one[place] != other[place]), shorter)
+
+
+def _texts(ids: Ids, tokenizer: Any) -> tuple[str, ...]:
+    texts = (_decoded((token,), tokenizer) for token in ids)
+    # Half a character looks like any other half.
+    return tuple(f"#{token}" if "\ufffd" in text else text for token, text in zip(ids, texts, strict=True))
+
+
+def _decoded(ids: Ids, tokenizer: Any) -> str:
+    return tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def _first_of_each(found: Sequence[Difference]) -> tuple[Difference, ...]:
+    """The first of each kind, then the next, up to a few."""
+    seen: Counter[Kind] = Counter()
+    ranked: list[tuple[int, Difference]] = []
+    for difference in found:
+        ranked.append((seen[difference.kind], difference))
+        seen[difference.kind] += 1
+    return tuple(difference for _, difference in sorted(ranked, key=lambda pair: pair[0]))[:_EXAMPLES]

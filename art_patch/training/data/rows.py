@@ -1,0 +1,225 @@
+"""Recorded calls to rows of token ids, with what was sampled marked. Pure.
+
+Nothing is ever retokenised. A call whose exact prompt ids extend an earlier row continues the longest such row, so that
+a multi-turn trajectory is one row and each sampled token is trained once, in the context it was sampled in. A call
+whose prompt extends no row starts one of its own, a fork: the chat template rewrote history (Qwen 3 strips the thoughts
+of earlier turns), a sub-agent began, siblings branched from a common prefix, or the same was asked twice. What the new
+row shares with others is context there, and trained where it was sampled. Histories are never aligned.
+
+Of `n > 1` answers the one that the app went on with is trained: the reward speaks of no other.
+
+A row is cut after `max_tokens`. What is cut off is not trained. A trajectory of which nothing is left does not count
+in its group's baseline either.
+
+An answer that was cut off at its length limit is trained as any other, unless `learn_truncated` is false: then it is
+context for what follows, and nothing of it is trained. A run that has no trained token left counts neither in its
+group's baseline and scale nor in the loss's normalisers (TRL's `mask_truncated_completions` counts it in all of them).
+
+A call that cannot be proven exact (`art_patch.trajectories.trainability`), whatever its record says of itself, is left
+out and counted by reason; ids and log-probabilities that differ in number are one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from art_patch.trajectories import chosen_choice, why_untrainable
+from art_patch.types import Call, Trajectory
+
+TRUNCATED = "the answer was cut off at its length limit"
+"""Why an answer is not learned if `learn_truncated` is false."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence of T tokens.
+
+    Attributes:
+        ids_T: token ids.
+        sampled_T: which of them the policy sampled; only these are trained.
+        logprobs_T: the behaviour policy's log-probability of each sampled token, at `temperature_T`; 0 elsewhere.
+        temperature_T: sampling temperature; 1 elsewhere.
+    """
+
+    ids_T: tuple[int, ...]
+    sampled_T: tuple[bool, ...]
+    logprobs_T: tuple[float, ...]
+    temperature_T: tuple[float, ...]
+
+    @property
+    def sampled(self) -> int:
+        """Number of trained tokens."""
+        return sum(self.sampled_T)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An answer of A tokens in the exact context that it was given in.
+
+    Attributes:
+        prompt_ids: that context.
+        answer_ids_A: what is learned.
+        logprobs_A: the behaviour policy's log-probability of each; 0 where no policy of ours answered.
+        temperature: that they were sampled at.
+        truncated: it was cut off at its length limit.
+    """
+
+    prompt_ids: tuple[int, ...]
+    answer_ids_A: tuple[int, ...]
+    logprobs_A: tuple[float, ...]
+    temperature: float = 1.0
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RowsReport:
+    """How calls became rows; reports of several trajectories add up.
+
+    Attributes:
+        rows: made, after the cut.
+        forks: calls, after the first of their trajectory, that no row was extended by.
+        tokens: sampled tokens in the rows: what is trained.
+        cut_tokens: sampled tokens beyond `max_tokens`.
+        truncated_tokens: sampled tokens of answers that were cut off at their length limit, if these are not learned.
+        other_choices: answers that the app did not go on with.
+        left_out: calls of which nothing is trained, by reason.
+    """
+
+    rows: int = 0
+    forks: int = 0
+    tokens: int = 0
+    cut_tokens: int = 0
+    truncated_tokens: int = 0
+    other_choices: int = 0
+    left_out: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def __add__(self, other: RowsReport) -> RowsReport:
+        """Return both as one."""
+        return RowsReport(
+            self.rows + other.rows,
+            self.forks + other.forks,
+            self.tokens + other.tokens,
+            self.cut_tokens + other.cut_tokens,
+            self.truncated_tokens + other.truncated_tokens,
+            self.other_choices + other.other_choices,
+            dict(Counter(self.left_out) + Counter(other.left_out)),
+        )
+
+
+def rows_of(trajectory: Trajectory, *, max_tokens: int) -> tuple[Row, ...]:
+    """Return the trajectory's rows; each sampled token of its trainable calls is in exactly one of them.
+
+    Args:
+        trajectory: its calls in the order they started.
+        max_tokens: a row is cut there, and what is cut off is not trained.
+    """
+    return rows_and_report(trajectory, max_tokens=max_tokens)[0]
+
+
+def rows_and_report(
+    trajectory: Trajectory, *, max_tokens: int, learn_truncated: bool = True
+) -> tuple[tuple[Row, ...], RowsReport]:
+    """Return the trajectory's rows as `rows_of` does, and how they came about.
+
+    Args:
+        trajectory: as in `rows_of`.
+        max_tokens: as in `rows_of`.
+        learn_truncated: train answers that were cut off at their length limit.
+    """
+    turns: list[Turn] = []
+    left_out: Counter[str] = Counter()
+    others = 0
+    for position, call in enumerate(trajectory.calls):
+        found = recorded_turn(call, trajectory.calls[position + 1 :])
+        if isinstance(found, Turn):
+            turns.append(found)
+            others += len(call.choices) - 1
+        else:
+            left_out[found] += 1
+    not_learned = [turn for turn in turns if turn.truncated and not learn_truncated]
+    if not_learned:
+        left_out[TRUNCATED] = len(not_learned)
+    whole = merge(turns, learn_truncated=learn_truncated)
+    rows = cut(whole, max_tokens)
+    tokens = total_sampled(rows)
+    return rows, RowsReport(
+        rows=len(rows),
+        forks=max(0, len(whole) - 1),
+        tokens=tokens,
+        cut_tokens=total_sampled(whole) - tokens,
+        truncated_tokens=sum(len(turn.answer_ids_A) for turn in not_learned),
+        other_choices=others,
+        left_out=dict(left_out),
+    )
+
+
+def merge(turns: Iterable[Turn], *, learn_truncated: bool = True) -> tuple[Row, ...]:
+    """Return rows in which each turn's answer is marked once; turns that extend each other share a row.
+
+    Args:
+        turns: in order.
+        learn_truncated: mark truncated answers too; a row of which nothing is marked may be left then.
+    """
+    rows: list[Row] = []
+    for turn in turns:
+        extended = [index for index, row in enumerate(rows) if _extends(turn.prompt_ids, row.ids_T)]
+        if extended:
+            longest = max(extended, key=lambda index: len(rows[index].ids_T))
+            rows[longest] = _continued(rows[longest], turn, learn_truncated)
+        else:
+            rows.append(_continued(Row((), (), (), ()), turn, learn_truncated))
+    return tuple(rows)
+
+
+def cut(rows: Iterable[Row], max_tokens: int) -> tuple[Row, ...]:
+    """Return the rows cut to `max_tokens`, without what stands after their last sampled token; empty ones are gone."""
+    kept: list[Row] = []
+    for row in rows:
+        marked = row.sampled_T[:max_tokens]
+        if any(marked):
+            upto = slice(0, max(place for place, sampled in enumerate(marked) if sampled) + 1)
+            kept.append(Row(row.ids_T[upto], row.sampled_T[upto], row.logprobs_T[upto], row.temperature_T[upto]))
+    return tuple(kept)
+
+
+def total_sampled(rows: Sequence[Row]) -> int:
+    """Return how many tokens of these rows are trained."""
+    return sum(row.sampled for row in rows)
+
+
+def recorded_turn(call: Call, later: Sequence[Call]) -> Turn | str:
+    """Return what is trained of a call, or why nothing is; `later` are the calls after it."""
+    reason = call.untrainable or why_untrainable(call)
+    if reason is not None:
+        return reason
+    choice = chosen_choice(call, later)
+    if choice is None or call.prompt_token_ids is None or choice.token_ids is None or choice.logprobs is None:
+        return "no answer"  # proven to be there, but the type checker does not know
+    temperature = call.params.get("temperature")
+    return Turn(
+        call.prompt_token_ids,
+        choice.token_ids,
+        choice.logprobs,
+        1.0 if temperature is None else float(temperature),
+        truncated=choice.finish_reason == "length",
+    )
+
+
+def _extends(prompt_ids: tuple[int, ...], ids_T: tuple[int, ...]) -> bool:
+    length = len(ids_T)
+    # The last token first: most rows differ there, and comparing all of two long histories takes its time.
+    return length <= len(prompt_ids) and prompt_ids[length - 1] == ids_T[-1] and prompt_ids[:length] == ids_T
+
+
+def _continued(row: Row, turn: Turn, learn_truncated: bool) -> Row:
+    given, answer = len(turn.prompt_ids) - len(row.ids_T), len(turn.answer_ids_A)
+    if turn.truncated and not learn_truncated:
+        turn, given, answer = Turn(turn.prompt_ids + turn.answer_ids_A, (), ()), given + answer, 0
+    return Row(
+        ids_T=turn.prompt_ids + turn.answer_ids_A,
+        sampled_T=row.sampled_T + (False,) * given + (True,) * answer,
+        logprobs_T=row.logprobs_T + (0.0,) * given + turn.logprobs_A,
+        temperature_T=row.temperature_T + (1.0,) * given + (turn.temperature,) * answer,
+    )

@@ -1,0 +1,140 @@
+"""What the policy that an update starts from, and the reference, think of what will be learned. Computed once.
+
+Kept in the job directory, because an update that goes on where it was killed no longer has that policy at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from art_patch.errors import TrainingError
+from art_patch.training.data.packing import Example
+from art_patch.training.kernels.scoring import Scorer
+from art_patch.training.loop import tensor_file
+from art_patch.training.loop.job import TrainJob
+from art_patch.training.loop.loading import as_reference
+from art_patch.training.loop.plan import Lesson, evaluated_of, lessons_of
+from art_patch.training.loop.ranks import Ranks
+
+_FILE = "start.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class StartScores:
+    """Log-probabilities of sampled tokens, one tensor an example, in the order of an example's rows.
+
+    Attributes:
+        old: of the examples of all lessons under the policy at the start.
+        reference: of the same under the reference; `None` unless the loss asks for it.
+        pairs: of what is marked in the chosen row and then the rejected one, under the policy at the start.
+        eval_old: as `old`, of what the policy is evaluated on.
+        eval_reference: as `reference`, likewise.
+        gap_nats: largest difference between recorded and own log-probability, over tokens that the policy at the start
+            sampled: whether trainer and server compute the same. `None` if it sampled none.
+    """
+
+    old: tuple[Tensor, ...]
+    reference: tuple[Tensor, ...] | None
+    pairs: tuple[Tensor, ...]
+    gap_nats: float | None
+    eval_old: tuple[Tensor, ...] = ()
+    eval_reference: tuple[Tensor, ...] | None = None
+
+
+def start_scores(job: TrainJob, model: Any, scorer: Scorer, directory: Path, ranks: Ranks) -> StartScores:
+    """Compute them, or read what was computed before.
+
+    Args:
+        job: the job.
+        model: of `load_policy`, as it is loaded.
+        scorer: of the model.
+        directory: the job's.
+        ranks: of this process.
+
+    Raises:
+        TrainingError: the model is broken, or the file cannot be read or written.
+    """
+    lessons = lessons_of(job)
+    examples, evaluated = _examples(lessons), _examples(evaluated_of(job))
+    pairs = [Example((pair.chosen, pair.rejected)) for pair in job.pairs]
+    found = tensor_file.read(directory / _FILE)
+    arrays = found[0] if found else _computed(job, model, scorer, examples, evaluated, pairs, ranks)
+    if found is None and ranks.first:
+        tensor_file.write(directory / _FILE, tensor_file.to_bytes(arrays, {}))
+    flat = {name: torch.from_numpy(array).to(scorer.device) for name, array in arrays.items()}
+    own = [own for lesson in lessons for own in lesson.on_policy]
+    old = _by_example(flat["old"], examples)
+    return StartScores(
+        old=old,
+        reference=_by_example(flat["reference"], examples) if "reference" in flat else None,
+        pairs=_by_example(flat["pairs"], pairs),
+        gap_nats=_gap(examples, old, own),
+        eval_old=_by_example(flat["eval_old"], evaluated),
+        eval_reference=_by_example(flat["eval_reference"], evaluated) if "eval_reference" in flat else None,
+    )
+
+
+def _examples(lessons: Sequence[Lesson]) -> list[Example]:
+    return [example for lesson in lessons for example in lesson.examples]
+
+
+def _computed(
+    job: TrainJob,
+    model: Any,
+    scorer: Scorer,
+    examples: Sequence[Example],
+    evaluated: Sequence[Example],
+    pairs: Sequence[Example],
+    ranks: Ranks,
+) -> dict[str, Any]:
+    tokens = job.config.micro_batch_tokens
+    asked = {"old": examples, "eval_old": evaluated, "pairs": pairs}
+    scores = {name: _flat(scorer, each, tokens, ranks) for name, each in asked.items()}
+    if not all(bool(torch.isfinite(each).any()) for each in scores.values() if len(each)):
+        raise TrainingError(
+            f"the policy to start from ({job.start or job.base}) has no finite log-probability for what was recorded: "
+            "its weights are broken, or the dtype is too small; begin anew with start=base, or take dtype=float32"
+        )
+    if job.config.loss.kl_coefficient:
+        with as_reference(model, job.parent if job.config.reference == "champion" else None):
+            scores["reference"] = _flat(scorer, examples, tokens, ranks)
+            scores["eval_reference"] = _flat(scorer, evaluated, tokens, ranks)
+    return {name: values.cpu().numpy() for name, values in scores.items()}
+
+
+@torch.no_grad()
+def _flat(scorer: Scorer, examples: Sequence[Example], max_tokens: int, ranks: Ranks) -> Tensor:
+    """The log-probabilities of all examples, one after another."""
+    first = [0]
+    for example in examples:
+        first.append(first[-1] + example.sampled)
+    flat = torch.zeros(first[-1], dtype=scorer.dtype, device=scorer.device)
+    for pack in ranks.deal(examples, max_tokens):
+        examples_E = pack.examples_E.tolist()
+        flat[first[examples_E[0]] : first[examples_E[-1] + 1]] = scorer.score(pack).logprob_N
+    return ranks.sum(flat)
+
+
+def _by_example(flat: Tensor, examples: Sequence[Example]) -> tuple[Tensor, ...]:
+    return flat.split([example.sampled for example in examples])
+
+
+def _gap(examples: Sequence[Example], old: Sequence[Tensor], on_policy: Sequence[bool]) -> float | None:
+    gaps: list[Tensor] = []
+    for example, its_old, own in zip(examples, old, on_policy, strict=True):
+        if own:
+            recorded = [
+                logprob
+                for row in example.rows
+                for logprob, sampled in zip(row.logprobs_T, row.sampled_T, strict=True)
+                if sampled
+            ]
+            gaps.append((its_old - torch.tensor(recorded, dtype=its_old.dtype, device=its_old.device)).abs())
+    finite = [gap[gap.isfinite()] for gap in gaps]
+    return max((float(gap.max()) for gap in finite if len(gap)), default=None)

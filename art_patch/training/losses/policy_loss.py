@@ -1,0 +1,301 @@
+"""The losses on recorded tokens. Pure: one typed record in, a scalar and its metrics out.
+
+For each sampled token, with d = logprob - old and w = exp(d) (of the token, or of its trajectory):
+
+    loss = surrogate(w, A) * min(exp(old - recorded), importance_cap) + kl_coefficient * w * KL(trained || reference)
+
+weighed by the aggregation and summed. Which surrogate, which aggregation, which level, and the paper of each: the
+table in `art_patch.training.losses.loss_config`. Proven equal to TRL 1.16, values and gradients, by `test_loss_trl`.
+
+Rules:
+
+- Micro-batches of whole trajectories add up to the whole: every normaliser is the step's.
+- A token with a log-probability that is not finite, on either side, is dropped and counted: it gets no gradient and
+  leaves every sum and every mean over its trajectory. The step's normalisers stay, as they are known before.
+- Log ratios are kept within 20 nats, as in verl: exp(20) is 5e8, and beyond it there is no gradient. So finite
+  log-probabilities give a finite loss.
+- An advantage that is not finite is a fault of whoever made it: it shows in the loss.
+
+Left out: entropy bonus and mask, importance weights of whole sequences (see `importance_cap`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from art_patch.training.losses.loss_config import Aggregation, Estimator, LossConfig, SurrogateName
+
+_LIMIT_NATS = 20.0
+_GATE_GOOD, _GATE_BAD = 1.0, 1.05  # SAPO's temperatures for advantages above 0, and others
+_GAMMA_GOOD, _GAMMA_BAD = (2.0, 3.0), (3.0, 2.0)  # VESPO's (k, lambda) for advantages from 0, and below
+
+
+@dataclass(frozen=True, slots=True)
+class LossInput:
+    """N sampled tokens of whole trajectories, flat and in any order.
+
+    A trajectory may have several rows; it is one sequence here. All tensors have shape (N,).
+
+    Attributes:
+        logprob_N: under the policy in training, in nats, at the temperature it was sampled at; with gradient.
+        old_N: under the policy at the start of the update; `recorded_N` if nothing was recomputed.
+        recorded_N: under the policy that sampled.
+        advantage_N: of the token's trajectory.
+        trajectory_N: int64, which trajectory, at least 0 and below `trajectories_in_step`.
+        tokens_in_step: sampled tokens in the whole optimizer step.
+        trajectories_in_step: trajectories with a sampled token in the whole optimizer step.
+        reference_N: under the reference policy; needed if `kl_coefficient` is not 0, measured if given.
+        entropy_N: of the distribution the token was drawn from, in nats, for the metrics alone.
+    """
+
+    logprob_N: Tensor
+    old_N: Tensor
+    recorded_N: Tensor
+    advantage_N: Tensor
+    trajectory_N: Tensor
+    tokens_in_step: int
+    trajectories_in_step: int
+    reference_N: Tensor | None = None
+    entropy_N: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LossMetrics:
+    """Sums over tokens, so that metrics of micro-batches add up: `a + b`.
+
+    Attributes:
+        tokens: whose log-probabilities are finite; the other sums run over these.
+        not_finite: tokens dropped because one of their log-probabilities is not finite.
+        clipped_low: tokens of bad trajectories whose gradient stops because the ratio is low enough.
+        clipped_high: tokens whose ratio is above the clip (or `clip_max`, and then without gradient) or the cap.
+        dropped_tokens: in trajectories dropped by `off_policy_nats`.
+        dropped_trajectories: so dropped.
+        kl_nats: k2 estimate of KL(behaviour || trained), half the squared log ratio. Not k3: there one rare token that
+            became likely, as it should, outweighs a thousand others.
+        reference_kl_nats: the chosen estimate of KL(trained || reference), ratio included; 0 without a reference.
+        entropy_nats: of the distributions drawn from; 0 if not given.
+        weight: importance weights before any clip, ratio times min(exp(old - recorded), cap).
+        weight_squared: their squares.
+        gap_nats: the largest |logprob - recorded|; of two metrics the larger.
+    """
+
+    tokens: int = 0
+    not_finite: int = 0
+    clipped_low: int = 0
+    clipped_high: int = 0
+    dropped_tokens: int = 0
+    dropped_trajectories: int = 0
+    kl_nats: float = 0.0
+    reference_kl_nats: float = 0.0
+    entropy_nats: float = 0.0
+    weight: float = 0.0
+    weight_squared: float = 0.0
+    gap_nats: float = 0.0
+
+    def __add__(self, other: LossMetrics) -> LossMetrics:
+        """Return the metrics of both batches together."""
+        sums: dict[str, Any] = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        sums["gap_nats"] = max(self.gap_nats, other.gap_nats)
+        return LossMetrics(**sums)
+
+    @property
+    def effective_share(self) -> float:
+        """Effective sample size over the number of tokens, (sum w)^2 / (n sum w^2); 1 on policy, 0 of no token."""
+        return self.weight**2 / (self.tokens * self.weight_squared) if self.tokens else 0.0
+
+
+def policy_loss(batch: LossInput, config: LossConfig) -> tuple[Tensor, LossMetrics]:
+    """Return the scalar loss of these tokens, their share of the step's, and what it saw.
+
+    Raises:
+        ValueError: if `kl_coefficient` is not 0 and there is no `reference_N`.
+    """
+    if config.kl_coefficient and batch.reference_N is None:
+        raise ValueError(f"kl_coefficient={config.kl_coefficient} needs reference_N")
+    finite = _only_finite(batch)
+    terms = _terms(finite, config)
+    surrogate = _SURROGATES[config.loss.surrogate](terms, config.settings)
+    kept_N = _near_enough_N(finite, terms, config)
+    kl_N = _reference_kl_N(finite, terms, config)
+    loss_N = torch.where(kept_N, surrogate.loss_N, 0.0) + config.kl_coefficient * kl_N
+    divisor_N = _DIVISORS[config.loss.aggregation](finite, terms.trajectories, config.settings)
+    metrics = _metrics(finite, terms, surrogate, kept_N, kl_N)
+    return (loss_N / divisor_N).sum(), replace(metrics, not_finite=len(batch.logprob_N) - len(finite.logprob_N))
+
+
+def _only_finite(batch: LossInput) -> LossInput:
+    """Take the other tokens out, rather than multiply them by 0: NaN * 0 is NaN, in the gradient too."""
+    per_token: dict[str, Tensor] = {f.name: v for f in fields(batch) if isinstance(v := getattr(batch, f.name), Tensor)}
+    logprobs = [per_token[name] for name in ("logprob_N", "old_N", "recorded_N", "reference_N") if name in per_token]
+    finite_N = torch.stack([values_N.detach().isfinite() for values_N in logprobs]).all(dim=0)
+    kept: dict[str, Any] = {name: values_N[finite_N] for name, values_N in per_token.items()}
+    return replace(batch, **kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trajectories:
+    of_N: Tensor
+    count: int
+
+    def sum_N(self, values_N: Tensor) -> Tensor:
+        """At each token the sum over its trajectory."""
+        return values_N.new_zeros(self.count).index_add(0, self.of_N, values_N)[self.of_N]
+
+    def length_N(self) -> Tensor:
+        return self.sum_N(torch.ones_like(self.of_N))
+
+    def mean_N(self, values_N: Tensor) -> Tensor:
+        return self.sum_N(values_N) / self.length_N()
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What surrogates are made of: `ratio_N` is of the chosen level, `log_ratio_N` of the token."""
+
+    logprob_N: Tensor
+    advantage_N: Tensor
+    log_ratio_N: Tensor
+    ratio_N: Tensor
+    importance_N: Tensor
+    trajectories: _Trajectories
+
+
+def _terms(batch: LossInput, config: LossConfig) -> _Terms:
+    trajectories = _Trajectories(batch.trajectory_N, batch.trajectories_in_step)
+    log_ratio_N = (batch.logprob_N - batch.old_N).clamp(-_LIMIT_NATS, _LIMIT_NATS)
+    of_level_N = trajectories.mean_N(log_ratio_N) if config.ratio_level == "sequence" else log_ratio_N
+    cap, mismatch_N = config.importance_cap, (batch.old_N - batch.recorded_N).clamp(-_LIMIT_NATS, _LIMIT_NATS)
+    return _Terms(
+        logprob_N=batch.logprob_N,
+        advantage_N=batch.advantage_N,
+        log_ratio_N=log_ratio_N,
+        ratio_N=of_level_N.exp(),
+        importance_N=torch.ones_like(mismatch_N) if cap is None else mismatch_N.exp().clamp(max=cap),
+        trajectories=trajectories,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Surrogate:
+    """Loss of each token, and whether its ratio is clipped for being too low or too high."""
+
+    loss_N: Tensor
+    low_N: Tensor
+    high_N: Tensor
+
+
+def _clip(terms: _Terms, settings: Mapping[str, float]) -> _Surrogate:
+    """PPO's pessimistic bound, https://arxiv.org/abs/1707.06347, with both ends free and a third for bad tokens."""
+    ratio_N, advantage_N = terms.ratio_N, terms.advantage_N
+    low, high, most = 1 - settings["clip_low"], 1 + settings["clip_high"], settings["clip_max"]
+    gain_N = torch.minimum(ratio_N.clamp(max=most) * advantage_N, ratio_N.clamp(low, high) * advantage_N)
+    return _Surrogate(
+        loss_N=-gain_N * terms.importance_N,
+        low_N=(ratio_N < low) & (advantage_N < 0),
+        high_N=((ratio_N > high) & (advantage_N > 0)) | ((ratio_N > most) & (advantage_N < 0)),
+    )
+
+
+def _cap(terms: _Terms, settings: Mapping[str, float]) -> _Surrogate:
+    """CISPO: REINFORCE with a bounded weight; no token is ever left out."""
+    weight_N = terms.ratio_N.detach().clamp(max=settings["ratio_cap"]) * terms.importance_N
+    return _Surrogate(
+        -weight_N * terms.advantage_N * terms.logprob_N, _never(terms), terms.ratio_N > settings["ratio_cap"]
+    )
+
+
+def _gate(terms: _Terms, settings: Mapping[str, float]) -> _Surrogate:
+    """SAPO: slope 1 where the ratio is 1, flatter the further away."""
+    temperature_N = _either(terms.advantage_N > 0, _GATE_GOOD, _GATE_BAD, terms.ratio_N)
+    gate_N = torch.sigmoid(temperature_N * (terms.ratio_N - 1)) * 4 / temperature_N
+    return _Surrogate(-gate_N * terms.advantage_N * terms.importance_N, _never(terms), _never(terms))
+
+
+def _gamma(terms: _Terms, settings: Mapping[str, float]) -> _Surrogate:
+    """VESPO: a whole trajectory weighs W^k exp(lambda (1 - W)); behaviour policy and old policy count alike in W."""
+    good_N = terms.advantage_N >= 0
+    k_N = _either(good_N, _GAMMA_GOOD[0], _GAMMA_BAD[0], terms.ratio_N)
+    lambda_N = _either(good_N, _GAMMA_GOOD[1], _GAMMA_BAD[1], terms.ratio_N)
+    log_product_N = terms.trajectories.sum_N(terms.log_ratio_N.detach() + terms.importance_N.log())
+    log_weight_N = log_product_N.clamp(math.log(1e-8), _LIMIT_NATS)  # the bounds of the authors' code
+    phi_N = torch.exp(k_N * log_weight_N - lambda_N * torch.expm1(log_weight_N))
+    return _Surrogate(-phi_N * terms.advantage_N * terms.logprob_N, _never(terms), _never(terms))
+
+
+def _either(good_N: Tensor, good: float, bad: float, like_N: Tensor) -> Tensor:
+    """`torch.where` of two numbers is fp32, whatever surrounds it."""
+    return torch.full_like(like_N, bad).masked_fill(good_N, good)
+
+
+def _never(terms: _Terms) -> Tensor:
+    return torch.zeros_like(terms.ratio_N, dtype=torch.bool)
+
+
+_SURROGATES: dict[SurrogateName, Callable[[_Terms, Mapping[str, float]], _Surrogate]] = {
+    "clip": _clip,
+    "cap": _cap,
+    "gate": _gate,
+    "gamma": _gamma,
+}
+
+_DIVISORS: dict[Aggregation, Callable[[LossInput, _Trajectories, Mapping[str, float]], Tensor | float]] = {
+    "token_mean": lambda batch, _, __: batch.tokens_in_step,
+    "trajectory_mean": lambda batch, trajectories, _: trajectories.length_N() * batch.trajectories_in_step,
+    "trajectory_sum": lambda batch, _, __: batch.trajectories_in_step,
+    "constant": lambda batch, _, settings: batch.trajectories_in_step * settings["max_completion_tokens"],
+}
+
+# Of log trained - log reference.
+_ESTIMATORS: dict[Estimator, Callable[[Tensor], Tensor]] = {
+    "k1": lambda log_ratio_N: log_ratio_N,
+    "k2": lambda log_ratio_N: log_ratio_N.square() / 2,
+    "k3": lambda log_ratio_N: torch.expm1(-log_ratio_N) + log_ratio_N,
+}
+
+
+def _reference_kl_N(batch: LossInput, terms: _Terms, config: LossConfig) -> Tensor:
+    if batch.reference_N is None:
+        return torch.zeros_like(batch.logprob_N)
+    log_ratio_N = (batch.logprob_N - batch.reference_N).clamp(-_LIMIT_NATS, _LIMIT_NATS)
+    return terms.ratio_N * _ESTIMATORS[config.kl_estimator](log_ratio_N)
+
+
+def _near_enough_N(batch: LossInput, terms: _Terms, config: LossConfig) -> Tensor:
+    """Whether a token's trajectory is learned from: good ones always are."""
+    good_N = ~(batch.advantage_N < 0)
+    if config.off_policy_nats is None:
+        return torch.ones_like(good_N)
+    drift_N = terms.trajectories.mean_N(batch.recorded_N - batch.logprob_N.detach())
+    return good_N | (drift_N <= config.off_policy_nats)
+
+
+@torch.no_grad()
+def _metrics(batch: LossInput, terms: _Terms, surrogate: _Surrogate, kept_N: Tensor, kl_N: Tensor) -> LossMetrics:
+    gap_N = batch.logprob_N - batch.recorded_N
+    near_N, weight_N = gap_N.clamp(-_LIMIT_NATS, _LIMIT_NATS), terms.ratio_N * terms.importance_N
+    sums_N = {
+        "clipped_low": surrogate.low_N & kept_N,
+        "clipped_high": surrogate.high_N & kept_N,
+        "dropped_tokens": ~kept_N,
+        "kl_nats": near_N.square() / 2,
+        "reference_kl_nats": kl_N,
+        "entropy_nats": torch.zeros_like(gap_N) if batch.entropy_N is None else batch.entropy_N,
+        "weight": weight_N,
+        "weight_squared": weight_N.square(),
+    }
+    # One transfer from the device for all of them; in fp64 counts stay whole.
+    sums = dict(zip(sums_N, torch.stack([v.sum(dtype=torch.float64) for v in sums_N.values()]).tolist(), strict=True))
+    counts = {name: int(sums.pop(name)) for name in ("clipped_low", "clipped_high", "dropped_tokens")}
+    return LossMetrics(
+        tokens=len(gap_N),
+        dropped_trajectories=len(torch.unique(batch.trajectory_N[~kept_N])),
+        gap_nats=gap_N.abs().max().item() if len(gap_N) else 0.0,
+        **counts,
+        **sums,
+    )

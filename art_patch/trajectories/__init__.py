@@ -1,0 +1,38 @@
+"""What a trajectory is made of, for every stage: pure functions on records.
+
+`hashing` addresses messages by their content, `transcripts` reads a trajectory as one conversation, `token_payload`
+packs the exact tokens of a call, `trainability` says whether a call can be trained on, `request_params` lists the
+fields of a request that are kept.
+"""
+
+# pyright: reportUnusedImport=false
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from art_patch._lib.lazy import lazily
+
+if TYPE_CHECKING:
+    from art_patch.trajectories.hashing import ROOT, canonical, chain, node_id, verbatim
+    from art_patch.trajectories.request_params import ENGINE_PARAMS, PARAMS
+    from art_patch.trajectories.token_payload import exact_of, hang, sampled_tokens
+    from art_patch.trajectories.trainability import KEPT_BY_PROVIDER, why_untrainable
+    from art_patch.trajectories.transcripts import (
+        chosen_choice,
+        followed,
+        main_call,
+        number_tool_calls,
+        offered_tools,
+        transcript,
+    )
+else:
+    __getattr__ = lazily(
+        __name__,
+        {
+            "hashing": "ROOT canonical chain node_id verbatim",
+            "request_params": "ENGINE_PARAMS PARAMS",
+            "token_payload": "exact_of hang sampled_tokens",
+            "trainability": "KEPT_BY_PROVIDER why_untrainable",
+            "transcripts": "chosen_choice followed main_call number_tool_calls offered_tools transcript",
+        },
+    )

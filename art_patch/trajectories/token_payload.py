@@ -1,0 +1,131 @@
+"""What a choice carries so that it can be trained on: the exact tokens of its call, packed.
+
+An answer's `Choice` is all that a rollout keeps of a call, so what else training needs hangs on it, in one extra field:
+the policy, the prompt's ids, the sampled ids with their log-probabilities, and the sampling parameters. The server puts
+it there (`art_patch.serving.exact_route`), the SDK keeps fields that it does not know, and as plain JSON it survives
+copies and dumps. Ids and numbers are packed, because a Python object for each token of a thousand rollouts would take
+gigabytes.
+
+Nothing is made up: what the server did not tell is absent, and the call is then not trainable
+(`art_patch.trajectories.trainability`).
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from art_patch._lib.loose_json import as_count, as_ids, as_object, as_text
+from art_patch.trajectories.request_params import PARAMS
+from art_patch.types import JSON
+
+if TYPE_CHECKING:
+    from openai.types.chat.chat_completion import Choice
+
+FIELD = "art_patch"
+"""The extra field's name on a `Choice`."""
+
+_IDS, _NUMBERS = "I", "d"
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """What is known of the call that a choice came from.
+
+    Attributes:
+        policy: `NAME@STEP` that answered.
+        started_at: when the request left, seconds since the epoch.
+        duration_ms: until the answer was there.
+        params: the sampling parameters that were asked for, those that are recorded.
+        prompt_token_ids: exact prompt ids.
+        token_ids: sampled ids, the stop token included.
+        logprobs: of each sampled id.
+        prompt_tokens: from `usage`.
+    """
+
+    policy: str
+    started_at: float
+    duration_ms: float
+    params: JSON
+    prompt_token_ids: tuple[int, ...] | None
+    token_ids: tuple[int, ...] | None
+    logprobs: tuple[float, ...] | None
+    prompt_tokens: int
+
+
+def hang(answer: dict[str, Any], request: JSON, *, started_at: float, duration_ms: float) -> None:
+    """Hang on each choice of an answer what its call was, and take out what its caller did not ask for.
+
+    Args:
+        answer: JSON with `prompt_token_ids`, and `token_ids` and log-probabilities in each choice; changed in place.
+        request: its body, as the caller gave it.
+        started_at: when it came.
+        duration_ms: until the answer was there.
+    """
+    prompt = _packed(_IDS, as_ids(answer.get("prompt_token_ids")))
+    params = {name: value for name, value in request.items() if name in PARAMS and _is_plain(value)}
+    asked_ids, asked_logprobs = bool(request.get("return_token_ids")), bool(request.get("logprobs"))
+    for choice in answer.get("choices") or ():
+        logprobs = (choice.get("logprobs") or {}).get("content")
+        choice[FIELD] = {
+            "policy": as_text(answer.get("model")),
+            "started_at": started_at,
+            "duration_ms": duration_ms,
+            "params": params,
+            "prompt_ids": prompt,
+            "ids": _packed(_IDS, as_ids(choice.get("token_ids"))),
+            "logprobs": _packed(_NUMBERS, None if logprobs is None else [token["logprob"] for token in logprobs]),
+            "prompt_tokens": as_count((answer.get("usage") or {}).get("prompt_tokens")) or 0,
+        }
+        if not asked_ids:
+            choice.pop("token_ids", None)
+        if not asked_logprobs:
+            choice["logprobs"] = None
+    if not asked_ids:
+        answer.pop("prompt_token_ids", None)
+
+
+def exact_of(choice: Choice) -> Exact | None:
+    """Return what hangs on the choice; `None` if it did not come from an engine of ours."""
+    found = (choice.model_extra or {}).get(FIELD)
+    if not isinstance(found, dict):
+        return None
+    fact = cast("dict[str, Any]", found)
+    prompt, ids = _unpacked(_IDS, fact.get("prompt_ids")), _unpacked(_IDS, fact.get("ids"))
+    logprobs = _unpacked(_NUMBERS, fact.get("logprobs"))
+    return Exact(
+        policy=as_text(fact.get("policy")),
+        started_at=float(fact.get("started_at") or 0.0),
+        duration_ms=float(fact.get("duration_ms") or 0.0),
+        params=as_object(fact.get("params")),
+        prompt_token_ids=None if prompt is None else tuple(prompt),
+        token_ids=None if ids is None else tuple(ids),
+        logprobs=None if logprobs is None else tuple(logprobs),
+        prompt_tokens=as_count(fact.get("prompt_tokens")) or 0,
+    )
+
+
+def sampled_tokens(choice: Choice) -> int | None:
+    """Return how many tokens were sampled; `None` if that is not known."""
+    exact = exact_of(choice)
+    return None if exact is None or exact.token_ids is None else len(exact.token_ids)
+
+
+def _packed(kind: str, values: Iterable[float] | None) -> str | None:
+    if values is None:
+        return None
+    return base64.b64encode(zlib.compress(array(kind, values).tobytes(), 1)).decode()  # type: ignore[arg-type]
+
+
+def _unpacked(kind: str, text: Any) -> Any:
+    if not isinstance(text, str):
+        return None
+    return array(kind, zlib.decompress(base64.b64decode(text)))
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool | list | dict | None)

@@ -1,0 +1,106 @@
+"""One policy against another by the gate's contest: a verdict, and everything stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from art_patch.errors import ConfigError, EngineError, StoreError
+from art_patch.gate import Verdict
+from art_patch.pipeline import evaluate
+from art_patch.pipeline.cycle_run import CycleConfig
+from art_patch.store import Store
+from art_patch.types import Policy
+from tests.pipeline.test_gate_run import COUNT, RuledEngine, RuledJudge, Says, rates, says, store
+
+__all__ = ["store"]
+
+
+class LoadingEngine(RuledEngine):
+    """Serves what it loaded, and answers by a rule."""
+
+    def __init__(self, says: Says, *, last: Callable[[], None] = lambda: None) -> None:
+        super().__init__(says)
+        self.served, self.last = ["agent@0"], last
+
+    def models(self) -> list[str]:
+        return list(self.served)
+
+    def load(self, name: str) -> None:
+        self.served.append(name)
+
+    def unload(self, name: str) -> None:
+        if name not in self.served:
+            raise EngineError("not served")
+        self.served.remove(name)
+
+    def chat(self, **body: Any) -> dict[str, Any]:
+        if body["model"] not in self.served:
+            raise EngineError("not served")
+        self.last()
+        return super().chat(**body)
+
+
+@pytest.fixture
+def ledger(store: Store) -> Store:
+    """The base serves; two candidates."""
+    store.ledger.add_base("agent@0", "base", "0" * 64, who="test")
+    for step in (1, 2):
+        policy = Policy(f"agent@{step}", "base", "0" * 64, "candidate", 2.0, "/none", "agent@0")
+        store.ledger.add_candidate(policy, trained_on=[], who="test")
+    return store
+
+
+def compared(
+    store: Store, directory: Path, policy: str, against: str | None = None, *, engine: Any = None
+) -> tuple[str, Verdict]:
+    return evaluate(
+        store, engine or LoadingEngine(says), RuledJudge(rates), directory / "adapters", CycleConfig(), policy, against,  # type: ignore[arg-type]
+        who="test", progress=lambda *_: None, now=9.0,
+    )  # fmt: skip
+
+
+def test_the_better_one_is_named_and_nothing_changes(ledger: Store, tmp_path: Path):
+    before = ledger.ledger.policies(), ledger.ledger.route(), ledger.ledger.history(limit=50)
+    engine = LoadingEngine(says)
+    other, verdict = compared(ledger, tmp_path, "agent@1", engine=engine)
+    assert (other, verdict.promote, verdict.figures["scenarios"]) == ("agent@0", True, COUNT)
+    assert verdict.figures["difference"] == pytest.approx(0.3)
+    other, verdict = compared(ledger, tmp_path, "agent@2", "agent@1", engine=engine)
+    assert (other, verdict.promote, verdict.figures["difference"]) == ("agent@1", False, pytest.approx(-0.3))
+    assert engine.served == ["agent@0"]
+    assert before == (ledger.ledger.policies(), ledger.ledger.route(), ledger.ledger.history(limit=50))
+    assert len(ledger.read.groups(state="formed", held_out=True)) == COUNT
+    assert ledger.verify() == []
+
+
+def test_what_serves_by_then_stays_loaded_and_what_does_not_is_unloaded_after_a_failure(ledger: Store, tmp_path: Path):
+    def promote() -> None:
+        if ledger.ledger.champion().name == "agent@0":  # type: ignore[union-attr]
+            ledger.ledger.move("agent@1", "champion", who="test", reason="meanwhile")
+
+    engine = LoadingEngine(says, last=promote)
+    compared(ledger, tmp_path, "agent@1", "agent@2", engine=engine)
+    assert engine.served == ["agent@0", "agent@1"]
+
+    def fail() -> None:
+        if "agent@2" in broken.served:
+            raise EngineError("broken")
+
+    broken = LoadingEngine(says, last=fail)
+    with pytest.raises(EngineError, match="broken"):
+        compared(ledger, tmp_path, "agent@2", engine=broken)
+    assert broken.served == ["agent@0"]
+
+
+def test_who_is_not_there_or_the_same_is_named(ledger: Store, tmp_path: Path):
+    for policy, against, error, words in (
+        ("agent@0", None, ConfigError, "compared with itself; name another with --against"),
+        ("agent@7", None, StoreError, "no policy 'agent@7'"),
+        ("agent@1", "agent@7", StoreError, "no policy 'agent@7'"),
+    ):
+        with pytest.raises(error, match=words):
+            compared(ledger, tmp_path, policy, against)

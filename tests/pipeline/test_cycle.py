@@ -1,0 +1,325 @@
+"""The cycle over a real engine, a real store and real RULER; only the judge's opinion is a rule."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from art_patch._lib.ids import new_id
+from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
+from art_patch.errors import Busy, EngineError, JudgeError, StoreError, TransitionError
+from art_patch.gate import GateConfig
+from art_patch.pipeline import CycleConfig, only_one, retrain
+from art_patch.promotion import ensure_loaded, promote
+from art_patch.promotion.transitions import rollback
+from art_patch.rewards import DefenceConfig, Judge
+from art_patch.serving import EmbeddedEngine, EngineClient
+from art_patch.store import Store, open_store
+from art_patch.training import TrainConfig
+from art_patch.types import Call, Choice, Score, TrajectoryInfo
+from tests.support.engines import serve
+from tests.support.tiny import make_tiny_model
+
+WORDS = ("plum", "pear", "apple", "bread", "lemon", "onion", "grape", "honey", "soap", "mug", "kettle", "candle")
+QUESTIONS = [f"how many {word}?" for word in WORDS]
+CONFIG = CycleConfig(
+    settle_s=0.0,
+    min_group_size=2,
+    holdout_share=0.5,
+    min_groups=2,
+    defence=DefenceConfig(canary_share=0),  # a judge that likes short answers likes empty ones, too
+    train=TrainConfig(learning_rate=2e-2, epochs=2, minibatches=4, lora_rank=4, warmup_steps=0),
+    # A random model learns nothing here but to collapse.
+    gate=GateConfig(min_scenarios=3, samples=8, turns_per_scenario=1, collapse=None),
+)
+
+
+def is_short(messages: list[dict[str, Any]]) -> float:
+    """The rule: the fewer characters the better; something that a random model can learn."""
+    return 1.0 / (1.0 + len(str(messages[-1].get("content") or "")) / 20)
+
+
+def is_foreign(messages: list[dict[str, Any]]) -> float:
+    """The share of characters beyond ASCII; a random model learns it far above the noise of a small gate."""
+    said = str(messages[-1].get("content") or "")
+    return sum(not character.isascii() for character in said) / max(1, len(said))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("base"), hidden=32, vocab_size=320)
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    with serve_stand_in_judge(is_short) as url:
+        yield Judge(STAND_IN_MODEL, base_url=url, api_key="none")
+
+
+class Place:
+    """A project with an engine, as `art-patch serve` leaves it."""
+
+    def __init__(self, directory: Path, base: Path, client: EngineClient, url: str | None = None) -> None:
+        self.url = url or f"sqlite:///{directory}/store.db"
+        self.store: Store = open_store(self.url)
+        self.adapters = directory / "adapters"
+        self.client = client
+        from art_patch.policies import base_fingerprint
+
+        self.store.ledger.add_base("agent@0", str(base), base_fingerprint(base), who="test")
+        self.stages: list[str] = []
+
+    def traffic(
+        self, policy: str = "agent@0", *, seed: int = 0, siblings: int = 6, questions: Sequence[str] = QUESTIONS
+    ) -> None:
+        """What the patch would have recorded of these questions."""
+        rng = random.Random(seed)
+        records: list[Any] = []
+        for question in questions:
+            messages = [{"role": "user", "content": question}]
+            answer = self.client.chat(
+                model=policy, messages=messages, max_tokens=12, logprobs=True, return_token_ids=True, n=siblings,
+                seed=rng.randrange(2**31),
+            )  # fmt: skip
+            for choice in answer["choices"]:  # one trajectory each: siblings as they come from separate runs
+                key = new_id()
+                logprobs = tuple(token["logprob"] for token in choice["logprobs"]["content"])
+                only = Choice(0, choice["message"], choice["finish_reason"], tuple(choice["token_ids"]), logprobs)
+                call = Call(
+                    id=new_id(),
+                    trajectory_id=key,
+                    started_at=1.0,
+                    requested_model="m",
+                    messages=tuple(messages),
+                    choices=(only,),
+                    params={"max_tokens": 12},
+                    policy=policy,
+                    prompt_token_ids=tuple(answer["prompt_token_ids"]),
+                )
+                records += [TrajectoryInfo(key, 1.0), call]
+        self.store.write(records)
+
+    def cycle(self, judge: Any, config: CycleConfig = CONFIG):
+        return retrain(
+            self.store, self.client, judge, self.adapters, config, who="test",
+            progress=lambda stage, done, total, note="": self.stages.append(stage), now=100.0,
+        )  # fmt: skip
+
+    @property
+    def champion(self) -> str | None:
+        policy = self.store.ledger.champion()
+        return policy.name if policy else None
+
+    def states(self) -> dict[str, str]:
+        return {policy.name: policy.state for policy in self.store.ledger.policies()}
+
+
+@pytest.fixture
+def place(tmp_path: Path, base: Path) -> Iterator[Place]:
+    engine = EmbeddedEngine.from_pretrained(base, adapters_root=tmp_path / "adapters")
+    with serve(engine) as running:
+        here = Place(tmp_path, base, running.client)
+        yield here
+        assert here.store.verify() == []
+        here.store.close()
+
+
+def eager(config: CycleConfig = CONFIG) -> CycleConfig:
+    """A gate that lets pass whatever can be scored."""
+    return replace(config, gate=replace(config.gate, margin=-1.0))
+
+
+def test_a_cycle_trains_gates_and_promotes_and_the_next_goes_on_from_there(place: Place, judge: Judge):
+    place.traffic(siblings=8, questions=[*QUESTIONS, *(f"how much is a {word}?" for word in WORDS)])
+    hard = TrainConfig(learning_rate=6e-2, epochs=8, minibatches=1, lora_rank=4, warmup_steps=0)
+    with serve_stand_in_judge(is_foreign) as url:
+        foreign = Judge(STAND_IN_MODEL, base_url=url, api_key="none")
+        report = place.cycle(foreign, replace(CONFIG, train=hard))
+    assert (report.outcome, report.champion, report.candidate) == ("promoted", "agent@1", "agent@1"), report
+    assert place.states() == {"agent@0": "retired", "agent@1": "champion"}
+    assert place.store.ledger.route().champion == "agent@1"
+    assert place.client.models() == ["agent@0", "agent@1"]
+    train, gate = report.figures["train"], report.figures["gate"]
+    assert train["logprob_gap_nats"] < 1e-4
+    assert gate["lower_bound"] > 0
+    assert list(dict.fromkeys(place.stages)) == ["group", "score", "train", "gate: answers", "gate: judge", "promote"]
+    assert place.store.read.groups(state="scored") == ()
+
+    place.traffic("agent@1", seed=1)
+    report = place.cycle(judge, eager())
+    assert (report.outcome, report.candidate) == ("promoted", "agent@2")
+    assert place.store.ledger.policy("agent@2").parent == "agent@1"  # type: ignore[union-attr]
+
+
+def test_held_out_scenarios_are_neither_judged_nor_trained_on(place: Place, judge: Judge):
+    place.traffic()
+    place.cycle(judge)
+    held_out = place.store.read.groups(state="formed", held_out=True)
+    assert held_out
+    assert not any(t.scores for group in held_out for t in group.trajectories)
+    assert not {g.scenario_key for g in held_out} & {g.scenario_key for g in place.store.read.groups(state="trained")}
+
+
+def test_a_candidate_that_does_not_win_is_rejected_and_unloaded(place: Place, judge: Judge):
+    place.traffic()
+    report = place.cycle(judge, replace(CONFIG, gate=replace(CONFIG.gate, margin=0.99)))
+    assert (report.outcome, report.champion) == ("rejected", "agent@0")
+    assert "not above the margin" in report.reason
+    assert place.states() == {"agent@0": "champion", "agent@1": "rejected"}
+    assert place.client.models() == ["agent@0"]
+    place.traffic(seed=1)
+    assert place.cycle(judge, eager()).candidate == "agent@2"  # a name is never used twice
+
+
+def test_groups_of_a_rejected_candidate_are_trained_on_again_and_not_judged_again(place: Place, judge: Judge):
+    place.traffic()
+    strict = replace(CONFIG, gate=replace(CONFIG.gate, margin=0.99))
+    first = place.cycle(judge, strict)
+    assert (first.outcome, first.candidate, first.figures["score"]["calls"] > 0) == ("rejected", "agent@1", True)
+    waiting = place.store.read.group_ids(state="scored")
+    assert len(waiting) == first.figures["train"]["groups"] > 2
+    for candidate in ("agent@2", "agent@3"):
+        again = place.cycle(judge, strict)
+        assert (again.outcome, again.candidate) == ("rejected", candidate)
+        assert again.figures["train"]["groups"] == first.figures["train"]["groups"]
+        assert again.figures["score"] == {"groups": 0, "unscored": 0}
+    assert place.store.read.group_ids(state="stale") == waiting  # three tries are enough
+    assert place.cycle(judge, strict).outcome == "nothing to do"
+
+
+def test_a_champion_that_is_gone_back_from_keeps_its_groups(place: Place, judge: Judge):
+    place.traffic()
+    place.cycle(judge, eager())
+    learned = place.store.read.group_ids(state="trained")
+    rollback(place.store.ledger, place.client, who="test", reason="worse")
+    assert place.states() == {"agent@0": "champion", "agent@1": "retired"}
+    assert (place.store.read.group_ids(state="trained"), place.store.read.group_ids(state="scored")) == (learned, ())
+
+
+def test_without_traffic_there_is_nothing_to_do(place: Place, judge: Judge):
+    report = place.cycle(judge)
+    assert report.outcome == "nothing to do"
+    assert "0 scored groups, 2 are needed" in report.reason
+
+
+def test_without_held_out_scenarios_nothing_is_trained_and_nothing_lost(place: Place, judge: Judge):
+    place.traffic()
+    report = place.cycle(judge, replace(CONFIG, holdout_share=0.0))
+    assert report.outcome == "nothing to do"
+    assert "held-out scenarios" in report.reason
+    assert place.store.read.groups(state="scored")
+
+
+def test_equal_scores_teach_nothing(place: Place):
+    place.traffic()
+    with serve_stand_in_judge(lambda _: 0.5) as url:
+        report = place.cycle(Judge(STAND_IN_MODEL, base_url=url, api_key="none"))
+    assert report.outcome == "nothing to do"
+    assert "scored alike" in report.reason
+    assert {len(place.store.read.groups(state=s)) for s in ("scored", "trained")} == {0}
+    assert place.store.read.groups(state="dead")
+    assert not place.adapters.exists() or not list(place.adapters.iterdir())
+
+
+def test_a_users_own_rewards_need_no_judge_and_win_over_it(place: Place, judge: Judge):
+    place.traffic()
+    pending = place.store.read.ungrouped(settled_before=100.0)
+    place.store.write([Score(new_id(), t.id, "reward", float(n % 2), "user", 1.0) for n, t in enumerate(pending)])
+    report = place.cycle(judge, eager())
+    assert report.figures["score"]["unscored"] == 0
+    assert "calls" not in report.figures["score"]
+    assert report.figures["train"]["mean_reward"] == pytest.approx(0.5)
+
+
+def test_a_judge_that_is_down_leaves_everything_for_the_next_cycle(place: Place, judge: Judge):
+    place.traffic()
+    dead = Judge(STAND_IN_MODEL, base_url="http://127.0.0.1:9/v1", api_key="none", max_retries=0, pause_s=0.0)
+    with pytest.raises(JudgeError):
+        place.cycle(dead)
+    assert place.states() == {"agent@0": "champion"}
+    assert not place.store.read.groups(state="scored")
+    assert place.cycle(judge, eager()).outcome == "promoted"
+
+
+class Dies(Exception):
+    """Stands for kill -9 at a stage's door."""
+
+
+@pytest.mark.parametrize("stage", ["score", "train", "gate: answers", "gate: judge", "promote"])
+def test_a_cycle_that_died_is_taken_up_where_it_stopped(place: Place, judge: Judge, stage: str):
+    place.traffic()
+
+    def die(now_at: str, done: int, total: int, note: str = "") -> None:
+        if now_at == stage:
+            raise Dies
+
+    with pytest.raises(Dies):
+        retrain(place.store, place.client, judge, place.adapters, eager(), who="test", progress=die, now=100.0)
+    assert place.champion == "agent@0"
+    report = place.cycle(judge, eager())
+    assert report.outcome == "promoted"
+    assert len(place.store.read.groups(state="trained")) == len(
+        {g.id for g in place.store.read.groups(state="trained")}
+    )
+    if stage.startswith(("gate", "promote")):
+        assert (report.candidate, "train" in place.stages) == ("agent@1", False)
+
+
+def test_only_one_cycle_runs_at_a_time(place: Place, judge: Judge):
+    with only_one(place.adapters.parent), pytest.raises(Busy, match="another cycle"):
+        place.cycle(judge)
+
+
+def test_an_engine_that_is_down_costs_no_training(place: Place, judge: Judge, tmp_path: Path):
+    place.traffic()
+    down = EngineClient("http://127.0.0.1:9")
+    with pytest.raises(EngineError):
+        retrain(place.store, down, judge, place.adapters, eager(), who="test", progress=lambda *_: None, now=100.0)
+    down.close()
+    assert place.states() == {"agent@0": "champion", "agent@1": "candidate"}
+    report = place.cycle(judge, eager())
+    assert (report.outcome, report.candidate) == ("promoted", "agent@1")
+
+
+def test_rollback_goes_back_one_champion_at_a_time_with_and_without_an_engine(place: Place, judge: Judge):
+    for step in range(2):
+        place.traffic(f"agent@{step}", seed=step)
+        place.cycle(judge, eager())
+    assert place.champion == "agent@2"
+    assert rollback(place.store.ledger, place.client, who="me", reason="worse").name == "agent@1"
+    assert rollback(place.store.ledger, None, who="me", reason="worse still").name == "agent@0"
+    with pytest.raises(StoreError, match="no earlier champion"):
+        rollback(place.store.ledger, None, who="me", reason="?")
+    assert (
+        promote(place.store.ledger, place.client, "agent@2", who="me", reason="it was not the model").name == "agent@2"
+    )
+    assert place.states() == {"agent@0": "retired", "agent@1": "retired", "agent@2": "champion"}
+
+
+def test_what_cannot_be_proven_is_not_promoted(place: Place, judge: Judge):
+    with pytest.raises(StoreError, match="no policy"):
+        promote(place.store.ledger, place.client, "agent@9", who="me", reason="x")
+    with pytest.raises(TransitionError, match="already champion"):
+        promote(place.store.ledger, place.client, "agent@0", who="me", reason="x")
+    place.traffic()
+    place.cycle(judge, replace(CONFIG, gate=replace(CONFIG.gate, margin=0.99)))
+    with pytest.raises(TransitionError, match="stays that way"):
+        promote(place.store.ledger, place.client, "agent@1", who="me", reason="x")
+    with pytest.raises(EngineError):
+        ensure_loaded(place.client, "agent@77")
+    assert place.champion == "agent@0"
+
+
+def test_every_decision_is_in_the_audit_log(place: Place, judge: Judge):
+    place.traffic()
+    place.cycle(judge, eager())
+    with sqlite3.connect(place.url.removeprefix("sqlite:///")) as raw:
+        actions = [row[0] for row in raw.execute("SELECT action FROM audit ORDER BY id")]
+    assert actions == ["move", "move", "move", "move", "move"]
+    assert [m["to_state"] for m in place.store.ledger.history()][:2] == ["retired", "champion"]

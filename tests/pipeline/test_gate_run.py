@@ -1,0 +1,239 @@
+"""Two policies before the gate: a real store; the engine answers by rule, and the judge scores by rule, in any order.
+
+Both are stand-ins, so that what a policy says and what a judge prefers are known.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from art_patch._lib.ids import new_id
+from art_patch.gate import GateConfig, Turn, Verdict, data_hash
+from art_patch.pipeline.cycle_run import Cycle, CycleConfig
+from art_patch.pipeline.gate_run import contest_of
+from art_patch.rewards.checks import make_check
+from art_patch.rewards.judge.question import make_question
+from art_patch.rewards.judge.ruler import JudgeReport
+from art_patch.store import Store, open_store
+from art_patch.types import Call, Choice, Group, Judgement, Policy, Score, Trajectory, TrajectoryInfo
+
+CHAMPION = Policy("agent@0", "base", "0" * 64, "champion", 1.0)
+CANDIDATE = Policy("agent@1", "base", "0" * 64, "candidate", 2.0, path="/none", parent="agent@0")
+COUNT = 10
+
+Says = Callable[[str, str, int], str]
+"""Policy, question, number of the answer -> the answer."""
+Rates = Callable[[str, int], float]
+"""Answer, its place in the question -> score."""
+
+
+class RuledEngine:
+    """Answers by a rule; every policy is loaded."""
+
+    def __init__(self, says: Says) -> None:
+        self.says = says
+
+    def models(self) -> list[str]:
+        return ["agent@0", "agent@1"]
+
+    def chat(self, **body: Any) -> dict[str, Any]:
+        question = body["messages"][-1]["content"]
+        choices = [self._choice(n, self.says(body["model"], question, n)) for n in range(body.get("n", 1))]
+        return {"model": body["model"], "prompt_token_ids": [1], "choices": choices, "usage": {}}
+
+    @staticmethod
+    def _choice(index: int, text: str) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text}
+        tokens = [{"logprob": -0.5}, {"logprob": -0.5}]
+        return {
+            "index": index, "message": message, "finish_reason": "stop", "token_ids": [1, 2],
+            "logprobs": {"content": tokens},
+        }  # fmt: skip
+
+
+class RuledJudge:
+    """Scores by a rule that may look at the place; leaves groups out that it is told to."""
+
+    def __init__(self, rates: Rates, *, skips: Callable[[Group, str], bool] = lambda group, order: False) -> None:
+        self.rates, self.skips, self.asked = rates, skips, list[tuple[str, str]]()
+
+    def score_groups(self, groups: Sequence[Group], *, order: str = "shuffled", **how: Any) -> JudgeReport:
+        scores: list[Score] = []
+        judgements: list[Judgement] = []
+        unscored: dict[str, str] = {}
+        for group in groups:
+            self.asked.append((order, how["purpose"]))
+            if self.skips(group, order):
+                unscored[group.id] = "left out"
+                continue
+            question = make_question(group).turned(order)  # type: ignore[arg-type]
+            for place, attempt in enumerate(question.attempts):
+                value = self.rates(json.loads(attempt.lines[-1])["content"], place)
+                members = attempt.members
+                scores += [Score(new_id(), key, "ruler", value, "ruler", 1.0, group_id=group.id) for key in members]
+            judgements.append(Judgement(new_id(), group.id, 1.0, "ruled", "r1", "gate", "ok", calls=1))
+        return JudgeReport(tuple(scores), unscored, len(groups), judgements=tuple(judgements))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = open_store(f"sqlite:///{tmp_path}/store.db")
+    for n in range(COUNT):
+        traffic(opened, n)
+    yield opened
+    opened.close()
+
+
+def traffic(store: Store, n: int, *, user: str | None = None, at: float = 1.0) -> None:
+    key = new_id()
+    message = {"role": "assistant", "content": "recorded"}
+    call = Call(
+        new_id(), key, at, "m", ({"role": "user", "content": f"q{n}"},), (Choice(0, message, "stop", (1,), (-0.1,)),),
+        policy="agent@0", prompt_token_ids=(1,),
+    )  # fmt: skip
+    info = TrajectoryInfo(key, at, "explicit", user_id=user, metadata={"n": n})
+    store.write([info, call])
+    store.ledger.add_groups([Group(new_id(), f"task:q{n}", "single", (Trajectory(info, (call,)),), held_out=True)])
+
+
+def says(policy: str, question: str, number: int) -> str:
+    return f"{'good' if policy == 'agent@1' else 'fair'} answer {number} to {question}"
+
+
+def rates(answer: str, place: int) -> float:
+    return 0.8 if answer.startswith("good") else 0.5
+
+
+def decided(
+    store: Store, *, says: Says = says, judge: RuledJudge | None = None, candidate: Policy = CANDIDATE,
+    now: float = 9.0, checks: Sequence[Callable[[Trajectory], Any]] = (), **gate: Any,
+) -> tuple[Verdict, dict[str, Any]]:  # fmt: skip
+    config = CycleConfig(gate=GateConfig(**gate), checks=tuple(make_check(check) for check in checks))
+    run = Cycle(
+        store, judge or RuledJudge(rates), config, lambda *_: None, now, RuledEngine(says), Path("/none"), "test"  # type: ignore[arg-type]
+    )  # fmt: skip
+    verdict = contest_of(run, candidate, CHAMPION)
+    assert json.loads(json.dumps(verdict.figures, allow_nan=False)) == verdict.figures == run.figures["gate"]
+    return verdict, dict(verdict.figures)
+
+
+def failed(figures: dict[str, Any]) -> list[str]:
+    return [row["name"] for row in figures["checks"] if not row["passed"]]
+
+
+def suite(*names: str) -> tuple[Turn, ...]:
+    calls = (Call(f"suite:{n}", f"suite:{n}", 0.0, "suite", ({"role": "user", "content": n},)) for n in names)
+    return tuple(Turn(call.id, call) for call in calls)
+
+
+def test_the_better_one_wins_and_the_figures_say_who_judged_what(store: Store):
+    judge = RuledJudge(rates)
+    verdict, figures = decided(store, judge=judge)
+    assert verdict.promote, verdict
+    assert (figures["scenarios"], figures["turns"], figures["difference"]) == (COUNT, COUNT, pytest.approx(0.3))
+    assert (figures["judge"], figures["rubric"], figures["judge_calls"]) == ("ruled", "r1", 2 * COUNT)
+    assert judge.asked == [("shuffled", "gate")] * COUNT + [("reversed", "gate")] * COUNT
+    assert figures["order_disagreement"] == 0
+    assert figures["config"]["orders"] == 2
+    assert failed(figures) == []
+    groups = store.read.groups(state="formed", held_out=True)
+    assert figures["data_sha256"] == data_hash([Turn(g.scenario_key, g.trajectories[0].calls[0]) for g in groups])
+    assert len(decided(store, judge=(once := RuledJudge(rates)), orders=1)[1]) and len(once.asked) == COUNT
+
+
+def test_a_judge_that_likes_what_stands_first_promotes_nobody(store: Store):
+    first = RuledJudge(lambda _, place: 1.0 - place / 8)
+    verdict, figures = decided(store, judge=first)
+    assert not verdict.promote and verdict.reason.startswith("a tie")
+    assert figures["difference"] == pytest.approx(0.0)
+    assert figures["order_disagreement"] > 0.5
+
+
+@pytest.mark.parametrize("skipped", ["shuffled", "reversed"])
+def test_what_was_not_judged_in_both_orders_rejects(store: Store, skipped: str):
+    judge = RuledJudge(rates, skips=lambda group, order: order == skipped and group.scenario_key <= "task:q1")
+    verdict, figures = decided(store, judge=judge)
+    assert (verdict.promote, figures["unscored"], failed(figures)) == (False, 2, ["unscored"])
+    assert "it wins, but the judge scored only 8 of 10 turns" in verdict.reason
+
+
+def test_a_winner_that_says_the_same_to_everybody_is_rejected(store: Store):
+    def canned(policy: str, question: str, number: int) -> str:
+        return "good for you" if policy == "agent@1" else f"fair {number} {question}"
+
+    verdict, figures = decided(store, says=canned)
+    assert not verdict.promote
+    assert failed(figures) == ["same answers"]
+    assert "it wins, but same answers 1 against 0; at most 0.5 is allowed" in verdict.reason
+    moved = replace(CANDIDATE, figures={"train": {"kl_nats": 5.0}})
+    assert failed(decided(store, candidate=moved)[1]) == ["kl_nats"]
+
+
+def test_a_suite_is_asked_whatever_traffic_brings_and_may_not_get_worse(store: Store):
+    def forgets(policy: str, question: str, number: int) -> str:
+        return f"bad {number}" if (policy, question) == ("agent@1", "refund") else says(policy, question, number)
+
+    def strict(answer: str, place: int) -> float:
+        return 0.0 if answer.startswith("bad") else rates(answer, place)
+
+    verdict, figures = decided(store, says=forgets, judge=RuledJudge(strict), suite=suite("refund"))
+    assert (verdict.promote, failed(figures)) == (False, ["suite"])
+    assert (figures["scenarios"], figures["turns"], figures["suite"]) == (COUNT, COUNT + 1, 1)
+    assert decided(store, suite=suite("refund", "order"))[0].promote
+    silent = RuledJudge(rates, skips=lambda group, order: group.scenario_key == "suite:refund")
+    verdict, figures = decided(store, judge=silent, suite=suite("refund"))
+    assert failed(figures) == ["suite"] and "1 of 1 prompts have no score" in verdict.reason
+
+
+def polite(run: Trajectory) -> float:
+    assert run.info.metadata["n"] >= 0  # what the user said of the run is there
+    return float("fair" in run.calls[0].choices[0].message["content"])
+
+
+def broken(run: Trajectory) -> float:
+    raise KeyError(run.id)
+
+
+def one_sided(run: Trajectory) -> float | None:
+    return None if "good" in run.calls[0].choices[0].message["content"] else 1.0
+
+
+def silent(run: Trajectory) -> float | None:
+    return None
+
+
+def test_a_users_own_checks_may_not_get_worse_and_must_be_able_to_say(store: Store):
+    verdict, figures = decided(store, checks=[polite, silent])
+    assert failed(figures) == ["check polite"]
+    assert "check polite 0 against 1: worse by at most 1 with 95% confidence, 0.1 is allowed" in verdict.reason
+    verdict, figures = decided(store, checks=[broken])
+    assert failed(figures) == ["broken", "broken"]
+    assert "check broken: raised KeyError, on 40 of 40 answers of the candidate; mend the check" in verdict.reason
+    verdict, figures = decided(store, checks=[one_sided])
+    assert "check one_sided speaks of one policy's answers alone on 10 of 10 turns" in verdict.reason
+
+
+def test_users_who_just_arrived_do_not_steer_it_and_it_says_so(store: Store):
+    for n in range(5):
+        traffic(store, 100 + n, user="ann", at=1.0)
+        traffic(store, 200 + n, user="eve", at=500_000.0)
+    verdict, figures = decided(store, now=500_001.0, min_scenarios=18)
+    assert (figures["scenarios"], figures["left"]) == (COUNT + 5, {"of users who just arrived": 5})
+    assert not verdict.promote
+    assert "3 more are needed" in verdict.reason
+    assert verdict.reason.endswith("(held out but not asked: 5 of users who just arrived)")
+    assert decided(store, now=500_001.0, min_scenarios=18, new_user_s=0.0)[0].promote
+
+
+def test_without_scenarios_it_rejects(tmp_path: Path):
+    empty = open_store(f"sqlite:///{tmp_path}/empty.db")
+    verdict, figures = decided(empty)
+    assert (verdict.promote, figures["turns"], figures["judge"]) == (False, 0, None)
+    assert "8 more are needed" in verdict.reason
+    empty.close()

@@ -1,0 +1,407 @@
+"""Runs that production saw once, repeated by real processes of a real app against a real engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from art_patch._lib.ids import MOST_REPLAYS, replay_id
+from art_patch.cli.app import app as commands
+from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
+from art_patch.formats.complete import decode
+from art_patch.grouping import ReplayConfig, choose_comparisons, choose_replays
+from art_patch.replay import RunLost
+from art_patch.replay.process import AppProcess
+from art_patch.rewards import Judge
+from art_patch.types import Trajectory, TrajectoryInfo
+from tests.pipeline.test_cycle import CONFIG, QUESTIONS, Place, base, eager, is_short, judge, place
+from tests.store.samples import call
+
+__all__ = ["base", "judge", "place"]
+
+AGENT = """
+import asyncio, os, sys, time
+from pathlib import Path
+
+import art_patch as art
+from openai import AsyncOpenAI, OpenAI
+
+given = {"base_url": "http://127.0.0.1:9/v1", "api_key": "sk-x", "max_retries": 0}
+client, later = OpenAI(**given), AsyncOpenAI(**given)
+REPEATED = __name__ == "__replayed_main__"
+
+
+def ask(question):
+    return {"model": "m", "messages": [{"role": "user", "content": question}], "max_tokens": 12}
+
+
+@art.trajectory("support", user_id="u", session_id="s")
+@art.replayable
+def answer(question: str) -> str:
+    print("app talk")
+    with open("runs.txt", "a") as file:
+        file.write(question + "\\n")
+    said = client.chat.completions.create(**ask(question)).choices[0].message.content
+    if REPEATED and "fails" in question:
+        raise ValueError("as it does")
+    if REPEATED and "exits" in question:
+        os._exit(3)
+    if REPEATED and "hangs" in question:
+        time.sleep(600)
+    return said
+
+
+@art.replayable
+async def answer_later(question: str) -> str:
+    return (await later.chat.completions.create(**ask(question))).choices[0].message.content
+
+
+def keyed(question: str) -> None:
+    with art.trajectory(scenario=f"ticket {question}", tags=["vip"]):
+        answer.__wrapped__(question)  # the replayable one, without a run of its own
+
+
+async def all_of(questions):
+    for question in questions:
+        await answer_later(question)
+
+
+def main(mode, *questions):
+    art.patch()
+    if mode == "async":
+        asyncio.run(all_of(questions))
+    else:
+        for question in questions:
+            {"sync": answer, "keyed": keyed}[mode](question)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+"""
+
+
+class App:
+    """An agent in a file of its own, and the project it records into."""
+
+    def __init__(self, place: Place, directory: Path) -> None:
+        self.place = place
+        self.file = directory / "agent.py"
+        self.file.write_text(AGENT)
+        self.environment = {
+            "project": "agent",
+            "home": str(directory / "home"),
+            "store": place.url,
+            "base_url": f"{place.client.base_url}/v1",
+            "timeout_s": "60",
+            "connect_timeout_s": "10",
+        }
+
+    def run(self, *arguments: str, module: bool = False) -> None:
+        """Start it, as production does, once for each of the questions."""
+        settings = {f"ART_PATCH_{name.upper()}": value for name, value in self.environment.items()}
+        what = ["-c", "import sys, agent; agent.main(*sys.argv[1:])"] if module else [str(self.file)]
+        subprocess.run([sys.executable, *what, *arguments], env={**os.environ, **settings}, check=True)
+
+    def config(self, **changes: Any) -> ReplayConfig:
+        return replace(ReplayConfig(samples=2, timeout_s=60.0, environment=self.environment), **changes)
+
+    @property
+    def runs(self) -> tuple[Trajectory, ...]:
+        return self.place.store.read.recent(limit=200)
+
+    def repeated(self) -> list[TrajectoryInfo]:
+        return [run.info for run in self.runs if "replayed" in run.info.tags]
+
+
+@pytest.fixture
+def app(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), str(tmp_path)]))
+    yield App(place, tmp_path)
+
+
+def cycle(app: App, judge: Judge, replay: ReplayConfig | None, **changes: Any) -> Any:
+    """A cycle, in the year that the app's calls are of."""
+    from art_patch.pipeline import retrain
+
+    config = replace(eager(CONFIG), replay=replay, **({"min_group_size": 3} | changes))
+    return retrain(
+        app.place.store, app.place.client, judge, app.place.adapters, config, who="test", progress=lambda *_: None
+    )
+
+
+@pytest.mark.slow
+def test_what_was_seen_once_is_repeated_and_learned_from(app: App, judge: Judge):
+    app.run("sync", *QUESTIONS)
+    assert cycle(app, judge, None).figures["group"]["left"] == {"waits for a sibling": len(QUESTIONS)}
+    assert app.repeated() == []  # off by default
+
+    report = cycle(app, judge, app.config(), gate=replace(eager(CONFIG).gate, run_samples=1))
+    figures = report.figures["replay"]
+    read = app.place.store.read
+    # What a random model says may be worth the same three times: such a group is dead, and was repeated all the same.
+    groups = [*read.groups(state="trained"), *read.groups(state="dead")]
+    assert report.outcome == "promoted", report
+    assert (figures["replayed"], figures["raised"], figures["lost"]) == (2 * len(groups), 0, 0)
+    assert {(group.how, len(group.trajectories)) for group in groups} == {("same_task", 3)}
+    for group in groups:
+        original, *again = sorted(group.trajectories, key=lambda run: "replayed" in run.info.tags)
+        assert [run.info.tags for run in again] == [("replayed",)] * 2
+        assert {run.info.metadata["replay_of"] for run in again} == {original.id}
+        assert {replay_id(original.id, number) for number in (1, 2)} == {run.id for run in again}
+        assert {(run.info.user_id, run.info.session_id, run.info.name) for run in again} == {("u", "s", "support")}
+        assert {run.calls[0].policy for run in group.trajectories} == {"agent@0"}
+    held_out = app.place.store.read.groups(state="formed", held_out=True)
+    assert len(held_out) == len(QUESTIONS) - len(groups)
+    # The gate had both policies run what was held out, and nothing of that is in the store.
+    reruns = report.figures["gate"]["reruns"]
+    assert reruns == {
+        "scenarios": len(held_out),
+        "runs": 2 * len(held_out),
+        "lost_scenarios": 0,
+        "lost": {},
+        "left": {},
+    }
+    assert Path("runs.txt").read_text().count("\n") == len(QUESTIONS) + figures["replayed"] + reruns["runs"]
+
+    again = cycle(app, judge, app.config())
+    assert again.figures["replay"]["replayed"] == 0  # neither them nor their re-runs
+    erased = app.place.store.rights.erase(user="u", who="test")
+    assert erased.trajectories == len(QUESTIONS) + figures["replayed"]
+
+
+@pytest.mark.slow
+def test_an_async_function_of_a_module_and_a_key_of_the_apps_own(app: App, judge: Judge):
+    app.run("async", "one", "two", module=True)
+    app.run("keyed", "three")
+    report = cycle(app, judge, app.config(concurrency=1), holdout_share=0.0, min_groups=99)
+    assert report.figures["replay"]["replayed"] == 6, report
+    groups = app.place.store.read.groups(state="scored")
+    assert sorted(group.how for group in groups) == ["same_task", "same_task", "scenario_key"]
+    assert all({len(run.calls) for run in group.trajectories} == {1} for group in groups)
+    assert {info.tags for info in app.repeated() if info.scenario_key} == {("vip", "replayed")}
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_wrong_is_lost_alone(app: App, judge: Judge):
+    app.run("sync", "it fails", "it exits", "it hangs", "it works")
+    # Long enough to start a process and to answer; what hangs would take ten minutes.
+    config = app.config(samples=1, timeout_s=20.0)
+    everything = {"holdout_share": 0.0, "min_groups": 99, "min_group_size": 2}
+    figures = cycle(app, judge, config, **everything).figures["replay"]
+    assert (figures["replayed"], figures["raised"], figures["lost"]) == (2, 1, 2), figures
+    assert sorted(info.error or "" for info in app.repeated()) == [
+        "",
+        "ValueError: as it does",
+        "it was run again: the process ended with exit code 3",
+        "it was run again: took longer than 20 s",
+    ]
+    assert len(app.place.store.read.groups(state="scored")) == 2
+    written = Path("runs.txt").read_text()
+    # Long settled, what was recorded of the lost ones makes siblings; none of them is begun again.
+    assert cycle(app, judge, config, **everything).figures["replay"]["replayed"] == 0
+    assert Path("runs.txt").read_text() == written
+
+
+def test_a_run_takes_its_repetitions_along(app: App, judge: Judge):
+    app.run("sync", "one", "two")
+    cycle(app, judge, app.config(), holdout_share=0.0, min_groups=99)
+    (group, _) = app.place.store.read.groups(state="scored")
+    (original,) = [run for run in group.trajectories if "replayed" not in run.info.tags]
+    assert app.place.store.rights.erase(trajectory=original.id, who="test").trajectories == 3
+    assert len(app.runs) == 3
+    (left,) = [run for run in app.runs if "replayed" not in run.info.tags]
+    again = min(run.info.started_at for run in app.runs if run.id != left.id)
+    app.place.store.rights.prune(older_than_s=0.0, who="test", now=again)  # older than all re-runs, and no re-run
+    assert app.runs == ()
+
+
+@pytest.mark.slow
+def test_what_cannot_be_repeated_is_told_and_not_used_up(app: App, judge: Judge, tmp_path: Path):
+    app.run("sync", "one")
+    everything = {"holdout_share": 0.0, "min_groups": 99}
+    app.place.store.ledger.set_mode("record", who="test")
+    assert cycle(app, judge, app.config(), **everything).figures["replay"]["left"] == {
+        "the mode is record, not route": 1
+    }
+    app.place.store.ledger.set_mode(None, who="test")
+    app.file.write_text("import nothing_like_it\n" + AGENT)
+    (reason,) = cycle(app, judge, app.config(), **everything).figures["replay"]["left"]
+    assert reason == f"{app.file}:answer: ModuleNotFoundError: No module named 'nothing_like_it'"
+    app.file.write_text(AGENT.replace("@art.replayable\n", ""))
+    (reason,) = cycle(app, judge, app.config(), **everything).figures["replay"]["left"]
+    assert reason.endswith("is not offered; put @art_patch.replayable above it")
+    app.file.write_text(AGENT)
+    assert app.repeated() == []
+    assert cycle(app, judge, app.config(), **everything).figures["replay"]["replayed"] == 2
+
+
+def test_what_was_redacted_is_not_repeated_unredacted(app: App):
+    app.environment["redact"] = "secrets"
+    app.run("sync", "one")
+    (run,) = app.runs
+    assert run.info.metadata["replay"]["redacted"] is True
+    process = AppProcess(f"{app.file}:answer", app.config(), redacted=True)
+    assert process.ask(None, 60.0) == {"ready": True}
+    process.end()
+    del app.environment["redact"]
+    process = AppProcess(f"{app.file}:answer", app.config(), redacted=True)
+    assert "set ART_PATCH_REDACT for the job" in process.ask(None, 60.0)["error"]
+    process.end()
+
+
+def test_nothing_but_what_was_offered_here_is_run(app: App, tmp_path: Path):
+    for target, says in {
+        "os:system": "is not offered",
+        ":x": "ModuleNotFoundError",
+        "/etc/passwd:root": "outside of",
+        "no_such_module:x": "ModuleNotFoundError",
+    }.items():
+        process = AppProcess(target, app.config())
+        assert says in process.ask(None, 60.0)["error"]
+        process.end()
+    with pytest.raises(RunLost, match="cannot be started"):
+        AppProcess("os:system", app.config(python="/no/such/python"))
+
+
+DROPS = "from pathlib import Path\nPath('dropped').touch()\n\n\ndef x(): ...\n"
+
+
+def offering(target: str, number: int) -> dict[str, Any]:
+    """A line of a file of trajectories, whose run claims that `target` may be called again."""
+    key, at = f"{number:032x}", time.time() - 3600.0
+    offer = {"target": target, "args": [], "kwargs": {}}
+    asked = {"role": "user", "content": QUESTIONS[number]}
+    answer = {"index": 0, "message": {"role": "assistant", "content": "as ever"}, "finish_reason": "stop"}
+    sampled = {"policy": "agent@0", "prompt_token_ids": [1, 2]}
+    answer |= {"token_ids": [3], "logprobs": [-0.5]}
+    about = {"id": f"{key}-0", "started_at": at, "requested_model": "m", "messages": [asked], "choices": [answer]}
+    run = {"id": key, "started_at": at, "scenario_key": str(number), "metadata": {"lang": "de", "replay": offer}}
+    return {"format": "art_patch.trajectory/1", "trajectory": run, "calls": [about | sampled]}
+
+
+def command(app: App, *arguments: str) -> dict[str, Any]:
+    """What an `art-patch` command says."""
+    place = ("--store", app.place.url, "--home", app.environment["home"], "--json")
+    result = CliRunner().invoke(commands, [*arguments, *place])
+    assert result.exit_code in (0, 4), result.output
+    return json.loads(result.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["imported now", "in the store already"])
+def test_a_file_of_runs_has_nothing_executed(how: str, app: App, tmp_path: Path):
+    for directory in (tmp_path, tmp_path / "tools"):
+        directory.mkdir(exist_ok=True)
+        (directory / "drop_everything.py").write_text(DROPS)
+    (tmp_path / "tools" / "__init__.py").write_text(DROPS)
+    targets = (f"{tmp_path}/drop_everything.py:x", "drop_everything:x", "tools.drop_everything:x")
+    lines = [offering(target, number) for number, target in enumerate(targets)]
+    if how == "imported now":
+        (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        told = command(app, "import", str(tmp_path / "runs.jsonl"))
+        assert (told["trajectories"], told["offers_dropped"]) == (3, 3)
+        assert [run.info.metadata for run in app.runs] == [{"lang": "de", "replay": None}] * 3
+        left = {"no function to run again": 3}
+    else:
+        for line in lines:
+            app.place.store.write(decode(line).records)
+        left = {f"{one}: {one} is not offered; put @art_patch.replayable above it": 1 for one in targets}
+    app.place.store.ledger.set_engine(f"{app.place.client.base_url}/v1", who="test")
+    with serve_stand_in_judge(is_short) as url:
+        judge = ("--judge", STAND_IN_MODEL, "--judge-base-url", url)
+        told = command(app, "retrain", "--replay", "1", *judge)
+    assert told["figures"]["replay"] == {"runs": 3, "replayed": 0, "raised": 0, "lost": 0, "left": left}
+    assert not Path("dropped").exists()
+
+
+TOUCHES = "from pathlib import Path\nPath('executed').touch()\n"
+
+OFFERS = {
+    "import art_patch as art\n@art.replayable\ndef f(): ...": True,
+    "from art_patch import replayable, trajectory\n@trajectory('x')\n@replayable\nasync def f(): ...": True,
+    "from art_patch import replayable as again\nif True:\n    @again\n    def f(): ...": True,
+    "import art_patch\ndef f(): ...\nanswer = art_patch.trajectory()(art_patch.replayable(f))": True,
+    "import art_patch as art\ndef f(): ...\nanswer = art.replayable(function=f)": True,
+    "import art_patch as art\n@art.replayable\ndef g(): ...\ndef f(): ...": False,
+    "import art_patch as art\nclass A:\n    @art.replayable\n    def f(): ...": False,
+    "import art_patch as art\ndef f(): ...\nfor each in (f,):\n    art.replayable(each)": False,
+    "# @art.replayable\ndef f(): ...": False,
+    "@art.replayable\ndef f(:": False,
+}
+
+
+def test_only_a_source_that_offers_the_function_is_executed(app: App, tmp_path: Path):
+    (tmp_path / "package").mkdir()  # of no __init__.py
+    for number, (source, is_offered) in enumerate(OFFERS.items()):
+        (tmp_path / "package" / f"m{number}.py").write_text(TOUCHES + source)
+        process = AppProcess(f"package.m{number}:f", app.config())
+        word = process.ask(None, 60.0)
+        assert (word == {"ready": True}, Path("executed").exists()) == (is_offered, is_offered), (source, word)
+        process.end()
+        Path("executed").unlink(missing_ok=True)
+
+
+def test_what_lies_beside_a_link_to_a_script_is_not_imported(app: App, tmp_path: Path):
+    (tmp_path / "agent.py").write_text("import colorsys\nimport art_patch as art\n@art.replayable\ndef f(): ...")
+    elsewhere = tmp_path.parent / f"{tmp_path.name}-elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "colorsys.py").write_text("from pathlib import Path\nPath('executed').touch()\n")
+    (elsewhere / "agent.py").symlink_to(tmp_path / "agent.py")
+    process = AppProcess(f"{elsewhere / 'agent.py'}:f", app.config())
+    assert (process.ask(None, 60.0), Path("executed").exists()) == ({"ready": True}, False)
+    process.end()
+
+
+def lonely(key: str, *, offer: bool = True, trainable: bool = True) -> Trajectory:
+    metadata = {"replay": {"target": "m:f", "args": [key], "kwargs": {}}} if offer else {}
+    why = None if trainable else "answered by upstream"
+    return Trajectory(TrajectoryInfo(key, 1.0, metadata=metadata), (call(f"c-{key}", key, untrainable=why),))
+
+
+def chosen(runs: list[Trajectory], keys: dict[str, str], made: set[tuple[str, int]] = set(), **config: Any) -> Any:  # noqa: B006
+    found, left = choose_replays(runs, ReplayConfig(**config), keys=keys, was_made=lambda *one: one in made)
+    return [(one.original.id, one.number) for one in found], left
+
+
+def test_so_many_are_run_as_the_task_lacks():
+    a, b, c = lonely("a"), lonely("b"), lonely("c", trainable=False)
+    assert chosen([a], {"a": "x"}) == ([("a", 1), ("a", 2), ("a", 3)], {})
+    assert chosen([a, b], {"a": "x", "b": "x"}) == ([("a", 1), ("b", 1)], {})
+    assert chosen([c], {"c": "x"}) == ([("c", 1), ("c", 2), ("c", 3), ("c", 4)], {})
+    assert chosen([a], {"a": "x"}, {("a", 1), ("a", 3)}) == ([("a", 2)], {})
+    assert chosen([a], {"a": "x"}, {("a", n) for n in (1, 2, 3)}) == ([], {"run again already": 1})
+    assert chosen([a, b], {"a": "x", "b": "y"}, max_runs=4)[1] == {"beyond the budget of this cycle": 1}
+    odd = lonely("d", offer=False)
+    assert chosen([odd], {"d": "x"}) == ([], {"no function to run again": 1})
+    again = replace(a, info=replace(a.info, metadata={**a.info.metadata, "replay_of": "z"}))
+    for other in (again, replace(a, info=replace(a.info, origin="imported"))):
+        assert chosen([other], {"a": "x"}) == ([], {"no function to run again": 1})
+
+
+def test_one_run_stands_for_each_scenario_that_the_gate_compares():
+    a, b, odd = lonely("a").info, replace(lonely("b").info, origin="span"), lonely("c", offer=False).info
+    runs = {"x": (odd, a), "y": (b,), "z": (odd,), "w": (a,)}
+    found, left = choose_comparisons(runs, ReplayConfig(max_runs=8), samples=2)
+    assert {key: (one.original.id, one.number, one.args) for key, one in found.items()} == {
+        "x": ("a", 0, ["a"]),
+        "w": ("a", 0, ["a"]),
+    }
+    assert left == {"no function to run again": 2}
+    assert choose_comparisons(runs, ReplayConfig(max_runs=7), samples=2)[1]["beyond the budget of this cycle"] == 1
+
+
+def test_ids_of_repetitions_are_always_the_same():
+    ids = {replay_id(of, number) for of in ("a", "b") for number in range(1, MOST_REPLAYS + 1)}
+    assert len(ids) == 2 * MOST_REPLAYS
+    assert replay_id("a", 1) == replay_id("a", 1)
