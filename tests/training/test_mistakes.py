@@ -77,7 +77,7 @@ ABSENT: dict[int, tuple[str, tuple[str, ...]]] = {
         (
             "training/test_update.py::test_a_group_that_teaches_nothing_changes_no_bit_and_costs_no_token",
             "training/test_update.py::test_with_nothing_to_learn_nothing_is_published",
-            "test_cycle.py::test_equal_scores_teach_nothing",
+            "pipeline/test_cycle.py::test_equal_scores_teach_nothing",
         ),
     ),
     9: (
@@ -85,18 +85,18 @@ ABSENT: dict[int, tuple[str, tuple[str, ...]]] = {
         (
             "training/test_rows.py::test_exactly_the_tokens_of_answers_that_were_cut_off_are_not_trained",
             "training/test_rows.py::test_an_answer_that_was_cut_off_is_context_if_it_is_not_to_be_learned",
-            "stages/test_train_figures.py::test_what_was_cut_off_is_not_trained_and_only_what_is_trained_is_compared",
+            "pipeline/test_train_metrics.py::test_what_was_cut_off_is_not_trained_and_only_what_is_trained_is_compared",
         ),
     ),
     10: (
         "Before the first step the trainer computes what the server recorded; runs that are too old are left out.",
         (
-            "test_cycle.py::test_a_cycle_trains_gates_and_promotes_and_the_next_goes_on_from_there",
+            "pipeline/test_cycle.py::test_a_cycle_trains_gates_and_promotes_and_the_next_goes_on_from_there",
             "serving/test_contract.py::test_logprobs_are_those_that_a_trainer_computes",
             "training/test_loading.py::test_it_computes_what_transformers_and_peft_compute",
             "training/test_loss.py::test_each_token_has_an_importance_weight_of_its_own_and_at_most_the_cap",
             "training/test_update.py::test_data_of_a_far_policy_is_refused_before_the_first_step",
-            "stages/test_train_figures.py::test_what_is_not_exact_or_too_old_is_counted_by_reason",
+            "pipeline/test_train_metrics.py::test_what_is_not_exact_or_too_old_is_counted_by_reason",
             "test_proof.py::test_reason",
         ),
     ),
