@@ -1,4 +1,4 @@
-"""Figures of all processes in one table at the end of the run; which files several processes begin with; threads.
+"""Metrics of all processes in one table at the end of the run; which files several processes begin with; threads.
 
 Where each process takes whole files, the one that takes a long file last keeps everybody waiting: so files with many
 slow tests come first.
@@ -86,7 +86,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     ]
     if not rows:
         return
-    terminalreporter.section("figures")
+    terminalreporter.section("metrics")
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for name, value, target in rows:
         terminalreporter.write_line(f"{name:<{widths[0]}}  {value:>{widths[1]}}  {target}".rstrip())

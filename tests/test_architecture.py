@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,25 @@ BESIDE: dict[str, set[str]] = {}
 
 KNOWN_CIRCLES = [["art_patch/rollouts/backend.py", "art_patch/rollouts/model.py"]]
 """To be untied."""
+
+RETIRED = set(
+    [
+        "flight",
+        "leg",
+        "reel",
+        "tape",
+        "disguise",
+        "twin",
+        "twins",
+        "localise",
+        "station",
+        "crew",
+        "pulse",
+        "figures",
+        "course",
+    ]
+)
+"""Words that identifiers of the package no longer hold; CHANGELOG says what took their place."""
 
 GRAPH = ImportGraph(PACKAGE)
 
@@ -170,3 +190,19 @@ def test_errors_have_distinct_exit_codes_and_are_drawn_in_the_tree():
 def test_patching_makes_no_record_that_only_the_writer_or_the_job_needs():
     loaded = modules_after("import art_patch; art_patch.patch(mode='record')")
     assert not {"art_patch.types.calls", "art_patch.types.jobs"} & loaded
+
+
+def test_no_identifier_holds_a_retired_word():
+    found: set[str] = set()
+    for path, tree in GRAPH.files.items():
+        for node in ast.walk(tree):
+            match node:
+                case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
+                    pass
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    pass
+                case _:
+                    continue
+            if RETIRED & {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}:
+                found.add(f"{path}: {name}")
+    assert not found

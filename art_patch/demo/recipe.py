@@ -22,7 +22,7 @@ EVALUATION_SAMPLES = 4
 """How often each of them is asked for the sampled success, before and after."""
 
 CURVE_SAMPLES = 2
-"""The same between cycles, where a rougher figure is enough."""
+"""The same between cycles, where a rougher metric is enough."""
 
 CYCLES = 4
 

@@ -94,7 +94,7 @@ def run_demo(
     single_shot: bool = False,
     program: Program | None = None,
 ) -> dict[str, Any]:
-    """Run the demo and return its figures.
+    """Run the demo and return its metrics.
 
     Args:
         settings: with a project of the demo's own; a judge in them replaces the stand-in.
@@ -134,8 +134,8 @@ def run_demo(
             row = world.measure(number, tell, times=EVALUATION_SAMPLES if is_last else CURVE_SAMPLES)
             curve.add(row | {"outcome": report.outcome})
             tell.measured(row)
-        figures = _figures(curve, world, resumed)
-    return figures | {
+        metrics = _metrics(curve, world, resumed)
+    return metrics | {
         "seed": seed,
         "control": control,
         "single_shot": single_shot,
@@ -299,7 +299,7 @@ def _ungated(config: CycleConfig) -> CycleConfig:
     return replace(
         config,
         gate=replace(config.gate, margin=-1.0, collapse=None),
-        defence=DefenceConfig(double_share=0, canary_share=0),
+        defence=DefenceConfig(double_share=0, planted_share=0),
     )
 
 
@@ -318,7 +318,7 @@ def _successes(tasks: Sequence[Task], results: Sequence[Mapping[str, Any]]) -> i
     return sum(is_success(task, result.get("messages", ())) for task, result in zip(tasks, results, strict=True))
 
 
-def _figures(curve: Curve, world: _World, resumed: bool) -> dict[str, Any]:
+def _metrics(curve: Curve, world: _World, resumed: bool) -> dict[str, Any]:
     first, last = curve.rows[0], curve.rows[-1]
     return {
         "success_before": first["sampled"],

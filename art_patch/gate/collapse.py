@@ -135,10 +135,10 @@ _SHARES: tuple[tuple[str, _Of], ...] = (
 
 
 def _share(name: str, answers: Sequence[Answered], of: _Of, config: GateConfig, seed: int) -> Finding:
-    def figure(turn: Turn, given: Given) -> float:
+    def metric(turn: Turn, given: Given) -> float:
         return fmean(of(turn, choice) for choice in given.choices) if given.choices else math.nan
 
-    pairs = [(a.turn.scenario_key, figure(a.turn, a.candidate), figure(a.turn, a.champion)) for a in answers]
+    pairs = [(a.turn.scenario_key, metric(a.turn, a.candidate), metric(a.turn, a.champion)) for a in answers]
     return not_worse(name, pairs, allowed=config.max_worse, level=config.level, seed=seed, less_is_better=True)
 
 
@@ -153,10 +153,10 @@ def _said(choice: Choice) -> tuple[str, ...]:
 def _different(answers: Sequence[Answered]) -> Finding:
     """How many of a turn's answers differ."""
 
-    def figure(of: Sequence[Given]) -> float:
+    def metric(of: Sequence[Given]) -> float:
         return fmean(len(set(map(_said, given.choices))) / max(1, len(given.choices)) for given in of)
 
-    ours, theirs = figure([a.candidate for a in answers]), figure([a.champion for a in answers])
+    ours, theirs = metric([a.candidate for a in answers]), metric([a.champion for a in answers])
     return Finding("different answers", ours, theirs, None, True, f"different answers {ours:.3g} against {theirs:.3g}")
 
 

@@ -17,7 +17,7 @@ TIE = 1e-9
 """Means of the same numbers in another order differ by less; no score is as fine."""
 
 Pair = tuple[str, float, float]
-"""Scenario key, candidate's figure and champion's, of one turn."""
+"""Scenario key, candidate's metric and champion's, of one turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Finding:
 
     Attributes:
         name: of the check.
-        candidate: its figure; `None` where there is none.
+        candidate: its metric; `None` where there is none.
         champion: the champion's.
-        bound: what was compared with the candidate's figure, or with how much worse it may be; `None` if nothing was.
+        bound: what was compared with the candidate's metric, or with how much worse it may be; `None` if nothing was.
         passed: a candidate that fails one is rejected, however well it scores.
         words: the same for a reader.
     """
@@ -58,18 +58,18 @@ def not_worse(
 
     Args:
         name: of what is compared.
-        pairs: figures of both for each turn; the scenario is the unit.
-        allowed: how much worse it may be, in the figures' own unit.
+        pairs: metrics of both for each turn; the scenario is the unit.
+        allowed: how much worse it may be, in the metrics' own unit.
         level: confidence.
         seed: of the subsets that the bound is taken from.
-        less_is_better: whether a smaller figure is the better one.
+        less_is_better: whether a smaller metric is the better one.
     """
     by_scenario = scenario_means(pairs)
     if not by_scenario:
         return Finding(name, None, None, allowed, False, f"{name}: nothing to compare")
     ours, theirs = mean([a for a, _ in by_scenario]), mean([b for _, b in by_scenario])
-    if not all(math.isfinite(figure) for both in by_scenario for figure in both):
-        return Finding(name, None, None, allowed, False, f"{name}: a figure is not finite")
+    if not all(math.isfinite(metric) for both in by_scenario for metric in both):
+        return Finding(name, None, None, allowed, False, f"{name}: a metric is not finite")
     sign = -1.0 if less_is_better else 1.0
     better = [sign * (a - b) for a, b in by_scenario]
     bound = lower_bound(better, level, seed=seed)

@@ -18,11 +18,11 @@ from art_patch.types import JSON
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the candidate wins, and why, in words and figures."""
+    """Whether the candidate wins, and why, in words and metrics."""
 
     promote: bool
     reason: str
-    figures: JSON
+    metrics: JSON
 
 
 def decide(scores: Iterable[Pair], config: GateConfig, *, seed: int = 0) -> Verdict:
@@ -40,11 +40,11 @@ def decide(scores: Iterable[Pair], config: GateConfig, *, seed: int = 0) -> Verd
     by_scenario = scenario_means(pairs)
     count, least = len(by_scenario), max(config.min_scenarios, fewest(config.level))
     if count < least:
-        figures = {"scenarios": count, "more_needed": least - count}
-        return Verdict(False, f"{count} held-out scenarios; {least - count} more are needed", figures)
+        metrics = {"scenarios": count, "more_needed": least - count}
+        return Verdict(False, f"{count} held-out scenarios; {least - count} more are needed", metrics)
     differences = [ours - theirs for ours, theirs in by_scenario]
     bound = lower_bound(differences, config.level, seed=seed)
-    figures = {
+    metrics = {
         "scenarios": count,
         "candidate": mean([ours for ours, _ in by_scenario]),
         "champion": mean([theirs for _, theirs in by_scenario]),
@@ -55,8 +55,8 @@ def decide(scores: Iterable[Pair], config: GateConfig, *, seed: int = 0) -> Verd
     tied = all(abs(difference) <= TIE for difference in differences)
     needed = None if wins or tied else scenarios_needed(differences, config.margin, config.level)
     if needed is not None:
-        figures["more_needed"] = needed - count
-    return Verdict(wins, _reason(figures, config, wins, tied), figures)
+        metrics["more_needed"] = needed - count
+    return Verdict(wins, _reason(metrics, config, wins, tied), metrics)
 
 
 def with_findings(verdict: Verdict, findings: Sequence[Finding]) -> Verdict:
@@ -68,14 +68,14 @@ def with_findings(verdict: Verdict, findings: Sequence[Finding]) -> Verdict:
     return replace(verdict, promote=False, reason=f"{verdict.reason}; {lead} {'; '.join(failed)}")
 
 
-def _reason(figures: JSON, config: GateConfig, wins: bool, tied: bool) -> str:
+def _reason(metrics: JSON, config: GateConfig, wins: bool, tied: bool) -> str:
     if tied:
-        return f"a tie: both score alike on each of {figures['scenarios']} held-out scenarios, not above the margin"
+        return f"a tie: both score alike on each of {metrics['scenarios']} held-out scenarios, not above the margin"
     words = (
-        f"scores {figures['candidate']:.3f} against {figures['champion']:.3f} "
-        f"on {figures['scenarios']} held-out scenarios; "
-        f"the difference is above {figures['lower_bound']:+.3f} with {config.level:.0%} confidence, "
+        f"scores {metrics['candidate']:.3f} against {metrics['champion']:.3f} "
+        f"on {metrics['scenarios']} held-out scenarios; "
+        f"the difference is above {metrics['lower_bound']:+.3f} with {config.level:.0%} confidence, "
         f"{'above' if wins else 'not above'} the margin {config.margin:g}"
     )
-    more = figures.get("more_needed")
+    more = metrics.get("more_needed")
     return words if more is None else f"{words}; if it is as it looks, about {more} more scenarios would show it"

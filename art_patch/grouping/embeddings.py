@@ -40,7 +40,7 @@ def embed_with(base_url: str, model: str, *, api_key: str | None = None, timeout
         import numpy as np
         from openai import APIStatusError, OpenAI, OpenAIError
 
-        # What the server wrote stays out of the reason: it goes into figures, and may be a page or quote a key.
+        # What the server wrote stays out of the reason: it goes into metrics, and may be a page or quote a key.
         try:
             with OpenAI(base_url=base_url, api_key=api_key or "none", timeout=timeout_s) as client:
                 batches = [list(texts[start : start + _BATCH]) for start in range(0, len(texts), _BATCH)]

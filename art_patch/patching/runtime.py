@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from art_patch._lib.faults import faults, logger
 from art_patch._lib.forking import late_import
-from art_patch.patching.rewriting.engine_request import Twins
+from art_patch.patching.rewriting.engine_request import EngineClients
 from art_patch.patching.routing.breaker import Breaker
 from art_patch.patching.routing.health_check import is_alive
 from art_patch.patching.routing.pins import Pins
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from art_patch.types import Call, TrajectoryInfo
 
 REFRESH_EVERY_S = 1.0
-PULSE_EVERY_S = 2.0
+HEALTH_CHECK_EVERY_S = 2.0
 FOREIGN_EVERY_S = 30.0
 """How often a store that belongs to another project is looked at: on a server each look is a connection."""
 
@@ -65,7 +65,7 @@ class Runtime:
         self.pins = Pins()
         self.recorder = Recorder(settings, open_sink=open_sink, on_tick=self._tick, on_shadow=self._on_shadow)
         self.matches = compile_match(settings.match)
-        self.twins = Twins()
+        self.engine_clients = EngineClients()
         self.degraded: dict[str, str] = {}
         self._on_tick = on_tick
         self._read_route = read_route
@@ -159,15 +159,15 @@ class Runtime:
         self.poll()
         if "project" in self.degraded:
             return  # nothing of ours belongs into that store, the report of this process neither
-        self._feel_pulse(time.monotonic())
+        self._check_health(time.monotonic())
         if self._on_tick is not None:
             self._on_tick(self)
 
-    def _feel_pulse(self, now: float) -> None:
-        """Open the breaker if callers wait for an engine that is not there; see `pulse`."""
+    def _check_health(self, now: float) -> None:
+        """Open the breaker if callers wait for an engine that is not there; see `health check`."""
         since = min(list(self._waiting.values()), default=now)
         in_doubt = not self.breaker.closed or now - since > self.settings.first_token_timeout_s
-        if not in_doubt or self.target.base_url is None or now - self._felt_at < PULSE_EVERY_S:
+        if not in_doubt or self.target.base_url is None or now - self._felt_at < HEALTH_CHECK_EVERY_S:
             return
         self._felt_at = now
         alive = is_alive(self.target.base_url)
@@ -254,7 +254,7 @@ def _after_fork() -> None:
     for runtime in list(_alive):
         runtime.start_breaker()
         # Sockets of the parent's pools are the SDK's affair; our own pools are made anew.
-        runtime.twins = Twins()
+        runtime.engine_clients = EngineClients()
         runtime.shadow = Shadow(runtime)
 
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from art_patch.pipeline.comparison import evaluate
     from art_patch.pipeline.cycle import CycleConfig, CycleReport, only_one, retrain
     from art_patch.pipeline.cycle_run import Run
-    from art_patch.pipeline.explicit_update import UpdateByHand, train_by_hand
+    from art_patch.pipeline.explicit_update import UpdateByHand, run_explicit_update
     from art_patch.pipeline.form_groups import form, group
-    from art_patch.pipeline.report import LONG, figures_line
+    from art_patch.pipeline.report import LONG, metrics_line
     from art_patch.pipeline.retention import prune
     from art_patch.pipeline.score_groups import score, to_judge
-    from art_patch.pipeline.serving_upkeep import Keeper
+    from art_patch.pipeline.serving_upkeep import ServingUpkeep
     from art_patch.pipeline.unfinished import forget_unfinished
 else:
     __getattr__ = lazily(
@@ -31,12 +31,12 @@ else:
             "comparison": "evaluate",
             "cycle": "CycleConfig CycleReport only_one retrain",
             "cycle_run": "Run",
-            "explicit_update": "UpdateByHand train_by_hand",
+            "explicit_update": "UpdateByHand run_explicit_update",
             "form_groups": "form group",
-            "report": "LONG figures_line",
+            "report": "LONG metrics_line",
             "retention": "prune",
             "score_groups": "score to_judge",
-            "serving_upkeep": "Keeper",
+            "serving_upkeep": "ServingUpkeep",
             "unfinished": "forget_unfinished",
         },
     )

@@ -42,7 +42,7 @@ class WatchReport:
         champion: the policy that it was compared with.
         state: the challenger's when the look began.
         percent: share of the sessions that it answered.
-        figures: of both arms and every signal.
+        metrics: of both arms and every signal.
     """
 
     outcome: Outcome
@@ -51,7 +51,7 @@ class WatchReport:
     champion: str | None = None
     state: Literal["shadow", "canary"] | None = None
     percent: float | None = None
-    figures: JSON = field(default_factory=dict[str, Any])
+    metrics: JSON = field(default_factory=dict[str, Any])
 
     def as_json(self) -> dict[str, Any]:
         """Return it as one JSON object."""
@@ -86,21 +86,21 @@ def watch_once(
         outcome, reason = _act(store, engine, challenger, verdict, who=who, at=at)
     except TransitionError as error:
         outcome, reason = "nothing to watch", f"it was decided by somebody else meanwhile: {error}"
-    return WatchReport(outcome, reason, challenger, champion, state, route.challenger_percent, verdict.figures)
+    return WatchReport(outcome, reason, challenger, champion, state, route.challenger_percent, verdict.metrics)
 
 
 def _act(
     store: Store, engine: Engine | None, challenger: str, verdict: WatchVerdict, *, who: str, at: float
 ) -> tuple[Outcome, str]:
-    figures = {"watch": dict(verdict.figures) | {"verdict": verdict.action}}
+    metrics = {"watch": dict(verdict.metrics) | {"verdict": verdict.action}}
     if verdict.action == "go on":
         return "goes on", verdict.reason
     if verdict.action == "promote":
         if engine is None:
             return "goes on", f"it has won, and no engine is up to prove it: {verdict.reason}"
-        promote(store.ledger, engine, challenger, who=who, reason=verdict.reason, figures=figures)
+        promote(store.ledger, engine, challenger, who=who, reason=verdict.reason, metrics=metrics)
         return "promoted", verdict.reason
-    store.ledger.move(challenger, "rejected", who=who, reason=verdict.reason, figures=figures, now=at)
+    store.ledger.move(challenger, "rejected", who=who, reason=verdict.reason, metrics=metrics, now=at)
     if engine is not None:
         with suppress(EngineError):  # no app is sent there any more; the next promotion unloads it otherwise
             engine.unload(challenger)

@@ -1,6 +1,6 @@
 """Two policies, asked the same -> the gate's verdict on them, and nothing is done about it.
 
-It is the gate's contest, with everything that it checks; `candidate` and `champion` in its figures are the policy that
+It is the gate's contest, with everything that it checks; `candidate` and `champion` in its metrics are the policy that
 is looked at and the one that it is compared with. Nobody is promoted or rejected, no group changes its state. What is
 kept is what the judge was asked for and cost. Policies that the engine does not serve are loaded for it and unloaded
 when it is over, unless somebody wants them served by then. It is alone on the store, as a cycle is.

@@ -101,9 +101,9 @@ def retrain(
             report = _cycle(run, champion, watch)
         except _OutOfTime as time_is_up:
             why = f"{time_is_up}; what was done is kept, and the next cycle goes on from here"
-            report = CycleReport("out of time", why, name, None, run.figures)
+            report = CycleReport("out of time", why, name, None, run.metrics)
         except ArtPatchError as error:
-            told(failed(error, name, run.figures), took_s=clock() - began)
+            told(failed(error, name, run.metrics), took_s=clock() - began)
             raise
         told(report, took_s=clock() - began)
         return report
@@ -130,9 +130,9 @@ def _cycle(run: Cycle, champion: Policy | None, watch: _Watch) -> CycleReport:
         watch.check()
         candidate, why_not = train(run, champion)
         if candidate is None:
-            return CycleReport("nothing to do", why_not, champion.name, None, run.figures)
-    elif run.config.promotion == "approve" and "waits" in candidate.figures:
-        return _waits(champion, candidate, candidate.figures["waits"]["reason"], run)
+            return CycleReport("nothing to do", why_not, champion.name, None, run.metrics)
+    elif run.config.promotion == "approve" and "waits" in candidate.metrics:
+        return _waits(champion, candidate, candidate.metrics["waits"]["reason"], run)
     watch.check()
     try:
         ensure_loaded(run.engine, candidate.name)
@@ -142,38 +142,38 @@ def _cycle(run: Cycle, champion: Policy | None, watch: _Watch) -> CycleReport:
         # Each later cycle would be refused it, too.
         reason = f"the engine refuses it: {error}"
         reject(run.store.ledger, run.engine, candidate.name, who=run.who, reason=reason)
-        return CycleReport("rejected", reason, champion.name, candidate.name, run.figures)
+        return CycleReport("rejected", reason, champion.name, candidate.name, run.metrics)
     verdict = contest_of(run, candidate, champion)
-    won, reason, figures = verdict.promote, verdict.reason, {"gate": verdict.figures}
+    won, reason, metrics = verdict.promote, verdict.reason, {"gate": verdict.metrics}
     present = run.store.ledger.champion() or champion
     if (decided := _decided(run, candidate.name)) is not None:
         return decided
     if present.name != champion.name:
         won, reason = False, f"{present.name} serves since; it was tested against {champion.name}"
     if won:
-        return _act(run, champion, candidate, reason, figures)
-    run.store.ledger.move(candidate.name, "rejected", who=run.who, reason=reason, figures=figures)
+        return _act(run, champion, candidate, reason, metrics)
+    run.store.ledger.move(candidate.name, "rejected", who=run.who, reason=reason, metrics=metrics)
     run.engine.unload(candidate.name)
-    return CycleReport("rejected", reason, present.name, candidate.name, run.figures)
+    return CycleReport("rejected", reason, present.name, candidate.name, run.metrics)
 
 
-def _act(run: Cycle, champion: Policy, candidate: Policy, reason: str, figures: JSON) -> CycleReport:
+def _act(run: Cycle, champion: Policy, candidate: Policy, reason: str, metrics: JSON) -> CycleReport:
     """Do with a candidate that won what the project's way of promoting says."""
     ledger, engine = run.store.ledger, run.engine
     if run.config.promotion == "approve":
-        ledger.keep_verdict(candidate.name, figures=figures, who=run.who, reason=reason, now=run.now)
+        ledger.keep_verdict(candidate.name, metrics=metrics, who=run.who, reason=reason, now=run.now)
         return _waits(champion, candidate, reason, run)
     run.progress("promote", 0, 1, candidate.name)
     if run.config.promotion == "canary":
         percent = run.config.canary_percent
         challenge(
-            ledger, engine, candidate.name, state="canary", percent=percent, who=run.who, reason=reason, figures=figures
+            ledger, engine, candidate.name, state="canary", percent=percent, who=run.who, reason=reason, metrics=metrics
         )
         why = f"{reason}; it answers {percent:g} % of the sessions until its test ends"
-        report = CycleReport("canary", why, champion.name, candidate.name, run.figures)
+        report = CycleReport("canary", why, champion.name, candidate.name, run.metrics)
     else:
-        promote(ledger, engine, candidate.name, who=run.who, reason=reason, figures=figures)
-        report = CycleReport("promoted", reason, candidate.name, candidate.name, run.figures)
+        promote(ledger, engine, candidate.name, who=run.who, reason=reason, metrics=metrics)
+        report = CycleReport("promoted", reason, candidate.name, candidate.name, run.metrics)
     run.progress("promote", 1, 1, candidate.name)
     return report
 
@@ -185,7 +185,7 @@ def _decided(run: Cycle, name: str, *, tested_as: PolicyState = "candidate") -> 
         return None
     why = f"{name} is {policy.state} since: somebody else decided on it while it was tested"
     outcome = _OUTCOMES.get(policy.state, "nothing to do")
-    return CycleReport(outcome, why, serves.name if serves else None, name, run.figures)
+    return CycleReport(outcome, why, serves.name if serves else None, name, run.metrics)
 
 
 def _look_after_challenger(run: Cycle, challenger: Policy, watch: _Watch) -> CycleReport:
@@ -198,14 +198,14 @@ def _look_after_challenger(run: Cycle, challenger: Policy, watch: _Watch) -> Cyc
     seen = watch_once(run.store, run.engine, patient, who=run.who, now=run.now)
     unjudged = None
     if seen.outcome == "goes on":
-        run.figures["canary"] = dict(seen.figures)
+        run.metrics["canary"] = dict(seen.metrics)
         unjudged = _judge_both(run, watch, seen)
         now = run.now + watch.elapsed_s()
         seen = watch_once(run.store, run.engine, run.config.canary, who=run.who, now=now)
     if seen.outcome == "nothing to watch":
         decided = _decided(run, challenger.name, tested_as=challenger.state)
-        return decided or CycleReport("nothing to do", seen.reason, None, challenger.name, run.figures)
-    run.figures["canary"] = dict(seen.figures)
+        return decided or CycleReport("nothing to do", seen.reason, None, challenger.name, run.metrics)
+    run.metrics["canary"] = dict(seen.metrics)
     outcomes: dict[str, Outcome] = {"goes on": "canary", "rejected": "rejected", "promoted": "promoted"}
     serves = run.store.ledger.champion()
     why = f"{challenger.name} is tested as a {seen.state}: {seen.reason}"
@@ -214,7 +214,7 @@ def _look_after_challenger(run: Cycle, challenger: Policy, watch: _Watch) -> Cyc
         f"{why}; not judged: {unjudged}" if unjudged else why,
         serves.name if serves else None,
         challenger.name,
-        run.figures,
+        run.metrics,
     )
 
 
@@ -239,7 +239,7 @@ def _judge_both(run: Cycle, watch: _Watch, seen: WatchReport) -> str | None:
 
 def _waits(champion: Policy, candidate: Policy, reason: str, run: Cycle) -> CycleReport:
     todo = f"`art-patch promote {candidate.name}` lets it serve"
-    return CycleReport("waits for approval", f"{reason}; {todo}", champion.name, candidate.name, run.figures)
+    return CycleReport("waits for approval", f"{reason}; {todo}", champion.name, candidate.name, run.metrics)
 
 
 def _why_not_idle(run: Cycle) -> str | None:

@@ -88,7 +88,7 @@ class Run:
         config: how.
         progress: told what goes on.
         now: when it began, seconds since the epoch.
-        figures: what each stage found, by its name.
+        metrics: what each stage found, by its name.
     """
 
     store: Store
@@ -96,7 +96,7 @@ class Run:
     config: CycleConfig
     progress: Progress
     now: float
-    figures: dict[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+    metrics: dict[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
 
 
 @dataclass(slots=True)

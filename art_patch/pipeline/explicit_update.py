@@ -36,16 +36,16 @@ class UpdateByHand:
         champion: who serves now.
         path: of its adapter; `None` for the base.
         reason: why nothing was learned; empty if something was.
-        figures: of the update.
+        metrics: of the update.
     """
 
     champion: str
     path: str | None
     reason: str = ""
-    figures: JSON = field(default_factory=dict[str, Any])
+    metrics: JSON = field(default_factory=dict[str, Any])
 
 
-def train_by_hand(
+def run_explicit_update(
     store: Store,
     engine: Engine,
     adapters: Path,
@@ -93,16 +93,16 @@ def train_by_hand(
         candidate, reason = train_groups(
             run, champion, read.groups_of(group_ids), evaluation=read.groups_of(evaluation)
         )
-        figures = run.figures["train"]
+        metrics = run.metrics["train"]
         if candidate is None:
-            return UpdateByHand(champion.name, champion.path, reason, figures)
+            return UpdateByHand(champion.name, champion.path, reason, metrics)
         try:
             serves: Policy = promote(run.store.ledger, engine, candidate.name, who=who, reason=REASON)
         except AdapterRejected as error:
             if error.final:  # as in a cycle: it would be refused every time
                 reject(run.store.ledger, engine, candidate.name, who=who, reason=f"the engine refuses it: {error}")
             raise
-        return UpdateByHand(serves.name, serves.path, figures=figures)
+        return UpdateByHand(serves.name, serves.path, metrics=metrics)
 
 
 def _discard_unfinished(run: Cycle) -> None:

@@ -37,9 +37,9 @@ def group(run: Run, ended: Sequence[str] = ()) -> Grouping:
 
     Args:
         run: the cycle.
-        ended: runs that were repeated just now; they need not settle. The figures are `regroup` then.
+        ended: runs that were repeated just now; they need not settle. The metrics are `regroup` then.
 
-    The figure `group.embeddings` is there where words alone decided though a model was to be asked, and says why.
+    The metric `group.embeddings` is there where words alone decided though a model was to be asked, and says why.
     """
     config, store = run.config, run.store
     pending = store.read.ungrouped(settled_before=run.now - config.settle_s, ended=ended)
@@ -55,7 +55,7 @@ def group(run: Run, ended: Sequence[str] = ()) -> Grouping:
         store.ledger.add_groups(taken, state="in spans", now=run.now)
     store.ledger.add_groups(grouping.groups, now=run.now)
     run.progress("group", len(pending), len(pending), f"{len(grouping.groups)} groups")
-    run.figures["regroup" if ended else "group"] = {
+    run.metrics["regroup" if ended else "group"] = {
         "trajectories": len(pending),
         "groups": len(grouping.groups),
         "held_out": sum(group.held_out for group in grouping.groups),

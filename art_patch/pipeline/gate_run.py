@@ -2,7 +2,7 @@
 
 Both answer held-out turns and the user's suite, or run held-out scenarios again where `rerun` can; the judge ranks
 blind, in both orders; the gate decides on the scores, and on what scores do not show. A scenario that was run again
-counts once, as one turn, and none of its turns is asked besides. The figures go into the verdict, and with it into the
+counts once, as one turn, and none of its turns is asked besides. The metrics go into the verdict, and with it into the
 ledger's move: who judged by which rubric, a hash of what was asked, each check as a row.
 """
 
@@ -77,12 +77,12 @@ def contest_of(run: Cycle, candidate: Policy, champion: Policy) -> Verdict:
     )
     verdict = with_findings(verdict, findings)
     asked = (*(a.turn for a in answers), *(one.turn for one in reruns.repeated), *reruns.lost)
-    figures = _counts(asked, held_out, judged, scored, gate) | dict(verdict.figures)
-    if reruns.figures is not None:
-        figures["reruns"] = dict(reruns.figures) | ({"largest_reward": scored.largest} if scored.largest > 1 else {})
-    figures["checks"] = [asdict(finding) for finding in findings]
-    run.figures["gate"] = figures
-    return replace(verdict, reason=_reason(verdict, held_out), figures=figures)
+    metrics = _counts(asked, held_out, judged, scored, gate) | dict(verdict.metrics)
+    if reruns.metrics is not None:
+        metrics["reruns"] = dict(reruns.metrics) | ({"largest_reward": scored.largest} if scored.largest > 1 else {})
+    metrics["checks"] = [asdict(finding) for finding in findings]
+    run.metrics["gate"] = metrics
+    return replace(verdict, reason=_reason(verdict, held_out), metrics=metrics)
 
 
 def _held_out(run: Cycle, *, seed: int) -> HeldOut:
@@ -155,7 +155,7 @@ def _suite(judged: Judged, gate: GateConfig, seed: int) -> tuple[Finding, ...]:
 
 def _kl_nats(candidate: Policy) -> float | None:
     """How far training moved it, as it measured itself; a policy made elsewhere may not say."""
-    kl_nats: Any = candidate.figures.get("train", {}).get("kl_nats")
+    kl_nats: Any = candidate.metrics.get("train", {}).get("kl_nats")
     return float(kl_nats) if isinstance(kl_nats, int | float) else None
 
 

@@ -38,12 +38,12 @@ def replay(run: Cycle, grouping: Grouping) -> tuple[str, ...]:
     if config is None:
         return ()
     lonely = [*grouping.waiting, *grouping.others]
-    figures: dict[str, Any] = {"runs": len(lonely)}
-    run.figures["replay"] = figures
+    metrics: dict[str, Any] = {"runs": len(lonely)}
+    run.metrics["replay"] = metrics
     mode = run.store.ledger.route().mode
     if mode not in (None, "route"):
         # The mode in the store overrules the app processes' own: upstream would answer, for money and in vain.
-        figures["left"] = {f"the mode is {mode}, not route": len(lonely)}
+        metrics["left"] = {f"the mode is {mode}, not route": len(lonely)}
         return ()
     ids = [replay_id(one.id, n) for one in lonely if offer_of(one) for n in range(1, MOST_REPLAYS + 1)]
     made = run.store.read.known(ids)
@@ -70,7 +70,7 @@ def replay(run: Cycle, grouping: Grouping) -> tuple[str, ...]:
             raise
         finally:
             work.end()
-    figures |= {"replayed": len(ended), "raised": counts["raised"], "lost": counts["lost"], "left": left}
+    metrics |= {"replayed": len(ended), "raised": counts["raised"], "lost": counts["lost"], "left": left}
     return tuple(ended)
 
 

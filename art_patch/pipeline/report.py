@@ -1,6 +1,6 @@
 """What a cycle did, and its report on disk: `cycles/TIME-ID.json` for programs, the same as `.md` for people.
 
-Reports are beside the store and not in it, so that they can be read when the store cannot. They hold figures and no
+Reports are beside the store and not in it, so that they can be read when the store cannot. They hold metrics and no
 text of any run. The newest `KEPT` stay. A report that cannot be written fails no cycle: what it tells of has happened.
 """
 
@@ -24,11 +24,11 @@ Outcome = Literal[
 ]
 
 LONG = ("history", "corrections_upto", "checks", "config", "data_sha256", "job")
-"""Figures that only the store and `--json` show."""
+"""Metrics that only the store and `--json` show."""
 KEPT = 200
 """Reports that stay, the newest."""
 _WITH_TEXT = ("round_trips",)
-"""Figures that quote what was recorded; an erasure would not find them here."""
+"""Metrics that quote what was recorded; an erasure would not find them here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +42,19 @@ class CycleReport:
         reason: why, in words.
         champion: who serves now.
         candidate: the policy that was trained or is tested, if any.
-        figures: of every stage that ran.
+        metrics: of every stage that ran.
     """
 
     outcome: Outcome
     reason: str
     champion: str | None
     candidate: str | None = None
-    figures: JSON = field(default_factory=dict[str, Any])
+    metrics: JSON = field(default_factory=dict[str, Any])
 
 
-def failed(error: ArtPatchError, champion: str | None, figures: JSON) -> CycleReport:
+def failed(error: ArtPatchError, champion: str | None, metrics: JSON) -> CycleReport:
     """Return the report of a cycle that ended with an error."""
-    return CycleReport("failed", f"{type(error).__name__}: {error}", champion, None, figures)
+    return CycleReport("failed", f"{type(error).__name__}: {error}", champion, None, metrics)
 
 
 def keep(report: CycleReport, directory: Path, *, who: str, began_at: float, took_s: float) -> Path | None:
@@ -73,7 +73,7 @@ def keep(report: CycleReport, directory: Path, *, who: str, began_at: float, too
     folder = directory / "cycles"
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(began_at))}-{new_id()[-8:]}"
     facts: dict[str, Any] = asdict(report) | {"began_at": began_at, "took_s": round(took_s, 3), "who": who}
-    facts["figures"] = _without_text(report.figures)
+    facts["metrics"] = _without_text(report.metrics)
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         _write(folder / f"{name}.md", to_markdown(facts))
@@ -87,14 +87,14 @@ def keep(report: CycleReport, directory: Path, *, who: str, began_at: float, too
 
 
 def to_markdown(facts: JSON) -> str:
-    """Return the report as a person reads it: what came of the cycle, why, figures of each stage, and what it cost.
+    """Return the report as a person reads it: what came of the cycle, why, metrics of each stage, and what it cost.
 
     Args:
         facts: as `keep` writes them.
     """
     began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(facts["began_at"]))
-    figures: dict[str, Any] = dict(facts["figures"])
-    costs = [values["cost_usd"] for values in figures.values() if isinstance(values, dict) and "cost_usd" in values]
+    metrics: dict[str, Any] = dict(facts["metrics"])
+    costs = [values["cost_usd"] for values in metrics.values() if isinstance(values, dict) and "cost_usd" in values]
     lines = [
         f"# {facts['outcome']}" + (f": {facts['candidate']}" if facts["candidate"] else ""),
         "",
@@ -109,33 +109,33 @@ def to_markdown(facts: JSON) -> str:
         lines.append(
             f"- the judge cost {sum(known):.4f} USD" + ("" if len(known) == len(costs) else ", as far as known")
         )
-    for stage, values in figures.items():
+    for stage, values in metrics.items():
         lines += ["", f"## {stage}", ""]
         if not isinstance(values, dict):
             lines.append(f"- {_one_line(str(values))}")
             continue
         for key, value in cast("dict[str, Any]", values).items():
             if key not in LONG and value is not None and value != {}:
-                lines.append(f"- {key}: {_one_line(figure(value))}")
+                lines.append(f"- {key}: {_one_line(metric(value))}")
     return "\n".join(lines) + "\n"
 
 
-def figures_line(figures: Mapping[str, Any]) -> str:
-    """Return figures in one line; reasons with their counts in brackets, what is empty not at all."""
-    return ", ".join(f"{key} {figure(value)}" for key, value in figures.items() if value is not None and value != {})
+def metrics_line(metrics: Mapping[str, Any]) -> str:
+    """Return metrics in one line; reasons with their counts in brackets, what is empty not at all."""
+    return ", ".join(f"{key} {metric(value)}" for key, value in metrics.items() if value is not None and value != {})
 
 
-def figure(value: Any) -> str:
-    """Return a figure as a person reads it."""
+def metric(value: Any) -> str:
+    """Return a metric as a person reads it."""
     if isinstance(value, dict):
-        return f"({figures_line(cast('dict[str, Any]', value))})"
+        return f"({metrics_line(cast('dict[str, Any]', value))})"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _without_text(figures: JSON) -> dict[str, Any]:
+def _without_text(metrics: JSON) -> dict[str, Any]:
     return {
         key: _without_text(cast("dict[str, Any]", value)) if isinstance(value, dict) else value
-        for key, value in figures.items()
+        for key, value in metrics.items()
         if key not in _WITH_TEXT
     }
 

@@ -46,13 +46,13 @@ class Reruns:
         repeated: those that both ran to the end.
         lost: a turn of each of those that were begun and have no score.
         erased: keys of those whose recorded run was erased meanwhile; they are not asked at all.
-        figures: for the ledger; `None` where nothing may be run again.
+        metrics: for the ledger; `None` where nothing may be run again.
     """
 
     repeated: tuple[Repeated, ...] = ()
     lost: tuple[Turn, ...] = ()
     erased: frozenset[str] = frozenset()
-    figures: JSON | None = None
+    metrics: JSON | None = None
 
     @property
     def keys(self) -> frozenset[str]:
@@ -74,7 +74,7 @@ def rerun(run: Cycle, held_out: HeldOut, candidate: Policy, champion: Policy) ->
         return Reruns()
     chosen, left = choose_comparisons(held_out.runs, config, samples=samples)
     if not chosen:
-        return Reruns(figures={"scenarios": 0, "left": left})
+        return Reruns(metrics={"scenarios": 0, "left": left})
     with _scratch(run.adapters.parent) as directory:
         with (
             _Side.opened(run, config, candidate, directory / "candidate.db") as ours,
@@ -108,14 +108,14 @@ def _sorted(
             lost.append(turn_of[key])
             for who, side in zip(("candidate", "champion"), both, strict=True):
                 why_lost.update(f"{who}: {each.why}" for each in side if each.run is None)
-    figures = {
+    metrics = {
         "scenarios": len(repeated),
         "runs": sum(len(one.runs) for one in repeated),
         "lost_scenarios": len(lost),
         "lost": dict(why_lost),
         "left": dict(why_left),
     }
-    return Reruns(tuple(repeated), tuple(lost), frozenset(erased), figures)
+    return Reruns(tuple(repeated), tuple(lost), frozenset(erased), metrics)
 
 
 class _Made(NamedTuple):

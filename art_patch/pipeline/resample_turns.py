@@ -36,10 +36,10 @@ def resample(run: Cycle, champion: Policy, grouping: Grouping) -> None:
     config = run.config.resample
     if config is None:
         return
-    figures: Counter[str] = Counter()
+    metrics: Counter[str] = Counter()
     lonely = [*grouping.waiting, *grouping.others]
     found: dict[str, Any] = {"runs": len(lonely)}
-    run.figures["resample"] = found
+    run.metrics["resample"] = found
     if not is_open(config.window, datetime.now()):
         found["left"] = {f"outside of {config.window}": len(lonely)}
         return
@@ -56,29 +56,29 @@ def resample(run: Cycle, champion: Policy, grouping: Grouping) -> None:
             try:
                 alternatives = future.result()
             except OtherPrompt:
-                figures["other_prompt"] += 1
+                metrics["other_prompt"] += 1
             except EngineError as error:
                 failed, reason = failed + 1, str(error)
-                figures["failed"] += 1
+                metrics["failed"] += 1
                 if failed >= _GIVE_UP_AFTER and not pace.stopped:
                     pace.stop()
                     left[f"the engine failed: {reason}"] = len(turns) - done
             else:
                 failed = 0
                 if alternatives:
-                    figures["samples"] += len(alternatives)
-                    figures["turns"] += 1
-                    figures["groups"] += _keep(run, turn, alternatives)
+                    metrics["samples"] += len(alternatives)
+                    metrics["turns"] += 1
+                    metrics["groups"] += _keep(run, turn, alternatives)
                     if turn.trajectory.id not in asked_again:
                         asked_again.add(turn.trajectory.id)
                         _note_source(run, turn)
             try:
-                run.progress("resample", done, len(turns), f"{figures['groups']} groups")
+                run.progress("resample", done, len(turns), f"{metrics['groups']} groups")
             except BaseException:
                 pace.stop()  # what waits is asked by the next cycle
                 raise
-    found |= {"turns": figures["turns"], "samples": figures["samples"], "groups": figures["groups"]}
-    found |= {name: figures[name] for name in ("other_prompt", "failed") if figures[name]}
+    found |= {"turns": metrics["turns"], "samples": metrics["samples"], "groups": metrics["groups"]}
+    found |= {name: metrics[name] for name in ("other_prompt", "failed") if metrics[name]}
     found["left"] = left
 
 

@@ -31,25 +31,25 @@ def score(run: Run) -> None:
     scored = [group for group in waiting if group.id not in put_aside]
     store.write([one for group in scored for one in _kept(run, group, batch.scores)])
     store.ledger.set_groups([group.id for group in scored], "scored")
-    figures: dict[str, Any] = {"groups": len(scored), "unscored": len(batch.unscored)}
+    metrics: dict[str, Any] = {"groups": len(scored), "unscored": len(batch.unscored)}
     if batch.unscored:
-        figures["reasons"] = dict(Counter(batch.unscored.values()))
+        metrics["reasons"] = dict(Counter(batch.unscored.values()))
     if checked.failures:
-        figures["check_failures"] = dict(checked.failures)
-    run.figures["score"] = figures | (_findings(batch) if asked else {})
+        metrics["check_failures"] = dict(checked.failures)
+    run.metrics["score"] = metrics | (_findings(batch) if asked else {})
 
 
 def to_judge(run: Run) -> list[Group]:
     """Return the groups that would be put to the judge now; asks no judge and writes nothing.
 
-    Those that are in the store, and those that would be formed of the runs that no group holds. The figure
+    Those that are in the store, and those that would be formed of the runs that no group holds. The metric
     `group.embeddings` says why no embedding model was heard, as a cycle's does.
     """
     numbers = count()
     pending = run.store.read.ungrouped(settled_before=run.now - run.config.settle_s)
     would_be = form(pending, run.config, lambda: f"new-{next(numbers)}")
     if would_be.embeddings:
-        run.figures["group"] = {"embeddings": would_be.embeddings}
+        run.metrics["group"] = {"embeddings": would_be.embeddings}
     formed = run.store.read.groups(state="formed", held_out=False)
     every = (*formed, *(group for group in would_be.groups if not group.held_out))
     return [group for group in every if _needs_judge(run, group)]
@@ -100,10 +100,10 @@ def _kept(run: Run, group: Group, scores: Sequence[Score]) -> Sequence[Score]:
 
 
 def _findings(batch: JudgedBatch) -> dict[str, object]:
-    planted, caught = batch.canaries
+    planted, caught = batch.planted_answers
     found: dict[str, object] = {"calls": batch.calls, "prompt_tokens": batch.prompt_tokens}
     found |= {"completion_tokens": batch.completion_tokens, "cost_usd": batch.cost_usd}
-    found |= {"canaries": planted, "canaries_caught": caught, "agreement": batch.agreement}
+    found |= {"planted_answers": planted, "planted_answers_caught": caught, "agreement": batch.agreement}
     if batch.quarantined:
         found["quarantined"] = dict(Counter(batch.quarantined.values()))
     if batch.alarms:

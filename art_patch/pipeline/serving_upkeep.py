@@ -30,7 +30,7 @@ RETRY_S = 30.0
 log = logging.getLogger("art_patch.serve")
 
 
-class Keeper:
+class ServingUpkeep:
     """Looks after one server, from a thread beside it."""
 
     def __init__(self, ledger: Ledger, engine: EngineClient, address: str, take: Callable[[Route], bool]) -> None:

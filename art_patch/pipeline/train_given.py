@@ -37,13 +37,13 @@ class Given:
         demonstrations: to be imitated.
         pairs: to be told apart.
         others: trajectories outside of the groups that these are of.
-        figures: what is not learned, and until when corrections are known.
+        metrics: what is not learned, and until when corrections are known.
     """
 
     demonstrations: tuple[Row, ...] = ()
     pairs: tuple[Pair, ...] = ()
     others: tuple[str, ...] = ()
-    figures: JSON = field(default_factory=dict[str, Any])
+    metrics: JSON = field(default_factory=dict[str, Any])
 
 
 def given(run: Cycle, champion: Policy, text: BaseText, scored: Scored) -> Given:
@@ -53,12 +53,12 @@ def given(run: Cycle, champion: Policy, text: BaseText, scored: Scored) -> Given
         ConfigError: it does, and the base has no chat template.
     """
     config = run.config.train
-    since = 0.0 if config.start == "base" else champion.figures.get("train", {}).get(_UPTO, 0.0)
+    since = 0.0 if config.start == "base" else champion.metrics.get("train", {}).get(_UPTO, 0.0)
     if config.imitate_from is None and config.prefer_from is None:
-        return Given(figures={_UPTO: since} if since else {})
+        return Given(metrics={_UPTO: since} if since else {})
     corrections, others, held_out = _corrections(run, scored, since)
     renderer = text.renderer()
-    figures: dict[str, Any] = {_UPTO: run.now}
+    metrics: dict[str, Any] = {_UPTO: run.now}
     rows: tuple[Row, ...] = ()
     pairs: tuple[Pair, ...] = ()
     if config.imitate_from is not None:
@@ -66,12 +66,12 @@ def given(run: Cycle, champion: Policy, text: BaseText, scored: Scored) -> Given
         shown = demonstrations(
             (*scored, *alone), corrections, renderer, least_reward=config.imitate_from, max_tokens=config.max_tokens
         )
-        rows, figures["not_imitated"] = shown.rows, dict(Counter(shown.left_out) + held_out)
+        rows, metrics["not_imitated"] = shown.rows, dict(Counter(shown.left_out) + held_out)
         others += tuple(each.id for group, _ in alone for each in group.trajectories if each.id not in others)
     if config.prefer_from is not None:
         apart = preferences(scored, corrections, renderer, margin=config.prefer_from, max_tokens=config.max_tokens)
-        pairs, figures["not_preferred"] = apart.pairs, dict(Counter(apart.left_out) + held_out)
-    return Given(rows, pairs, others, figures)
+        pairs, metrics["not_preferred"] = apart.pairs, dict(Counter(apart.left_out) + held_out)
+    return Given(rows, pairs, others, metrics)
 
 
 def _corrections(

@@ -13,7 +13,7 @@ from art_patch.errors import TrainingError
 from art_patch.pipeline.cycle_run import Cycle
 from art_patch.pipeline.train_given import given
 from art_patch.pipeline.train_rehearsal import rehearsal
-from art_patch.pipeline.train_text import base_text, round_trip_figures
+from art_patch.pipeline.train_text import base_text, round_trip_metrics
 from art_patch.pipeline.unfinished import discard
 from art_patch.rewards import rewards_G
 from art_patch.training import (
@@ -90,15 +90,15 @@ def make_job(
     evaluated = _evaluated(run, champion, evaluation)
     put_aside = {each.group.id: each.put_aside for each in made if each.put_aside is not None}
     mean_reward = sum(rewards) / len(rewards) if rewards else None
-    run.figures["train"] = {
+    run.metrics["train"] = {
         "groups": len(groups),
         "dead_groups": sum(state == "dead" for state, _ in put_aside.values()),
         "mean_reward": mean_reward,
         "rows": asdict(sum((each.report for each in made), RowsReport())),
-        "round_trips": round_trip_figures(run, text),
-        **also.figures,
-        **again.figures,
-        **({} if config.eval_steps is None else {"evaluation": _evaluation_figures(evaluated)}),
+        "round_trips": round_trip_metrics(run, text),
+        **also.metrics,
+        **again.metrics,
+        **({} if config.eval_steps is None else {"evaluation": _evaluation_metrics(evaluated)}),
     }
     if not also.demonstrations and not also.pairs:  # else every group may have given some of it
         for key, (state, reason) in put_aside.items():
@@ -119,7 +119,7 @@ def make_job(
         evaluation=tuple(group for group, why in evaluated if not why),
         others=(*also.others, *again.others),
         mean_reward=mean_reward,
-        figures=run.figures["train"],
+        metrics=run.metrics["train"],
     )
 
 
@@ -176,7 +176,7 @@ def _evaluated(run: Cycle, champion: Policy, groups: Sequence[Group]) -> list[tu
     return [(each.group, "" if each.put_aside is None else each.put_aside[1]) for each in made]
 
 
-def _evaluation_figures(evaluated: Sequence[tuple[TrainGroup, str]]) -> JSON:
+def _evaluation_metrics(evaluated: Sequence[tuple[TrainGroup, str]]) -> JSON:
     if not evaluated:
         return {"groups": 0, "why": "there is no group to evaluate on"}
     left_out = Counter(why for _, why in evaluated if why)

@@ -64,7 +64,7 @@ def train(run: Cycle, champion: Policy) -> tuple[Policy | None, str]:
         if (reason := _why_wait(run, groups)) is not None:
             return None, reason
         return train_groups(run, champion, groups, evaluation=_held_out(run))
-    run.figures["train"] = {**job.figures, "resumed": True}
+    run.metrics["train"] = {**job.metrics, "resumed": True}
     return _made(run, champion, job), ""
 
 
@@ -105,7 +105,7 @@ def _made(run: Cycle, champion: Policy, job: TrainJob) -> Policy:
         with suppress(ArtPatchError):  # what ended the update is what matters
             run.store.note_attempt(key, policy=job.target.name, took_s=took_s, why=why, who=run.who)
         raise
-    run.figures["train"] |= {**asdict(metrics), "job": key, "took_s": time.monotonic() - began}
+    run.metrics["train"] |= {**asdict(metrics), "job": key, "took_s": time.monotonic() - began}
     candidate = Policy(
         name=job.target.name,
         base=champion.base,
@@ -114,7 +114,7 @@ def _made(run: Cycle, champion: Policy, job: TrainJob) -> Policy:
         created_at=time.time(),
         path=str(job.target),
         parent=champion.name,
-        figures={"train": run.figures["train"]},
+        metrics={"train": run.metrics["train"]},
     )
     run.store.ledger.add_candidate(candidate, trained_on=job.group_ids, also=job.others, who=run.who)
     shutil.rmtree(directory)
@@ -132,7 +132,7 @@ def _why_wait(run: Cycle, groups: Sequence[Group]) -> str | None:
     """Why nothing is trained yet; the groups wait for more traffic."""
     config = run.config
     if len(groups) < config.min_groups:
-        left: dict[str, int] = run.figures["group"]["left"]
+        left: dict[str, int] = run.metrics["group"]["left"]
         why = "; ".join(f"{count} trajectories: {reason}" for reason, count in left.items())
         return f"{len(groups)} scored groups, {config.min_groups} are needed" + (f" ({why})" if why else "")
     held_out = {group.scenario_key for group in run.store.read.groups(state="formed", held_out=True)}

@@ -27,12 +27,12 @@ class Rehearsal:
     Attributes:
         rows: newest first; there are no log-probabilities, and temperatures are those that were sampled at.
         others: the trajectories that they are of.
-        figures: how many there are, and what of earlier groups was left out.
+        metrics: how many there are, and what of earlier groups was left out.
     """
 
     rows: tuple[Row, ...] = ()
     others: tuple[str, ...] = ()
-    figures: JSON = field(default_factory=dict[str, Any])
+    metrics: JSON = field(default_factory=dict[str, Any])
 
 
 def rehearsal(run: Cycle, champion: Policy) -> Rehearsal:
@@ -48,8 +48,8 @@ def rehearsal(run: Cycle, champion: Policy) -> Rehearsal:
         rows |= dict.fromkeys(new[: _ROWS - len(rows)], trajectory.id)
         if not new:
             left_out["nothing in it is new" if found else "nothing in it may be trained"] += 1
-    figures = {"rows": len(rows), "left_out": dict(left_out)}
-    return Rehearsal(tuple(rows), tuple(dict.fromkeys(rows.values())), {"rehearsal": figures})
+    metrics = {"rows": len(rows), "left_out": dict(left_out)}
+    return Rehearsal(tuple(rows), tuple(dict.fromkeys(rows.values())), {"rehearsal": metrics})
 
 
 def _successes(run: Cycle, champion: Policy, least: float, left_out: Counter[str]) -> Iterator[Trajectory]:

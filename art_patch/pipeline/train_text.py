@@ -62,10 +62,10 @@ def base_text(base: str, runs: Sequence[Trajectory]) -> BaseText:
     return BaseText(tokenizer, family, found=check_round_trips(runs, tokenizer, family=family, limit=_CHECKED))
 
 
-def round_trip_figures(run: Run, text: BaseText) -> dict[str, Any]:
+def round_trip_metrics(run: Run, text: BaseText) -> dict[str, Any]:
     """Return what was found, in numbers; the first difference in words is in the report, as `round_trips`."""
     if text.found is None:
         return {"not_checked": text.why_not}
     if text.found.differences:
-        run.figures["round_trips"] = {"first": replace(text.found, examples=text.found.examples[:1]).as_text()}
-    return text.found.figures()
+        run.metrics["round_trips"] = {"first": replace(text.found, examples=text.found.examples[:1]).as_text()}
+    return text.found.metrics()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from art_patch.policies.hub import Hub, check_repository
     from art_patch.policies.merge import Merged, write_adapter, write_merged
     from art_patch.policies.model_files import README, Dtype
-    from art_patch.policies.probe import ENTRY, Canary, check_canary
+    from art_patch.policies.probe import ENTRY, Probe, check_probe
     from art_patch.policies.validation import (
         CONFIG,
         WEIGHTS,
@@ -39,7 +39,7 @@ else:
             "hub": "Hub check_repository",
             "merge": "Merged write_adapter write_merged",
             "model_files": "Dtype README",
-            "probe": "Canary ENTRY check_canary",
+            "probe": "Probe ENTRY check_probe",
             "validation": "CONFIG ValidatedAdapter WEIGHTS check_content check_name publish_adapter validate_adapter",
         },
     )

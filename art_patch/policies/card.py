@@ -98,7 +98,7 @@ def _what_it_is(copied: Copied) -> list[str]:
 
 
 def _measured(policy: Policy) -> list[str]:
-    gate: Any = policy.figures.get("gate") or {}
+    gate: Any = policy.metrics.get("gate") or {}
     if "candidate" not in gate or "champion" not in gate:
         return ["## Measured", "", "No gate compared this policy with the one before it."]
     lines = [
@@ -107,7 +107,7 @@ def _measured(policy: Policy) -> list[str]:
         "Before it might serve, a judge ranked its answers on held-out scenarios, blind, against those of the policy",
         "that served. Scores lie from 0 to 1 and compare these two alone.",
         "",
-        "| figure | value |",
+        "| metric | value |",
         "|---|---|",
         f"| this policy | {gate['candidate']:.3f} |",
         f"| the policy that served | {gate['champion']:.3f} |",
@@ -127,7 +127,7 @@ def _measured(policy: Policy) -> list[str]:
 
 def _watched(policy: Policy) -> list[str]:
     """What a test on a share of the sessions found, if there was one."""
-    watch: Any = policy.figures.get("watch") or {}
+    watch: Any = policy.metrics.get("watch") or {}
     if not watch:
         return []
     lines = [

@@ -3,7 +3,7 @@
 In: an adapter that passed `validate_adapter`, whose very bytes are used, and its base. Out: files in a directory that
 the caller made. A merged model is written by transformers (safetensors in shards, config), with the tokenizer's files,
 chat template and generation config of the base beside it, byte for byte. It is proven before it is handed over: it
-holds no tensor that the base has not, and where the trainer left a canary it computes the trainer's log-probabilities.
+holds no tensor that the base has not, and where the trainer left a probe it computes the trainer's log-probabilities.
 
 Nothing else of the project goes along: no manifest, no path of this machine.
 """
@@ -22,7 +22,7 @@ from art_patch.errors import AdapterRejected, ConfigError, ModelNotFound
 from art_patch.policies.base_model import BaseModel, read_base_model
 from art_patch.policies.files import CONFIG, WEIGHTS, some
 from art_patch.policies.model_files import BESIDE_WEIGHTS, Dtype
-from art_patch.policies.probe import Canary, check_canary
+from art_patch.policies.probe import Probe, check_probe
 from art_patch.policies.validation import ValidatedAdapter
 
 Step = Callable[[int, int, str], None]
@@ -38,7 +38,7 @@ class Merged:
 
     Attributes:
         dtype: of its weights.
-        gap_nats: largest distance from the trainer's log-probabilities; `None` without a canary.
+        gap_nats: largest distance from the trainer's log-probabilities; `None` without a probe.
         left_out: tensors of the base's files that transformers does not load, and so does not write.
     """
 
@@ -87,7 +87,7 @@ def write_merged(
     model = _merged(model, adapter)
     step(2, _STEPS, f"{len(adapter.modules)} layers are merged")
     chosen = str(model.dtype).removeprefix("torch.")
-    gap_nats = None if adapter.canary is None else _proven(adapter.name, adapter.canary, model, chosen)
+    gap_nats = None if adapter.probe is None else _proven(adapter.name, adapter.probe, model, chosen)
     _save(model, base.directory, directory)
     step(3, _STEPS, "written")
     left_out = _left_out(adapter, base, directory)
@@ -141,15 +141,15 @@ def _merged(model: Any, adapter: ValidatedAdapter) -> Any:
     return cast("Any", tuned).merge_and_unload(progressbar=False, safe_merge=True)
 
 
-def _proven(name: str, canary: Canary, model: Any, dtype: str) -> float:
+def _proven(name: str, probe: Probe, model: Any, dtype: str) -> float:
     """How far the merged model is from the trainer, at most; too far is refused."""
     import torch
 
     with torch.inference_mode():
-        logits_TV = model(torch.tensor([canary.token_ids])).logits[0, :-1].float()
-    targets_T1 = torch.tensor(canary.targets).unsqueeze(1)
+        logits_TV = model(torch.tensor([probe.token_ids])).logits[0, :-1].float()
+    targets_T1 = torch.tensor(probe.targets).unsqueeze(1)
     computed = logits_TV.log_softmax(-1).gather(1, targets_T1).squeeze(1).tolist()
-    return check_canary(name, canary, computed, None, dtype=dtype)
+    return check_probe(name, probe, computed, None, dtype=dtype)
 
 
 def _save(model: Any, base: Path, directory: Path) -> None:

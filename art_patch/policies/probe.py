@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from art_patch.errors import AdapterRejected
 
-ENTRY = "canary"
+ENTRY = "probe"
 """Its name in the manifest."""
 
 # Largest difference and mean difference, nats a token, that two correct implementations show. In float32 2.4e-6 was
@@ -23,7 +23,7 @@ _TOLERANCE = {"float32": (1e-3, 1e-4), "float16": (0.25, 0.02), "bfloat16": (0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Canary:
+class Probe:
     """Tokens and what the trainer says of them.
 
     Attributes:
@@ -57,8 +57,8 @@ class Canary:
         }
 
 
-def read_canary(name: str, manifest: Mapping[str, Any]) -> Canary | None:
-    """Returns the manifest's canary; `None` if whoever published the policy wrote none.
+def read_probe(name: str, manifest: Mapping[str, Any]) -> Probe | None:
+    """Returns the manifest's probe; `None` if whoever published the policy wrote none.
 
     Raises:
         AdapterRejected: It is malformed, or holds something that is not finite.
@@ -68,7 +68,7 @@ def read_canary(name: str, manifest: Mapping[str, Any]) -> Canary | None:
         return None
     try:
         fields = cast("dict[str, Any]", entry)
-        canary = Canary(
+        probe = Probe(
             tuple(int(token) for token in fields["token_ids"]),
             tuple(float(value) for value in fields["logprobs"]),
             tuple(float(value) for value in fields["base_logprobs"]),
@@ -76,25 +76,25 @@ def read_canary(name: str, manifest: Mapping[str, Any]) -> Canary | None:
             tuple(int(token) for token in fields.get("target_ids") or ()),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise AdapterRejected(f"{name}: the manifest's canary cannot be read ({error!r}). Publish it again.") from error
-    places = len(canary.token_ids) - 1
-    if not len(canary.logprobs) == len(canary.base_logprobs) == len(canary.targets) == places or not places:
-        raise AdapterRejected(f"{name}: the manifest's canary has the wrong number of values. Publish it again.")
-    if not all(math.isfinite(value) for value in canary.logprobs + canary.base_logprobs):
+        raise AdapterRejected(f"{name}: the manifest's probe cannot be read ({error!r}). Publish it again.") from error
+    places = len(probe.token_ids) - 1
+    if not len(probe.logprobs) == len(probe.base_logprobs) == len(probe.targets) == places or not places:
+        raise AdapterRejected(f"{name}: the manifest's probe has the wrong number of values. Publish it again.")
+    if not all(math.isfinite(value) for value in probe.logprobs + probe.base_logprobs):
         raise AdapterRejected(
             f"{name}: the trainer's own log-probabilities are not finite. The training diverged; drop this step."
         )
-    return canary
+    return probe
 
 
-def check_canary(
-    name: str, canary: Canary, served: Sequence[float], base_served: Sequence[float] | None, *, dtype: str
+def check_probe(
+    name: str, probe: Probe, served: Sequence[float], base_served: Sequence[float] | None, *, dtype: str
 ) -> float:
     """Compares a server's log-probabilities with the trainer's.
 
     Args:
         name: The policy.
-        canary: What the trainer says.
+        probe: What the trainer says.
         served: What the server says, with the policy.
         base_served: What it says for the bare base.
         dtype: In which the server computes; the coarser of the two sides counts.
@@ -105,13 +105,13 @@ def check_canary(
     Raises:
         AdapterRejected: They differ by more than precision explains, or the policy answers as the base does.
     """
-    if len(served) != len(canary.logprobs) or not all(math.isfinite(value) for value in served):
+    if len(served) != len(probe.logprobs) or not all(math.isfinite(value) for value in served):
         raise AdapterRejected(f"{name}: the engine's log-probabilities are not finite. Drop this step.")
-    most, mean = max(_TOLERANCE.get(kind, _TOLERANCE["bfloat16"]) for kind in (dtype, canary.dtype))
-    gaps = _gaps(served, canary.logprobs)
+    most, mean = max(_TOLERANCE.get(kind, _TOLERANCE["bfloat16"]) for kind in (dtype, probe.dtype))
+    gaps = _gaps(served, probe.logprobs)
     # Without the LoRA the trainer's own distance says how far off a LoRA that is not applied would be.
     if base_served is not None:
-        moved = _gaps(canary.logprobs, canary.base_logprobs)
+        moved = _gaps(probe.logprobs, probe.base_logprobs)
         if max(moved) > 10 * most and max(_gaps(served, base_served)) < most / 10:
             raise AdapterRejected(
                 f"{name}: it was loaded, and the engine answers as the base model does: the LoRA is not applied. "

@@ -38,7 +38,7 @@ from art_patch.policies.files import (
     read_verified,
     some,
 )
-from art_patch.policies.probe import Canary, read_canary
+from art_patch.policies.probe import Probe, read_probe
 
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 # Integer view and exponent mask of each dtype: all exponent bits set means inf or NaN. numpy has no bfloat16.
@@ -89,7 +89,7 @@ class ValidatedAdapter:
         weights: Content of `adapter_model.safetensors`.
         modules: Base modules it changes, sorted.
         sha256: Of the weights.
-        canary: What its trainer computed with it; None if the manifest does not say.
+        probe: What its trainer computed with it; None if the manifest does not say.
     """
 
     name: str
@@ -99,7 +99,7 @@ class ValidatedAdapter:
     weights: bytes = field(repr=False)
     modules: tuple[str, ...] = field(repr=False)
     sha256: str
-    canary: Canary | None = field(default=None, repr=False)
+    probe: Probe | None = field(default=None, repr=False)
 
 
 def validate_adapter(
@@ -134,8 +134,8 @@ def validate_adapter(
     config = parse_object(name, CONFIG, contents[CONFIG])
     rank, modules = check_content(name, config, contents[WEIGHTS], base, max_rank=max_rank)
     digest = hashlib.sha256(contents[WEIGHTS]).hexdigest()
-    canary = read_canary(name, manifest)
-    return ValidatedAdapter(name, directory, rank, config, contents[WEIGHTS], modules, digest, canary)
+    probe = read_probe(name, manifest)
+    return ValidatedAdapter(name, directory, rank, config, contents[WEIGHTS], modules, digest, probe)
 
 
 def check_content(

@@ -53,7 +53,7 @@ class Ledger(Protocol):
         *,
         who: str,
         reason: str,
-        figures: JSON | None = None,
+        metrics: JSON | None = None,
         percent: float | None = None,
         now: float | None = None,
     ) -> Policy:
@@ -91,7 +91,7 @@ def ensure_loaded(engine: Engine, name: str) -> None:
         raise AdapterRejected(f"{name} did not pass its canary completion. Train a new candidate")
 
 
-def promote(ledger: Ledger, engine: Engine, name: str, *, who: str, reason: str, figures: JSON | None = None) -> Policy:
+def promote(ledger: Ledger, engine: Engine, name: str, *, who: str, reason: str, metrics: JSON | None = None) -> Policy:
     """Make the policy champion.
 
     Raises:
@@ -101,7 +101,7 @@ def promote(ledger: Ledger, engine: Engine, name: str, *, who: str, reason: str,
     """
     _check_known(ledger, name)
     ensure_loaded(engine, name)
-    policy = ledger.move(name, "champion", who=who, reason=reason, figures=figures)
+    policy = ledger.move(name, "champion", who=who, reason=reason, metrics=metrics)
     for old in unwanted(ledger, engine.models()):
         engine.unload(old)
     return policy
@@ -116,7 +116,7 @@ def challenge(
     percent: float | None = None,
     who: str,
     reason: str,
-    figures: JSON | None = None,
+    metrics: JSON | None = None,
 ) -> Policy:
     """Test the policy on the app's traffic, beside the champion; `percent` of the sessions are a canary's.
 
@@ -128,7 +128,7 @@ def challenge(
     """
     _check_known(ledger, name)
     ensure_loaded(engine, name)
-    return ledger.move(name, state, who=who, reason=reason, figures=figures, percent=percent)
+    return ledger.move(name, state, who=who, reason=reason, metrics=metrics, percent=percent)
 
 
 def change_share(ledger: Ledger, name: str, percent: float, *, who: str, reason: str) -> Policy:
@@ -147,7 +147,7 @@ def change_share(ledger: Ledger, name: str, percent: float, *, who: str, reason:
     return ledger.move(name, "canary", who=who, reason=reason, percent=percent)
 
 
-def give_up(ledger: Ledger, engine: Engine | None, *, who: str, reason: str, figures: JSON | None = None) -> str | None:
+def give_up(ledger: Ledger, engine: Engine | None, *, who: str, reason: str, metrics: JSON | None = None) -> str | None:
     """Reject the challenger, so that the champion answers all sessions; with the engine down, too.
 
     Returns:
@@ -159,12 +159,12 @@ def give_up(ledger: Ledger, engine: Engine | None, *, who: str, reason: str, fig
     challenger = ledger.challenger()
     if challenger is None:
         return None
-    reject(ledger, engine, challenger.name, who=who, reason=reason, figures=figures)
+    reject(ledger, engine, challenger.name, who=who, reason=reason, metrics=metrics)
     return challenger.name
 
 
 def reject(
-    ledger: Ledger, engine: Engine | None, name: str, *, who: str, reason: str, figures: JSON | None = None
+    ledger: Ledger, engine: Engine | None, name: str, *, who: str, reason: str, metrics: JSON | None = None
 ) -> bool:
     """Give a policy up for good: it never serves again, is never tested, and nobody goes back to it.
 
@@ -177,7 +177,7 @@ def reject(
         StoreError: if there is no such policy.
         TransitionError: if it serves, or is rejected already.
     """
-    ledger.move(name, "rejected", who=who, reason=reason, figures=figures)
+    ledger.move(name, "rejected", who=who, reason=reason, metrics=metrics)
     if engine is None or name in wanted(ledger):
         return False
     with suppress(EngineError):  # nobody is sent there any more; the next promotion unloads it otherwise

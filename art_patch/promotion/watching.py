@@ -100,7 +100,7 @@ class Signal:
     """One thing on which both arms are compared.
 
     Attributes:
-        name: in the evidence and in the figures.
+        name: in the evidence and in the metrics.
         words: for sentences: `its WORDS ...`.
         is_good: whether more of it is better.
         tolerance: the setting that says how much worse the challenger may be.
@@ -172,11 +172,11 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class WatchVerdict:
-    """What is to be done, and why, in words and figures."""
+    """What is to be done, and why, in words and metrics."""
 
     action: Action
     reason: str
-    figures: JSON
+    metrics: JSON
 
 
 def decide(
@@ -192,21 +192,21 @@ def decide(
     """
     found = [_examine(signal, evidence.blocks.get(signal.name, ()), config) for signal in SIGNALS]
     counts = {name: _counts(getattr(evidence, name)) for name in ("challenger", "champion")}
-    figures: dict[str, Any] = counts | {"hours": round(hours, 3), "signals": {f.signal.name: f.figures for f in found}}
+    metrics: dict[str, Any] = counts | {"hours": round(hours, 3), "signals": {f.signal.name: f.metrics for f in found}}
     worse = [one for one in found if one.says == "worse"]
     better = [one for one in found if one.says == "better"]
     bars = [one for one in found if one.says == "unreadable"]
     if (broken := _is_broken(evidence, config)) is not None:
-        return WatchVerdict("roll back", broken, figures)
+        return WatchVerdict("roll back", broken, metrics)
     if worse:
-        return WatchVerdict("roll back", "; ".join(one.sentence for one in worse), figures)
+        return WatchVerdict("roll back", "; ".join(one.sentence for one in worse), metrics)
     missing = _missing(evidence, state, bars, config)
     if better and not missing:
-        return WatchVerdict("promote", "; ".join(one.sentence for one in better), figures)
+        return WatchVerdict("promote", "; ".join(one.sentence for one in better), metrics)
     so_far = missing or "neither worse nor better is proven yet"
     if not hours < config.max_hours:  # a clock that gives no number ends the test, too
-        return WatchVerdict("inconclusive", f"no answer within {config.max_hours:g} hours: {so_far}", figures)
-    return WatchVerdict("go on", so_far, figures)
+        return WatchVerdict("inconclusive", f"no answer within {config.max_hours:g} hours: {so_far}", metrics)
+    return WatchVerdict("go on", so_far, metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class _Finding:
     signal: Signal
     says: Literal["worse", "better", "open", "unreadable", "no data"]
     sentence: str
-    figures: JSON
+    metrics: JSON
 
 
 def _examine(signal: Signal, blocks: Sequence[Block], config: CanaryConfig) -> _Finding:
@@ -238,13 +238,13 @@ def _examine(signal: Signal, blocks: Sequence[Block], config: CanaryConfig) -> _
         says = "worse"
     elif signal.promotes and is_above(gains, config.margin, winning):
         says = "better"
-    figures: dict[str, Any] = {"says": says, "compared": len(blocks), "challenger": ours, "champion": theirs}
-    figures |= {"tolerance": tolerance}
+    metrics: dict[str, Any] = {"says": says, "compared": len(blocks), "challenger": ours, "champion": theirs}
+    metrics |= {"tolerance": tolerance}
     if not signal.is_time:
         sign = 1 if signal.is_good else -1
         bounds = sorted((sign * lower_bound(gains, winning), sign * upper_bound(gains, losing)))
-        figures |= {"difference": sign * _mean(gains), "above": bounds[0], "below": bounds[1]}
-    return _Finding(signal, says, _sentence(signal, says, ours, theirs, len(blocks), config), figures)
+        metrics |= {"difference": sign * _mean(gains), "above": bounds[0], "below": bounds[1]}
+    return _Finding(signal, says, _sentence(signal, says, ours, theirs, len(blocks), config), metrics)
 
 
 def _is_on_scale(value: float, signal: Signal) -> bool:
@@ -262,15 +262,15 @@ def _gains(signal: Signal, blocks: Sequence[Block], tolerance: float) -> tuple[l
 
 def _sentence(signal: Signal, says: str, ours: float, theirs: float, compared: int, config: CanaryConfig) -> str:
     show = "{:.0f} ms against {:.0f} ms" if signal.is_time else "{:.3f} against {:.3f}"
-    figures = f"{show.format(ours, theirs)} in {compared} comparisons"
+    metrics = f"{show.format(ours, theirs)} in {compared} comparisons"
     if says == "worse":
         tolerance = getattr(config, signal.tolerance)
         by = f"more than {tolerance:g} times the champion's" if signal.is_time else f"worse by more than {tolerance:g}"
-        return f"its {signal.words} is {by}: {figures}"
+        return f"its {signal.words} is {by}: {metrics}"
     if says == "better":
         by = f"better by more than {config.margin:g}" if config.margin >= 0 else f"not worse by {-config.margin:g}"
-        return f"its {signal.words} is {by}: {figures}"
-    return f"its {signal.words}: {figures}"
+        return f"its {signal.words} is {by}: {metrics}"
+    return f"its {signal.words}: {metrics}"
 
 
 def _is_broken(evidence: Evidence, config: CanaryConfig) -> str | None:

@@ -3,8 +3,8 @@
 RULER, in flow order: `question` and `tree` say what the judge gets to see of a group, `splitting` and `eliding` what
 happens to what is too large, `prompt` puts it into words, `plan` counts it, `budget` allows it, `client` asks over
 HTTP, `verdict` reads the answer, `judge` does that for many groups; `ruler_api` is the same as functions. `batch`
-asks it with suspicion, as `canaries`, `injection` and `defences` have it. `combine` makes one reward of the scores that
-stand side by side. Importing this needs no litellm; judging does.
+asks it with suspicion, as `planted_answers`, `injection` and `suspicion` decide. `combine` makes one reward of the
+scores that stand side by side. Importing this needs no litellm; judging does.
 """
 
 # pyright: reportUnusedImport=false
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         rewards_G,
     )
     from art_patch.rewards.defences.batch import JudgedBatch, OrderedJudge, judge_batch
-    from art_patch.rewards.defences.labelled import BUILTIN, JudgeFigures, Labelled, measure, read_labelled
+    from art_patch.rewards.defences.labelled import BUILTIN, JudgeMetrics, Labelled, measure, read_labelled
     from art_patch.rewards.defences.suspicion import DefenceConfig
     from art_patch.rewards.feedback import PEOPLE, disagreement, satisfaction_G
     from art_patch.rewards.judge.budget import Budget
@@ -53,7 +53,7 @@ else:
             "checks": "Check Checked load_checks run_checks",
             "combine": "COMBINED Combination REWARD_NAME REWARD_SOURCES RULER kept_scores load_combination rewards_G",
             "defences.batch": "JudgedBatch OrderedJudge judge_batch",
-            "defences.labelled": "BUILTIN JudgeFigures Labelled measure read_labelled",
+            "defences.labelled": "BUILTIN JudgeMetrics Labelled measure read_labelled",
             "defences.suspicion": "DefenceConfig",
             "feedback": "PEOPLE disagreement satisfaction_G",
             "judge.budget": "Budget",

@@ -36,7 +36,7 @@ class _Gathering:
         self._counts: Counter[str] = Counter()
 
     def took(self, trajectory: Trajectory) -> None:
-        """Count a trajectory's figures."""
+        """Count a trajectory's metrics."""
         tokens = [sampled_tokens(choice) for choice in trajectory.choices()]
         known = [count for count in tokens if count is not None]
         if known and len(known) == len(tokens):

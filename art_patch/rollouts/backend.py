@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from art_patch.errors import ConfigError
 from art_patch.rollouts import logs
 from art_patch.rollouts.model import Model, TrainableModel, TrainResult, has_reward
-from art_patch.rollouts.model_runtime import Station
+from art_patch.rollouts.model_runtime import ModelRuntime
 from art_patch.rollouts.progress import bar
 from art_patch.rollouts.trajectory_group import TrajectoryGroup
 from art_patch.serving import exact_url
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 _open: weakref.WeakSet[LocalBackend] = weakref.WeakSet()
 
-_FIGURES = (
+_METRICS = (
     "loss", "kl_nats", "clip_fraction", "entropy_nats", "grad_norm", "trajectories", "tokens", "steps",
     "eval_loss", "eval_kl_nats", "eval_gain_nats",
 )  # fmt: skip
@@ -85,7 +85,7 @@ class LocalBackend:
         self._options = {name: str(value) for name, value in options.items() if value is not None}
         self._home = None if path is None else Path(path)
         self._store = store
-        self._stations: dict[tuple[str, str], Station] = {}
+        self._runtimes: dict[tuple[str, str], ModelRuntime] = {}
         _open.add(self)
 
     async def register(self, model: Model[Any]) -> None:
@@ -95,17 +95,17 @@ class LocalBackend:
             ConfigError: its project's or its own name cannot be, or the project serves another model.
             EngineError: its engine does not start.
         """
-        station = self._station(model)
+        runtime = self._runtime(model)
         if not isinstance(model, TrainableModel):
-            await station.open_store()
+            await runtime.open_store()
             return
-        base_url, key = await station.open()
+        base_url, key = await runtime.open()
         model.inference_base_url, model.inference_api_key = exact_url(base_url), key or "none"
         await self.champion(model)
 
     async def champion(self, model: TrainableModel[Any]) -> Policy:
         """Return the policy that serves, which is where the model's requests go from now on."""
-        champion = await self._station(model).champion()
+        champion = await self._runtime(model).champion()
         model.now_serves(champion.name)
         return champion
 
@@ -119,13 +119,13 @@ class LocalBackend:
         evaluation: Sequence[TrajectoryGroup] = (),
     ) -> TrainResult:
         """See `TrainableModel.train`."""
-        station = self._station(model)
+        runtime = self._runtime(model)
         _check_evaluation(groups, evaluation, config)
         _check(model, groups)
         began = await self.champion(model)
-        figures = logs.figures_of(groups)
-        ids = await station.keep(groups, {"split": "train", "step": began.step}, state="scored")
-        others = await station.keep(evaluation, {"split": "eval", "step": began.step}, state="spent")
+        metrics = logs.metrics_of(groups)
+        ids = await runtime.keep(groups, {"split": "train", "step": began.step}, state="scored")
+        others = await runtime.keep(evaluation, {"split": "eval", "step": began.step}, state="spent")
         with bar("train", 1) as shown:
 
             def progress(done: int, total: int, note: str) -> None:
@@ -133,25 +133,25 @@ class LocalBackend:
                 if verbose:
                     print(f"train {done}/{total} {note}", file=sys.stderr)
 
-            found = await station.trainer.update(ids, config, who=station.who, progress=progress, evaluation=others)
+            found = await runtime.trainer.update(ids, config, who=runtime.who, progress=progress, evaluation=others)
         if found["reason"]:
             _log.warning("%s learned nothing: %s; %s serves on", model.name, found["reason"], found["champion"])
         else:
-            figures |= {name: float(value) for name in _FIGURES if _is_number(value := found["figures"].get(name))}
-            if others and not found["figures"]["evaluation"]["groups"]:
-                _log.warning("nothing was evaluated: %s", found["figures"]["evaluation"]["left_out"])
+            metrics |= {name: float(value) for name in _METRICS if _is_number(value := found["metrics"].get(name))}
+            if others and not found["metrics"]["evaluation"]["groups"]:
+                _log.warning("nothing was evaluated: %s", found["metrics"]["evaluation"]["left_out"])
         champion = await self.champion(model)
-        await station.note("train", figures, step=began.step)
-        return TrainResult(champion.step, figures, found["path"], found["reason"])
+        await runtime.note("train", metrics, step=began.step)
+        return TrainResult(champion.step, metrics, found["path"], found["reason"])
 
     async def log(
         self, model: Model[Any], groups: Sequence[TrajectoryGroup], split: str, metrics: Mapping[str, float]
     ) -> None:
         """See `Model.log`."""
-        station = self._station(model)
+        runtime = self._runtime(model)
         step = (await self.champion(model)).step if isinstance(model, TrainableModel) else 0
-        await station.keep(groups, {"split": split, "step": step, "model": model.name}, state="spent")
-        await station.note(split, {**logs.figures_of(groups), **metrics}, step=step)
+        await runtime.keep(groups, {"split": split, "step": step, "model": model.name}, state="spent")
+        await runtime.note(split, {**logs.metrics_of(groups), **metrics}, step=step)
 
     async def promote(self, model: TrainableModel[Any], policy: str) -> Policy:
         """Let an earlier policy serve again, or a later one, and return it; nothing happens if it serves already.
@@ -165,7 +165,7 @@ class LocalBackend:
             TransitionError: it was given up.
             EngineError: the engine cannot serve it; the same policy serves as before.
         """
-        await self._station(model).promote(policy)
+        await self._runtime(model).promote(policy)
         return await self.champion(model)
 
     async def ensure(self, model: TrainableModel[Any], policy: str) -> None:
@@ -179,21 +179,21 @@ class LocalBackend:
             StoreError: the project has no such policy.
             EngineError: the engine cannot serve it.
         """
-        await self._station(model).ensure(policy)
+        await self._runtime(model).ensure(policy)
 
     async def history(self, model: TrainableModel[Any], metric: str) -> list[tuple[int, float]]:
         """See `TrainableModel.history`."""
-        return logs.history(self._station(model).settings.directory, metric)
+        return logs.history(self._runtime(model).settings.directory, metric)
 
     async def delete_checkpoints(self, model: TrainableModel[Any], best_metric: str) -> list[str]:
         """See `TrainableModel.delete_checkpoints`."""
-        return await self._station(model).forget(best_metric)
+        return await self._runtime(model).forget(best_metric)
 
     def close(self) -> None:
         """End every engine and trainer that was started here; twice does no harm."""
-        stations, self._stations = list(self._stations.values()), {}
-        for station in stations:
-            station.close()
+        runtimes, self._runtimes = list(self._runtimes.values()), {}
+        for runtime in runtimes:
+            runtime.close()
 
     def __enter__(self) -> Self:
         """Close at the end of the block."""
@@ -205,13 +205,13 @@ class LocalBackend:
         """Close."""
         self.close()
 
-    def _station(self, model: Model[Any]) -> Station:
+    def _runtime(self, model: Model[Any]) -> ModelRuntime:
         key = (model.project, model.name)
-        if key not in self._stations:
+        if key not in self._runtimes:
             settings = load_settings(project=model.project, home=self._home, store=self._store)
             base = model.base_model if isinstance(model, TrainableModel) else None
-            self._stations[key] = Station(settings, model.name, base, self._options)
-        return self._stations[key]
+            self._runtimes[key] = ModelRuntime(settings, model.name, base, self._options)
+        return self._runtimes[key]
 
 
 def _check(model: TrainableModel[Any], groups: Sequence[TrajectoryGroup]) -> None:

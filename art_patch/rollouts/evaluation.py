@@ -34,7 +34,7 @@ _DPI = 150
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A figure's mean over scenarios.
+    """A metric's mean over scenarios.
 
     Attributes:
         value: the mean.
@@ -53,7 +53,7 @@ class Evaluated:
         model: its name.
         runs: that ended.
         raised: runs that did not.
-        figures: mean of `reward` and of each metric.
+        metrics: mean of `reward` and of each metric.
         better_by: mean difference of the reward from the first model's, over scenarios that both have; `None` for the
             first.
         at_least: the true difference is above this with 95 % confidence; `None` with too few scenarios to say.
@@ -63,7 +63,7 @@ class Evaluated:
     model: str
     runs: int
     raised: int
-    figures: Mapping[str, Mean]
+    metrics: Mapping[str, Mean]
     better_by: float | None = None
     at_least: float | None = None
     groups: Sequence[TrajectoryGroup] = field(default=(), repr=False)
@@ -93,7 +93,7 @@ class Evaluation:
         raise KeyError(model)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures as JSON values; what cannot be said is `None`."""
+        """Return the metrics as JSON values; what cannot be said is `None`."""
 
         def number(value: float | None) -> float | None:
             return None if value is None or not math.isfinite(value) else value
@@ -105,9 +105,9 @@ class Evaluation:
                     "model": each.model,
                     "runs": each.runs,
                     "raised": each.raised,
-                    "figures": {
+                    "metrics": {
                         name: {"mean": number(mean.value), "within": number(mean.within)}
-                        for name, mean in each.figures.items()
+                        for name, mean in each.metrics.items()
                     },
                     "better_by": number(each.better_by),
                     "at_least": number(each.at_least),
@@ -116,19 +116,19 @@ class Evaluation:
             ],
         }
 
-    def table(self, *figures: str) -> str:
+    def table(self, *metrics: str) -> str:
         """Return a table for people.
 
         Args:
-            figures: columns; the reward and all metrics unless given.
+            metrics: columns; the reward and all metrics unless given.
         """
-        return _table(self, figures)
+        return _table(self, metrics)
 
     def plot(
         self,
         path: str | Path,
         *,
-        figure: str = "reward",
+        metric: str = "reward",
         title: str = "",
         curve: Sequence[tuple[int, float]] = (),
     ) -> Path:
@@ -136,14 +136,14 @@ class Evaluation:
 
         Args:
             path: of the PNG.
-            figure: that is drawn.
+            metric: that is drawn.
             title: above it.
             curve: (step, value), as `model.history` gives them; without it there are bars alone.
 
         Raises:
-            ConfigError: matplotlib is not installed, or no model has the figure.
+            ConfigError: matplotlib is not installed, or no model has the metric.
         """
-        return _plot(self, Path(path), figure=figure, title=title, curve=curve)
+        return _plot(self, Path(path), metric=metric, title=title, curve=curve)
 
 
 async def evaluate(
@@ -190,7 +190,7 @@ def _evaluated(
     name: str, groups: Sequence[TrajectoryGroup], against: Sequence[TrajectoryGroup] | None = None
 ) -> Evaluated:
     runs = [run for group in groups for run in group]
-    figures = ["reward", *dict.fromkeys(figure for run in runs for figure in run.metrics)]
+    metrics = ["reward", *dict.fromkeys(metric for run in runs for metric in run.metrics)]
     better_by = at_least = None
     if against is not None:
         pairs = zip(_by_scenario(groups, "reward"), _by_scenario(against, "reward"), strict=True)
@@ -203,18 +203,18 @@ def _evaluated(
         model=name,
         runs=len(runs),
         raised=sum(len(group.exceptions) for group in groups),
-        figures={figure: _mean([v for v in _by_scenario(groups, figure) if v is not None]) for figure in figures},
+        metrics={metric: _mean([v for v in _by_scenario(groups, metric) if v is not None]) for metric in metrics},
         better_by=better_by,
         at_least=at_least,
         groups=tuple(groups),
     )
 
 
-def _by_scenario(groups: Sequence[TrajectoryGroup], figure: str) -> list[float | None]:
-    """The figure's mean in each group; `None` where no run has it."""
+def _by_scenario(groups: Sequence[TrajectoryGroup], metric: str) -> list[float | None]:
+    """The metric's mean in each group; `None` where no run has it."""
     means: list[float | None] = []
     for group in groups:
-        given = [run.reward if figure == "reward" else run.metrics.get(figure) for run in group]
+        given = [run.reward if metric == "reward" else run.metrics.get(metric) for run in group]
         values = [float(value) for value in given if value is not None and math.isfinite(value)]
         means.append(fmean(values) if values else None)
     return means
@@ -227,13 +227,13 @@ def _mean(values: Sequence[float]) -> Mean:
     return Mean(fmean(values), within)
 
 
-def _table(evaluation: Evaluation, figures: Sequence[str]) -> str:
+def _table(evaluation: Evaluation, metrics: Sequence[str]) -> str:
     """Return the table; see `Evaluation.table`."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    shown = list(figures) or list(dict.fromkeys(name for each in evaluation.models for name in each.figures))
+    shown = list(metrics) or list(dict.fromkeys(name for each in evaluation.models for name in each.metrics))
     raised = any(each.raised for each in evaluation.models)
     drawn = Table(box=SIMPLE_HEAD)
     drawn.add_column("model")
@@ -241,7 +241,7 @@ def _table(evaluation: Evaluation, figures: Sequence[str]) -> str:
         drawn.add_column(heading, justify="right")
     for each in evaluation.models:
         counts = [str(each.runs), *([str(each.raised)] if raised else [])]
-        means = [_mean_text(each.figures.get(name)) for name in shown]
+        means = [_mean_text(each.metrics.get(name)) for name in shown]
         drawn.add_row(each.model, *counts, *means, _signed(each.better_by), _signed(each.at_least))
     console = Console(file=StringIO(), width=max(80, 22 * (len(shown) + 4)), color_system=None)
     console.print(drawn)
@@ -252,12 +252,12 @@ def _table(evaluation: Evaluation, figures: Sequence[str]) -> str:
     return "\n".join([*lines, note])
 
 
-def _plot(evaluation: Evaluation, path: Path, *, figure: str, title: str, curve: Sequence[tuple[int, float]]) -> Path:
+def _plot(evaluation: Evaluation, path: Path, *, metric: str, title: str, curve: Sequence[tuple[int, float]]) -> Path:
     """Draw the picture; see `Evaluation.plot`."""
-    bars = [each for each in evaluation.models if figure in each.figures]
+    bars = [each for each in evaluation.models if metric in each.metrics]
     if not bars:
-        known = ", ".join(dict.fromkeys(name for each in evaluation.models for name in each.figures))
-        raise ConfigError(f"no model has a figure {figure!r}; there are: {known}")
+        known = ", ".join(dict.fromkeys(name for each in evaluation.models for name in each.metrics))
+        raise ConfigError(f"no model has a metric {metric!r}; there are: {known}")
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -273,23 +273,23 @@ def _plot(evaluation: Evaluation, path: Path, *, figure: str, title: str, curve:
         left.set_title("training", color=_INK, fontsize=9)
         right.set_title("evaluation", color=_INK, fontsize=9)
         left.set_xlabel("step")
-        left.set_ylabel(figure)
+        left.set_ylabel(metric)
         left.xaxis.get_major_locator().set_params(integer=True)
     else:
-        right.set_ylabel(figure)
-    _draw_bars(right, bars, figure)
+        right.set_ylabel(metric)
+    _draw_bars(right, bars, metric)
     for each in (left, right):
         if each is not None:
             _quiet(each)
-    page.suptitle(title or figure, color=_INK, fontsize=11)
+    page.suptitle(title or metric, color=_INK, fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     page.savefig(path, dpi=_DPI)
     return path
 
 
-def _draw_bars(axes: Any, bars: Sequence[Evaluated], figure: str) -> None:
+def _draw_bars(axes: Any, bars: Sequence[Evaluated], metric: str) -> None:
     places = range(len(bars))
-    means = [each.figures[figure] for each in bars]
+    means = [each.metrics[metric] for each in bars]
     within = [0.0 if math.isnan(mean.within) else mean.within for mean in means]
     colours = [_FIRST, *[_OTHER] * (len(bars) - 1)]
     axes.bar(places, [mean.value for mean in means], yerr=within, color=colours, width=0.6, capsize=3, ecolor=_INK)

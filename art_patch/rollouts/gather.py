@@ -66,7 +66,7 @@ async def gather_trajectory_groups(
         groups: `TrajectoryGroup(rollout(...) for ...)`, or coroutines of groups.
         pbar_desc: of the progress bar; `None` shows none.
         max_exceptions: how many rollouts may raise; below 1, which share of them. One more is raised.
-        max_metrics: how many figures stand beside the bar; all unless given.
+        max_metrics: how many metrics stand beside the bar; all unless given.
         after_each: called with each group as soon as it is there, to judge it for example; what it returns takes the
             group's place: a group, several, or `None` for none.
 

@@ -1,6 +1,6 @@
 """What each step came to, one JSON line at a time: `history.jsonl` in the project's directory.
 
-Figures carry their split: `val/reward`, `train/reward`, `train/loss`. A step may have several lines, and one that is
+Metrics carry their split: `val/reward`, `train/reward`, `train/loss`. A step may have several lines, and one that is
 cut off (a full disk, a kill) is passed over.
 """
 
@@ -19,7 +19,7 @@ from art_patch.rollouts.trajectory_group import TrajectoryGroup
 FILE = "history.jsonl"
 
 
-def figures_of(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+def metrics_of(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     """Return what groups came to: means of rewards and metrics, the spread within groups, the share that raised."""
     runs = [run for group in groups for run in group]
     raised = sum(len(group.exceptions) for group in groups)
@@ -37,24 +37,24 @@ def figures_of(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     return found
 
 
-def note(directory: Path, *, step: int, split: str, figures: Mapping[str, float], at: float) -> None:
+def note(directory: Path, *, step: int, split: str, metrics: Mapping[str, float], at: float) -> None:
     """Append a line.
 
     Args:
         directory: the project's.
         step: of the policy that it is about.
         split: `train`, `val`, ...
-        figures: finite numbers by name.
+        metrics: finite numbers by name.
         at: when.
     """
-    line = {"step": step, "at": at} | {f"{split}/{name}": value for name, value in figures.items()}
+    line = {"step": step, "at": at} | {f"{split}/{name}": value for name, value in metrics.items()}
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (directory / FILE).open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
 def history(directory: Path, metric: str) -> list[tuple[int, float]]:
-    """Return a figure's mean at each step that has it, by step."""
+    """Return a metric's mean at each step that has it, by step."""
     values: defaultdict[int, list[float]] = defaultdict(list)
     for line in _lines(directory / FILE):
         if isinstance(value := line.get(metric), int | float):
@@ -63,7 +63,7 @@ def history(directory: Path, metric: str) -> list[tuple[int, float]]:
 
 
 def best_step(directory: Path, metric: str, steps: Iterable[int]) -> int | None:
-    """Return which of the steps has the highest mean of a figure, the latest of equal ones; `None` if none has any."""
+    """Return which of the steps has the highest mean of a metric, the latest of equal ones; `None` if none has any."""
     means = dict(history(directory, metric))
     return max((step for step in steps if step in means), key=lambda step: (means[step], step), default=None)
 

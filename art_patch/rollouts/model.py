@@ -36,7 +36,7 @@ class TrainResult:
 
     Attributes:
         step: of the policy that serves now.
-        metrics: figures of the update and of its groups; without those of an update if nothing was learned.
+        metrics: metrics of the update and of its groups; without those of an update if nothing was learned.
         checkpoint_path: directory of its adapter; `None` for the base model.
         reason: why nothing was learned, and the same policy serves on; empty if something was.
     """
@@ -130,7 +130,7 @@ class Model(BaseModel, Generic[ConfigT]):
         Args:
             trajectories: or groups.
             split: what they are of.
-            metrics: further figures.
+            metrics: further metrics.
         """
         await self.backend().log(self, groups_of(trajectories), split, dict(metrics or {}))
 
@@ -268,7 +268,7 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         )
 
     async def history(self, metric: str) -> list[tuple[int, float]]:
-        """Return what a figure was at each step, in order; the mean where a step has several.
+        """Return what a metric was at each step, in order; the mean where a step has several.
 
         Args:
             metric: with its split: `val/reward`, `train/loss`.
@@ -281,7 +281,7 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         They can neither serve nor be rolled back to any more.
 
         Args:
-            best_checkpoint_metric: figure of the history that says which is the best.
+            best_checkpoint_metric: metric of the history that says which is the best.
         """
         return await self.backend().delete_checkpoints(self, best_checkpoint_metric)
 

@@ -36,7 +36,7 @@ _AT_ONCE = 64
 """Trajectories written in one transaction."""
 
 
-class Station:
+class ModelRuntime:
     """See the module. Methods that begin with `_` run on the store's thread."""
 
     def __init__(self, settings: Settings, name: str, base: str | None, engine: Mapping[str, str]) -> None:
@@ -93,13 +93,13 @@ class Station:
         """
         return await self.run(lambda: self._keep(groups, about, state))
 
-    async def note(self, split: str, figures: Mapping[str, float], *, step: int) -> None:
+    async def note(self, split: str, metrics: Mapping[str, float], *, step: int) -> None:
         """Add a line to the history."""
         directory, at = self.settings.directory, time.time()
-        await self.run(lambda: logs.note(directory, step=step, split=split, figures=figures, at=at))
+        await self.run(lambda: logs.note(directory, step=step, split=split, metrics=metrics, at=at))
 
     async def forget(self, best_metric: str) -> list[str]:
-        """Give up every policy but who serves, the base and the best by a figure, and delete their files.
+        """Give up every policy but who serves, the base and the best by a metric, and delete their files.
 
         Returns:
             The names of those that were given up.

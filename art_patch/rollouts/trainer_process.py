@@ -20,7 +20,7 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from art_patch.errors import ArtPatchError, EngineError
-from art_patch.pipeline import UpdateByHand, train_by_hand
+from art_patch.pipeline import UpdateByHand, run_explicit_update
 from art_patch.serving import EngineClient
 from art_patch.settings import Settings, load_settings
 from art_patch.store import open_store
@@ -68,7 +68,7 @@ def _update(settings: Settings, request: Mapping[str, Any], answers: TextIO) -> 
         if base_url is None:
             raise EngineError("no engine serves this project; start `art-patch serve --base MODEL`")
         with EngineClient.of_project(settings, base_url, route.key_file) as engine:
-            return train_by_hand(
+            return run_explicit_update(
                 store, engine, settings.adapters, config, request["groups"], evaluation=request["evaluation"],
                 who=request["who"], progress=progress,
             )  # fmt: skip

@@ -117,7 +117,7 @@ class Trajectory(BaseModel):
         tools: offered in it.
         additional_histories: conversations beside it.
         reward: how good it was; compared within its group only. NaN is "not known yet", and is never trained on.
-        metrics: further figures; kept as scores beside the reward.
+        metrics: further metrics; kept as scores beside the reward.
         metadata: anything to find it by, JSON values.
         logs: lines for people.
         start_time: when it was made.

@@ -1,7 +1,7 @@
 """What a tracker is told, as plain records: episodes, and the steps of training. Pure; knows no tracker.
 
 An episode is a run of the agent as it is in the store, with what it is learned by. A step is what the job keeps of one
-policy; its figures become flat metrics, because that is what every tracker plots. A figure that nobody measured is left
+policy; its metrics become flat metrics, because that is what every tracker plots. A metric that nobody measured is left
 out: a gap in a curve, never a zero.
 """
 
@@ -63,7 +63,7 @@ class TrainingStep:
     Attributes:
         policy: it.
         metrics: by name, such as `train/kl_nats`, `gate/lower_bound`, `gate/won`, `reward/mean`; finite.
-        history: figures of each optimizer step of the update, in order; finite.
+        history: metrics of each optimizer step of the update, in order; finite.
         params: what the update was set to, such as `learning_rate`; JSON where it is no text.
     """
 
@@ -128,15 +128,15 @@ def step_of(policy: Policy, rewards: Sequence[float] = ()) -> TrainingStep:
     """Return what is told of a policy.
 
     Args:
-        policy: with its figures.
+        policy: with its metrics.
         rewards: of the runs that it answered alone.
     """
-    metrics = dict(_flat(policy.figures, ""))
+    metrics = dict(_flat(policy.metrics, ""))
     if policy.parent is not None and policy.state in _DECIDED:
         metrics["gate/won"] = _DECIDED[policy.state]
     if rewards:
         metrics |= {"reward/mean": math.fsum(rewards) / len(rewards), "reward/runs": float(len(rewards))}
-    train = cast("JSON", policy.figures.get("train") or {})
+    train = cast("JSON", policy.metrics.get("train") or {})
     config = cast("JSON", train.get("config") or {})
     return TrainingStep(
         policy,
@@ -146,8 +146,8 @@ def step_of(policy: Policy, rewards: Sequence[float] = ()) -> TrainingStep:
     )
 
 
-def _flat(figures: JSON, prefix: str) -> Iterable[tuple[str, float]]:
-    for key, value in figures.items():
+def _flat(metrics: JSON, prefix: str) -> Iterable[tuple[str, float]]:
+    for key, value in metrics.items():
         if key in _BOOKKEEPING or not key.isidentifier():  # counts by reason: sentences are no names
             continue
         name = f"{prefix}{key}"

@@ -4,7 +4,7 @@ Spans go to Langfuse's OpenTelemetry endpoint as `otlp` makes them; scores, whic
 API of Langfuse's own client. Langfuse replaces what comes again under the same id: a score under its id and its time,
 so the time that is sent is the run's, which never changes, and the score's own stands in its metadata.
 
-A policy is a trace `training NAME@STEP` whose metadata are its figures. It is sent again when they change.
+A policy is a trace `training NAME@STEP` whose metadata are its metrics. It is sent again when they change.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ class Langfuse(Otlp):
     def of_step(self, step: TrainingStep) -> Iterable[Item]:
         """Return the training of a policy as a trace of one span."""
         policy = step.policy
-        figures = {**step.metrics, "state": policy.state, "parent": policy.parent, "base": policy.base}
+        metrics = {**step.metrics, "state": policy.state, "parent": policy.parent, "base": policy.base}
         prefix = "langfuse.trace.metadata."
         attributes: dict[str, Any] = {
             "langfuse.trace.name": f"training {policy.name}",
             "langfuse.trace.tags": ["training"],
-            **{prefix + name.replace("/", "."): value for name, value in figures.items()},
+            **{prefix + name.replace("/", "."): value for name, value in metrics.items()},
             **{f"{prefix}config.{name}": value for name, value in step.params.items()},
         }
         own, at = context_of(f"policy:{policy.name}", "policy"), policy.created_at
         span = self.span(f"training {policy.name}", own, None, attributes, at, at, None)
-        yield Item(f"policy:{policy.name}", hash_of(json.dumps(figures, sort_keys=True), 8).hex(), span)
+        yield Item(f"policy:{policy.name}", hash_of(json.dumps(metrics, sort_keys=True), 8).hex(), span)
 
     def of_all(self, info: TrajectoryInfo) -> dict[str, Any]:
         """Return the attributes that every span of a run has; Langfuse finds a trace's own on each of them."""

@@ -1,8 +1,8 @@
 """The steps of training as MLflow's runs: one run a policy, in an experiment of the project's name.
 
 A run bears the policy's name and the tag `art_patch.policy`, by which it is found again; its metrics are the policy's
-figures at its step, and `update/...` of each optimizer step; its parameters what the update was set to; its tags base,
-parent and state; its artifact the adapter's manifest, which names the base and the hash of every file. A figure that
+metrics at its step, and `update/...` of each optimizer step; its parameters what the update was set to; its tags base,
+parent and state; its artifact the adapter's manifest, which names the base and the hash of every file. A metric that
 changed since is logged once more, and the later one holds.
 
 `uri` is MLflow's: an address of its server, or `sqlite:////absolute/mlflow.db`.
@@ -54,7 +54,7 @@ class Mlflow:
         Args:
             uri: MLflow's tracking address.
             experiment: its name.
-            clock: seconds since the epoch; a later figure of the same step counts.
+            clock: seconds since the epoch; a later metric of the same step counts.
         """
         self.target = f"mlflow {without_login(uri)} {experiment}"
         self._experiment = experiment
@@ -62,7 +62,7 @@ class Mlflow:
         self._client: Any = MlflowClient(tracking_uri=uri)
 
     def of_step(self, step: TrainingStep) -> Iterable[Item]:
-        """Return the figures, the history, the settings, the state and the manifest."""
+        """Return the metrics, the history, the settings, the state and the manifest."""
         policy, key = step.policy, f"policy:{step.policy.name}"
         yield Item(f"{key}:run", "", _Part(policy, params=dict(step.params), tags=_about(policy)))
         yield Item(f"{key}:state", policy.state, _Part(policy, tags={"art_patch.state": policy.state}))

@@ -2,7 +2,7 @@
 
 In: the facts, as `status --json` prints them. Out: text; pure. Nothing that users said is in it.
 
-What the store holds can become less (`prune`, `erase`), so these figures are gauges. What an app's process counts only
+What the store holds can become less (`prune`, `erase`), so these metrics are gauges. What an app's process counts only
 grows until the process ends; those are counters, with the process in the label `process`. Units are Prometheus' own:
 seconds since the epoch, shares from 0 to 1.
 """

@@ -1,10 +1,10 @@
 """The steps of training as TensorBoard's scalars, in its own event files.
 
 The run `NAME` has one point a policy: what was measured of `NAME@STEP` stands at STEP. The run `NAME@STEP` has the
-optimizer steps of that policy's update, as `update/loss` and so on. A figure that changed since, such as the mean
+optimizer steps of that policy's update, as `update/loss` and so on. A metric that changed since, such as the mean
 reward of a policy that still serves, is written once more at its step, and the later one holds.
 
-Episodes are no scalars; they are in the figures of the policies that played them.
+Episodes are no scalars; they are in the metrics of the policies that played them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TensorBoard:
         self.target = f"tensorboard {self._directory}"
 
     def of_step(self, step: TrainingStep) -> Iterable[Item]:
-        """Return each figure of the policy, and the history of its update as one."""
+        """Return each metric of the policy, and the history of its update as one."""
         policy = step.policy
         for name, value in step.metrics.items():
             scalar = _Scalar(policy.model, name, value, policy.step, policy.created_at)
@@ -50,8 +50,8 @@ class TensorBoard:
         if step.history:
             scalars = [
                 _Scalar(policy.name, f"update/{name}", value, number, policy.created_at)
-                for number, figures in enumerate(step.history)
-                for name, value in figures.items()
+                for number, metrics in enumerate(step.history)
+                for name, value in metrics.items()
             ]
             yield Item(f"history:{policy.name}", str(len(step.history)), scalars)
 

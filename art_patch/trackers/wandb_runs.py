@@ -9,7 +9,7 @@
 The adapter is an artifact `NAME` of the type `model`, a version a policy, with the alias `step-STEP`. As at MLflow it
 holds the manifest, which names the base and the hash of every file; the weights go along if asked for.
 
-A run of W&B's has an id made of ours and is resumed. A figure that changed since is one more point at its step, and the
+A run of W&B's has an id made of ours and is resumed. A metric that changed since is one more point at its step, and the
 later one holds. The tables are written whole, as W&B's next version of them, whenever a row changed or is gone; they
 are of the newest `MOST_ROWS` runs that were looked at.
 
@@ -118,7 +118,7 @@ class Wandb:
         self._actions = ActionTable()
 
     def of_step(self, step: TrainingStep) -> Iterable[Item]:
-        """Return the figures, the history, the settings, the state and the adapter."""
+        """Return the metrics, the history, the settings, the state and the adapter."""
         policy, key = step.policy, f"policy:{step.policy.name}"
         for name, value in step.metrics.items():
             point = {_AXES["policies"]: policy.step, name: value}
@@ -184,7 +184,7 @@ class Wandb:
             ) from error
 
     def _part(self, job: _Job, run: str, **holds: Any) -> _Part:
-        """Return it, and keep what the summary has of it: of each figure the last on the axis."""
+        """Return it, and keep what the summary has of it: of each metric the last on the axis."""
         part = _Part(job, run, **holds)
         known = self._summaries[job, run]
         for point in part.points:
@@ -259,13 +259,13 @@ class Wandb:
 
 
 def _config(policy: Policy) -> JSON:
-    train = cast(JSON, policy.figures.get("train") or {})
+    train = cast(JSON, policy.metrics.get("train") or {})
     about = {"policy": policy.name, "parent": policy.parent, "base": policy.base, "base_sha256": policy.base_sha256}
     return {**cast(JSON, train.get("config") or {}), **about}
 
 
 def _quiet() -> Any:
-    """W&B's settings without its own figures of this machine, its code and its terminal."""
+    """W&B's settings without its own metrics of this machine, its code and its terminal."""
     return wandb.Settings(
         silent=True,
         console="off",

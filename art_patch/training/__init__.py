@@ -13,7 +13,7 @@ In the order in which an update goes:
 | `tree`, `packing`, `scoring`, `attention` | rows -> each distinct token computed once -> log-probabilities |
 | `loss`, `supervised`, `gradients` | log-probabilities -> a loss and its gradient |
 | `learner`, `checkpoint`, `guards`, `metrics` | a gradient -> a step that can be gone on from, or a reason to end |
-| `canary`, `publish` | a trained model -> a policy that engines accept |
+| `probe`, `publish` | a trained model -> a policy that engines accept |
 | `merge` | a policy -> files that PEFT, transformers and vLLM read |
 
 Nothing here knows the store. Importing the package loads neither torch nor transformers.

@@ -79,7 +79,7 @@ class TrainConfig:
             time alone.
         eval_steps: every so many optimizer steps, and at the end, see what the policy makes of groups that it does not
             learn from, see `art_patch.training.loop.evaluation`. `retrain` takes held-out groups that have rewards
-            already and says in its figures if there are none; by hand they are `model.train(eval_groups=...)`. `None`:
+            already and says in its metrics if there are none; by hand they are `model.train(eval_groups=...)`. `None`:
             never.
         processes: on this machine, each with a GPU of its own if there are GPUs; 1 trains in the job's own.
         backend: "unsloth" computes faster on CUDA and has to be installed; "auto" takes it if it can.

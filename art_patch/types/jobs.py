@@ -93,7 +93,7 @@ class Policy:
         created_at: when it was published.
         path: adapter directory; `None` for step 0, which is the base model alone.
         parent: the policy it was trained from.
-        figures: what was measured while it was trained and gated.
+        metrics: what was measured while it was trained and gated.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Policy:
     created_at: float
     path: str | None = None
     parent: str | None = None
-    figures: JSON = field(default_factory=dict[str, Any])
+    metrics: JSON = field(default_factory=dict[str, Any])
 
     @property
     def model(self) -> str:

@@ -65,7 +65,7 @@ class Usage:
         judge_unpriced: calls of the judge of unknown price.
         updates: policies trained then.
         update_s: how long that took, with every attempt that failed, was refused or interrupted; of policies older than
-            this figure, and of attempts that were killed, only the steps that were kept.
+            this metric, and of attempts that were killed, only the steps that were kept.
         updates_untimed: how many of the policies do not say how long.
         updates_lost: updates that ran then and made no policy.
         engine_s: how long an engine was announced to the apps; `None` if none ever was.

@@ -40,7 +40,7 @@ async def train(asked: argparse.Namespace) -> dict[str, float]:
         policies = [await model.checkpoint(0), await model.checkpoint(await model.get_step())]
         judge = who.judged(asked.task, may_fail=False)
         found = await side_by_side(policies, scenarios.system_prompt, scenarios.held_out(), judge, runs=4)
-    before, after = (each.figures["reward"].value for each in found.models)
+    before, after = (each.metrics["reward"].value for each in found.models)
     return {"before": round(before, 3), "after": round(after, 3), "wall_s": round(time.monotonic() - began, 1)}
 
 

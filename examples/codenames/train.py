@@ -35,8 +35,8 @@ async def train(asked: argparse.Namespace) -> dict[str, float]:
             await model.train(groups, config=config)
         after = await art.evaluate(rollout, held_out(size), [model], runs=4)
     return {
-        "before": round(before.models[0].figures["reward"].value, 3),
-        "after": round(after.models[0].figures["reward"].value, 3),
+        "before": round(before.models[0].metrics["reward"].value, 3),
+        "after": round(after.models[0].metrics["reward"].value, 3),
         "wall_s": round(time.monotonic() - began, 1),
     }
 

@@ -38,8 +38,8 @@ async def train(asked: argparse.Namespace) -> dict[str, float]:
             await model.train(groups, config=config)
         after = await art.evaluate(play, held_out(), [model])
     return {
-        "before": round(before.models[0].figures["score"].value, 1),
-        "after": round(after.models[0].figures["score"].value, 1),
+        "before": round(before.models[0].metrics["score"].value, 1),
+        "after": round(after.models[0].metrics["score"].value, 1),
         "wall_s": round(time.monotonic() - began, 1),
     }
 

@@ -37,8 +37,8 @@ async def train(asked: argparse.Namespace) -> dict[str, float]:
             await model.train(groups, config=art.TrainConfig(learning_rate=slower, seed=asked.seed))
         after = await art.evaluate(rollout, held_out(), [model], runs=4)
     return {
-        "before": round(before.models[0].figures["right"].value, 3),
-        "after": round(after.models[0].figures["right"].value, 3),
+        "before": round(before.models[0].metrics["right"].value, 3),
+        "after": round(after.models[0].metrics["right"].value, 3),
         "wall_s": round(time.monotonic() - began, 1),
     }
 

@@ -41,8 +41,8 @@ async def train(asked: argparse.Namespace) -> dict[str, float]:
             await model.train(groups, config=art.TrainConfig(learning_rate=slower, seed=asked.seed))
         after = await art.evaluate(rollout, held_out(), [model])
     return {
-        "before": round(before.models[0].figures["win_or_draw"].value, 3),
-        "after": round(after.models[0].figures["win_or_draw"].value, 3),
+        "before": round(before.models[0].metrics["win_or_draw"].value, 3),
+        "after": round(after.models[0].metrics["win_or_draw"].value, 3),
         "wall_s": round(time.monotonic() - began, 1),
     }
 

@@ -99,7 +99,7 @@ class _Fooled:
 
 def fooled(rule: Rule) -> Callable[[World, Store], Made]:
     # With its defences up, a judge that falls for known-bad answers is heard no further.
-    config = replace(CYCLE, defence=DefenceConfig(double_share=0, canary_share=0))
+    config = replace(CYCLE, defence=DefenceConfig(double_share=0, planted_share=0))
     return lambda world, _: (_Fooled(world.judge, world.judge_by(rule)), config)
 
 
@@ -241,10 +241,10 @@ def _row(call: Call, answer: tuple[int, ...]) -> Row:
     return Row(prompt + answer, sampled, (0.0,) * size, (1.0,) * size)
 
 
-def add_candidate(store: Store, target: Path, **figures: Any) -> None:
+def add_candidate(store: Store, target: Path, **metrics: Any) -> None:
     champion = champion_of(store)
     candidate = Policy(
-        target.name, champion.base, champion.base_sha256, "candidate", time.time(), str(target), champion.name, figures
+        target.name, champion.base, champion.base_sha256, "candidate", time.time(), str(target), champion.name, metrics
     )
     store.ledger.add_candidate(candidate, trained_on=(), who=WHO)
 

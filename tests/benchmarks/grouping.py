@@ -4,7 +4,7 @@
 
     python tests/benchmarks/grouping.py [--json] [--quick]
 
-Progress goes to stderr; with `--json` the last line of stdout is one object of named figures, with `missed` listing the
+Progress goes to stderr; with `--json` the last line of stdout is one object of named metrics, with `missed` listing the
 targets that were not met; without it, a table. 100,000 runs over 20,000 scenarios; `--quick` takes a tenth.
 
 What the traffic is, and what it cannot show, is said in `traffic.py`. How it is measured:
@@ -113,9 +113,9 @@ def main() -> None:
     say(f"  {before['seconds']:.2f} s\n{runs} runs")
     took, grouping, truth, texts = grouped(runs, seed=given.seed)
     say(f"  {took['seconds']:.2f} s")
-    figures = judged(grouping, truth, texts) | took
-    figures |= {"growth": took["cpu_seconds"] / before["cpu_seconds"], "runs": runs}
-    finish(figures, TARGETS, as_json=given.json)
+    metrics = judged(grouping, truth, texts) | took
+    metrics |= {"growth": took["cpu_seconds"] / before["cpu_seconds"], "runs": runs}
+    finish(metrics, TARGETS, as_json=given.json)
 
 
 if __name__ == "__main__":

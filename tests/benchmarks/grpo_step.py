@@ -4,7 +4,7 @@
 
     python tests/benchmarks/grpo_step.py [--json] [--quick] [--only siblings turns rss] [--precision fp32 bf16]
 
-Progress goes to stderr; with `--json` the last line of stdout is one object of named figures, with `missed` listing the
+Progress goes to stderr; with `--json` the last line of stdout is one object of named metrics, with `missed` listing the
 targets that were not met; without it, a table. Needs `trl` beside torch, transformers and peft.
 
 A step is: log-probabilities, loss (`dapo`), backward of every micro-batch, clip, AdamW; nothing is sampled. The model
@@ -283,7 +283,7 @@ def compare(precision: str, works: Sequence[tuple[str, str, str]]) -> dict[str, 
     """Both sides in turns; (figure, our work, TRL's work) each."""
     ours, trl = SIDES["ours"](precision), SIDES["trl"](precision)
     suffix = "" if precision == "fp32" else f"_{precision}"
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for figure, our_work, trl_work in works:
         ours.step(our_work, groups=1)
         trl.step(trl_work, groups=1)
@@ -295,9 +295,9 @@ def compare(precision: str, works: Sequence[tuple[str, str, str]]) -> dict[str, 
         say(
             f"{figure}{suffix}: " + ", ".join(f"{side} {[round(t, 2) for t in times]}" for side, times in taken.items())
         )
-        figures[figure + suffix] = min(taken["trl"]) / min(taken["ours"])
-        figures[figure.replace("_vs_trl", "") + suffix + "_s"] = min(taken["ours"])
-    return figures
+        metrics[figure + suffix] = min(taken["trl"]) / min(taken["ours"])
+        metrics[figure.replace("_vs_trl", "") + suffix + "_s"] = min(taken["ours"])
+    return metrics
 
 
 def gradient_difference() -> float:
@@ -370,16 +370,16 @@ def main() -> None:
             ("turns_vs_trl_row_per_turn_sorted", "turns", "row_per_turn_sorted"),
         ],
     }  # fmt: skip
-    figures: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     if "gradient" in only:
-        figures["gradient_vs_trl"] = gradient_difference()
+        metrics["gradient_vs_trl"] = gradient_difference()
     for precision in asked.precision:
         chosen = [work for name in ("siblings", "turns") if name in only for work in works[name]]
         if chosen:
-            figures |= compare(precision, chosen)
+            metrics |= compare(precision, chosen)
         if "rss" in only:
-            figures |= memory(precision)
-    finish(figures, TARGETS, as_json=asked.json)
+            metrics |= memory(precision)
+    finish(metrics, TARGETS, as_json=asked.json)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
     python tests/benchmarks/hot_swap.py [--engine vllm | embedded] [--json] [--quick] [--only PART]...
 
-Progress goes to stderr; with `--json` the last line of stdout is one object of named figures, with `missed` listing the
+Progress goes to stderr; with `--json` the last line of stdout is one object of named metrics, with `missed` listing the
 targets that were not met; without it, a table. Minutes. vLLM is the one that `art-patch init vllm` built, or that
 `ART_PATCH_VLLM_PYTHON` names.
 
@@ -70,7 +70,7 @@ from tests.policies.test_validation import AFTER_PUBLISHING, BEFORE_PUBLISHING  
 from tests.support.servers import serving as serve_upstream  # noqa: E402
 from tests.support.tiny import make_adapter_files, make_tiny_adapter, make_tiny_model  # noqa: E402
 
-Figures = dict[str, Any]
+Metrics = dict[str, Any]
 
 TARGETS = (
     Target("failed", None, 0, "answers that failed, 12 clients"),
@@ -167,7 +167,7 @@ def alone(engine: EngineClient, name: str) -> tuple[int, ...]:
     return tuple(answer["choices"][0]["token_ids"])
 
 
-def part_swaps(world: World, quick: bool) -> Figures:
+def part_swaps(world: World, quick: bool) -> Metrics:
     """Promotions under load."""
     promotions = 4 if quick else 16
     answers: list[tuple[str, tuple[int, ...]]] = []
@@ -246,7 +246,7 @@ def wait_for_route(client: openai.OpenAI) -> None:
         time.sleep(0.2)
 
 
-def part_exact(world: World, quick: bool) -> Figures:
+def part_exact(world: World, quick: bool) -> Metrics:
     """The trainer's log-probabilities."""
     import torch
 
@@ -298,7 +298,7 @@ def part_exact(world: World, quick: bool) -> Figures:
     }
 
 
-def part_boot(world: World, quick: bool) -> Figures:
+def part_boot(world: World, quick: bool) -> Metrics:
     """Boots."""
     times: list[float] = []
     imports: list[float] = []
@@ -315,10 +315,10 @@ def part_boot(world: World, quick: bool) -> Figures:
             engine.chat(model=champion.name, messages=QUESTION, max_tokens=1)
             times.append(time.monotonic() - began)
         say(f"  boot {times[-1]:.1f} s")
-    figures = {"boot_s": statistics.median(times), "boot_s_max": max(times)}
+    metrics = {"boot_s": statistics.median(times), "boot_s_max": max(times)}
     if imports:
-        figures["vllm_import_s"] = statistics.median(imports)
-    return figures
+        metrics["vllm_import_s"] = statistics.median(imports)
+    return metrics
 
 
 def vllm_python() -> Path:
@@ -329,7 +329,7 @@ def vllm_python() -> Path:
     return found.python
 
 
-def part_restart(world: World, quick: bool) -> Figures:
+def part_restart(world: World, quick: bool) -> Metrics:
     """A kill -9 under load."""
     stop, killed_at = threading.Event(), 0.0
     errors: list[str] = []
@@ -399,7 +399,7 @@ def processes(home: Path, part: str) -> list[int]:
     return found
 
 
-def part_orphans(world: World, quick: bool) -> Figures:
+def part_orphans(world: World, quick: bool) -> Metrics:
     """What a kill -9 leaves."""
     left: dict[str, int] = {}
     for victim in ("art-patch", "keeper.py", "openai.api_server", "EngineCore"):
@@ -415,7 +415,7 @@ def part_orphans(world: World, quick: bool) -> Figures:
     return {"orphans": sum(left.values()), "orphans_by_victim": left}
 
 
-def part_bad(world: World, quick: bool) -> Figures:
+def part_bad(world: World, quick: bool) -> Metrics:
     """Adapters that must not be loaded."""
     cases = [(spoil, True) for spoil, _ in BEFORE_PUBLISHING.values()]
     cases += [(spoil, False) for spoil, _ in AFTER_PUBLISHING.values()]
@@ -451,7 +451,7 @@ def part_bad(world: World, quick: bool) -> Figures:
     }
 
 
-PARTS: dict[str, Callable[[World, bool], Figures]] = {
+PARTS: dict[str, Callable[[World, bool], Metrics]] = {
     "boot": part_boot,
     "swaps": part_swaps,
     "exact": part_exact,
@@ -471,14 +471,14 @@ def main() -> None:
     given = parser.parse_args()
     random.seed(5)
     chosen = given.only or [name for name in PARTS if given.engine == "vllm" or name not in ONLY_VLLM]
-    figures: Figures = {"engine": given.engine}
+    metrics: Metrics = {"engine": given.engine}
     with tempfile.TemporaryDirectory(prefix="art-patch-bench-") as directory:
         world = World(Path(directory), given.engine, steps=17)
         for name in chosen:
             say(f"{name}: {PARTS[name].__doc__}")
-            figures |= PARTS[name](world, given.quick)
+            metrics |= PARTS[name](world, given.quick)
         world.store.close()
-    finish(figures, TARGETS, as_json=given.json)
+    finish(metrics, TARGETS, as_json=given.json)
 
 
 if __name__ == "__main__":

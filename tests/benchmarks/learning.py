@@ -6,7 +6,7 @@
 
 Runs `art-patch demo` for each seed, twice as many cycles as `--cycles` says, one seed after the other. A seed takes
 about ten minutes on two cores. Progress goes to stderr; with `--json` the last line of stdout is one object of named
-figures, with `missed` listing the targets that were not met.
+metrics, with `missed` listing the targets that were not met.
 
 With `--home` the runs are kept there, and what is there already is gone on with, not repeated.
 
@@ -44,23 +44,23 @@ TARGETS = (
 
 
 def demo(home: Path, seed: int, cycles: int, *, control: bool = False) -> dict[str, Any]:
-    """Run what is missing, and return the demo's figures."""
+    """Run what is missing, and return the demo's metrics."""
     kept = home / f"seed-{seed}{'-control' if control else ''}.json"
-    figures: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {"cycles": 0}
-    if figures["cycles"] < cycles:
+    metrics: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {"cycles": 0}
+    if metrics["cycles"] < cycles:
         command = [
-            sys.executable, "-m", "art_patch", "demo", "--seed", str(seed), "--cycles", str(cycles - figures["cycles"]),
+            sys.executable, "-m", "art_patch", "demo", "--seed", str(seed), "--cycles", str(cycles - metrics["cycles"]),
             "--json", "--engine", "embedded", "--home", str(home), *(["--control"] if control else []),
         ]  # fmt: skip
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
         if done.returncode:
             sys.exit(f"the demo of seed {seed} ended with {done.returncode}")
-        failed = figures.get("failed_calls", 0)
-        figures = json.loads(done.stdout)
-        figures["failed_calls"] += failed  # the demo counts those of its own run
-        kept.write_text(json.dumps(figures))
-    say(f"seed {seed}{', control' if control else ''}: {figures['curve']}, greedy {figures['greedy_curve']}")
-    return figures
+        failed = metrics.get("failed_calls", 0)
+        metrics = json.loads(done.stdout)
+        metrics["failed_calls"] += failed  # the demo counts those of its own run
+        kept.write_text(json.dumps(metrics))
+    say(f"seed {seed}{', control' if control else ''}: {metrics['curve']}, greedy {metrics['greedy_curve']}")
+    return metrics
 
 
 def main() -> None:
@@ -81,22 +81,22 @@ def measure(asked: argparse.Namespace, home: Path) -> None:
     for seed in asked.seeds:  # all seeds once before any goes on: so what was kept says something early
         demo(home, seed, asked.cycles)
     runs = {seed: demo(home, seed, 2 * asked.cycles) for seed in asked.seeds}
-    figures: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "sampled_least": min(run["curve"][asked.cycles] for run in runs.values()),
         "greedy_least": min(run["greedy_curve"][asked.cycles] for run in runs.values()),
         "sampled_later_least": min(min(run["curve"][asked.cycles :]) for run in runs.values()),
         "failed_calls": sum(run["failed_calls"] for run in runs.values()),
     }
     for seed, run in runs.items():
-        figures |= {f"sampled_seed_{seed}": run["curve"], f"greedy_seed_{seed}": run["greedy_curve"]}
+        metrics |= {f"sampled_seed_{seed}": run["curve"], f"greedy_seed_{seed}": run["greedy_curve"]}
     if not asked.no_control:
         control = demo(home, asked.seeds[0], asked.cycles, control=True)
-        figures |= {
+        metrics |= {
             "control_rise": max(control["curve"]) - control["curve"][0],
             "sampled_control": control["curve"],
             "greedy_control": control["greedy_curve"],
         }
-    finish(figures, TARGETS, as_json=asked.json)
+    finish(metrics, TARGETS, as_json=asked.json)
 
 
 if __name__ == "__main__":

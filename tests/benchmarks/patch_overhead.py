@@ -5,8 +5,8 @@
     python tests/benchmarks/patch_overhead.py [--json] [--quick] [--only PART]...
 
 Needs `pip install "art-patch[bench]"`. Progress goes to stderr; with `--json` the last line of stdout is one object of
-named figures, with `missed` listing the targets that were not met; without it, a table. About five minutes; `--quick`
-takes less than one and is good for finding out whether something broke, not for figures.
+named metrics, with `missed` listing the targets that were not met; without it, a table. About five minutes; `--quick`
+takes less than one and is good for finding out whether something broke, not for metrics.
 
 How it is measured. All variants talk to one stub server, in a process of its own, that sends bytes made beforehand.
 Each variant lives in one worker process (instrumentations patch globally), and each worker makes bare and patched
@@ -50,7 +50,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.benchmarks import variants  # noqa: E402 - the line above makes it importable
 
-Figures = dict[str, float]
+Metrics = dict[str, float]
 
 US = 1e6
 
@@ -221,45 +221,45 @@ def p99(pairs: list[dict[str, Any]], name: str) -> float:
     return statistics.quantiles([time for pair in pairs for time in pair[name]["wall"]], n=100)[-1]
 
 
-# The parts. Each returns figures.
+# The parts. Each returns metrics.
 
 
-def part_calls(bench: Bench) -> Figures:
+def part_calls(bench: Bench) -> Metrics:
     """Calls that are not streamed."""
-    figures: Figures = {}
+    metrics: Metrics = {}
     pairs = interleave(bench.workers, "calls", CALLS_A_BLOCK, bench.scale.call_rounds)
     ours = [worker for worker in bench.workers if worker.variant in variants.OURS]
     stretches = interleave(ours, "calls", CALLS_A_STRETCH, bench.scale.stretches)
     bare = [pair["bare"] for found in pairs.values() for pair in found]
-    figures["bare_us_p50"] = statistics.median(map(typical("wall"), bare)) * US
+    metrics["bare_us_p50"] = statistics.median(map(typical("wall"), bare)) * US
     for name, found in pairs.items():
-        figures[f"{name}_added_us_p50"] = added(found, typical("wall")) * US
-        figures[f"{name}_ratio"] = ratio(found, typical("wall"))
-        figures[f"{name}_cpu_us"] = added(found, lambda block: block["cpu"]) * US
+        metrics[f"{name}_added_us_p50"] = added(found, typical("wall")) * US
+        metrics[f"{name}_ratio"] = ratio(found, typical("wall"))
+        metrics[f"{name}_cpu_us"] = added(found, lambda block: block["cpu"]) * US
     for name, found in stretches.items():
-        figures[f"{name}_added_us_p99"] = (p99(found, "patched") - p99(found, "bare")) * US
-        figures[f"{name}_sustained_added_us_p50"] = added(found, typical("wall")) * US
-    figures["cpu_vs_openinference"] = figures["record_cpu_us"] / figures["openinference_cpu_us"]
-    return figures
+        metrics[f"{name}_added_us_p99"] = (p99(found, "patched") - p99(found, "bare")) * US
+        metrics[f"{name}_sustained_added_us_p50"] = added(found, typical("wall")) * US
+    metrics["cpu_vs_openinference"] = metrics["record_cpu_us"] / metrics["openinference_cpu_us"]
+    return metrics
 
 
-def part_streams(bench: Bench) -> Figures:
+def part_streams(bench: Bench) -> Metrics:
     """Streams, one after the other."""
     pairs = interleave(bench.workers, "streams", STREAMS_A_BLOCK, bench.scale.stream_rounds)
     bare = [pair["bare"] for found in pairs.values() for pair in found]
-    figures: Figures = {
+    metrics: Metrics = {
         "bare_ttft_us": statistics.median(map(typical("first"), bare)) * US,
         "bare_chunk_us": statistics.median(map(typical("chunk"), bare)) * US,
     }
     names = {"record": ("ttft_added_us", "chunk_added_us"), "route": ("ttft_added_us_route", "chunk_added_us_stripped")}
     for name, found in pairs.items():
         first, chunk = names.get(name, (f"{name}_ttft_added_us", f"{name}_chunk_added_us"))
-        figures[first] = added(found, typical("first")) * US
-        figures[chunk] = added(found, typical("chunk")) * US
-    return figures
+        metrics[first] = added(found, typical("first")) * US
+        metrics[chunk] = added(found, typical("chunk")) * US
+    return metrics
 
 
-def part_loop(bench: Bench) -> Figures:
+def part_loop(bench: Bench) -> Metrics:
     """Streams, very many at once."""
     n = "1000"
     home, rounds = str(bench.home / "loop"), str(bench.scale.loop_rounds)
@@ -272,7 +272,7 @@ def part_loop(bench: Bench) -> Figures:
     }
 
 
-def part_gather(bench: Bench) -> Figures:
+def part_gather(bench: Bench) -> Metrics:
     """Calls, very many at once."""
     told: dict[str, list[dict[str, float]]] = {"bare": [], "record": []}
     for number in range(bench.scale.crowd_pairs):
@@ -309,7 +309,7 @@ print(json.dumps({"import_ms": imported * 1e3, "patch_ms": patched * 1e3, "third
 """
 
 
-def part_start(bench: Bench) -> Figures:
+def part_start(bench: Bench) -> Metrics:
     """Importing and patching."""
     # Compiled beforehand, as an installed package is; the first process compiles and is not counted.
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(bench.home / "compiled")}
@@ -326,20 +326,20 @@ def part_start(bench: Bench) -> Figures:
 PARTS = {"start": part_start, "calls": part_calls, "streams": part_streams, "loop": part_loop, "gather": part_gather}
 
 
-def missed(figures: Figures) -> list[str]:
-    return [target.figure for target in TARGETS if figures.get(target.figure, 0) > target.limit]
+def missed(metrics: Metrics) -> list[str]:
+    return [target.figure for target in TARGETS if metrics.get(target.figure, 0) > target.limit]
 
 
-def show(figures: Figures) -> None:
-    """Print the figures as tables."""
+def show(metrics: Metrics) -> None:
+    """Print the metrics as tables."""
     from rich.console import Console
     from rich.table import Column, Table
 
     console = Console()
     table = Table(Column("figure", no_wrap=True), "", "measured", "target", "", title="art_patch")
     for target in TARGETS:
-        if target.figure in figures:
-            value = figures[target.figure]
+        if target.figure in metrics:
+            value = metrics[target.figure]
             verdict = "ok" if value <= target.limit else "[red]miss[/red]"
             table.add_row(target.figure, target.means, f"{value:.6g}", f"<= {target.limit:g}", verdict)
     console.print(table)
@@ -357,10 +357,10 @@ def show(figures: Figures) -> None:
     }
     for name in variants.VARIANTS:
         keys = [ours.get(name, {}).get(column, f"{name}_{column}") for column in columns.values()]
-        table.add_row(name, *(f"{figures[key]:.4g}" if key in figures else "" for key in keys))
+        table.add_row(name, *(f"{metrics[key]:.4g}" if key in metrics else "" for key in keys))
     console.print(table)
     named = {target.figure for target in TARGETS}
-    for name, value in figures.items():
+    for name, value in metrics.items():
         if name not in named and not name.startswith(variants.VARIANTS):
             console.print(f"{name} = {value:.6g}", highlight=False)
 
@@ -374,7 +374,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if absent := variants.missing():
         raise SystemExit(f'not installed: {", ".join(absent)}; run: pip install "art-patch[bench]"')
-    figures: Figures = {}
+    metrics: Metrics = {}
     with ExitStack() as stack:
         url, home = stack.enter_context(stub()), stack.enter_context(tempfile.TemporaryDirectory())
         bench = Bench(url, Path(home), QUICK if args.quick else FULL)
@@ -382,13 +382,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in args.only or PARTS:
             start = time.perf_counter()
             say(f"{name}: {(PARTS[name].__doc__ or '').rstrip('.').lower()}")
-            figures |= PARTS[name](bench)
+            metrics |= PARTS[name](bench)
             say(f"  {time.perf_counter() - start:.0f} s")
         bench.end_workers()
     if args.json:
-        print(json.dumps({name: round(value, 4) for name, value in figures.items()} | {"missed": missed(figures)}))
+        print(json.dumps({name: round(value, 4) for name, value in metrics.items()} | {"missed": missed(metrics)}))
     else:
-        show(figures)
+        show(metrics)
 
 
 if __name__ == "__main__":

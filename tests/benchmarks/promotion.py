@@ -4,7 +4,7 @@
 
     python tests/benchmarks/promotion.py [--json] [--quick] [--only equal]
 
-Progress goes to stderr; with `--json` the last line of stdout is one object of named figures, with `missed` listing the
+Progress goes to stderr; with `--json` the last line of stdout is one object of named metrics, with `missed` listing the
 targets that were not met; without it, a table. `--quick` takes a tenth.
 
 - `equal`: 1,000 simulated gates for each number of scenarios, in which the candidate is the champion: same questions,
@@ -73,7 +73,7 @@ GATES = 1_000
 def equal(share: float) -> dict[str, float]:
     """What the gate makes of a candidate that is the champion, and of one that is a little better."""
     gates = max(1, round(GATES * share))
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for count in SCENARIOS:
         for name, lift in (("false_promotion_rate", 0.0), ("found_rate", 0.1)):
             rng = random.Random(f"{name} {count}")
@@ -81,9 +81,9 @@ def equal(share: float) -> dict[str, float]:
                 decide(simulated(rng, count, lift=lift, coarse=bool(gate % 2)), GateConfig(), seed=gate).promote
                 for gate in range(gates)
             )
-            figures[f"{name}_{count}"] = promoted / gates
-        say(f"{count} scenarios: {figures[f'false_promotion_rate_{count}']:.3f} of equal ones promoted")
-    return {"false_promotion_rate": fmean(figures[f"false_promotion_rate_{n}"] for n in SCENARIOS)} | figures
+            metrics[f"{name}_{count}"] = promoted / gates
+        say(f"{count} scenarios: {metrics[f'false_promotion_rate_{count}']:.3f} of equal ones promoted")
+    return {"false_promotion_rate": fmean(metrics[f"false_promotion_rate_{n}"] for n in SCENARIOS)} | metrics
 
 
 def simulated(rng: random.Random, scenarios: int, *, lift: float, coarse: bool) -> Iterator[tuple[str, float, float]]:
@@ -212,10 +212,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=tuple(PARTS), default=tuple(PARTS), metavar="PART")
     asked = parser.parse_args()
     targets = [target for target in TARGETS if target.figure != "bad_count" or not asked.quick]
-    figures: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     for part in asked.only:
-        figures |= PARTS[part](0.1 if asked.quick else 1.0)
-    finish(figures, targets, as_json=asked.json)
+        metrics |= PARTS[part](0.1 if asked.quick else 1.0)
+    finish(metrics, targets, as_json=asked.json)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ class Seen:
 
 
 def policies(share: float) -> dict[str, Any]:
-    """Figures of both; a share below 1 takes that much of the better ones, and one bad one of each kind."""
+    """Metrics of both; a share below 1 takes that much of the better ones, and one bad one of each kind."""
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
         base = build_model(home / "models" / "shop-1", seed=1)

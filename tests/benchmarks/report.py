@@ -1,4 +1,4 @@
-"""How a benchmark reports: named figures, their targets, one line of JSON or a table."""
+"""How a benchmark reports: named metrics, their targets, one line of JSON or a table."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
-def finish(figures: Mapping[str, Any], targets: Sequence[Target], *, as_json: bool) -> None:
-    """Print the figures, rounded, and which targets were missed."""
+def finish(metrics: Mapping[str, Any], targets: Sequence[Target], *, as_json: bool) -> None:
+    """Print the metrics, rounded, and which targets were missed."""
     by_name = {target.figure: target for target in targets}
-    rounded = {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in figures.items()}
-    missed = [name for name, target in by_name.items() if name in figures and not target.is_met(figures[name])]
+    rounded = {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in metrics.items()}
+    missed = [name for name, target in by_name.items() if name in metrics and not target.is_met(metrics[name])]
     if as_json:
         print(json.dumps({**rounded, "missed": missed}))
         return

@@ -4,7 +4,7 @@
 
     python tests/benchmarks/store.py [--json] [--quick | --full] [--only PART]... [--url URL]
 
-Progress goes to stderr; with `--json` the last line of stdout is one object of named figures, with `missed` listing the
+Progress goes to stderr; with `--json` the last line of stdout is one object of named metrics, with `missed` listing the
 targets that were not met; without it, a table. Minutes; `--quick` takes less than one; `--full` builds a store of a
 million calls for the queries.
 
@@ -57,7 +57,7 @@ from art_patch.types import Call, Group, Record, Trajectory, TrajectoryInfo  # n
 from tests.benchmarks.report import Target, finish, percentile, say  # noqa: E402
 from tests.benchmarks.samples import Pair, agent_run, big_call, small_run  # noqa: E402
 
-Figures = dict[str, Any]
+Metrics = dict[str, Any]
 
 
 TARGETS = (
@@ -127,7 +127,7 @@ def raw_row(call: Call) -> tuple[Any, ...]:
     return call.id, call.trajectory_id, call.started_at, body, tokens
 
 
-def part_ingest(scale: Scale, home: Path, _url: str | None) -> Figures:
+def part_ingest(scale: Scale, home: Path, _url: str | None) -> Metrics:
     """Calls a second."""
     raw, store = Raw(home / "raw.db"), open_store(f"sqlite:///{home}/ingest.db")
     ours_s: list[float] = []
@@ -185,7 +185,7 @@ def size(scale: Scale, path: Path, prompt_ids: bool) -> tuple[float, float]:
     return path.stat().st_size / scale.agents / 1024, naive / scale.agents / 1024
 
 
-def part_size(scale: Scale, home: Path, _url: str | None) -> Figures:
+def part_size(scale: Scale, home: Path, _url: str | None) -> Metrics:
     """Bytes a trajectory."""
     kib, naive = size(scale, home / "size.db", False)
     exact, exact_naive = size(scale, home / "exact.db", True)
@@ -217,7 +217,7 @@ def tell(process: subprocess.Popen[str], text: str) -> None:
     process.stdin.flush()
 
 
-def part_contention(scale: Scale, home: Path, _url: str | None) -> Figures:
+def part_contention(scale: Scale, home: Path, _url: str | None) -> Metrics:
     """Eight processes write at once."""
     url = f"sqlite:///{home}/contention.db"
     store = open_store(url)
@@ -273,7 +273,7 @@ class App:
         self.acknowledged = -1
 
 
-def part_kills(scale: Scale, home: Path, _url: str | None) -> Figures:
+def part_kills(scale: Scale, home: Path, _url: str | None) -> Metrics:
     """Apps are killed."""
     path = home / "kills.db"
     open_store(f"sqlite:///{path}").close()
@@ -387,7 +387,7 @@ def ask(store: Store, groups: list[str], times: int) -> dict[str, float]:
     return {name: statistics.median(values) * 1e3 for name, values in took.items()}
 
 
-def part_queries(scale: Scale, home: Path, url: str | None) -> Figures:
+def part_queries(scale: Scale, home: Path, url: str | None) -> Metrics:
     """Queries of a store that has grown, and erasing from it."""
     store = open_store(url or f"sqlite:///{home}/queries.db")
     trajectories = scale.calls // 10
@@ -411,7 +411,7 @@ def part_queries(scale: Scale, home: Path, url: str | None) -> Figures:
     }
 
 
-def erase(store: Store) -> Figures:
+def erase(store: Store) -> Metrics:
     """Erase one user; see what it costs, and how long others had to wait."""
     database = store._database
     write, held_ms = database.write, list[float]()
@@ -434,7 +434,7 @@ def erase(store: Store) -> Figures:
     return {"erase_s": took, "erase_chunk_ms_max": max(held_ms), "erased_calls": erased.calls}
 
 
-PARTS: dict[str, Callable[[Scale, Path, str | None], Figures]] = {
+PARTS: dict[str, Callable[[Scale, Path, str | None], Metrics]] = {
     "ingest": part_ingest,
     "size": part_size,
     "contention": part_contention,
@@ -443,15 +443,15 @@ PARTS: dict[str, Callable[[Scale, Path, str | None], Figures]] = {
 }
 
 
-def run(scale: Scale, parts: list[str], url: str | None) -> Figures:
-    figures: Figures = {}
+def run(scale: Scale, parts: list[str], url: str | None) -> Metrics:
+    metrics: Metrics = {}
     for name in parts:
         say(f"{name}: {(PARTS[name].__doc__ or '').splitlines()[0]}")
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="art-patch-bench-") as home:
-            figures |= PARTS[name](scale, Path(home), url)
+            metrics |= PARTS[name](scale, Path(home), url)
         say(f"  {time.monotonic() - began:.0f} s")
-    return figures
+    return metrics
 
 
 def main() -> None:
@@ -465,8 +465,8 @@ def main() -> None:
     given = parser.parse_args()
     random.seed(4)
     scale = QUICK if given.quick else FULL if given.full else USUAL
-    figures = run(scale, given.only or list(PARTS), given.url)
-    finish(figures, TARGETS, as_json=given.json)
+    metrics = run(scale, given.only or list(PARTS), given.url)
+    finish(metrics, TARGETS, as_json=given.json)
 
 
 if __name__ == "__main__":

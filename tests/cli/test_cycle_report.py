@@ -14,7 +14,7 @@ REPORT: dict[str, Any] = {
     "reason": "better",
     "champion": "agent@2",
     "candidate": "agent@2",
-    "figures": {
+    "metrics": {
         "train": {
             "groups": 4,
             "rows": {"rows": 30, "tokens": 410, "left_out": {"top_p cuts the distribution": 2}},
@@ -29,12 +29,12 @@ REPORT: dict[str, Any] = {
 }
 
 
-def test_figures_are_read_at_a_glance(capsys: pytest.CaptureFixture[str]):
+def test_metrics_are_read_at_a_glance(capsys: pytest.CaptureFixture[str]):
     say(REPORT, as_json=False)
-    first, second, third, *figures = capsys.readouterr().out.splitlines()
+    first, second, third, *metrics = capsys.readouterr().out.splitlines()
     assert first == "promoted agent@2: better"
     assert (second, third) == ("1 of 2 calls are what the chat template makes of them", "  before   '[/]'")
-    assert " ".join(" ".join(figures).split()) == (
+    assert " ".join(" ".join(metrics).split()) == (
         "train groups 4, rows (rows 30, tokens 410, left_out (top_p cuts the distribution 2)), loss -0.1235"
     )
 

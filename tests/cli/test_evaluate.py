@@ -55,15 +55,15 @@ def test_it_says_who_is_better_and_leaves_all_as_it_was(
         asked = ["evaluate", "agent@1", "--home", str(tmp_path), "--judge", STAND_IN_MODEL, "--judge-base-url", judge]
         result = CliRunner().invoke(app, [*asked, "--json"], catch_exceptions=False)
     found = json.loads(result.stdout)
-    figures = found["figures"]
+    metrics = found["metrics"]
     assert (result.exit_code, found["policy"], found["against"]) == (0, "agent@1", "agent@0")
-    assert (figures["judge"], figures["scenarios"], figures["unscored"]) == (STAND_IN_MODEL, 8, 0)
-    assert found["better"] == (figures["lower_bound"] > 0 and all(row["passed"] for row in figures["checks"]))
+    assert (metrics["judge"], metrics["scenarios"], metrics["unscored"]) == (STAND_IN_MODEL, 8, 0)
+    assert found["better"] == (metrics["lower_bound"] > 0 and all(row["passed"] for row in metrics["checks"]))
     say(found, as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("agent@1 is ") and lines[0].endswith(" better than agent@0")
     assert [line.split()[0] for line in lines[2:7]] == ["held-out", "agent@1", "agent@0", "difference", "at"]
-    assert len([line for line in lines if line.startswith(("  passed", "  FAILED"))]) == len(figures["checks"])
+    assert len([line for line in lines if line.startswith(("  passed", "  FAILED"))]) == len(metrics["checks"])
     assert lines[-1] == "nobody was promoted or rejected"
     assert running.client.models() == ["agent@0"]
     with closing(open_store(f"sqlite:///{tmp_path}/default/store.db")) as store:

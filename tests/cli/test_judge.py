@@ -70,11 +70,11 @@ def file(tmp_path: Path) -> Path:
 def test_a_judge_is_measured(judge: str, file: Path, tmp_path: Path):
     shown = judge_test(file, "--judge", STAND_IN_MODEL, "--judge-base-url", judge, "--json", home=tmp_path)
     assert shown.returncode == 0, shown.stderr
-    figures = json.loads(shown.stdout)
-    assert (figures["judge"], figures["groups"], figures["calls"]) == (STAND_IN_MODEL, 3, 12)
-    assert figures["pairwise_accuracy"] == figures["kendall_tau"] == figures["resisted"] == 1.0
-    assert figures["position_bias"] == figures["flips"] == 0.0 and figures["cost_usd"] is None
-    assert figures["prompt_tokens"] > 0
+    metrics = json.loads(shown.stdout)
+    assert (metrics["judge"], metrics["groups"], metrics["calls"]) == (STAND_IN_MODEL, 3, 12)
+    assert metrics["pairwise_accuracy"] == metrics["kendall_tau"] == metrics["resisted"] == 1.0
+    assert metrics["position_bias"] == metrics["flips"] == 0.0 and metrics["cost_usd"] is None
+    assert metrics["prompt_tokens"] > 0
 
     shown = judge_test("-", "--judge", STAND_IN_MODEL, "--judge-base-url", judge, home=tmp_path, stdin=file.read_text())
     assert shown.returncode == 0, shown.stderr
@@ -85,8 +85,8 @@ def test_a_judge_is_measured(judge: str, file: Path, tmp_path: Path):
 def test_the_builtin_set_runs_at_once(judge: str, tmp_path: Path):
     shown = judge_test("--builtin", "--judge", STAND_IN_MODEL, "--judge-base-url", judge, "--json", home=tmp_path)
     assert shown.returncode == 0, shown.stderr
-    figures = json.loads(shown.stdout)
-    assert (figures["groups"], figures["calls"], figures["injections"]) == (12, 48, 12)
+    metrics = json.loads(shown.stdout)
+    assert (metrics["groups"], metrics["calls"], metrics["injections"]) == (12, 48, 12)
 
 
 def test_a_mistake_is_one_clear_line_and_nothing_is_sent(file: Path, tmp_path: Path):

@@ -38,9 +38,9 @@ def served_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     store = store_of(home)
     for step in (1, 2):
         path = make_tiny_adapter(home / "default" / "adapters", base, "agent", step, seed=step)
-        name, figures = f"agent@{step}", {"gate": {"scenarios": 9, "lower_bound": 0.0625}}
+        name, metrics = f"agent@{step}", {"gate": {"scenarios": 9, "lower_bound": 0.0625}}
         store.ledger.add_candidate(
-            Policy(name, str(base), base_fingerprint(base), "candidate", time.time(), str(path), "agent@0", figures),
+            Policy(name, str(base), base_fingerprint(base), "candidate", time.time(), str(path), "agent@0", metrics),
             trained_on=[],
             who="test",
         )

@@ -48,9 +48,9 @@ def home(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = make_tiny_adapter(tmp_path / "default" / "adapters", base, "agent", 1)
     with closing(open_store(url_of(tmp_path))) as store:
         store.ledger.add_base("agent@0", str(base), base_fingerprint(base), who="test")
-        figures = {"gate": GATE, "watch": {"verdict": "promote", "hours": 2.0, "signals": {}}}
+        metrics = {"gate": GATE, "watch": {"verdict": "promote", "hours": 2.0, "signals": {}}}
         policy = Policy(
-            "agent@1", str(base), base_fingerprint(base), "candidate", time.time(), str(path), "agent@0", figures
+            "agent@1", str(base), base_fingerprint(base), "candidate", time.time(), str(path), "agent@0", metrics
         )
         store.ledger.add_candidate(policy, trained_on=[], who="test")
         store.ledger.move("agent@1", "champion", who="test", reason="eve@example.org liked it")

@@ -23,8 +23,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = open_store(f"sqlite:///{home}/default/store.db")
     now = time.time()
     store.ledger.add_base("agent@0", "/base", "ff", who="t", now=now - 9 * DAY_S)
-    figures = {"train": {"history": [{"seconds": 1_800.0}]}}
-    trained = Policy("agent@1", "/base", "ff", "candidate", now - 3 * DAY_S, "/a", "agent@0", figures)
+    metrics = {"train": {"history": [{"seconds": 1_800.0}]}}
+    trained = Policy("agent@1", "/base", "ff", "candidate", now - 3 * DAY_S, "/a", "agent@0", metrics)
     store.ledger.add_candidate(trained, trained_on=[], who="t")
     store.ledger.move("agent@1", "champion", who="t", reason="it won", now=now - 2 * DAY_S)
     store.ledger.set_engine("http://127.0.0.1:1/v1", who="t", now=now - 2 * DAY_S)

@@ -91,7 +91,7 @@ def test_of_ten_that_start_at_once_one_runs_and_nine_say_so(
 def test_idle_only_looks_at_the_calls_and_leaves_a_report(home: Path):
     judge = ("--judge", "openai/none")
     code, report = run(home, *judge, "--idle-only", "--idle-minutes", "1e9")
-    assert (code, report["outcome"], report["figures"]) == (0, "not idle", {})
+    assert (code, report["outcome"], report["metrics"]) == (0, "not idle", {})
     assert "72 calls" in report["reason"]
     (kept,) = (home / "default" / "cycles").glob("*.json")
     assert json.loads(kept.read_text())["outcome"] == "not idle"

@@ -109,10 +109,10 @@ def score(home: Path, *arguments: str, judge: str | None = None) -> subprocess.C
 def test_scores_are_kept_as_they_come_and_a_second_run_goes_on(
     home: Path, judge: str, asked: list[list[dict[str, Any]]]
 ) -> None:
-    first = score(home, "--max-calls", "5", "--json", judge=judge)  # two are spent on canaries
+    first = score(home, "--max-calls", "5", "--json", judge=judge)  # two are spent on planted answers
     assert first.returncode == 0, first.stderr
     done = json.loads(first.stdout)["score"]
-    assert (done["calls"], done["canaries_caught"], done["cost_usd"]) == (5, 2, None)
+    assert (done["calls"], done["planted_answers_caught"], done["cost_usd"]) == (5, 2, None)
     assert done["groups"] + done["unscored"] == 5
     assert all("budget used up: 5 of 5 calls were made" in reason for reason in done["reasons"])
 

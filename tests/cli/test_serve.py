@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from art_patch._lib.key_files import admin_key
 from art_patch.cli.app import app
-from art_patch.pipeline import Keeper
+from art_patch.pipeline import ServingUpkeep
 from art_patch.pipeline.serving_upkeep import EVERY_S, MISSES
 from art_patch.policies.validation import base_fingerprint
 from art_patch.serving import EmbeddedEngine, EngineClient
@@ -158,7 +158,7 @@ class Project:
 
     def __init__(self, store: Store, own: EngineClient) -> None:
         self.ledger = store.ledger
-        self.keeper = Keeper(store.ledger, own, OWN, self.take)
+        self.keeper = ServingUpkeep(store.ledger, own, OWN, self.take)
         self.taken = 0
 
     def take(self, before: Route) -> bool:

@@ -91,11 +91,11 @@ def test_one_look_tells_what_goes_on_and_what_came_of_it(project: Project):
     project.sessions(OLD, 4)
     project.sessions(NEW, 1)
     look = json.loads(project.art_patch("watch", "--once", "--json").stdout)
-    assert look | {"figures": None} == {
+    assert look | {"metrics": None} == {
         "outcome": "goes on", "reason": "1 sessions of its own, 4 of the champion's; 20 of each are needed",
-        "challenger": NEW, "champion": OLD, "state": "canary", "percent": 20, "figures": None,
+        "challenger": NEW, "champion": OLD, "state": "canary", "percent": 20, "metrics": None,
     }  # fmt: skip
-    assert look["figures"]["champion"] == {"calls": 4, "sessions": 4, "failed": 0}
+    assert look["metrics"]["champion"] == {"calls": 4, "sessions": 4, "failed": 0}
 
     project.sessions(NEW, 9, **FAILED)
     gone = project.art_patch("watch", "--once", "--who", "ada")

@@ -85,16 +85,16 @@ def test_it_learns_and_a_second_run_goes_on(home: Path):
 
 @whole
 def test_with_the_rewards_shuffled_nothing_is_learned(home: Path):
-    figures = run(home, "--cycles", "2", "--control")
-    assert figures["promotions"] == 2  # the control's gate lets everything pass, or it would show nothing
-    assert figures["success_after"] - figures["success_before"] <= 0.10
+    metrics = run(home, "--cycles", "2", "--control")
+    assert metrics["promotions"] == 2  # the control's gate lets everything pass, or it would show nothing
+    assert metrics["success_after"] - metrics["success_before"] <= 0.10
 
 
 @whole
 def test_what_is_asked_once_is_learned_from_by_asking_the_model_again(home: Path):
-    figures = run(home, "--cycles", "1", "--single-shot")
-    assert figures["success_after"] - figures["success_before"] >= 0.15
-    assert (list(figures["groups_by_way"]), figures["tools_run_by_job"]) == (["resampled"], 0)
+    metrics = run(home, "--cycles", "1", "--single-shot")
+    assert metrics["success_after"] - metrics["success_before"] >= 0.15
+    assert (list(metrics["groups_by_way"]), metrics["tools_run_by_job"]) == (["resampled"], 0)
 
 
 @pytest.fixture(scope="module")

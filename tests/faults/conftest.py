@@ -1,4 +1,4 @@
-"""One upstream, one store, one patched SDK; and the figures, in a table at the end of the run.
+"""One upstream, one store, one patched SDK; and the metrics, in a table at the end of the run.
 
 A duration is printed, never asserted: this machine may be busy. What must not hang has a timeout of ten times its
 budget instead.

@@ -32,7 +32,7 @@ load_litellm()
 STEPS: dict[str, tuple[Any, str]] = {
     "scored": (Ledger, "set_groups"),
     "job kept": (art_patch.training.loop.update, "claim"),
-    "checkpoint kept": (art_patch.training.loop.update.Keeper, "keep"),
+    "checkpoint kept": (art_patch.training.loop.update.CheckpointWriter, "keep"),
     "published": (art_patch.training.loop.publish, "publish_adapter"),
     "in the ledger": (Ledger, "add_candidate"),
     "job deleted": (shutil, "rmtree"),

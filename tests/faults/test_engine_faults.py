@@ -107,7 +107,7 @@ def test_f19_s03_engine_faults(routed: App, store: Store, local: StubServer, ups
     assert len([seen for seen in upstream.seen if "chat" in seen.path]) == 2
 
 
-def test_f19_s03_figures(figure):
+def test_f19_s03_metrics(figure):
     for stream, name in ((False, "whole"), (True, "stream")):
         quick = [
             seconds * 1000 for fault, seconds in added[stream].items() if fault not in ("hang", "slow first token")

@@ -42,8 +42,8 @@ def brought(home: Path, text: str, *options: str) -> dict[str, Any]:
     result = CliRunner().invoke(app, words)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    figures = json.loads(result.stdout)
-    return {name: count for name, count in figures.items() if count and name != "path"}
+    metrics = json.loads(result.stdout)
+    return {name: count for name, count in metrics.items() if count and name != "path"}
 
 
 def scores(home: Path, key: str) -> tuple[Score, ...]:

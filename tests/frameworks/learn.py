@@ -7,7 +7,7 @@
 Each assistant runs in the environment of its framework, patched by its one line; everything else is `art-patch demo`:
 traffic, `retrain` with RULER (the stand-in judge), GRPO, gate, promotion, on the embedded engine. The base model is
 made for the tool as the framework writes it. About five minutes an assistant on two cores. With `--json` the last line
-of stdout is one object of named figures, with `missed` listing the targets that were not met.
+of stdout is one object of named metrics, with `missed` listing the targets that were not met.
 
 - `before_NAME`, `after_NAME`: sampled success on questions that traffic never asks; `rise_NAME`: the difference.
 - `failed_NAME`: calls that failed or fell back, and conversations that ended in an error.
@@ -49,12 +49,12 @@ class Teller:
 def main() -> None:
     """Let them learn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="end with one line of figures")
+    parser.add_argument("--json", action="store_true", help="end with one line of metrics")
     parser.add_argument("--only", nargs="+", choices=SHOPS, default=list(SHOPS))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cycles", type=int, default=2)
     given = parser.parse_args()
-    figures: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as home:
         for name in given.only:
             say(name)
@@ -65,11 +65,11 @@ def main() -> None:
                 settings, seed=given.seed, cycles=given.cycles, control=False, tell=Teller(), program=agent
             )
             before, after = learned["success_before"], learned["success_after"]
-            figures |= {f"before_{name}": before, f"after_{name}": after, f"rise_{name}": round(after - before, 4)}
-            figures[f"failed_{name}"] = learned["failed_calls"]
+            metrics |= {f"before_{name}": before, f"after_{name}": after, f"rise_{name}": round(after - before, 4)}
+            metrics[f"failed_{name}"] = learned["failed_calls"]
     targets = [Target(f"rise_{name}", 0.3, None, "sampled success") for name in given.only]
     targets += [Target(f"failed_{name}", None, 0, "failed or fell back") for name in given.only]
-    finish(figures, targets, as_json=given.json)
+    finish(metrics, targets, as_json=given.json)
 
 
 if __name__ == "__main__":

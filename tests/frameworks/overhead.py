@@ -5,7 +5,7 @@
     python tests/frameworks/overhead.py [--json] [--only langchain litellm] [--runs 400]
 
 Each framework runs in an environment of its own (`overhead_app.py`), the integration's hook in place and out of it in
-turns, and one in its place that does nothing. With `--json` the last line of stdout is one object of named figures,
+turns, and one in its place that does nothing. With `--json` the last line of stdout is one object of named metrics,
 with `missed` listing the targets that were not met.
 
 - `added_us_NAME`: CPU time that a call costs the app's thread more, microseconds: the framework's dispatch to a hook
@@ -37,11 +37,11 @@ MOST_US = 10
 def main() -> None:
     """Measure them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="end with one line of figures")
+    parser.add_argument("--json", action="store_true", help="end with one line of metrics")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--runs", type=int, default=400)
     given = parser.parse_args()
-    figures: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     for name in given.only:
         with tempfile.TemporaryDirectory() as folder:
             python = Path(program(name).python)
@@ -49,11 +49,11 @@ def main() -> None:
         if took["errors"]:
             sys.exit(f"{name}: faults of ours: {took['errors']}")
         say(f"{name}: {took}")
-        figures[f"added_us_{name}"] = took["armed_us"] - took["bare_us"]
-        figures[f"dispatch_us_{name}"] = took["idle_us"] - took["bare_us"]
-        figures[f"ratio_{name}"] = took["armed_us"] / took["bare_us"]
+        metrics[f"added_us_{name}"] = took["armed_us"] - took["bare_us"]
+        metrics[f"dispatch_us_{name}"] = took["idle_us"] - took["bare_us"]
+        metrics[f"ratio_{name}"] = took["armed_us"] / took["bare_us"]
     targets = [Target(f"added_us_{name}", None, MOST_US, "CPU time a call, us") for name in given.only]
-    finish(figures, targets, as_json=given.json)
+    finish(metrics, targets, as_json=given.json)
 
 
 if __name__ == "__main__":

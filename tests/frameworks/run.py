@@ -139,7 +139,7 @@ def main() -> int:
     """Try what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="frameworks; all unless given")
-    parser.add_argument("--json", action="store_true", help="end with one line of figures")
+    parser.add_argument("--json", action="store_true", help="end with one line of metrics")
     parser.add_argument("--write", action="store_true", help="rewrite the README's table")
     given = parser.parse_args()
     known = {framework.name.lower(): framework for framework in FRAMEWORKS}

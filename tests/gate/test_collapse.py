@@ -128,10 +128,10 @@ def test_refusals_and_repetition():
     assert repetition(Choice(0, {"content": "ababab"})) == pytest.approx(0.5)
 
 
-figures = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=5, max_size=9)
+metrics = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=5, max_size=9)
 
 
-@given(figures, st.floats(0, 0.5))
+@given(metrics, st.floats(0, 0.5))
 def test_not_worse_is_sure_of_what_it_lets_pass(pairs: list[tuple[float, float]], allowed: float):
     named = [(f"s{n}", ours, theirs) for n, (ours, theirs) in enumerate(pairs)]
     row = not_worse("x", named, allowed=allowed, level=0.95)

@@ -22,8 +22,8 @@ def pairs(differences: list[float], base: float = 0.5) -> list[tuple[str, float,
 def test_a_clear_winner_is_promoted():
     verdict = decide(pairs([0.3, 0.2, 0.4, 0.1] * 5), GateConfig())
     assert verdict.promote
-    assert verdict.figures["difference"] == pytest.approx(0.25)
-    assert 0 < verdict.figures["lower_bound"] < 0.25
+    assert verdict.metrics["difference"] == pytest.approx(0.25)
+    assert 0 < verdict.metrics["lower_bound"] < 0.25
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ def test_everything_else_is_rejected_with_the_reason(scores: list[tuple[str, flo
 
 
 def test_it_says_what_is_missing():
-    assert decide(pairs([0.9] * 3), GateConfig()).figures == {"scenarios": 3, "more_needed": 5}
-    assert decide(pairs([0.9] * 3), GateConfig(min_scenarios=1)).figures["more_needed"] == 2  # as 95 % takes five
+    assert decide(pairs([0.9] * 3), GateConfig()).metrics == {"scenarios": 3, "more_needed": 5}
+    assert decide(pairs([0.9] * 3), GateConfig(min_scenarios=1)).metrics["more_needed"] == 2  # as 95 % takes five
     unclear = decide(pairs([0.5, -0.3] * 8), GateConfig())
     assert not unclear.promote
-    assert f"about {unclear.figures['more_needed']} more scenarios would show it" in unclear.reason
+    assert f"about {unclear.metrics['more_needed']} more scenarios would show it" in unclear.reason
     tie = decide([(f"s{n}", 0.1 + 0.2, 0.3) for n in range(20)], GateConfig())
-    assert (tie.promote, tie.reason.startswith("a tie"), "more_needed" in tie.figures) == (False, True, False)
+    assert (tie.promote, tie.reason.startswith("a tie"), "more_needed" in tie.metrics) == (False, True, False)
 
 
 def test_turns_of_one_scenario_do_not_count_as_independent():

@@ -9,7 +9,7 @@ The work is that of `tests/benchmarks/grpo_step.py`: `siblings`, 8 groups x 8, 5
 LoRA of rank 8; bf16 weights and a fp32 LoRA on both sides; neither recomputes blocks. TRL gets micro-batches of 8 rows
 of one length. `--size tiny --device cpu` tries the program where there is no card, in fp32.
 
-Figures, for each size and work: `tokens_per_s` (of rows, whether computed or shared), `vs_trl` (TRL's time / ours, the
+Metrics, for each size and work: `tokens_per_s` (of rows, whether computed or shared), `vs_trl` (TRL's time / ours, the
 best of three each, one after the other), `memory_vs_trl` (peak of what torch allocated, model included).
 """
 
@@ -67,7 +67,7 @@ def measured(side: Ours | Trl, work: str, device: str) -> tuple[float, float]:
 
 
 def compare(size: str, device: str) -> dict[str, float]:
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     found: dict[str, dict[str, tuple[float, float]]] = {}
     for name in ("ours", "trl"):  # one at a time: two models of 7 B with their activations fill a card
         precision = "bf16" if device == "cuda" else "fp32"
@@ -81,14 +81,14 @@ def compare(size: str, device: str) -> dict[str, float]:
     for work, groups in WORK.items():
         (ours_s, ours_gib), (trl_s, trl_gib) = found["ours"][work], found["trl"][work]
         tokens = sum(len(row_of(run).ids_T) for group in groups for run in group)
-        figures |= {
+        metrics |= {
             f"{work}_{size}_tokens_per_s": tokens / ours_s,
             f"{work}_{size}_vs_trl": trl_s / ours_s,
         }
         if trl_gib:
-            figures[f"{work}_{size}_gib"] = ours_gib
-            figures[f"{work}_{size}_memory_vs_trl"] = ours_gib / trl_gib
-    return figures
+            metrics[f"{work}_{size}_gib"] = ours_gib
+            metrics[f"{work}_{size}_memory_vs_trl"] = ours_gib / trl_gib
+    return metrics
 
 
 def main() -> None:
@@ -100,15 +100,15 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.device == "cuda" and not torch.cuda.is_available():
         sys.exit("no CUDA device; `--size tiny --device cpu` tries the program without one")
-    figures: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if asked.device == "cuda" else "cpu", "date": time.strftime("%Y-%m-%d")
     }  # fmt: skip
     for size in asked.size:
-        figures |= compare(size, asked.device)
+        metrics |= compare(size, asked.device)
     targets = [
         Target(f"{work}_{size}_vs_trl", 1, None, "times faster than TRL") for size in asked.size for work in WORK
     ]
-    finish(figures, targets, as_json=asked.json)
+    finish(metrics, targets, as_json=asked.json)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What came of the runs: figures worked out by hand."""
+"""What came of the runs: metrics worked out by hand."""
 
 from __future__ import annotations
 

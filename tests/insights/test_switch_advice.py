@@ -1,4 +1,4 @@
-"""Whether it is worth it: figures worked out by hand, and what is said of them."""
+"""Whether it is worth it: metrics worked out by hand, and what is said of them."""
 
 from __future__ import annotations
 

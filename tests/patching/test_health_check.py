@@ -40,7 +40,7 @@ def until(condition: Any) -> None:
 
 
 def test_new_calls_do_not_join_those_that_wait_for_a_hanging_engine(bench, client, silent, monkeypatch):
-    monkeypatch.setattr("art_patch.patching.runtime.PULSE_EVERY_S", 0.05)
+    monkeypatch.setattr("art_patch.patching.runtime.HEALTH_CHECK_EVERY_S", 0.05)
     monkeypatch.setattr("art_patch.patching.routing.health_check.TIMEOUT_S", 0.2)
     bench.route = Route(champion=CHAMPION, base_url=silent)
     bench.patch(first_token_timeout_s=0.1, timeout_s=3)
@@ -59,7 +59,7 @@ def test_new_calls_do_not_join_those_that_wait_for_a_hanging_engine(bench, clien
 
 
 def test_a_slow_engine_that_is_there_is_left_to_its_work(bench, client, monkeypatch):
-    monkeypatch.setattr("art_patch.patching.runtime.PULSE_EVERY_S", 0.02)
+    monkeypatch.setattr("art_patch.patching.runtime.HEALTH_CHECK_EVERY_S", 0.02)
     bench.local.will(Answer(hang=True))
     bench.patch(first_token_timeout_s=0.05, timeout_s=0.5)
     client.chat.completions.create(**ASK)
@@ -67,7 +67,7 @@ def test_a_slow_engine_that_is_there_is_left_to_its_work(bench, client, monkeypa
 
 
 def test_an_engine_that_is_back_is_tried_at_once(bench, client, monkeypatch):
-    monkeypatch.setattr("art_patch.patching.runtime.PULSE_EVERY_S", 0.02)
+    monkeypatch.setattr("art_patch.patching.runtime.HEALTH_CHECK_EVERY_S", 0.02)
     with socket.create_server(("127.0.0.1", 0)) as dead:
         address = f"http://127.0.0.1:{dead.getsockname()[1]}/v1"
     alive = threading.Event()

@@ -108,8 +108,8 @@ class Run:
         """Its rows of the table at the end of the run: what became of it, and what was skipped why."""
         versions = ", ".join(f"{name} {self.versions[name] or '-'}" for name in ("openai", "httpx", "httpx2"))
         failed = self.count("failed") + self.count("error")
-        figures = f"{self.count('passed')} passed, {failed} failed, {self.count('skipped')} skipped"
-        whole = [f"major {self.name}: {versions}", figures, f"{self.seconds:.0f} s"]
+        metrics = f"{self.count('passed')} passed, {failed} failed, {self.count('skipped')} skipped"
+        whole = [f"major {self.name}: {versions}", metrics, f"{self.seconds:.0f} s"]
         return [whole, *([f"major {self.name}: skipped", "", skip] for skip in self.skips)]
 
 

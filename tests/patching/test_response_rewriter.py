@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.patching.rewriting.response_rewriter import Disguise, StreamDisguise
+from art_patch.patching.rewriting.response_rewriter import ResponseRewriter, StreamRewriter
 from art_patch.recording.sse import assemble, events
 from tests.support.growth import too_steep
 from tests.support.servers import chunks
@@ -26,8 +26,8 @@ def test_disguise_does_not_depend_on_how_the_network_cuts(data, n, usage):
     }
     wire = b"".join(chunks(body))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=10)))
-    disguise = Disguise("shop@1", "gpt-x", n, keeps_logprobs=False, keeps_token_ids=False)
-    whole, cut = StreamDisguise(disguise), StreamDisguise(disguise)
+    rewriter = ResponseRewriter("shop@1", "gpt-x", n, keeps_logprobs=False, keeps_token_ids=False)
+    whole, cut = StreamRewriter(rewriter), StreamRewriter(rewriter)
     expected = whole.feed(wire) + whole.end()
     pieces = [wire[a:b] for a, b in zip([0, *cuts], [*cuts, len(wire)], strict=True)]
     assert b"".join(cut.feed(piece) for piece in pieces) + cut.end() == expected
@@ -40,7 +40,7 @@ def test_disguise_does_not_depend_on_how_the_network_cuts(data, n, usage):
 def test_disguise_keeps_any_text(text):
     choice = f'{{"index": 0, "message": {{"content": "{text}"}}, "finish_reason": "stop"}}'
     body = f'{{"model": "shop@1", "choices": [{choice}]}}'
-    out = Disguise("shop@1", "gpt-x", 1, keeps_logprobs=False, keeps_token_ids=False).whole(body.encode())
+    out = ResponseRewriter("shop@1", "gpt-x", 1, keeps_logprobs=False, keeps_token_ids=False).whole(body.encode())
     assert json.loads(out)["choices"] == json.loads(body)["choices"]
 
 
@@ -57,7 +57,7 @@ def test_what_is_cut_out_unread_is_what_the_app_does_not_get(text, n, gap):
     head = {"id": "chatcmpl-1", "model": "shop@1", "choices": [choice(index, True) for index in range(n)]}
     tail = {"usage": {"total_tokens": 9}, "prompt_token_ids": [1, 2, 3], "last": [4]}
     body = json.dumps(head | tail, separators=("," + gap, ":" + gap)).encode()
-    out = json.loads(Disguise("shop@1", "gpt-x", n, keeps_logprobs=False, keeps_token_ids=False).whole(body))
+    out = json.loads(ResponseRewriter("shop@1", "gpt-x", n, keeps_logprobs=False, keeps_token_ids=False).whole(body))
     assert out == {
         "id": "chatcmpl-1",
         "model": "gpt-x",
@@ -74,7 +74,7 @@ def test_what_vllm_adds_and_leaves_empty_does_not_reach_the_app(key: str):
     choice = {"index": 0, key: said | {"audio": None, "function_call": None}, "finish_reason": "stop"}
     answer = {"model": "shop@1", "choices": [choice | {"stop_reason": None, "routed_experts": None}]}
     answer |= {"prompt_logprobs": None, "kv_transfer_params": None, "metrics": None, "service_tier": None}
-    Disguise("shop@1", "gpt-x", 1, keeps_logprobs=False, keeps_token_ids=False).strip(answer)
+    ResponseRewriter("shop@1", "gpt-x", 1, keeps_logprobs=False, keeps_token_ids=False).strip(answer)
     assert answer == {
         "model": "gpt-x",
         "system_fingerprint": "shop@1",
@@ -88,13 +88,13 @@ def test_what_vllm_adds_and_leaves_empty_does_not_reach_the_app(key: str):
 def test_what_vllm_adds_and_fills_stays():
     said = {"role": "assistant", "content": "Hi", "reasoning": "because"}
     answer = {"choices": [{"message": said, "stop_reason": "\n", "finish_reason": "stop"}]}
-    Disguise("shop@1", "gpt-x", 1, keeps_logprobs=False, keeps_token_ids=False).strip(answer)
+    ResponseRewriter("shop@1", "gpt-x", 1, keeps_logprobs=False, keeps_token_ids=False).strip(answer)
     assert answer["choices"] == [{"message": said, "stop_reason": "\n", "finish_reason": "stop"}]
 
 
 def test_a_long_line_in_many_pieces_takes_linear_time():
     def feed(wire: bytes) -> None:
-        stream = StreamDisguise(Disguise("shop@1", "gpt-x", 1, keeps_logprobs=False, keeps_token_ids=False))
+        stream = StreamRewriter(ResponseRewriter("shop@1", "gpt-x", 1, keeps_logprobs=False, keeps_token_ids=False))
         for at in range(0, len(wire), 10):
             stream.feed(wire[at : at + 10])
 

@@ -17,7 +17,7 @@ from openai.types.responses import Response
 
 from art_patch.patching.rewriting import responses_request
 from art_patch.patching.rewriting.response_rewriter import InvalidAnswer
-from art_patch.patching.rewriting.responses_rewriter import ResponsesDisguise
+from art_patch.patching.rewriting.responses_rewriter import ResponsesRewriter
 from art_patch.patching.sdk.surfaces import surface_of
 from art_patch.recording import responses
 from art_patch.recording.chat import asked as chat_asked
@@ -726,7 +726,7 @@ def test_incomplete(bench, client, stream, finish, why_incomplete):
 
 def translated(answer: Answer) -> list[dict[str, Any]]:
     """The events that the app gets for a stream of the engine's."""
-    made = ResponsesDisguise(CHAMPION, "gpt-x", 1, keeps_logprobs=False, keeps_token_ids=False, request=ASK).stream()
+    made = ResponsesRewriter(CHAMPION, "gpt-x", 1, keeps_logprobs=False, keeps_token_ids=False, request=ASK).stream()
     out = made.feed(b"".join(answer.events or ())) + made.end()
     return [json.loads(data) for data in sse_events(out)]
 
@@ -788,7 +788,7 @@ def test_how_the_network_cuts_does_not_matter(data):
     wire = b"".join(good_chunks())
     cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=10)))
     pieces = [wire[a:b] for a, b in zip([0, *cuts], [*cuts, len(wire)], strict=True)]
-    made = ResponsesDisguise(CHAMPION, "gpt-x", 1, keeps_logprobs=False, keeps_token_ids=False, request=ASK).stream()
+    made = ResponsesRewriter(CHAMPION, "gpt-x", 1, keeps_logprobs=False, keeps_token_ids=False, request=ASK).stream()
     out = b"".join(made.feed(piece) for piece in pieces) + made.end()
     read = responses.answered(out)
     assert (read.done, read.error) == (True, None)
@@ -820,7 +820,7 @@ MESSAGE = st.fixed_dictionaries(
 def test_an_answer_survives_the_way_there_and_back(message, finish):
     """Chat answer -> response -> the same chat answer, read from the response and from its echo in the next prompt."""
     finish = "tool_calls" if finish == "stop" and "tool_calls" in message else finish
-    made = ResponsesDisguise(CHAMPION, "m", 1, keeps_logprobs=False, keeps_token_ids=False, request=ASK)
+    made = ResponsesRewriter(CHAMPION, "m", 1, keeps_logprobs=False, keeps_token_ids=False, request=ASK)
     body = made.whole(choice(message=message, finish_reason=finish).body)
     (read,) = responses.answered(body).choices
     assert (read.message, read.finish_reason) == (message, finish)
@@ -841,7 +841,7 @@ def test_any_request_is_survived(body):
 
 @given(OBJECT, st.lists(OBJECT, max_size=5))
 def test_any_answer_is_translated_or_refused(body, events):
-    made = ResponsesDisguise("m", "x", 1, keeps_logprobs=False, keeps_token_ids=False, request=body)
+    made = ResponsesRewriter("m", "x", 1, keeps_logprobs=False, keeps_token_ids=False, request=body)
     base = {"model": "m", "choices": [body | {"message": body, "finish_reason": "stop"}]}
     for answer in (body, base):
         try:

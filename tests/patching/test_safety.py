@@ -22,8 +22,8 @@ HOOKS = [
     "routing.routed_call.identify",
     "routing.routed_call.surface_of",
     "sdk.surfaces.Chat.why_not_routed",
-    "sdk.surfaces.Chat.localise",
-    "sdk.surfaces.Chat.disguise",
+    "sdk.surfaces.Chat.to_engine_request",
+    "sdk.surfaces.Chat.rewriter",
     "routing.routed_call.install",
     "routing.routed_call.reason",
     "routing.routed_call.told",
@@ -33,13 +33,13 @@ HOOKS = [
     "routing.routed_call.Exchange.saw",
     "routing.routed_call.Exchange.finish",
     "routing.routed_call.Exchange.forget_answer",
-    "sdk.surfaces.Disguise",
-    "rewriting.response_rewriter.Disguise.whole",
-    "rewriting.response_rewriter.Disguise.stream",
-    "rewriting.response_rewriter.StreamDisguise",
-    "rewriting.response_rewriter.StreamDisguise.feed",
-    "rewriting.response_rewriter.StreamDisguise.end",
-    "rewriting.engine_request.Twins.get",
+    "sdk.surfaces.ResponseRewriter",
+    "rewriting.response_rewriter.ResponseRewriter.whole",
+    "rewriting.response_rewriter.ResponseRewriter.stream",
+    "rewriting.response_rewriter.StreamRewriter",
+    "rewriting.response_rewriter.StreamRewriter.feed",
+    "rewriting.response_rewriter.StreamRewriter.end",
+    "rewriting.engine_request.EngineClients.get",
     "runtime.Runtime.allows",
     "runtime.Runtime.engine_answered",
     "runtime.Runtime.engine_failed",
@@ -79,7 +79,7 @@ def test_a_bug_in_any_hook_does_not_reach_the_app(bench, client, monkeypatch, ho
 def test_a_bug_is_raised_under_pytest(bench, client, monkeypatch):
     bench.expects_faults = True
     bench.patch()
-    for hook in ("routing.routed_call.identify", "sdk.surfaces.localise"):
+    for hook in ("routing.routed_call.identify", "sdk.surfaces.to_engine_request"):
         with monkeypatch.context() as patched:
             patched.setattr(f"art_patch.patching.{hook}", boom)
             with pytest.raises(Bug):
@@ -168,10 +168,10 @@ def test_twins_go_with_their_clients(bench):
         for _ in range(5):
             client.with_options(timeout=3).chat.completions.create(**ASK)
         gc.collect()
-        assert len(runtime.twins._twins) == 0
+        assert len(runtime.engine_clients._engine_clients) == 0
         assert not client.is_closed()
         client.chat.completions.create(**ASK)
-        assert len(runtime.twins._twins) == 1
+        assert len(runtime.engine_clients._engine_clients) == 1
 
 
 def test_calls_to_the_engine_itself_are_left_alone(bench):

@@ -110,7 +110,7 @@ def test_a_canary_that_is_worse_is_rejected_and_unloaded(place: Place, how: str)
     assert place.client.models() == [OLD]
     move = place.store.ledger.history()[0]
     assert (move["who"], move["reason"], move["at"]) == ("watcher", report.reason, BEGAN + HOUR)
-    assert move["figures"]["watch"] == dict(report.figures) | {"verdict": "roll back"}
+    assert move["metrics"]["watch"] == dict(report.metrics) | {"verdict": "roll back"}
     assert place.look().outcome == "nothing to watch"
 
 
@@ -138,8 +138,8 @@ def test_a_canary_that_is_as_good_goes_on_and_ends_as_rejected(place: Place):
     assert report.reason == "neither worse nor better is proven yet"
     assert place.states()[NEW] == "canary"
     report = place.look(hours=24.0)
-    assert (report.outcome, report.figures["signals"]["feedback"]["says"]) == ("rejected", "open")
-    assert place.store.ledger.history()[0]["figures"]["watch"]["verdict"] == "inconclusive"
+    assert (report.outcome, report.metrics["signals"]["feedback"]["says"]) == ("rejected", "open")
+    assert place.store.ledger.history()[0]["metrics"]["watch"]["verdict"] == "inconclusive"
     assert place.states() == {OLD: "champion", NEW: "rejected"}
 
 
@@ -166,7 +166,7 @@ def test_without_an_engine_it_is_given_up_but_not_promoted(place: Place):
 
 def test_a_shadow_whose_copies_fail_is_rejected(place: Place):
     ledger = place.store.ledger
-    next_one = replace(ledger.policy(NEW), name="agent@2", state="candidate", figures={})
+    next_one = replace(ledger.policy(NEW), name="agent@2", state="candidate", metrics={})
     ledger.move(NEW, "rejected", who="test", reason="make room")
     ledger.add_candidate(next_one, trained_on=[], who="test")
     ledger.move("agent@2", "shadow", who="test", reason="try it", now=BEGAN)
@@ -183,7 +183,7 @@ def test_a_shadow_whose_copies_fail_is_rejected(place: Place):
 def test_without_a_challenger_there_is_nothing_to_watch(place: Place):
     give_up(place.store.ledger, None, who="me", reason="enough")
     report = place.look()
-    assert (report.outcome, report.figures) == ("nothing to watch", {})
+    assert (report.outcome, report.metrics) == ("nothing to watch", {})
 
 
 def test_what_somebody_else_decided_meanwhile_stands(place: Place, monkeypatch: pytest.MonkeyPatch):
@@ -265,8 +265,8 @@ def test_a_regression_in_live_traffic_is_rolled_back_and_costs_nobody_an_answer(
             session(number)
         assert art.flush(10)
         report = watch_once(place.store, place.client, patient, who="watcher")
-        assert (report.outcome, report.figures["challenger"]["failed"]) == ("goes on", 0)
-        assert 0 < report.figures["challenger"]["sessions"] < 20
+        assert (report.outcome, report.metrics["challenger"]["failed"]) == ("goes on", 0)
+        assert 0 < report.metrics["challenger"]["sessions"] < 20
 
         place.client.unload(NEW)
         began, number = time.monotonic(), 40
@@ -277,9 +277,9 @@ def test_a_regression_in_live_traffic_is_rolled_back_and_costs_nobody_an_answer(
             report = watch_once(place.store, place.client, patient, who="watcher")
         assert report.outcome == "rejected", report.reason
         record_property("figure", ["rolled back after, s", f"{time.monotonic() - began:.1f}", "<= 60"])
-        affected, since = report.figures["challenger"]["failed"], number - 40
+        affected, since = report.metrics["challenger"]["failed"], number - 40
         record_property("figure", ["calls left to upstream until then", f"{affected} of {since}", "its share, 20 %"])
-        assert report.figures["champion"]["failed"] == 0
+        assert report.metrics["champion"]["failed"] == 0
 
         time.sleep(1.0)  # twenty looks of the app at the route
         for number in range(1_000, 1_020):

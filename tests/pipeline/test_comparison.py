@@ -67,10 +67,10 @@ def test_the_better_one_is_named_and_nothing_changes(ledger: Store, tmp_path: Pa
     before = ledger.ledger.policies(), ledger.ledger.route(), ledger.ledger.history(limit=50)
     engine = LoadingEngine(says)
     other, verdict = compared(ledger, tmp_path, "agent@1", engine=engine)
-    assert (other, verdict.promote, verdict.figures["scenarios"]) == ("agent@0", True, COUNT)
-    assert verdict.figures["difference"] == pytest.approx(0.3)
+    assert (other, verdict.promote, verdict.metrics["scenarios"]) == ("agent@0", True, COUNT)
+    assert verdict.metrics["difference"] == pytest.approx(0.3)
     other, verdict = compared(ledger, tmp_path, "agent@2", "agent@1", engine=engine)
-    assert (other, verdict.promote, verdict.figures["difference"]) == ("agent@1", False, pytest.approx(-0.3))
+    assert (other, verdict.promote, verdict.metrics["difference"]) == ("agent@1", False, pytest.approx(-0.3))
     assert engine.served == ["agent@0"]
     assert before == (ledger.ledger.policies(), ledger.ledger.route(), ledger.ledger.history(limit=50))
     assert len(ledger.read.groups(state="formed", held_out=True)) == COUNT

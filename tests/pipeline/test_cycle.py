@@ -33,7 +33,7 @@ CONFIG = CycleConfig(
     min_group_size=2,
     holdout_share=0.5,
     min_groups=2,
-    defence=DefenceConfig(canary_share=0),  # a judge that likes short answers likes empty ones, too
+    defence=DefenceConfig(planted_share=0),  # a judge that likes short answers likes empty ones, too
     train=TrainConfig(learning_rate=2e-2, epochs=2, minibatches=4, lora_rank=4, warmup_steps=0),
     # A random model learns nothing here but to collapse.
     gate=GateConfig(min_scenarios=3, samples=8, turns_per_scenario=1, collapse=None),
@@ -145,7 +145,7 @@ def test_a_cycle_trains_gates_and_promotes_and_the_next_goes_on_from_there(place
     assert place.states() == {"agent@0": "retired", "agent@1": "champion"}
     assert place.store.ledger.route().champion == "agent@1"
     assert place.client.models() == ["agent@0", "agent@1"]
-    train, gate = report.figures["train"], report.figures["gate"]
+    train, gate = report.metrics["train"], report.metrics["gate"]
     assert train["logprob_gap_nats"] < 1e-4
     assert gate["lower_bound"] > 0
     assert list(dict.fromkeys(place.stages)) == ["group", "score", "train", "gate: answers", "gate: judge", "promote"]
@@ -181,14 +181,14 @@ def test_groups_of_a_rejected_candidate_are_trained_on_again_and_not_judged_agai
     place.traffic()
     strict = replace(CONFIG, gate=replace(CONFIG.gate, margin=0.99))
     first = place.cycle(judge, strict)
-    assert (first.outcome, first.candidate, first.figures["score"]["calls"] > 0) == ("rejected", "agent@1", True)
+    assert (first.outcome, first.candidate, first.metrics["score"]["calls"] > 0) == ("rejected", "agent@1", True)
     waiting = place.store.read.group_ids(state="scored")
-    assert len(waiting) == first.figures["train"]["groups"] > 2
+    assert len(waiting) == first.metrics["train"]["groups"] > 2
     for candidate in ("agent@2", "agent@3"):
         again = place.cycle(judge, strict)
         assert (again.outcome, again.candidate) == ("rejected", candidate)
-        assert again.figures["train"]["groups"] == first.figures["train"]["groups"]
-        assert again.figures["score"] == {"groups": 0, "unscored": 0}
+        assert again.metrics["train"]["groups"] == first.metrics["train"]["groups"]
+        assert again.metrics["score"] == {"groups": 0, "unscored": 0}
     assert place.store.read.group_ids(state="stale") == waiting  # three tries are enough
     assert place.cycle(judge, strict).outcome == "nothing to do"
 
@@ -232,9 +232,9 @@ def test_a_users_own_rewards_need_no_judge_and_win_over_it(place: Place, judge: 
     pending = place.store.read.ungrouped(settled_before=100.0)
     place.store.write([Score(new_id(), t.id, "reward", float(n % 2), "user", 1.0) for n, t in enumerate(pending)])
     report = place.cycle(judge, eager())
-    assert report.figures["score"]["unscored"] == 0
-    assert "calls" not in report.figures["score"]
-    assert report.figures["train"]["mean_reward"] == pytest.approx(0.5)
+    assert report.metrics["score"]["unscored"] == 0
+    assert "calls" not in report.metrics["score"]
+    assert report.metrics["train"]["mean_reward"] == pytest.approx(0.5)
 
 
 def test_a_judge_that_is_down_leaves_everything_for_the_next_cycle(place: Place, judge: Judge):

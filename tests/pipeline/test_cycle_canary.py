@@ -95,9 +95,9 @@ def test_a_regression_that_only_a_judge_can_see_is_rolled_back(place: Place):
     assert "its reward is worse by more than 0.05: 0.300 against 0.900" in report.reason
     assert place.states() == {OLD: "champion", NEW: "rejected"}
     assert (place.store.ledger.route().challenger, place.engine.served) == (None, [OLD])
-    assert report.figures["group"]["groups"] == report.figures["score"]["groups"] == 30
-    assert report.figures["score"]["canaries"] > 0  # the judge is doubted as always
-    assert {name: one["says"] for name, one in report.figures["canary"]["signals"].items() if name != "ttft_ms"} == {
+    assert report.metrics["group"]["groups"] == report.metrics["score"]["groups"] == 30
+    assert report.metrics["score"]["planted_answers"] > 0  # the judge is doubted as always
+    assert {name: one["says"] for name, one in report.metrics["canary"]["signals"].items() if name != "ttft_ms"} == {
         "reward": "worse", "feedback": "no data", "errors": "open", "fallbacks": "open", "empty": "open",
         "latency_ms": "open",
     }  # fmt: skip
@@ -122,7 +122,7 @@ def test_an_equal_challenger_is_neither_rejected_nor_promoted_until_its_time_is_
         place.traffic(lambda _: noise.choice((POLITE, CURT)), seed=day)
         report = place.cycle(Fake(polite), hours=1.0 + day)
         assert (report.outcome, "neither worse nor better is proven yet" in report.reason) == ("canary", True)
-    assert report.figures["canary"]["signals"]["reward"]["compared"] > 60
+    assert report.metrics["canary"]["signals"]["reward"]["compared"] > 60
     report = place.cycle(Fake(polite), hours=24.0)
     assert (report.outcome, "no answer within 24 hours" in report.reason) == ("rejected", True)
 
@@ -133,7 +133,7 @@ def test_a_judge_that_fails_is_named_and_the_looks_are_taken(place: Place):
     report = place.cycle(mute)
     assert (report.outcome, place.states()[NEW]) == ("canary", "canary")
     assert report.reason.endswith("; not judged: all mute")
-    assert report.figures["canary"]["signals"]["errors"]["compared"] > 0
+    assert report.metrics["canary"]["signals"]["errors"]["compared"] > 0
     place.traffic(worse, seed=1, status="error", choices=())
     asked = len(mute.asked)
     assert place.cycle(mute).outcome == "rejected"
@@ -152,7 +152,7 @@ def test_what_an_undecided_judge_said_is_no_evidence_yet_and_the_next_cycle_goes
     report = place.cycle(Fake(polite), hurried, progress=work, clock=lambda: elapsed[0])
     assert report.outcome == "canary"
     assert report.reason.endswith("; not judged: 1 minutes are over")
-    assert report.figures["canary"]["signals"]["reward"]["says"] == "no data"
+    assert report.metrics["canary"]["signals"]["reward"]["says"] == "no data"
     assert place.look() == "goes on"
     assert place.cycle(Fake(polite)).outcome == "rejected"
 

@@ -40,7 +40,7 @@ def test_a_cycle_ends_when_its_time_is_up_and_the_next_goes_on(place: Place, jud
     assert "1 minutes are over" in report.reason
     assert len(jobs(place)) == 1
     report = place.cycle(judge, TRAINING)
-    assert (report.outcome, report.figures["train"]["resumed"]) == ("promoted", True)
+    assert (report.outcome, report.metrics["train"]["resumed"]) == ("promoted", True)
     assert [one["outcome"] for one in reports(place)] == ["out of time", "promoted"]
 
 
@@ -65,7 +65,7 @@ def test_nothing_is_done_while_apps_make_calls(place: Place, judge: Judge, minut
     place.traffic()
     report = place.cycle(judge, replace(CONFIG, idle_minutes=minutes, min_groups=1000))
     assert report.outcome == outcome
-    assert ("group" in report.figures) == (outcome == "nothing to do")
+    assert ("group" in report.metrics) == (outcome == "nothing to do")
     if outcome == "not idle":
         assert report == CycleReport(
             "not idle", "apps made 72 calls in the last 5 minutes; the next cycle looks again", "agent@0"
@@ -84,8 +84,8 @@ def test_a_winner_may_wait_for_a_person(place: Place, judge: Judge):
     again = place.cycle(judge, config)
     assert (again.outcome, again.reason, place.stages) == (first.outcome, first.reason, [])
     promote(place.store.ledger, place.client, "agent@1", who="a person", reason="I looked")
-    figures = place.store.ledger.policy("agent@1").figures  # type: ignore[union-attr]
-    assert (place.champion, {"train", "gate", "waits"} <= set(figures)) == ("agent@1", True)
+    metrics = place.store.ledger.policy("agent@1").metrics  # type: ignore[union-attr]
+    assert (place.champion, {"train", "gate", "waits"} <= set(metrics)) == ("agent@1", True)
     assert "verdict" in {one["action"] for one in audit(place)}
 
 
@@ -141,4 +141,4 @@ def test_a_cycle_that_fails_leaves_a_report_too(place: Place):
     (report,) = reports(place)
     assert (report["outcome"], report["champion"], report["who"]) == ("failed", "agent@0", "test")
     assert report["reason"].startswith("JudgeError: ")
-    assert "group" in report["figures"]
+    assert "group" in report["metrics"]

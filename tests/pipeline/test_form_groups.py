@@ -51,7 +51,7 @@ def test_a_cycle_groups_as_told_and_so_does_what_only_tells_of_it(
         assert [sorted(t.id for t in each.trajectories) for each in group(run).groups] == foretold
         assert foretold == ([list(together)] if together else [])
         assert len(seen) == (2 if model else 0)
-    assert "embeddings" not in run.figures["group"]
+    assert "embeddings" not in run.metrics["group"]
 
 
 def test_a_server_that_is_down_stops_nothing_and_the_figure_says_why(store: Store):
@@ -60,9 +60,9 @@ def test_a_server_that_is_down_stops_nothing_and_the_figure_says_why(store: Stor
     run = a_run(store, group_across=True, embeddings="m", embeddings_base_url=url, embeddings_api_key="secret")
     why = f"m at {url} gave no embeddings: Connection error."
     assert [sorted(t.id for t in each.trajectories) for each in to_judge(run)] == [["a", "c"]]
-    assert run.figures["group"] == {"embeddings": why}
+    assert run.metrics["group"] == {"embeddings": why}
     assert [sorted(t.id for t in each.trajectories) for each in group(run).groups] == [["a", "c"]]
-    assert (run.figures["group"]["groups"], run.figures["group"]["embeddings"]) == (1, why)
+    assert (run.metrics["group"]["groups"], run.metrics["group"]["embeddings"]) == (1, why)
 
 
 def test_what_cannot_work_is_refused_before_anything_is_asked(monkeypatch: pytest.MonkeyPatch):

@@ -119,12 +119,12 @@ def decided(
         store, judge or RuledJudge(rates), config, lambda *_: None, now, RuledEngine(says), Path("/none"), "test"  # type: ignore[arg-type]
     )  # fmt: skip
     verdict = contest_of(run, candidate, CHAMPION)
-    assert json.loads(json.dumps(verdict.figures, allow_nan=False)) == verdict.figures == run.figures["gate"]
-    return verdict, dict(verdict.figures)
+    assert json.loads(json.dumps(verdict.metrics, allow_nan=False)) == verdict.metrics == run.metrics["gate"]
+    return verdict, dict(verdict.metrics)
 
 
-def failed(figures: dict[str, Any]) -> list[str]:
-    return [row["name"] for row in figures["checks"] if not row["passed"]]
+def failed(metrics: dict[str, Any]) -> list[str]:
+    return [row["name"] for row in metrics["checks"] if not row["passed"]]
 
 
 def suite(*names: str) -> tuple[Turn, ...]:
@@ -132,34 +132,34 @@ def suite(*names: str) -> tuple[Turn, ...]:
     return tuple(Turn(call.id, call) for call in calls)
 
 
-def test_the_better_one_wins_and_the_figures_say_who_judged_what(store: Store):
+def test_the_better_one_wins_and_the_metrics_say_who_judged_what(store: Store):
     judge = RuledJudge(rates)
-    verdict, figures = decided(store, judge=judge)
+    verdict, metrics = decided(store, judge=judge)
     assert verdict.promote, verdict
-    assert (figures["scenarios"], figures["turns"], figures["difference"]) == (COUNT, COUNT, pytest.approx(0.3))
-    assert (figures["judge"], figures["rubric"], figures["judge_calls"]) == ("ruled", "r1", 2 * COUNT)
+    assert (metrics["scenarios"], metrics["turns"], metrics["difference"]) == (COUNT, COUNT, pytest.approx(0.3))
+    assert (metrics["judge"], metrics["rubric"], metrics["judge_calls"]) == ("ruled", "r1", 2 * COUNT)
     assert judge.asked == [("shuffled", "gate")] * COUNT + [("reversed", "gate")] * COUNT
-    assert figures["order_disagreement"] == 0
-    assert figures["config"]["orders"] == 2
-    assert failed(figures) == []
+    assert metrics["order_disagreement"] == 0
+    assert metrics["config"]["orders"] == 2
+    assert failed(metrics) == []
     groups = store.read.groups(state="formed", held_out=True)
-    assert figures["data_sha256"] == data_hash([Turn(g.scenario_key, g.trajectories[0].calls[0]) for g in groups])
+    assert metrics["data_sha256"] == data_hash([Turn(g.scenario_key, g.trajectories[0].calls[0]) for g in groups])
     assert len(decided(store, judge=(once := RuledJudge(rates)), orders=1)[1]) and len(once.asked) == COUNT
 
 
 def test_a_judge_that_likes_what_stands_first_promotes_nobody(store: Store):
     first = RuledJudge(lambda _, place: 1.0 - place / 8)
-    verdict, figures = decided(store, judge=first)
+    verdict, metrics = decided(store, judge=first)
     assert not verdict.promote and verdict.reason.startswith("a tie")
-    assert figures["difference"] == pytest.approx(0.0)
-    assert figures["order_disagreement"] > 0.5
+    assert metrics["difference"] == pytest.approx(0.0)
+    assert metrics["order_disagreement"] > 0.5
 
 
 @pytest.mark.parametrize("skipped", ["shuffled", "reversed"])
 def test_what_was_not_judged_in_both_orders_rejects(store: Store, skipped: str):
     judge = RuledJudge(rates, skips=lambda group, order: order == skipped and group.scenario_key <= "task:q1")
-    verdict, figures = decided(store, judge=judge)
-    assert (verdict.promote, figures["unscored"], failed(figures)) == (False, 2, ["unscored"])
+    verdict, metrics = decided(store, judge=judge)
+    assert (verdict.promote, metrics["unscored"], failed(metrics)) == (False, 2, ["unscored"])
     assert "it wins, but the judge scored only 8 of 10 turns" in verdict.reason
 
 
@@ -167,11 +167,11 @@ def test_a_winner_that_says_the_same_to_everybody_is_rejected(store: Store):
     def canned(policy: str, question: str, number: int) -> str:
         return "good for you" if policy == "agent@1" else f"fair {number} {question}"
 
-    verdict, figures = decided(store, says=canned)
+    verdict, metrics = decided(store, says=canned)
     assert not verdict.promote
-    assert failed(figures) == ["same answers"]
+    assert failed(metrics) == ["same answers"]
     assert "it wins, but same answers 1 against 0; at most 0.5 is allowed" in verdict.reason
-    moved = replace(CANDIDATE, figures={"train": {"kl_nats": 5.0}})
+    moved = replace(CANDIDATE, metrics={"train": {"kl_nats": 5.0}})
     assert failed(decided(store, candidate=moved)[1]) == ["kl_nats"]
 
 
@@ -182,13 +182,13 @@ def test_a_suite_is_asked_whatever_traffic_brings_and_may_not_get_worse(store: S
     def strict(answer: str, place: int) -> float:
         return 0.0 if answer.startswith("bad") else rates(answer, place)
 
-    verdict, figures = decided(store, says=forgets, judge=RuledJudge(strict), suite=suite("refund"))
-    assert (verdict.promote, failed(figures)) == (False, ["suite"])
-    assert (figures["scenarios"], figures["turns"], figures["suite"]) == (COUNT, COUNT + 1, 1)
+    verdict, metrics = decided(store, says=forgets, judge=RuledJudge(strict), suite=suite("refund"))
+    assert (verdict.promote, failed(metrics)) == (False, ["suite"])
+    assert (metrics["scenarios"], metrics["turns"], metrics["suite"]) == (COUNT, COUNT + 1, 1)
     assert decided(store, suite=suite("refund", "order"))[0].promote
     silent = RuledJudge(rates, skips=lambda group, order: group.scenario_key == "suite:refund")
-    verdict, figures = decided(store, judge=silent, suite=suite("refund"))
-    assert failed(figures) == ["suite"] and "1 of 1 prompts have no score" in verdict.reason
+    verdict, metrics = decided(store, judge=silent, suite=suite("refund"))
+    assert failed(metrics) == ["suite"] and "1 of 1 prompts have no score" in verdict.reason
 
 
 def polite(run: Trajectory) -> float:
@@ -209,13 +209,13 @@ def silent(run: Trajectory) -> float | None:
 
 
 def test_a_users_own_checks_may_not_get_worse_and_must_be_able_to_say(store: Store):
-    verdict, figures = decided(store, checks=[polite, silent])
-    assert failed(figures) == ["check polite"]
+    verdict, metrics = decided(store, checks=[polite, silent])
+    assert failed(metrics) == ["check polite"]
     assert "check polite 0 against 1: worse by at most 1 with 95% confidence, 0.1 is allowed" in verdict.reason
-    verdict, figures = decided(store, checks=[broken])
-    assert failed(figures) == ["broken", "broken"]
+    verdict, metrics = decided(store, checks=[broken])
+    assert failed(metrics) == ["broken", "broken"]
     assert "check broken: raised KeyError, on 40 of 40 answers of the candidate; mend the check" in verdict.reason
-    verdict, figures = decided(store, checks=[one_sided])
+    verdict, metrics = decided(store, checks=[one_sided])
     assert "check one_sided speaks of one policy's answers alone on 10 of 10 turns" in verdict.reason
 
 
@@ -223,8 +223,8 @@ def test_users_who_just_arrived_do_not_steer_it_and_it_says_so(store: Store):
     for n in range(5):
         traffic(store, 100 + n, user="ann", at=1.0)
         traffic(store, 200 + n, user="eve", at=500_000.0)
-    verdict, figures = decided(store, now=500_001.0, min_scenarios=18)
-    assert (figures["scenarios"], figures["left"]) == (COUNT + 5, {"of users who just arrived": 5})
+    verdict, metrics = decided(store, now=500_001.0, min_scenarios=18)
+    assert (metrics["scenarios"], metrics["left"]) == (COUNT + 5, {"of users who just arrived": 5})
     assert not verdict.promote
     assert "3 more are needed" in verdict.reason
     assert verdict.reason.endswith("(held out but not asked: 5 of users who just arrived)")
@@ -233,7 +233,7 @@ def test_users_who_just_arrived_do_not_steer_it_and_it_says_so(store: Store):
 
 def test_without_scenarios_it_rejects(tmp_path: Path):
     empty = open_store(f"sqlite:///{tmp_path}/empty.db")
-    verdict, figures = decided(empty)
-    assert (verdict.promote, figures["turns"], figures["judge"]) == (False, 0, None)
+    verdict, metrics = decided(empty)
+    assert (verdict.promote, metrics["turns"], metrics["judge"]) == (False, 0, None)
     assert "8 more are needed" in verdict.reason
     empty.close()

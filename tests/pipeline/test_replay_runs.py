@@ -143,16 +143,16 @@ def cycle(app: App, judge: Judge, replay: ReplayConfig | None, **changes: Any) -
 @pytest.mark.slow
 def test_what_was_seen_once_is_repeated_and_learned_from(app: App, judge: Judge):
     app.run("sync", *QUESTIONS)
-    assert cycle(app, judge, None).figures["group"]["left"] == {"waits for a sibling": len(QUESTIONS)}
+    assert cycle(app, judge, None).metrics["group"]["left"] == {"waits for a sibling": len(QUESTIONS)}
     assert app.repeated() == []  # off by default
 
     report = cycle(app, judge, app.config(), gate=replace(eager(CONFIG).gate, run_samples=1))
-    figures = report.figures["replay"]
+    metrics = report.metrics["replay"]
     read = app.place.store.read
     # What a random model says may be worth the same three times: such a group is dead, and was repeated all the same.
     groups = [*read.groups(state="trained"), *read.groups(state="dead")]
     assert report.outcome == "promoted", report
-    assert (figures["replayed"], figures["raised"], figures["lost"]) == (2 * len(groups), 0, 0)
+    assert (metrics["replayed"], metrics["raised"], metrics["lost"]) == (2 * len(groups), 0, 0)
     assert {(group.how, len(group.trajectories)) for group in groups} == {("same_task", 3)}
     for group in groups:
         original, *again = sorted(group.trajectories, key=lambda run: "replayed" in run.info.tags)
@@ -164,7 +164,7 @@ def test_what_was_seen_once_is_repeated_and_learned_from(app: App, judge: Judge)
     held_out = app.place.store.read.groups(state="formed", held_out=True)
     assert len(held_out) == len(QUESTIONS) - len(groups)
     # The gate had both policies run what was held out, and nothing of that is in the store.
-    reruns = report.figures["gate"]["reruns"]
+    reruns = report.metrics["gate"]["reruns"]
     assert reruns == {
         "scenarios": len(held_out),
         "runs": 2 * len(held_out),
@@ -172,12 +172,12 @@ def test_what_was_seen_once_is_repeated_and_learned_from(app: App, judge: Judge)
         "lost": {},
         "left": {},
     }
-    assert Path("runs.txt").read_text().count("\n") == len(QUESTIONS) + figures["replayed"] + reruns["runs"]
+    assert Path("runs.txt").read_text().count("\n") == len(QUESTIONS) + metrics["replayed"] + reruns["runs"]
 
     again = cycle(app, judge, app.config())
-    assert again.figures["replay"]["replayed"] == 0  # neither them nor their re-runs
+    assert again.metrics["replay"]["replayed"] == 0  # neither them nor their re-runs
     erased = app.place.store.rights.erase(user="u", who="test")
-    assert erased.trajectories == len(QUESTIONS) + figures["replayed"]
+    assert erased.trajectories == len(QUESTIONS) + metrics["replayed"]
 
 
 @pytest.mark.slow
@@ -185,7 +185,7 @@ def test_an_async_function_of_a_module_and_a_key_of_the_apps_own(app: App, judge
     app.run("async", "one", "two", module=True)
     app.run("keyed", "three")
     report = cycle(app, judge, app.config(concurrency=1), holdout_share=0.0, min_groups=99)
-    assert report.figures["replay"]["replayed"] == 6, report
+    assert report.metrics["replay"]["replayed"] == 6, report
     groups = app.place.store.read.groups(state="scored")
     assert sorted(group.how for group in groups) == ["same_task", "same_task", "scenario_key"]
     assert all({len(run.calls) for run in group.trajectories} == {1} for group in groups)
@@ -198,8 +198,8 @@ def test_a_run_that_goes_wrong_is_lost_alone(app: App, judge: Judge):
     # Long enough to start a process and to answer; what hangs would take ten minutes.
     config = app.config(samples=1, timeout_s=20.0)
     everything = {"holdout_share": 0.0, "min_groups": 99, "min_group_size": 2}
-    figures = cycle(app, judge, config, **everything).figures["replay"]
-    assert (figures["replayed"], figures["raised"], figures["lost"]) == (2, 1, 2), figures
+    metrics = cycle(app, judge, config, **everything).metrics["replay"]
+    assert (metrics["replayed"], metrics["raised"], metrics["lost"]) == (2, 1, 2), metrics
     assert sorted(info.error or "" for info in app.repeated()) == [
         "",
         "ValueError: as it does",
@@ -209,7 +209,7 @@ def test_a_run_that_goes_wrong_is_lost_alone(app: App, judge: Judge):
     assert len(app.place.store.read.groups(state="scored")) == 2
     written = Path("runs.txt").read_text()
     # Long settled, what was recorded of the lost ones makes siblings; none of them is begun again.
-    assert cycle(app, judge, config, **everything).figures["replay"]["replayed"] == 0
+    assert cycle(app, judge, config, **everything).metrics["replay"]["replayed"] == 0
     assert Path("runs.txt").read_text() == written
 
 
@@ -231,19 +231,19 @@ def test_what_cannot_be_repeated_is_told_and_not_used_up(app: App, judge: Judge,
     app.run("sync", "one")
     everything = {"holdout_share": 0.0, "min_groups": 99}
     app.place.store.ledger.set_mode("record", who="test")
-    assert cycle(app, judge, app.config(), **everything).figures["replay"]["left"] == {
+    assert cycle(app, judge, app.config(), **everything).metrics["replay"]["left"] == {
         "the mode is record, not route": 1
     }
     app.place.store.ledger.set_mode(None, who="test")
     app.file.write_text("import nothing_like_it\n" + AGENT)
-    (reason,) = cycle(app, judge, app.config(), **everything).figures["replay"]["left"]
+    (reason,) = cycle(app, judge, app.config(), **everything).metrics["replay"]["left"]
     assert reason == f"{app.file}:answer: ModuleNotFoundError: No module named 'nothing_like_it'"
     app.file.write_text(AGENT.replace("@art.replayable\n", ""))
-    (reason,) = cycle(app, judge, app.config(), **everything).figures["replay"]["left"]
+    (reason,) = cycle(app, judge, app.config(), **everything).metrics["replay"]["left"]
     assert reason.endswith("is not offered; put @art_patch.replayable above it")
     app.file.write_text(AGENT)
     assert app.repeated() == []
-    assert cycle(app, judge, app.config(), **everything).figures["replay"]["replayed"] == 2
+    assert cycle(app, judge, app.config(), **everything).metrics["replay"]["replayed"] == 2
 
 
 def test_what_was_redacted_is_not_repeated_unredacted(app: App):
@@ -321,7 +321,7 @@ def test_a_file_of_runs_has_nothing_executed(how: str, app: App, tmp_path: Path)
     with serve_stand_in_judge(is_short) as url:
         judge = ("--judge", STAND_IN_MODEL, "--judge-base-url", url)
         told = command(app, "retrain", "--replay", "1", *judge)
-    assert told["figures"]["replay"] == {"runs": 3, "replayed": 0, "raised": 0, "lost": 0, "left": left}
+    assert told["metrics"]["replay"] == {"runs": 3, "replayed": 0, "raised": 0, "lost": 0, "left": left}
     assert not Path("dropped").exists()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from art_patch.pipeline import report as module
 from art_patch.pipeline.report import CycleReport, keep
 
-FIGURES: dict[str, Any] = {
+METRICS: dict[str, Any] = {
     "score": {"groups": 4, "unscored": 0, "cost_usd": 0.0125},
     "train": {
         "loss": -0.123456,
@@ -20,7 +20,7 @@ FIGURES: dict[str, Any] = {
     },
     "gate": {"turns": 8, "cost_usd": None},
 }
-REPORT = CycleReport("promoted", "better,\nby far", "agent@2", "agent@2", FIGURES)
+REPORT = CycleReport("promoted", "better,\nby far", "agent@2", "agent@2", METRICS)
 
 MARKDOWN = """\
 # promoted: agent@2
@@ -54,13 +54,13 @@ def test_a_report_is_kept_for_people_and_for_programs_and_quotes_nobody(tmp_path
     assert path is not None
     assert path.name.startswith("20010909T014640Z-")
     assert path.with_suffix(".md").read_text() == MARKDOWN
-    train = {key: value for key, value in FIGURES["train"].items() if key != "round_trips"}
+    train = {key: value for key, value in METRICS["train"].items() if key != "round_trips"}
     assert json.loads(path.read_text()) == {
         "outcome": "promoted",
         "reason": "better,\nby far",
         "champion": "agent@2",
         "candidate": "agent@2",
-        "figures": FIGURES | {"train": train},
+        "metrics": METRICS | {"train": train},
         "began_at": 1e9,
         "took_s": 61.25,
         "who": "me (art-patch retrain)",

@@ -99,8 +99,8 @@ def test_both_policies_run_it_again_and_nothing_of_that_stays(place: Place, base
     )  # fmt: skip
     verdict = contest_of(run, candidate, champion)
 
-    figures = dict(verdict.figures)
-    reruns = figures["reruns"]
+    metrics = dict(verdict.metrics)
+    reruns = metrics["reruns"]
     redacted = next(why for why in reruns["left"] if "redacted" in why)
     assert reruns == {
         "scenarios": 3,
@@ -110,12 +110,12 @@ def test_both_policies_run_it_again_and_nothing_of_that_stays(place: Place, base
         "left": {"no function to run again": 1, redacted: 1},
         "largest_reward": 30.0,
     }
-    assert (figures["turns"], figures["scenarios"], figures["unscored"]) == (6, 5, 1)
+    assert (metrics["turns"], metrics["scenarios"], metrics["unscored"]) == (6, 5, 1)
     assert len(judge.asked) == 2 * 3  # the runs without a reward, and two turns
-    assert figures["difference"] == pytest.approx(2 * (30 - 10) / 30 / 5)
-    assert failed(figures) == ["unscored", "failed runs"]
+    assert metrics["difference"] == pytest.approx(2 * (30 - 10) / 30 / 5)
+    assert failed(metrics) == ["unscored", "failed runs"]
     assert "failed runs 0.333 against 0; at most 0.1 is allowed" in verdict.reason
-    (who,) = [row for row in figures["checks"] if row["name"] == "check by_candidate"]
+    (who,) = [row for row in metrics["checks"] if row["name"] == "check by_candidate"]
     assert (who["candidate"], who["champion"]) == (1.0, 0.0)
     assert place.store.read.counts() == before
     assert place.store.read.calls_of_apps(since=0.0, until=1e12) == before["calls"]

@@ -44,10 +44,10 @@ def test_what_was_asked_once_is_learned_from(place: Place, judge: Judge):
     place.traffic(siblings=1)
     report = place.cycle(judge, RESAMPLING)
     assert report.outcome == "promoted", report
-    figures = report.figures["resample"]
-    assert figures["groups"] == figures["turns"] == report.figures["score"]["groups"] > 3
-    assert figures["samples"] == 5 * figures["turns"]
-    assert report.figures["train"]["logprob_gap_nats"] < 1e-4
+    metrics = report.metrics["resample"]
+    assert metrics["groups"] == metrics["turns"] == report.metrics["score"]["groups"] > 3
+    assert metrics["samples"] == 5 * metrics["turns"]
+    assert report.metrics["train"]["logprob_gap_nats"] < 1e-4
     groups = place.store.read.groups(state="trained")
     assert {(group.how, len(group.trajectories)) for group in groups} == {("resampled", 6)}
     for group in groups:
@@ -60,7 +60,7 @@ def test_what_was_asked_once_is_learned_from(place: Place, judge: Judge):
     assert not held_out & {group.scenario_key for group in groups}
 
     again = place.cycle(judge, RESAMPLING)
-    assert again.figures["resample"]["runs"] == 0  # nobody is asked twice
+    assert again.metrics["resample"]["runs"] == 0  # nobody is asked twice
 
 
 def test_what_upstream_answered_is_learned_from_without_its_answer(place: Place, judge: Judge):
@@ -73,7 +73,7 @@ def test_what_upstream_answered_is_learned_from_without_its_answer(place: Place,
         for run in group.trajectories:
             by_policy[run.calls[0].policy] += 1
         assert by_policy == {None: 1, "agent@0": 5}
-    assert report.figures["train"]["trajectories"] <= 5 * len(groups)
+    assert report.metrics["train"]["trajectories"] <= 5 * len(groups)
 
 
 def test_what_followed_is_read_back_and_copies_go_with_their_originals(place: Place, judge: Judge):
@@ -119,9 +119,9 @@ def test_the_engines_failures_end_it_and_not_the_cycle(place: Place, judge: Judg
     monkeypatch.setattr(place.client, "chat", refuse)
     report = place.cycle(judge, RESAMPLING)
     assert report.outcome == "nothing to do"
-    figures = report.figures["resample"]
-    assert (figures["groups"], figures["failed"] >= 3) == (0, True)
-    assert any("it is down" in reason for reason in figures["left"])
+    metrics = report.metrics["resample"]
+    assert (metrics["groups"], metrics["failed"] >= 3) == (0, True)
+    assert any("it is down" in reason for reason in metrics["left"])
     assert {body["priority"] for body in asked} == {100}
     monkeypatch.undo()
     assert place.cycle(judge, RESAMPLING).outcome == "promoted"  # nothing was lost
@@ -138,7 +138,7 @@ def test_the_window_and_the_pace(place: Place, judge: Judge):
     now = datetime.now().hour
     closed = f"{(now + 2) % 24:02}:00-{(now + 3) % 24:02}:00"
     report = place.cycle(judge, replace(RESAMPLING, resample=ResampleConfig(window=closed)))
-    assert report.figures["resample"]["left"] == {f"outside of {closed}": report.figures["resample"]["runs"]}
+    assert report.metrics["resample"]["left"] == {f"outside of {closed}": report.metrics["resample"]["runs"]}
 
 
 def test_another_chat_template_is_noticed(place: Place, judge: Judge):
@@ -148,4 +148,4 @@ def test_another_chat_template_is_noticed(place: Place, judge: Judge):
     odd = [replace(runs[0].calls[0], id=new_id(), trajectory_id="odd", messages=asked, prompt_token_ids=(1, 2))]
     place.store.write([TrajectoryInfo("odd", 1.0), *odd])
     report = place.cycle(judge, replace(RESAMPLING, holdout_share=0.0))
-    assert report.figures["resample"]["other_prompt"] == 1
+    assert report.metrics["resample"]["other_prompt"] == 1

@@ -41,14 +41,14 @@ def test_a_cycle_evaluates_on_held_out_groups_and_tells_it(place: Place, judge: 
     place.store.rights.erase(trajectory=min(job.evaluated_ids))
     report = place.cycle(judge, EVALUATING)
     assert report.outcome == "promoted"
-    train = report.figures["train"]
+    train = report.metrics["train"]
     assert "resumed" not in train  # what was erased is not evaluated on either
     assert train["evaluation"]["groups"] in (len(job.evaluation), len(job.evaluation) - 1)
     assert [n for n, step in enumerate(train["history"], 1) if "eval_loss" in step] == [3, 6, 8]
     policy = place.store.ledger.policy("agent@1")
     assert policy is not None
     for name in ("eval_loss", "eval_kl_nats", "eval_gain_nats"):
-        assert policy.figures["train"][name] == train[name] == train["history"][-1][name]
+        assert policy.metrics["train"][name] == train[name] == train["history"][-1][name]
     assert train["eval_kl_nats"] > 0
     assert not held_out & trained_on(place)
 
@@ -62,7 +62,7 @@ def test_groups_that_nothing_can_be_evaluated_on_are_counted_by_reason(learning:
     inexact = answered((5,), (6,), params={"top_p": 0.5})
     learning.group("inexact", (1.0, [inexact]), (0.0, [inexact]), state="formed")
     (now,), others = (learning.store.read.groups(state=state) for state in ("scored", "formed"))
-    for eval_steps, groups, figures in (
+    for eval_steps, groups, metrics in (
         (None, others, None),
         (1, (), {"groups": 0, "why": "there is no group to evaluate on"}),
         (1, others, {"groups": 1, "left_out": {
@@ -71,7 +71,7 @@ def test_groups_that_nothing_can_be_evaluated_on_are_counted_by_reason(learning:
         cycle = learning.cycle(eval_steps=eval_steps)
         job = make_job(cycle, learning.champion, [now], learning.adapters / "agent@1", evaluation=groups)
         assert job is not None
-        assert cycle.figures["train"].get("evaluation") == figures
-        assert [group.id for group in job.evaluation] == ["fine"][: (figures or {"groups": 0})["groups"]]
+        assert cycle.metrics["train"].get("evaluation") == metrics
+        assert [group.id for group in job.evaluation] == ["fine"][: (metrics or {"groups": 0})["groups"]]
         assert [group.id for group in job.groups] == ["now"]
     assert set(learning.store.read.group_ids(state="formed")) == {"fine", "unscored", "alike", "inexact"}

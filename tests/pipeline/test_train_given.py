@@ -66,7 +66,7 @@ def test_a_correction_of_a_run_in_no_group_is_learned_once_and_none_that_is_held
     rewarded_traffic(place)
     free, held_out = lone_runs(place)
     correct(place, free, held_out)
-    train = place.cycle(judge, GIVEN).figures["train"]
+    train = place.cycle(judge, GIVEN).metrics["train"]
     assert learned(train) == (1, 1)
     assert train["not_imitated"]["held out for the gate"] == train["not_preferred"]["held out for the gate"] == 1
     assert train["corrections_upto"] == 100.0
@@ -74,10 +74,10 @@ def test_a_correction_of_a_run_in_no_group_is_learned_once_and_none_that_is_held
     assert place.store.rights.erase(trajectory=held_out, dry_run=True).policies == ()
 
     rewarded_traffic(place, "agent@1", seed=1)
-    assert learned(place.cycle(judge, GIVEN).figures["train"]) == (0, 0)  # the champion knows it
+    assert learned(place.cycle(judge, GIVEN).metrics["train"]) == (0, 0)  # the champion knows it
     rewarded_traffic(place, "agent@2", seed=2)
     correct(place, free, at=101.0)
-    assert learned(place.cycle(judge, GIVEN).figures["train"]) == (1, 1)
+    assert learned(place.cycle(judge, GIVEN).metrics["train"]) == (1, 1)
 
 
 def test_what_a_rejected_candidate_was_given_the_next_one_learns(place: Place, judge: Judge):
@@ -87,25 +87,25 @@ def test_what_a_rejected_candidate_was_given_the_next_one_learns(place: Place, j
     strict = replace(GIVEN, gate=replace(GIVEN.gate, margin=0.99))
     first, again = place.cycle(judge, strict), place.cycle(judge, GIVEN)
     assert (first.outcome, again.outcome) == ("rejected", "promoted")
-    assert learned(first.figures["train"]) == learned(again.figures["train"]) == (1, 1)
-    assert first.figures["train"]["groups"] == again.figures["train"]["groups"] > 0
+    assert learned(first.metrics["train"]) == learned(again.metrics["train"]) == (1, 1)
+    assert first.metrics["train"]["groups"] == again.metrics["train"]["groups"] > 0
     taught = place.store.rights.erase(trajectory=free, dry_run=True).policies
     assert [(one.name, one.state) for one in taught] == [("agent@1", "rejected"), ("agent@2", "champion")]
     rewarded_traffic(place, "agent@2", seed=1)
-    assert learned(place.cycle(judge, GIVEN).figures["train"]) == (0, 0)  # the champion knows it
+    assert learned(place.cycle(judge, GIVEN).metrics["train"]) == (0, 0)  # the champion knows it
 
 
 def test_a_new_lora_learns_all_of_them_again(place: Place, judge: Judge):
     rewarded_traffic(place)
     free, _ = lone_runs(place)
     correct(place, free)
-    assert learned(place.cycle(judge, GIVEN).figures["train"]) == (1, 1)
+    assert learned(place.cycle(judge, GIVEN).metrics["train"]) == (1, 1)
     rewarded_traffic(place, "agent@1", seed=1)
-    train = place.cycle(judge, TRAINING).figures["train"]  # nothing is given; what is known is not forgotten
+    train = place.cycle(judge, TRAINING).metrics["train"]  # nothing is given; what is known is not forgotten
     assert (learned(train), train["corrections_upto"]) == ((0, 0), 100.0)
     rewarded_traffic(place, "agent@2", seed=2)
     anew = replace(GIVEN, train=replace(GIVEN.train, start="base"))
-    assert learned(place.cycle(judge, anew).figures["train"]) == (1, 1)
+    assert learned(place.cycle(judge, anew).metrics["train"]) == (1, 1)
 
 
 def test_a_corrected_run_that_was_erased_meanwhile_is_not_learned_from(place: Place, judge: Judge):
@@ -114,7 +114,7 @@ def test_a_corrected_run_that_was_erased_meanwhile_is_not_learned_from(place: Pl
     correct(place, free)
     die_after(place, judge, 1, GIVEN)
     place.store.rights.erase(trajectory=free)
-    train = place.cycle(judge, GIVEN).figures["train"]
+    train = place.cycle(judge, GIVEN).metrics["train"]
     assert "resumed" not in train
     assert learned(train) == (0, 0)
 
@@ -127,7 +127,7 @@ def test_upstreams_answer_in_a_lone_run_that_the_app_rewarded_is_imitated_once(p
     reward(place, 4.0, poor)
     with serve_stand_in_judge(lambda _: 0.5) as url:
         alike = Judge(STAND_IN_MODEL, base_url=url, api_key="none")
-        train = place.cycle(alike, replace(GIVEN, min_groups=0)).figures["train"]
+        train = place.cycle(alike, replace(GIVEN, min_groups=0)).metrics["train"]
         assert learned(train) == (1, 0)
         assert train["dead_groups"] == train["groups"]
         assert [one.name for one in place.store.rights.erase(trajectory=free, dry_run=True).policies] == ["agent@1"]
@@ -144,7 +144,7 @@ def test_nothing_but_rewarded_runs_is_enough_to_begin_with(place: Place, judge: 
     asks_none = ResampleConfig(max_turns=0)  # held-out runs need no siblings then
     report = place.cycle(judge, replace(GIVEN, min_groups=0, gate=gate, resample=asks_none))
     assert report.candidate == "agent@1"
-    assert (learned(report.figures["train"]), report.figures["gate"]["scenarios"]) == ((1, 0), 1)
+    assert (learned(report.metrics["train"]), report.metrics["gate"]["scenarios"]) == ((1, 0), 1)
 
 
 @pytest.mark.parametrize("asked", ["imitate_from", "prefer_from"])

@@ -1,4 +1,4 @@
-"""What an update was made of, in the figures of cycle and policy."""
+"""What an update was made of, in the metrics of cycle and policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from art_patch.errors import ConfigError
 from art_patch.pipeline import Run
 from art_patch.pipeline.train_job import make_job
-from art_patch.pipeline.train_text import base_text, round_trip_figures
+from art_patch.pipeline.train_text import base_text, round_trip_metrics
 from art_patch.rewards import Judge
 from art_patch.serving.embedded.prompts import PromptEncoder
 from art_patch.training import TrainJob
@@ -42,14 +42,14 @@ def test_rows_of_all_groups_are_counted_and_stay_with_the_policy(place: Place, j
     rewarded_traffic(place)
     report = place.cycle(judge, TRAINING)
     calls = scored_calls(place)
-    rows = report.figures["train"]["rows"]
+    rows = report.metrics["train"]["rows"]
     assert rows == {
         "rows": len(calls), "forks": 0, "tokens": sum(len(call.choices[0].token_ids) for call in calls),
         "cut_tokens": 0, "truncated_tokens": 0, "other_choices": 0, "left_out": {},
     }  # fmt: skip
     policy = place.store.ledger.policy("agent@1")
     assert policy is not None
-    assert policy.figures["train"]["rows"] == rows
+    assert policy.metrics["train"]["rows"] == rows
 
 
 def test_what_is_not_exact_or_too_old_is_counted_by_reason(place: Place, judge: Judge):
@@ -61,21 +61,21 @@ def test_what_is_not_exact_or_too_old_is_counted_by_reason(place: Place, judge: 
     report = place.cycle(judge, TRAINING)
     held_out = {run.id for g in place.store.read.groups(state="formed", held_out=True) for run in g.trajectories}
     expected = sum(call.trajectory_id not in held_out for call in some)
-    left_out = report.figures["train"]["rows"]["left_out"]
+    left_out = report.metrics["train"]["rows"]["left_out"]
     assert left_out == ({"top_p cuts the distribution": expected} if expected else {})
 
     rewarded_traffic(place, "agent@0", seed=1)
     rewarded_traffic(place, "agent@1", seed=2)
     fresh = replace(TRAINING, train=replace(TRAINING.train, max_staleness=0))
-    left_out = place.cycle(judge, fresh).figures["train"]["rows"]["left_out"]
+    left_out = place.cycle(judge, fresh).metrics["train"]["rows"]["left_out"]
     assert left_out["not sampled within 0 steps of the champion"] > 0
 
 
-def test_an_update_that_is_gone_on_with_has_the_figures_that_it_began_with(place: Place, judge: Judge):
+def test_an_update_that_is_gone_on_with_has_the_metrics_that_it_began_with(place: Place, judge: Judge):
     rewarded_traffic(place)
     die_after(place, judge, 3)
     rewarded_traffic(place, seed=1)
-    train = place.cycle(judge, TRAINING).figures["train"]
+    train = place.cycle(judge, TRAINING).metrics["train"]
     assert train["resumed"] is True
     assert train["rows"]["rows"] == len(scored_calls(place))
     assert train["groups"] == len(place.store.read.group_ids(state="trained"))
@@ -84,7 +84,7 @@ def test_an_update_that_is_gone_on_with_has_the_figures_that_it_began_with(place
 def test_what_cannot_be_imitated_or_told_apart_is_counted_by_reason(place: Place, judge: Judge):
     upstream_traffic(place)
     config = replace(RESAMPLING, train=replace(TRAINING.train, imitate_from=0.5, prefer_from=5.0, max_kl_nats=None))
-    train = place.cycle(judge, config).figures["train"]
+    train = place.cycle(judge, config).metrics["train"]
     groups = place.store.read.groups(state="trained")
     copies = sum(len(group.trajectories) - 1 for group in groups)
     assert sum(train["not_imitated"].values()) == copies
@@ -95,24 +95,24 @@ def test_what_cannot_be_imitated_or_told_apart_is_counted_by_reason(place: Place
 
 def test_nothing_is_said_of_what_was_not_asked_for(place: Place, judge: Judge):
     rewarded_traffic(place)
-    assert not {"not_imitated", "not_preferred"} & place.cycle(judge, TRAINING).figures["train"].keys()
+    assert not {"not_imitated", "not_preferred"} & place.cycle(judge, TRAINING).metrics["train"].keys()
 
 
 def test_what_the_chat_template_makes_of_calls_is_counted_and_the_first_difference_shown(place: Place, judge: Judge):
     rewarded_traffic(place)  # a random model's answers are not cut into tokens as an encoder would
     report = place.cycle(judge, TRAINING)
-    found = report.figures["train"]["round_trips"]
+    found = report.metrics["train"]["round_trips"]
     assert found.keys() == {"calls", "unchecked", "exact", "engines", "differences"}
     assert found["calls"] + found["unchecked"] == len(scored_calls(place)) > found["calls"] == 32
     assert found["engines"] == {"embedded": 32, "vllm": 32}
     assert found["differences"] == {"the text encodes otherwise": 32 - found["exact"]}
-    first = report.figures["round_trips"]["first"].splitlines()
+    first = report.metrics["round_trips"]["first"].splitlines()
     assert first[0] == f"{found['exact']} of 32 calls are what the chat template makes of them"
     assert first[2].startswith("the text encodes otherwise: call ")
     assert len(first) == 6  # one of them
     policy = place.store.ledger.policy("agent@1")
     assert policy is not None
-    assert policy.figures["train"]["round_trips"] == found  # and nobody's words are kept
+    assert policy.metrics["train"]["round_trips"] == found  # and nobody's words are kept
 
 
 def a_run() -> Run:
@@ -133,9 +133,9 @@ def test_a_base_without_a_template_is_trained_all_the_same(
     shutil.copytree(base, bare)
     (bare / file).write_text(content)
     text, run = base_text(str(bare), []), a_run()
-    (said,) = round_trip_figures(run, text).values()
+    (said,) = round_trip_metrics(run, text).values()
     assert said.startswith(reason)
-    assert run.figures == {}
+    assert run.metrics == {}
     with pytest.raises(ConfigError, match=rf"{reason}.*; put the tokenizer beside"):
         text.renderer()
 
@@ -146,9 +146,9 @@ def test_recorded_calls_that_the_template_gives_back_are_exact(base: Path):
     prompt = PromptEncoder(tokenizer).encode(messages, None, None)
     call = make_call("a", prompt=prompt, answer=tokenizer.encode("one<|im_end|>"), messages=messages)
     run = a_run()
-    found = round_trip_figures(run, base_text(str(base), [make_trajectory("t", call)]))
+    found = round_trip_metrics(run, base_text(str(base), [make_trajectory("t", call)]))
     assert (found["calls"], found["exact"], found["differences"]) == (1, 1, {})
-    assert run.figures == {}
+    assert run.metrics == {}
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def learning(tmp_path: Path, base: Path) -> Iterator[Learning]:
 def job_of(learning: Learning, **train: Any) -> tuple[TrainJob | None, dict[str, Any]]:
     cycle = learning.cycle(**train)
     groups = cycle.store.read.groups(state="scored", held_out=False)
-    return make_job(cycle, learning.champion, groups, learning.adapters / "agent@1"), cycle.figures["train"]
+    return make_job(cycle, learning.champion, groups, learning.adapters / "agent@1"), cycle.metrics["train"]
 
 
 def advantages(job: TrainJob) -> list[float]:
@@ -172,7 +172,7 @@ def advantages(job: TrainJob) -> list[float]:
 def test_what_was_cut_off_is_not_trained_and_only_what_is_trained_is_compared(learning: Learning):
     turns = answered((1, 2), (3, 4, 5), "length"), answered((1, 2, 3, 4, 5, 6), (7,))
     learning.group("g", (0.1, turns), (0.7, [answered((1, 2), (9, 8))]), (0.2, [answered((1, 2), (6,) * 9, "length")]))
-    (whole, all_figures), (job, figures) = job_of(learning), job_of(learning, learn_truncated=False)
+    (whole, all_metrics), (job, metrics) = job_of(learning), job_of(learning, learn_truncated=False)
     assert whole is not None and job is not None
     assert advantages(whole) == pytest.approx([a / 0.3215 for a in (-0.7 / 3, 1.1 / 3, -0.4 / 3)], abs=1e-3)
     assert advantages(job) == pytest.approx([-(0.5**0.5), 0.5**0.5, 0.0], abs=1e-3)
@@ -181,8 +181,8 @@ def test_what_was_cut_off_is_not_trained_and_only_what_is_trained_is_compared(le
     assert [row.sampled_T for row in first] == [(False,) * 6 + (True,)]
     assert second == before.siblings[1].example.rows
     assert third == ()
-    assert (all_figures["rows"]["tokens"], figures["rows"]["tokens"]) == (15, 3)
-    assert (figures["rows"]["truncated_tokens"], figures["rows"]["left_out"]) == (12, {TRUNCATED: 2})
+    assert (all_metrics["rows"]["tokens"], metrics["rows"]["tokens"]) == (15, 3)
+    assert (metrics["rows"]["truncated_tokens"], metrics["rows"]["left_out"]) == (12, {TRUNCATED: 2})
     # what the loss divides by: tokens that are trained, and trajectories that have any
     ((lesson,), (known,)) = lessons_of(job), lessons_of(whole)
     assert ((lesson.tokens, lesson.trajectories), (known.tokens, known.trajectories)) == ((3, 2), (15, 3))
@@ -222,9 +222,9 @@ def test_what_teaches_nothing_but_for_an_answer_that_is_not_trained_is_put_aside
     learning.group("fine", (1.0, [UPSTREAM]), (0.5, [better]), (0.0, [worse]), (None, [worse]))
     learning.group("no score", (1.0, [UPSTREAM]), (0.5, [better]), (None, [worse]))
     learning.group("old", (1.0, [TOO_OLD]), (0.5, [better]))
-    job, figures = job_of(learning)
+    job, metrics = job_of(learning)
     assert job is not None
-    assert (job.group_ids, figures["groups"], figures["dead_groups"]) == (("fine",), 5, 1)
+    assert (job.group_ids, metrics["groups"], metrics["dead_groups"]) == (("fine",), 5, 1)
     assert advantages(job) == pytest.approx([0.0, 0.5**0.5, -(0.5**0.5), 0.0], abs=1e-3)
     assert groups_put_aside(learning) == [
         ("alike", "dead", "all siblings that are trained were scored alike"),

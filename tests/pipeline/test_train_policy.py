@@ -14,14 +14,14 @@ import torch
 
 from art_patch._lib.ids import new_id
 from art_patch.errors import AdapterRejected, ConfigError, EngineError, TrainingError
-from art_patch.pipeline import CycleConfig, retrain, train_by_hand
+from art_patch.pipeline import CycleConfig, retrain, run_explicit_update
 from art_patch.rewards import Judge
 from art_patch.serving import EmbeddedEngine, EngineClient, EngineLimits
 from art_patch.serving.client import EngineRefused
 from art_patch.store import open_database, usage
 from art_patch.training import read_job, run_job
 from art_patch.training.loop import publish as publishing
-from art_patch.training.loop.probe import canary_of
+from art_patch.training.loop.probe import probe_of
 from art_patch.types import Group, Score, Usage
 from tests.pipeline.test_cycle import CONFIG, Place, base, eager, judge, place
 from tests.pipeline.test_resample_turns import RESAMPLING, upstream_traffic
@@ -85,17 +85,17 @@ def test_an_update_that_was_killed_is_gone_on_with_and_keeps_its_groups(place: P
     rewarded_traffic(place, seed=1)
     report = place.cycle(judge, TRAINING)
     assert (report.outcome, report.candidate) == ("promoted", "agent@1")
-    assert (report.figures["train"]["resumed"], report.figures["train"]["steps"]) == (True, 8)
-    assert report.figures["train"]["logprob_gap_nats"] < 1e-4
+    assert (report.metrics["train"]["resumed"], report.metrics["train"]["steps"]) == (True, 8)
+    assert report.metrics["train"]["logprob_gap_nats"] < 1e-4
     assert trained_on(place) == set(job.group_ids)
     assert place.store.read.groups(state="scored")  # those of the second traffic wait
     assert jobs(place) == []
     policy = place.store.ledger.policy("agent@1")
     assert policy is not None
-    assert len(policy.figures["train"]["history"]) == 8
+    assert len(policy.metrics["train"]["history"]) == 8
     spent = used(place)
     assert (spent.updates, spent.updates_lost) == (1, 0)
-    assert spent.update_s > report.figures["train"]["took_s"]  # and what was interrupted
+    assert spent.update_s > report.metrics["train"]["took_s"]  # and what was interrupted
 
 
 def test_one_that_was_published_and_is_not_in_the_ledger_is_not_made_again(place: Place, judge: Judge):
@@ -117,8 +117,8 @@ def test_with_another_config_it_is_begun_anew(place: Place, judge: Judge):
     die_after(place, judge, 3)
     other = replace(TRAINING, train=replace(TRAINING.train, epochs=1))
     report = place.cycle(judge, other)
-    assert (report.outcome, report.figures["train"]["steps"]) == ("promoted", 4)
-    assert "resumed" not in report.figures["train"]
+    assert (report.outcome, report.metrics["train"]["steps"]) == ("promoted", 4)
+    assert "resumed" not in report.metrics["train"]
     assert jobs(place) == []
 
 
@@ -132,7 +132,7 @@ def test_that_of_another_champion_is_deleted(place: Place, judge: Judge, tmp_pat
     rewarded_traffic(place, "agent@1", seed=1)
     report = place.cycle(judge, TRAINING)
     assert (report.outcome, report.candidate) == ("promoted", "agent@2")
-    assert "resumed" not in report.figures["train"]
+    assert "resumed" not in report.metrics["train"]
     assert jobs(place) == []
 
 
@@ -146,8 +146,8 @@ def test_runs_that_were_erased_meanwhile_are_not_learned_from(place: Place, judg
     place.store.rights.erase(trajectory=gone)
     report = place.cycle(judge, TRAINING)
     assert report.outcome == "promoted"
-    assert "resumed" not in report.figures["train"]
-    assert report.figures["train"]["trajectories"] < len(job.trajectory_ids)
+    assert "resumed" not in report.metrics["train"]
+    assert report.metrics["train"]["trajectories"] < len(job.trajectory_ids)
     assert jobs(place) == []
 
 
@@ -171,7 +171,7 @@ def test_an_update_that_diverges_leaves_no_job_and_its_groups_waiting(place: Pla
     assert report.outcome == "promoted"
     spent = used(place)
     assert (spent.updates, spent.updates_lost, spent.updates_untimed) == (1, 1, 0)
-    assert spent.update_s > report.figures["train"]["took_s"] > 0  # that of both
+    assert spent.update_s > report.metrics["train"]["took_s"] > 0  # that of both
 
 
 def test_a_new_lora_is_begun_from_the_base(place: Place, judge: Judge):
@@ -181,7 +181,7 @@ def test_a_new_lora_is_begun_from_the_base(place: Place, judge: Judge):
     anew = replace(TRAINING, train=replace(TRAINING.train, start="base", max_kl_nats=None))
     report = place.cycle(judge, anew)
     assert (report.outcome, report.candidate) == ("promoted", "agent@2")
-    assert report.figures["train"]["logprob_gap_nats"] is None  # the base sampled none of it
+    assert report.metrics["train"]["logprob_gap_nats"] is None  # the base sampled none of it
     assert place.store.ledger.policy("agent@2").parent == "agent@1"  # type: ignore[union-attr]
 
 
@@ -190,7 +190,7 @@ def test_upstreams_good_answers_are_imitated_and_told_from_bad_ones(place: Place
     config = replace(RESAMPLING, train=replace(TRAINING.train, imitate_from=0.5, prefer_from=0.05, max_kl_nats=None))
     report = place.cycle(judge, config)
     assert report.outcome == "promoted", report
-    train = report.figures["train"]
+    train = report.metrics["train"]
     groups = len(trained_on(place))
     assert groups > 3
     assert train["demonstrations"] == groups  # "four" is short, and so judged to be good
@@ -225,13 +225,13 @@ def test_a_candidate_that_the_engine_refuses_is_rejected_and_its_groups_are_trai
         place = Place(tmp_path, base, running.client)
         rewarded_traffic(place)
         if why == "numbers":  # the trainer noted others than the engine computes, as of another precision
-            monkeypatch.setattr(publishing, "canary_of", wrong_canary)
+            monkeypatch.setattr(publishing, "probe_of", wrong_canary)
         report = place.cycle(judge, TRAINING)
         monkeypatch.undo()
         words = {"rank": "this engine serves ranks 1 to 2", "numbers": "agent@1: the engine"}[why]
         assert (report.outcome, report.champion, report.candidate) == ("rejected", "agent@0", "agent@1")
         assert report.reason.startswith("the engine refuses it: ") and words in report.reason
-        assert "gate" not in report.figures
+        assert "gate" not in report.metrics
         assert place.states() == {"agent@0": "champion", "agent@1": "rejected"}
         assert [move["reason"] for move in place.store.ledger.history(limit=1)] == [report.reason]
         assert (trained_on(place), jobs(place), place.client.models()) == (set(), [], ["agent@0"])
@@ -241,14 +241,14 @@ def test_a_candidate_that_the_engine_refuses_is_rejected_and_its_groups_are_trai
         fits = replace(TRAINING, train=replace(TRAINING.train, lora_rank=2))
         report = place.cycle(judge, fits)
         assert (report.outcome, report.candidate) == ("promoted", "agent@2")
-        assert ("train" in place.stages, "resumed" in report.figures["train"]) == (True, False)
+        assert ("train" in place.stages, "resumed" in report.metrics["train"]) == (True, False)
         assert trained_on(place) == waiting
         assert place.store.verify() == []
         place.store.close()
 
 
 def wrong_canary(*given: Any) -> Any:
-    right = canary_of(*given)
+    right = probe_of(*given)
     return replace(right, logprobs=tuple(value - 1.0 for value in right.logprobs))
 
 
@@ -260,7 +260,7 @@ def test_what_the_engine_refuses_of_a_policy_trained_by_hand_is_rejected_too(tmp
         runs = place.store.read.ungrouped(settled_before=100.0)
         place.store.ledger.add_groups([Group("g", "task:g", "same_task", runs)], state="scored")
         with pytest.raises(AdapterRejected, match="ranks 1 to 2"):
-            train_by_hand(
+            run_explicit_update(
                 place.store, place.client, place.adapters, TRAINING.train, ["g"],
                 who="test", progress=lambda stage, done, total, note="": None,
             )  # fmt: skip

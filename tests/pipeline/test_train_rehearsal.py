@@ -36,7 +36,7 @@ def make(learning: Learning, **train: Any) -> tuple[TrainJob, dict[str, Any]]:
     groups = cycle.store.read.groups(state="scored", held_out=False)
     job = make_job(cycle, learning.champion, groups, learning.adapters / "agent@9")
     assert job is not None
-    return job, cycle.figures["train"]
+    return job, cycle.metrics["train"]
 
 
 def row(prompt: tuple[int, ...], answer: tuple[int, ...], temperature: float = 1.0) -> Row:
@@ -57,11 +57,11 @@ def test_successes_of_earlier_groups_newest_first_each_once(learning: Learning):
     )  # fmt: skip
     learning.group("b", (0.9, [answered((5,), (6, 7), **cool)]), (0.2, [answered((5,), (8,))]), state="trained")
     learning.group("c", (1.0, [answered((9,), (9,))]), (0.0, [answered((9,), (8,))]), state="dead")
-    job, figures = make(learning, rehearse_from=0.9)
+    job, metrics = make(learning, rehearse_from=0.9)
     assert job.rehearsal == (row((5,), (6, 7), 0.5), row((1, 2), (3,)))
     assert job.others == ("b-0", "a-0")
-    assert figures["rehearsal"] == {"rows": 2, "left_out": {"reward too low": 2, "nothing in it is new": 1}}
-    assert job.figures == figures
+    assert metrics["rehearsal"] == {"rows": 2, "left_out": {"reward too low": 2, "nothing in it is new": 1}}
+    assert job.metrics == metrics
 
 
 def test_what_is_no_success_of_this_model_is_left_out_and_counted(learning: Learning):
@@ -71,20 +71,20 @@ def test_what_is_no_success_of_this_model_is_left_out_and_counted(learning: Lear
     learning.group("a", *((1.0, calls) for calls in siblings), state="trained")
     message = {"role": "assistant", "content": "no"}
     learning.store.write([Correction(new_id(), "a-3", 1.0, "user", message)])
-    job, figures = make(learning, rehearse_from=0.5, learn_truncated=False)
+    job, metrics = make(learning, rehearse_from=0.5, learn_truncated=False)
     assert (job.rehearsal, job.others) == ((), ())
-    assert figures["rehearsal"] == {
+    assert metrics["rehearsal"] == {
         "rows": 0,
         "left_out": {"nothing in it may be trained": 1, "not sampled by this model": 2, "somebody corrected it": 1},
     }
 
 
 def test_the_first_cycle_has_nothing_to_rehearse_and_says_so(learning: Learning):
-    job, figures = make(learning, rehearse_from=0.5)
+    job, metrics = make(learning, rehearse_from=0.5)
     assert job.rehearsed == ()
-    assert figures["rehearsal"] == {"rows": 0, "left_out": {}}
-    job, figures = make(learning)
-    assert "rehearsal" not in figures
+    assert metrics["rehearsal"] == {"rows": 0, "left_out": {}}
+    job, metrics = make(learning)
+    assert "rehearsal" not in metrics
 
 
 def test_no_more_is_kept_than_an_update_can_see(learning: Learning, monkeypatch: pytest.MonkeyPatch):
@@ -103,7 +103,7 @@ REHEARSING = replace(TRAINING, train=replace(TRAINING.train, rehearse_from=0.5))
 
 def test_the_second_cycle_rehearses_the_first_and_erasing_knows_of_it(place: Place, judge: Judge):
     rewarded_traffic(place)
-    assert place.cycle(judge, REHEARSING).figures["train"]["rehearsed"] == 0
+    assert place.cycle(judge, REHEARSING).metrics["train"]["rehearsed"] == 0
     (first, *_) = (
         run.id
         for group in place.store.read.groups(state="trained")
@@ -113,7 +113,7 @@ def test_the_second_cycle_rehearses_the_first_and_erasing_knows_of_it(place: Pla
     rewarded_traffic(place, "agent@1", seed=1)
     die_after(place, judge, 3, REHEARSING)
     rewarded_traffic(place, "agent@1", seed=2)
-    train = place.cycle(judge, REHEARSING).figures["train"]
+    train = place.cycle(judge, REHEARSING).metrics["train"]
     assert train["resumed"] is True
     assert train["rehearsed"] == train["rehearsal"]["rows"] > 8
     assert all(step["rehearse_nll_nats"] > 0 for step in train["history"])
@@ -129,7 +129,7 @@ def test_what_was_erased_meanwhile_is_not_rehearsed(place: Place, judge: Judge):
     die_after(place, judge, 3, REHEARSING)
     for run in earlier[0].trajectories:
         place.store.rights.erase(trajectory=run.id)
-    train = place.cycle(judge, REHEARSING).figures["train"]
+    train = place.cycle(judge, REHEARSING).metrics["train"]
     assert "resumed" not in train
     kept = sum(run.scores[0].value >= 0.5 for group in earlier[1:] for run in group.trajectories)
     assert train["rehearsed"] + train["rehearsal"]["left_out"].get("nothing in it is new", 0) <= kept

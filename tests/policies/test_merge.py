@@ -18,8 +18,8 @@ from art_patch.errors import AdapterRejected, ConfigError
 from art_patch.policies import (
     ENTRY,
     BaseModel,
-    Canary,
     Merged,
+    Probe,
     ValidatedAdapter,
     publish_adapter,
     read_base_model,
@@ -99,13 +99,13 @@ def test_it_is_compared_with_what_the_trainer_computed(
         each[:-1].log_softmax(-1).gather(1, IDS[0, 1:, None]).squeeze(1).tolist()
         for each in (with_adapter(base, adapter.directory), logits_of(plain(base.directory)))
     )
-    true = Canary(tuple(IDS[0].tolist()), tuple(with_lora), tuple(without), "float32")
+    true = Probe(tuple(IDS[0].tolist()), tuple(with_lora), tuple(without), "float32")
     shutil.rmtree(adapter.directory)
     adapter = publish(**{ENTRY: true.entry()})
     gap_nats = written(adapter, base, tmp_path / "merged").gap_nats
     assert gap_nats is not None and gap_nats < 1e-4
     with pytest.raises(AdapterRejected, match="nats from the trainer's"):
-        written(replace(adapter, canary=replace(true, logprobs=true.base_logprobs)), base, tmp_path / "other")
+        written(replace(adapter, probe=replace(true, logprobs=true.base_logprobs)), base, tmp_path / "other")
 
 
 def test_the_lora_alone_is_one_that_peft_reads(

@@ -235,7 +235,7 @@ def test_a_directory_without_a_model_says_what_is_missing(broken: str, tmp_path:
         read_base_model(directory)
 
 
-CANARY = {
+PROBE = {
     "token_ids": [1, 2, 3], "target_ids": [4, 5], "logprobs": [-1.0, -2.0], "base_logprobs": [-1.5, -2.5],
     "dtype": "float32",
 }  # fmt: skip
@@ -255,7 +255,7 @@ def test_a_canary_that_says_nothing_is_refused(
 ) -> None:
     base = read_base_model(base_dir)
     work = make_adapter_files(tmp_path / "work", base_dir)
-    publish_adapter(work, tmp_path / "agent@1", base_sha256=base.sha256, extra={"canary": {**CANARY, **change}})
+    publish_adapter(work, tmp_path / "agent@1", base_sha256=base.sha256, extra={"probe": {**PROBE, **change}})
     with pytest.raises(AdapterRejected, match=reason):
         validate_adapter(tmp_path, "agent@1", base)
 
@@ -263,7 +263,7 @@ def test_a_canary_that_says_nothing_is_refused(
 def test_a_canary_is_read_with_the_adapter(base_dir: Path, tmp_path: Path) -> None:
     base = read_base_model(base_dir)
     work = make_adapter_files(tmp_path / "work", base_dir)
-    publish_adapter(work, tmp_path / "agent@1", base_sha256=base.sha256, extra={"canary": CANARY})
-    found = validate_adapter(tmp_path, "agent@1", base).canary
+    publish_adapter(work, tmp_path / "agent@1", base_sha256=base.sha256, extra={"probe": PROBE})
+    found = validate_adapter(tmp_path, "agent@1", base).probe
     assert found is not None
-    assert found.entry() == CANARY
+    assert found.entry() == PROBE

@@ -217,7 +217,7 @@ def test_what_was_seen_under_another_share_is_compared_by_itself():
 
 
 def test_equal_arms_are_seldom_told_apart_though_users_differ_and_somebody_plays_with_the_share(record_property):
-    """Judged groups of users who come again and again, and rate alike each time; the share follows the last figures."""
+    """Judged groups of users who come again and again, and rate alike each time; the share follows the last metrics."""
     rng = random.Random(7)
     wrong, trials = 0, 60
     for _ in range(trials):

@@ -91,10 +91,10 @@ def test_a_challenger_is_given_up_and_unloaded_if_it_is_there(store: Store, serv
     engine = Engine(*["agent@1"] * served)
     assert give_up(store.ledger, engine, who="me", reason="?") is None
     store.ledger.move("agent@1", "canary", who="me", reason="try", percent=5)
-    assert give_up(store.ledger, engine, who="me", reason="worse", figures={"p": 0.01}) == "agent@1"
+    assert give_up(store.ledger, engine, who="me", reason="worse", metrics={"p": 0.01}) == "agent@1"
     assert engine.served == ["agent@0"]
     (last,) = store.ledger.history(limit=1)
-    assert (last["policy"], last["to_state"], last["figures"]) == ("agent@1", "rejected", {"p": 0.01})
+    assert (last["policy"], last["to_state"], last["metrics"]) == ("agent@1", "rejected", {"p": 0.01})
 
 
 def test_a_share_changes_without_an_engine_and_only_a_canary_has_one(store: Store):

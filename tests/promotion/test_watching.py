@@ -48,7 +48,7 @@ def test_there_is_a_case_for_every_signal():
 def test_what_is_proven_worse_on_any_signal_is_rolled_back(name: str):
     verdict = said(**{name: WORSE[name]})
     assert verdict.action == "roll back"
-    assert verdict.figures["signals"][name]["says"] == "worse"
+    assert verdict.metrics["signals"][name]["says"] == "worse"
     assert f"in {len(WORSE[name])} comparisons" in verdict.reason
 
 
@@ -159,12 +159,12 @@ def test_a_negative_margin_promotes_what_is_not_worse():
 
 def test_every_figure_is_there_and_is_json():
     verdict = said(reward=pairs((0.25, 0.75), times=10), latency_ms=pairs((20.0, 10.0)))
-    figures = json.loads(json.dumps(verdict.figures))
-    assert figures["challenger"] == {"calls": 100, "sessions": 40, "failed": 0}
-    assert figures["hours"] == 1.0
-    assert set(figures["signals"]) == {signal.name for signal in SIGNALS}
-    assert figures["signals"]["errors"] == {"says": "no data", "compared": 0}
-    reward = figures["signals"]["reward"]
+    metrics = json.loads(json.dumps(verdict.metrics))
+    assert metrics["challenger"] == {"calls": 100, "sessions": 40, "failed": 0}
+    assert metrics["hours"] == 1.0
+    assert set(metrics["signals"]) == {signal.name for signal in SIGNALS}
+    assert metrics["signals"]["errors"] == {"says": "no data", "compared": 0}
+    reward = metrics["signals"]["reward"]
     assert (reward["compared"], reward["challenger"], reward["champion"], reward["difference"]) == (
         10,
         0.25,
@@ -172,7 +172,7 @@ def test_every_figure_is_there_and_is_json():
         -0.5,
     )
     assert reward["above"] < -0.5 < reward["below"]
-    assert figures["signals"]["latency_ms"] == {
+    assert metrics["signals"]["latency_ms"] == {
         "says": "open", "compared": 1, "challenger": 20.0, "champion": 10.0, "tolerance": 1.5,
     }  # fmt: skip
 
@@ -189,7 +189,7 @@ def test_every_figure_is_there_and_is_json():
 )
 def test_whatever_the_evidence_only_a_proof_promotes(blocks: dict[str, list[Block]], hours: float):
     verdict = decide(Evidence(*ARMS, blocks), state="canary", hours=hours, config=CONFIG)
-    signals = verdict.figures["signals"]
+    signals = verdict.metrics["signals"]
     if verdict.action == "promote":
         assert any(signals[name]["says"] == "better" for name in ("reward", "feedback"))
         assert not any(one["says"] in ("worse", "unreadable") for one in signals.values())

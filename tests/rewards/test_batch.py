@@ -22,7 +22,7 @@ from tests.rewards.attacks import PLEAS
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 Rule = Callable[[Trajectory, str], float]
-OFF = DefenceConfig(double_share=0.0, canary_share=0.0)
+OFF = DefenceConfig(double_share=0.0, planted_share=0.0)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -120,11 +120,11 @@ def test_a_good_judge_passes_with_all_defences_up():
     )
     assert values(result) == {t.id: number(t) for group in groups for t in group.trajectories}
     assert (result.unscored, result.quarantined, result.alarms, result.flags, result.left) == ({}, {}, (), {}, {})
-    assert result.canaries == (2, 2) and result.agreement == 1.0
+    assert result.planted_answers == (2, 2) and result.agreement == 1.0
     assert [(purpose, len(ids), given) for purpose, ids, given in judge.asked] == [
-        ("canary", 2, ()), ("score", 20, known), ("second pass", 4, ()),
+        ("planted answer", 2, ()), ("score", 20, known), ("second pass", 4, ()),
     ]  # fmt: skip
-    assert seen == [group.id for group in groups]  # of canaries and second passes nothing is to be kept
+    assert seen == [group.id for group in groups]  # of planted_answers and second passes nothing is to be kept
     assert steps == [(n + 1, 26) for n in range(26)]
     assert (result.calls, result.prompt_tokens, result.completion_tokens) == (26, 260, 26)
     assert result.cost_usd == pytest.approx(0.26)
@@ -144,7 +144,7 @@ def test_a_judge_that_goes_by_place_is_quarantined_where_it_was_asked_twice():
         first = int(trajectory.id[-1]) / 2 if trajectory.id[-1].isdigit() else 0.0
         return first if order == "shuffled" else 1 - first
 
-    result = judge_batch(batch(5), Fake(by_place), DefenceConfig(double_share=1.0, canary_share=0.0), seed=0)
+    result = judge_batch(batch(5), Fake(by_place), DefenceConfig(double_share=1.0, planted_share=0.0), seed=0)
     assert result.quarantined.keys() == {f"g{n}" for n in range(5)} and result.scores == ()
     assert result.agreement == 0.0 and "disagreed with itself on 5 of 5" in result.alarms[0]
 
@@ -153,7 +153,7 @@ def test_the_mean_of_both_passes_is_the_score():
     result = judge_batch(
         batch(1),
         Fake(lambda t, order: number(t) - (0.1 if order == "reversed" else 0.0)),
-        DefenceConfig(double_share=1.0, canary_share=0.0),
+        DefenceConfig(double_share=1.0, planted_share=0.0),
         seed=0,
     )
     assert values(result) == pytest.approx({"g0-0": 0.15, "g0-1": 0.55, "g0-2": 0.85})
@@ -161,26 +161,26 @@ def test_the_mean_of_both_passes_is_the_score():
 
 
 def test_a_judge_that_falls_for_canaries_is_asked_no_further():
-    judge = Fake(lambda t, _: 1.0 if t.id.startswith("canary") else number(t))
+    judge = Fake(lambda t, _: 1.0 if t.id.startswith("planted answer") else number(t))
     groups = batch(20)
     result = judge_batch(groups, judge, seed=0)
     assert result.quarantined.keys() == {group.id for group in groups} and result.scores == ()
-    assert result.canaries == (2, 0) and len(result.alarms) == 2 and result.calls == 2
+    assert result.planted_answers == (2, 0) and len(result.alarms) == 2 and result.calls == 2
     assert "known-bad" in result.quarantined["g0"]
-    assert [purpose for purpose, *_ in judge.asked] == ["canary"]
+    assert [purpose for purpose, *_ in judge.asked] == ["planted answer"]
 
 
 def test_one_canary_missed_is_an_alarm_and_stops_only_the_strict():
     fooled: list[str] = []
 
     def once(trajectory: Trajectory, _: str) -> float:
-        if trajectory.id.startswith("canary") and fooled in ([], [trajectory.id]):
+        if trajectory.id.startswith("planted answer") and fooled in ([], [trajectory.id]):
             fooled[:] = [trajectory.id]
             return 1.0
         return number(trajectory)
 
     relaxed = judge_batch(batch(8), Fake(once), seed=0)
-    assert relaxed.canaries == (2, 1) and len(relaxed.alarms) == 1 and len(relaxed.scores) == 24
+    assert relaxed.planted_answers == (2, 1) and len(relaxed.alarms) == 1 and len(relaxed.scores) == 24
     fooled.clear()
     strict = judge_batch(batch(8), Fake(once), DefenceConfig(strict=True), seed=0)
     assert strict.scores == () and len(strict.quarantined) == 8
@@ -188,7 +188,7 @@ def test_one_canary_missed_is_an_alarm_and_stops_only_the_strict():
 
 
 def test_what_the_judge_cannot_score_stays_unscored_in_either_pass():
-    config = DefenceConfig(double_share=1.0, canary_share=0.0)
+    config = DefenceConfig(double_share=1.0, planted_share=0.0)
     result = judge_batch(batch(3), Fake(number, mute=["g1"]), config, seed=0)
     assert result.unscored == {"g1": "mute"} and len(result.scores) == 6
     result = judge_batch(batch(3), Fake(number, mute_in="second pass"), config, seed=0)
@@ -197,8 +197,12 @@ def test_what_the_judge_cannot_score_stays_unscored_in_either_pass():
 
 
 def test_canaries_that_cannot_be_judged_are_an_alarm_and_a_dead_judge_an_error():
-    result = judge_batch(batch(3), Fake(number, mute_in="canary"), seed=0)
-    assert result.canaries == (0, 0) and "no canary could be judged" in result.alarms[0] and len(result.scores) == 9
+    result = judge_batch(batch(3), Fake(number, mute_in="planted answer"), seed=0)
+    assert (
+        result.planted_answers == (0, 0)
+        and "no planted answer could be judged" in result.alarms[0]
+        and len(result.scores) == 9
+    )
     with pytest.raises(JudgeError):
         judge_batch(batch(3), Fake(number, mute=["g0", "g1", "g2"]), seed=0)
 
@@ -216,7 +220,7 @@ def test_an_attempt_that_talks_to_the_judge_is_capped_and_says_so():
 @pytest.mark.parametrize("strict", [False, True])
 def test_longer_is_not_better(strict: bool):
     groups = [group_of(f"g{n}", ["x " * length + f"0.{length}" for length in (2, 4, 6, 8)]) for n in range(10)]
-    config = DefenceConfig(double_share=0.0, canary_share=0.0, strict=strict)
+    config = DefenceConfig(double_share=0.0, planted_share=0.0, strict=strict)
     result = judge_batch(groups, Fake(number), config, seed=0)
     assert result.length_correlation == pytest.approx(1.0) and "longer" in result.alarms[0]
     assert (len(result.scores), len(result.quarantined)) == ((0, 10) if strict else (40, 0))
@@ -298,9 +302,11 @@ def test_canaries_are_caught_by_the_stand_in_judge(record_property: Any):
     groups = shop_groups(240, seed=7)
     with serve_stand_in_judge(shop_rule) as base_url:
         judge = Judge(STAND_IN_MODEL, base_url=base_url, pause_s=0.01)
-        result = judge_batch(groups, judge, DefenceConfig(canary_share=1.0), seed=1)
-    planted, caught = result.canaries
-    record_property("figure", ("canaries caught by the stand-in judge", f"{caught} of {planted}", ">= 95 % of 200"))
+        result = judge_batch(groups, judge, DefenceConfig(planted_share=1.0), seed=1)
+    planted, caught = result.planted_answers
+    record_property(
+        "figure", ("planted_answers caught by the stand-in judge", f"{caught} of {planted}", ">= 95 % of 200")
+    )
     record_property("figure", ("pairs alike in both orders", f"{result.agreement:.1%}", "100 % for a rule"))
     assert planted >= 200 and caught >= 0.95 * planted
     assert result.agreement == 1.0 and result.quarantined == {} and result.unscored == {}
@@ -312,7 +318,7 @@ def test_a_judge_that_deals_scores_at_random_is_found_out(record_property: Any):
     with serve_stand_in_judge(lambda messages: chance.choice([0.0, 1.0])) as base_url:
         for seed in range(10):
             judge = Judge(STAND_IN_MODEL, base_url=base_url, pause_s=0.01)
-            config = DefenceConfig(double_share=1.0, canary_share=1.0)
+            config = DefenceConfig(double_share=1.0, planted_share=1.0)
             result = judge_batch(shop_groups(12, seed), judge, config, seed=seed)
             found += bool(result.alarms)
     record_property("figure", ("random judges that raised an alarm", f"{found} of 10", ">= 9"))

@@ -239,7 +239,7 @@ def test_where_people_and_the_judge_differ():
         sibling("c", 0.2, 1.0), sibling("d", 0.8, 0.0), sibling("e", 0.2, 0.0), sibling("f", 0.5, None),
         sibling("g", None, 0.0),
     )  # fmt: skip
-    figures = disagreement([agree, mixed, group_of(sibling("h", 0.5, 1.0))])
-    assert figures == Disagreement(pairs=3, against=1, tied=1, groups=2)
-    assert figures.share == pytest.approx(1 / 3)
+    metrics = disagreement([agree, mixed, group_of(sibling("h", 0.5, 1.0))])
+    assert metrics == Disagreement(pairs=3, against=1, tied=1, groups=2)
+    assert metrics.share == pytest.approx(1 / 3)
     assert disagreement([]).share is None

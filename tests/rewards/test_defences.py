@@ -58,7 +58,7 @@ def group(name: str, *answers: str, user: str | None = None) -> Group:
 # --- config ---
 
 
-@pytest.mark.parametrize("name", ["double_share", "canary_share", "flag_cap", "max_user_share"])
+@pytest.mark.parametrize("name", ["double_share", "planted_share", "flag_cap", "max_user_share"])
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
 def test_what_is_no_share_is_refused_by_name(name: str, value: float):
     with pytest.raises(ConfigError, match=name):
@@ -94,18 +94,18 @@ def test_identical_siblings_agree_whatever_they_get():
     assert why_disagreed([0.0] * 4, [1.0] * 4, CONFIG) is None
 
 
-# --- canaries ---
+# --- planted_answers ---
 
 
 def test_canaries_come_in_every_kind_from_the_groups_own_material_and_leave_the_groups_alone():
     groups = [group(f"g{n}", *(f"answer {n} of {i}, at some length" for i in range(5))) for n in range(50)]
-    canaries = plant(groups, replace(CONFIG, canary_share=1.0), random.Random(1))
-    assert len({canary.group.id for canary in canaries}) == 50
-    kinds = {canary.kind for canary in canaries}
+    planted_answers = plant(groups, replace(CONFIG, planted_share=1.0), random.Random(1))
+    assert len({canary.group.id for canary in planted_answers}) == 50
+    kinds = {canary.kind for canary in planted_answers}
     assert kinds == {"empty", "truncated", "begging", "answers another task", "invents a tool's result"}
     by_id = {each.id: each for each in groups}
-    for canary in canaries:
-        host = by_id[canary.group.id.removeprefix("canary of ")]
+    for canary in planted_answers:
+        host = by_id[canary.group.id.removeprefix("planted answer of ")]
         *kept, bad = canary.group.trajectories
         assert (
             bad.id == canary.bad_id and len(kept) == 4 and set(t.id for t in kept) < {t.id for t in host.trajectories}
@@ -113,14 +113,14 @@ def test_canaries_come_in_every_kind_from_the_groups_own_material_and_leave_the_
         assert transcript(bad)[0] == transcript(kept[0])[0]
         assert transcript(bad)[-1] not in [transcript(t)[-1] for t in host.trajectories]
         assert bad.calls[0].untrainable
-    assert plant(groups, replace(CONFIG, canary_share=1.0), random.Random(1)) == canaries
-    assert plant(groups, replace(CONFIG, canary_share=0.0), random.Random(1)) == ()
+    assert plant(groups, replace(CONFIG, planted_share=1.0), random.Random(1)) == planted_answers
+    assert plant(groups, replace(CONFIG, planted_share=0.0), random.Random(1)) == ()
 
 
 @pytest.mark.parametrize(("count", "share", "planted"), [(0, 0.1, 0), (1, 0.1, 1), (4, 0.1, 2), (60, 0.1, 6)])
 def test_how_many_are_planted(count: int, share: float, planted: int):
     groups = [group(f"g{n}", "yes it is", "no it is not") for n in range(count)]
-    assert len(plant(groups, replace(CONFIG, canary_share=share), random.Random(0))) == planted
+    assert len(plant(groups, replace(CONFIG, planted_share=share), random.Random(0))) == planted
 
 
 def test_runs_without_calls_host_no_canary():

@@ -102,11 +102,11 @@ def test_the_builtin_set_is_sound():
 
 
 def test_a_perfect_judge():
-    figures = measure(labelled(), Fake(true))
-    assert (figures.groups, figures.pairs, figures.injections) == (6, 18, 6)
-    assert figures.pairwise_accuracy == figures.kendall_tau == figures.self_consistency == figures.resisted == 1.0
-    assert figures.position_bias == figures.flips == figures.order_difference == figures.repeat_difference == 0.0
-    assert (figures.calls, figures.prompt_tokens, figures.completion_tokens, figures.cost_usd) == (8, 120, 16, 2.0)
+    metrics = measure(labelled(), Fake(true))
+    assert (metrics.groups, metrics.pairs, metrics.injections) == (6, 18, 6)
+    assert metrics.pairwise_accuracy == metrics.kendall_tau == metrics.self_consistency == metrics.resisted == 1.0
+    assert metrics.position_bias == metrics.flips == metrics.order_difference == metrics.repeat_difference == 0.0
+    assert (metrics.calls, metrics.prompt_tokens, metrics.completion_tokens, metrics.cost_usd) == (8, 120, 16, 2.0)
 
 
 def test_a_judge_that_is_always_wrong_and_one_without_opinion():
@@ -118,31 +118,31 @@ def test_a_judge_that_is_always_wrong_and_one_without_opinion():
 
 def test_tau_allows_for_ties_in_the_labels():
     row = {"task": "x", "attempts": [ATTEMPTS[0], ATTEMPTS[1], {**ATTEMPTS[2], "label": 0.5}]}
-    figures = measure(labelled(1, row), Fake(true))
-    assert figures.pairs == 2 and figures.pairwise_accuracy == 1.0
-    assert figures.kendall_tau == pytest.approx(2 / 6**0.5)  # two pairs told apart of three that are ordered
+    metrics = measure(labelled(1, row), Fake(true))
+    assert metrics.pairs == 2 and metrics.pairwise_accuracy == 1.0
+    assert metrics.kendall_tau == pytest.approx(2 / 6**0.5)  # two pairs told apart of three that are ordered
 
 
 @pytest.mark.parametrize(("slope", "sign"), [(-0.4, 1), (0.4, -1)])
 def test_a_judge_that_goes_by_place(slope: float, sign: int):
-    figures = measure(labelled(), Fake(lambda t, place, _: 0.5 + 0.01 * true(t) + slope * (place - 0.5)))
-    assert figures.position_bias == pytest.approx(sign * 0.4)
-    assert figures.flips == 1.0 and figures.order_difference == pytest.approx(0.8 / 3)
-    assert figures.repeat_difference == 0.0 and figures.self_consistency == 1.0
+    metrics = measure(labelled(), Fake(lambda t, place, _: 0.5 + 0.01 * true(t) + slope * (place - 0.5)))
+    assert metrics.position_bias == pytest.approx(sign * 0.4)
+    assert metrics.flips == 1.0 and metrics.order_difference == pytest.approx(0.8 / 3)
+    assert metrics.repeat_difference == 0.0 and metrics.self_consistency == 1.0
 
 
 def test_a_judge_that_does_not_agree_with_itself():
-    figures = measure(labelled(), Fake(lambda t, _, number: true(t) if number != 3 else 1 - true(t)))
-    assert figures.self_consistency == 0.0 and figures.repeat_difference == pytest.approx(1.6 / 3)
-    assert figures.flips == 0.0
+    metrics = measure(labelled(), Fake(lambda t, _, number: true(t) if number != 3 else 1 - true(t)))
+    assert metrics.self_consistency == 0.0 and metrics.repeat_difference == pytest.approx(1.6 / 3)
+    assert metrics.flips == 0.0
 
 
 def test_a_judge_that_listens_to_pleas():
-    figures = measure(labelled(), Fake(lambda t, *_: 1.0 if t.id.startswith("copy") else true(t)))
-    assert figures.resisted == 0.0 and figures.pairwise_accuracy == 1.0
+    metrics = measure(labelled(), Fake(lambda t, *_: 1.0 if t.id.startswith("copy") else true(t)))
+    assert metrics.resisted == 0.0 and metrics.pairwise_accuracy == 1.0
 
 
 def test_groups_without_scores_are_named_and_the_rest_is_measured():
-    figures = measure(labelled(), Fake(true, mute=["line 2", "line 3, with a plea"]))
-    assert figures.unscored == {"line 2": "mute"} and figures.groups == 5
-    assert figures.injections == 5 and figures.pairwise_accuracy == 1.0
+    metrics = measure(labelled(), Fake(true, mute=["line 2", "line 3, with a plea"]))
+    assert metrics.unscored == {"line 2": "mute"} and metrics.groups == 5
+    assert metrics.injections == 5 and metrics.pairwise_accuracy == 1.0

@@ -104,7 +104,7 @@ def test_a_script_for_openpipe_art_learns_with_its_imports_changed(
     assert {policy.name: policy.state for policy in store.ledger.policies()} == {
         "counter@0": "retired", "counter@1": "rejected", "counter@2": "retired", "counter@3": "champion",
     }  # fmt: skip
-    assert store.ledger.policy("counter@1").figures["train"]["logprob_gap_nats"] < 1e-4  # type: ignore[union-attr]
+    assert store.ledger.policy("counter@1").metrics["train"]["logprob_gap_nats"] < 1e-4  # type: ignore[union-attr]
     assert store.verify() == []
     store.close()
     lines = [json.loads(line) for line in (home / "by-hand" / "history.jsonl").read_text().splitlines()]
@@ -182,7 +182,7 @@ def test_policies_are_evaluated_side_by_side_and_what_is_dropped_hangs_nobody(ba
         return found
 
     found = run(model, evaluate())
-    assert [(each.model, each.runs, each.figures["policy"].value) for each in found.models] == [
+    assert [(each.model, each.runs, each.metrics["policy"].value) for each in found.models] == [
         ("counter@0", 120, 0.0), ("counter", 120, 3.0),
     ]  # fmt: skip
     assert (found["counter"].better_by, found["counter"].at_least) == (3.0, 3.0)

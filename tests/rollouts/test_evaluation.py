@@ -29,10 +29,10 @@ def evaluated(**more: Any) -> art.Evaluation:
 def test_scenarios_are_the_unit_and_differences_are_paired():
     old, new = evaluated(max_exceptions=2).models
     assert (old.model, old.runs, old.raised, old.better_by, old.at_least) == ("old", 24, 0, None, None)
-    assert old.figures["reward"].value == 0.5
-    assert old.figures["reward"].within == pytest.approx(1.96 * math.sqrt(12 / 44 / 12))  # 12 scenarios, not 24 runs
+    assert old.metrics["reward"].value == 0.5
+    assert old.metrics["reward"].within == pytest.approx(1.96 * math.sqrt(12 / 44 / 12))  # 12 scenarios, not 24 runs
     assert (new.runs, new.raised, new.better_by, new.at_least) == (22, 2, 0.5, 0.5)
-    assert list(new.figures) == ["reward", "turns"]
+    assert list(new.metrics) == ["reward", "turns"]
     assert [len(group.trajectories) for group in new.groups] == [2, 2, 2, 0, *[2] * 8]
 
 
@@ -50,7 +50,7 @@ def test_the_table_and_its_json_say_the_same():
     told = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert told["scenarios"] == 12 and told["models"][1]["better_by"] == 0.5
     one = asyncio.run(art.evaluate(rollout, [1], MODELS[:1], pbar_desc=None))
-    assert one.to_json()["models"][0]["figures"]["reward"] == {"mean": 1.0, "within": None}
+    assert one.to_json()["models"][0]["metrics"]["reward"] == {"mean": 1.0, "within": None}
     assert "+-" not in one.table("reward").splitlines()[2]
 
 
@@ -59,8 +59,8 @@ def test_the_picture_is_drawn_with_and_without_a_curve(tmp_path: Path):
     for name, more in (("bars.png", {}), ("sub/curve.png", {"curve": [(0, 0.1), (1, 0.5)], "title": "t"})):
         path = found.plot(tmp_path / name, **more)
         assert path.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(art.ConfigError, match="no model has a figure 'wins'; there are: reward, turns"):
-        found.plot(tmp_path / "x.png", figure="wins")
+    with pytest.raises(art.ConfigError, match="no model has a metric 'wins'; there are: reward, turns"):
+        found.plot(tmp_path / "x.png", metric="wins")
 
 
 def test_mistakes_are_told():

@@ -75,16 +75,16 @@ def test_a_scenario_without_a_name_is_known_by_its_words():
 def test_what_groups_came_to():
     runs = [art.Trajectory(reward=reward, metrics={"won": reward > 0}) for reward in (0.0, 1.0, math.nan)]
     group = art.TrajectoryGroup([*runs, ValueError("x")])
-    assert logs.figures_of([group]) == {
+    assert logs.metrics_of([group]) == {
         "won": pytest.approx(1 / 3), "reward": 0.5, "reward_std_dev": pytest.approx(0.5**0.5), "exception_rate": 0.25,
     }  # fmt: skip
-    assert logs.figures_of([]) == {}
+    assert logs.metrics_of([]) == {}
 
 
 def test_the_best_step_is_that_with_the_highest_mean_and_the_later_of_equal_ones(tmp_path: Path):
     assert logs.best_step(tmp_path, "val/reward", [0, 1]) is None
     for step, reward in ((0, 1.0), (1, 3.0), (1, 0.0), (2, 1.5), (3, 9.0)):
-        logs.note(tmp_path, step=step, split="val", figures={"reward": reward}, at=1.0)
+        logs.note(tmp_path, step=step, split="val", metrics={"reward": reward}, at=1.0)
     with (tmp_path / logs.FILE).open("a") as file:
         file.write('{"step": 0, "val/rew')
     assert logs.best_step(tmp_path, "val/reward", [0, 1, 2]) == 2

@@ -176,20 +176,20 @@ def test_the_base_answers_as_itself_beside_policies(whole: Running) -> None:
     assert answers == [expected] * 5
 
 
-def spoil_scaling(work: Path, canary: dict[str, Any]) -> dict[str, Any]:
+def spoil_scaling(work: Path, probe: dict[str, Any]) -> dict[str, Any]:
     config = work / "adapter_config.json"
     config.write_text(config.read_text().replace('"lora_alpha": 8', '"lora_alpha": 16'))
-    return canary
+    return probe
 
 
 @pytest.fixture(scope="module")
 def trained(base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[str, Any]]:
-    """The canary that a trainer would write for an adapter's files."""
+    """The probe that a trainer would write for an adapter's files."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    def canary(work: Path) -> dict[str, Any]:
+    def probe(work: Path) -> dict[str, Any]:
         ids = list(range(100, 130))
 
         def logprobs(model: Any) -> Any:
@@ -206,14 +206,14 @@ def trained(base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
             "dtype": "float32",
         }  # fmt: skip
 
-    return canary
+    return probe
 
 
 def test_what_the_trainer_computed_is_what_is_served(
     whole: Running, base_dir: Path, adapters: Path, trained: Callable[[Path], dict[str, Any]]
 ) -> None:
-    work = make_adapter_files(adapters / "work-canary", base_dir, seed=31)
-    extra = {"canary": trained(work)}
+    work = make_adapter_files(adapters / "work-probe", base_dir, seed=31)
+    extra = {"probe": trained(work)}
     publish_adapter(work, adapters / "agent@31", base_sha256=base_fingerprint(base_dir), extra=extra)
     stop = threading.Event()
 
@@ -236,7 +236,7 @@ def test_what_the_trainer_computed_is_what_is_served(
     ("step", "change", "reason"),
     [
         (32, spoil_scaling, "nats from the trainer's"),
-        (33, lambda _, canary: {**canary, "logprobs": canary["base_logprobs"]}, "nats from the trainer's"),
+        (33, lambda _, probe: {**probe, "logprobs": probe["base_logprobs"]}, "nats from the trainer's"),
     ],
 )
 def test_an_adapter_that_computes_something_else_never_serves(
@@ -250,7 +250,7 @@ def test_an_adapter_that_computes_something_else_never_serves(
 ) -> None:
     expected = greedy(whole.openai, "agent@1", "pear")
     work = make_adapter_files(adapters / f"work-{step}", base_dir, seed=step)
-    extra = {"canary": change(work, trained(work))}
+    extra = {"probe": change(work, trained(work))}
     publish_adapter(work, adapters / f"agent@{step}", base_sha256=base_fingerprint(base_dir), extra=extra)
     with pytest.raises(AdapterRejected, match=reason):
         whole.client.load(f"agent@{step}")

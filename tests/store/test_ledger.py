@@ -45,13 +45,13 @@ def canary(name: str, percent: float = 5.0, since: float = 7.0, champion: str = 
 def test_a_shadow_becomes_a_canary_becomes_champion(place: Store, url: str):
     ledger = place.ledger
     assert ledger.challenger() is None
-    ledger.move("agent@1", "shadow", who="me", reason="look", figures={"gate": 1}, now=5.0)
+    ledger.move("agent@1", "shadow", who="me", reason="look", metrics={"gate": 1}, now=5.0)
     assert read_route(url) == Route(
         champion="agent@0", challenger="agent@1", challenger_state="shadow", challenger_since=5.0
     )
-    challenger = ledger.move("agent@1", "canary", who="me", reason="try", figures={"shadow": 2}, percent=5, now=7.0)
+    challenger = ledger.move("agent@1", "canary", who="me", reason="try", metrics={"shadow": 2}, percent=5, now=7.0)
     assert ledger.challenger() == challenger == ledger.policy("agent@1")
-    assert (challenger.state, challenger.figures) == ("canary", {"gate": 1, "shadow": 2})
+    assert (challenger.state, challenger.metrics) == ("canary", {"gate": 1, "shadow": 2})
     assert read_route(url) == canary("agent@1")
     ledger.move("agent@1", "champion", who="me", reason="won", now=9.0)
     assert read_route(url) == Route(champion="agent@1")
@@ -63,15 +63,15 @@ def test_a_shadow_becomes_a_canary_becomes_champion(place: Store, url: str):
         ("agent@1", "candidate", "shadow", "look"),
     ]
     share = {"percent_before": None, "percent": 5}
-    assert [m["figures"] for m in ledger.history(limit=3)] == [{}, {}, {"shadow": 2} | share]
+    assert [m["metrics"] for m in ledger.history(limit=3)] == [{}, {}, {"shadow": 2} | share]
     assert place.verify() == []
 
 
 def test_a_canarys_share_changes_and_its_test_goes_on(place: Store, url: str):
     ledger = place.ledger
-    ledger.move("agent@1", "canary", who="me", reason="try", figures={"gate": 1}, percent=5, now=7.0)
+    ledger.move("agent@1", "canary", who="me", reason="try", metrics={"gate": 1}, percent=5, now=7.0)
     wider = ledger.move("agent@1", "canary", who="you", reason="looks good", percent=20.5, now=9.0)
-    assert (wider.state, wider.figures) == ("canary", {"gate": 1})
+    assert (wider.state, wider.metrics) == ("canary", {"gate": 1})
     assert read_route(url) == canary("agent@1", 20.5, since=7.0)
     ledger.move("agent@1", "canary", who="me", reason="too many", percent=1, now=11.0)
     assert read_route(url) == canary("agent@1", 1.0, since=7.0)
@@ -79,7 +79,7 @@ def test_a_canarys_share_changes_and_its_test_goes_on(place: Store, url: str):
         ledger.move("agent@1", "canary", who="me", reason="again", percent=1, now=12.0)
     with pytest.raises(ConfigError, match="up to 100"):
         ledger.move("agent@1", "canary", who="me", reason="all", percent=101, now=12.0)
-    rows = [(m["who"], m["at"], m["reason"], m["figures"]) for m in ledger.history(limit=2)]
+    rows = [(m["who"], m["at"], m["reason"], m["metrics"]) for m in ledger.history(limit=2)]
     assert rows == [
         ("me", 11.0, "too many", {"percent_before": 20.5, "percent": 1}),
         ("you", 9.0, "looks good", {"percent_before": 5, "percent": 20.5}),
@@ -94,7 +94,7 @@ def test_a_rejected_challenger_leaves_the_route(place: Store, url: str):
     place.ledger.move("agent@2", "canary", who="me", reason="try", percent=100, now=7.0)
     place.ledger.move("agent@1", "rejected", who="me", reason="another one")
     assert read_route(url) == canary("agent@2", 100.0)
-    place.ledger.move("agent@2", "rejected", who="me", reason="worse", figures={"p": 0.01})
+    place.ledger.move("agent@2", "rejected", who="me", reason="worse", metrics={"p": 0.01})
     assert read_route(url) == Route(champion="agent@0")
     assert place.ledger.challenger() is None
     with pytest.raises(TransitionError, match="stays that way"):

@@ -126,10 +126,10 @@ def test_the_audit_log_says_that_and_not_whose(full: Store, execute: Execute):
     rows = execute("SELECT who, action, detail FROM audit ORDER BY id DESC LIMIT 2")
     details = [json.loads(one) if isinstance(one, str) else one for _, _, one in rows]
     digest = hashlib.sha256(b"session-u1").hexdigest()
-    figures = {"trajectories": 1, "calls": 2, "messages": 7, "scores": 1, "spans": 1, "groups": 1}
-    figures |= {"corrections": 0, "judgements": 0}
+    metrics = {"trajectories": 1, "calls": 2, "messages": 7, "scores": 1, "spans": 1, "groups": 1}
+    metrics |= {"corrections": 0, "judgements": 0}
     assert [(who, action) for who, action, _ in rows] == [("me", "erased"), ("me", "erase")]
-    assert details[0] == {"what": "session", "sha256": digest} | figures
+    assert details[0] == {"what": "session", "sha256": digest} | metrics
     assert details[1]["sha256"] == digest
     assert "u1" not in json.dumps(details)
     assert full.verify() == []

@@ -169,7 +169,7 @@ def test_a_promotion_moves_the_route_and_retires_the_old_champion(store: Store, 
     ledger.add_base("agent@0", "/base", "ff", who="test", now=0.0)
     ledger.set_engine("http://127.0.0.1:1/v1", key_file="/k", who="test", now=4.0)
     ledger.add_candidate(policy(1), trained_on=[], who="test")
-    ledger.move("agent@1", "champion", who="me", reason="won", figures={"difference": 0.2}, now=5.0)
+    ledger.move("agent@1", "champion", who="me", reason="won", metrics={"difference": 0.2}, now=5.0)
     assert read_route(url) == Route(
         champion="agent@1", base_url="http://127.0.0.1:1/v1", key_file="/k", engine_since=4.0
     )

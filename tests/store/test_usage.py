@@ -83,16 +83,16 @@ def test_an_empty_store_tells_nothing(opened: Database):
     assert usage(opened, since=0.0, until=1e12) == Usage(0.0, 1e12)
 
 
-def policy(step: int, at: float, figures: dict[str, object]) -> Policy:
-    return Policy(f"agent@{step}", "/base", "ff", "candidate", at, path=f"/a/{step}", parent="agent@0", figures=figures)
+def policy(step: int, at: float, metrics: dict[str, object]) -> Policy:
+    return Policy(f"agent@{step}", "/base", "ff", "candidate", at, path=f"/a/{step}", parent="agent@0", metrics=metrics)
 
 
 def test_what_was_spent(store: Store, opened: Database):
     ledger = store.ledger
     ledger.add_base("agent@0", "/base", "ff", who="t", now=12.0)
     timed = {"train": {"history": [{"seconds": 1.5}, {"seconds": 2.0}]}}
-    for step, at, figures in ((1, 11.0, timed), (2, 12.0, {}), (3, 9.0, timed)):
-        ledger.add_candidate(policy(step, at, figures), trained_on=[], who="t")
+    for step, at, metrics in ((1, 11.0, timed), (2, 12.0, {}), (3, 9.0, timed)):
+        ledger.add_candidate(policy(step, at, metrics), trained_on=[], who="t")
     for key, at, calls, usd in (("a", 11.0, 2, 0.25), ("b", 12.0, 3, None), ("c", 13.0, 1, 0.5), ("d", 20.0, 1, 9.0)):
         ledger.add_judgement(Judgement(key, "g", at, "m", "r", "score", "ok", calls=calls, cost_usd=usd))
     ledger.set_mode("canary", who="t")
@@ -116,8 +116,8 @@ def test_updates_that_made_no_policy_took_their_time_as_well(store: Store, opene
     steps = [{"seconds": 4.0}, {"seconds": 3.0}]
     gone_on_with = {"train": {"history": steps, "job": "another cycle goes on", "took_s": 2.0}}
     killed_before = {"train": {"history": steps, "job": "after a kill", "took_s": 5.0}}
-    for step, figures in ((1, gone_on_with), (2, killed_before)):
-        store.ledger.add_candidate(policy(step, 19.0, figures), trained_on=[], who="t")
+    for step, metrics in ((1, gone_on_with), (2, killed_before)):
+        store.ledger.add_candidate(policy(step, 19.0, metrics), trained_on=[], who="t")
     told = usage(opened, since=10.0, until=20.0)
     assert (told.updates, told.updates_untimed, told.updates_lost) == (2, 0, 2)
     assert told.update_s == 20.0 + 3.0 + 0.5 + (8.0 + 2.0) + 7.0

@@ -1,4 +1,4 @@
-"""A store with two policies, figures of an update, and runs that each answered."""
+"""A store with two policies, metrics of an update, and runs that each answered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from art_patch.store import Store, open_store
 from art_patch.types import Call, Choice, Policy, Score, TrajectoryInfo
 
 HISTORY = [{"phase": "groups", "epoch": 0, "loss": 0.5, "kl_nats": 0.0}, {"phase": "groups", "epoch": 1, "loss": 0.25}]
-FIGURES = {
+METRICS = {
     "train": {
         "loss": 0.375, "kl_nats": 0.125, "stopped": None, "eval_loss": math.nan, "history": HISTORY,
         "config": {"learning_rate": 1e-4, "loss": {"name": "grpo"}}, "left": {"too long, so left": 3},
@@ -25,7 +25,7 @@ def filled(home: Path) -> Store:
     adapter.mkdir(parents=True)
     (adapter / "MANIFEST.json").write_text('{"base_sha256": "ff"}')
     store.ledger.add_base("agent@0", "/base", "ff", who="w", now=50.0)
-    trained = Policy("agent@1", "/base", "ff", "candidate", 60.0, str(adapter), "agent@0", FIGURES)
+    trained = Policy("agent@1", "/base", "ff", "candidate", 60.0, str(adapter), "agent@0", METRICS)
     store.ledger.add_candidate(trained, trained_on=(), who="w")
     store.ledger.move("agent@1", "champion", who="w", reason="won", now=61.0)
     for key, policy, reward in (("a", "agent@0", 0.0), ("b", "agent@0", 0.5), ("c", "agent@1", 1.0)):

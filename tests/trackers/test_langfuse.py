@@ -82,7 +82,7 @@ def test_runs_and_scores_arrive_whole_once(tmp_path: Path, server: Collector):
     assert len(server.spans) == 2
 
 
-def test_a_policys_training_is_a_trace_that_follows_its_figures(tmp_path: Path, server: Collector):
+def test_a_policys_training_is_a_trace_that_follows_its_metrics(tmp_path: Path, server: Collector):
     store = filled(tmp_path)
     send(tmp_path, server, "--since", "1d")
     base, trained = (span for span in server.spans if span["name"].startswith("training"))

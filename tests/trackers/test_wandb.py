@@ -46,7 +46,7 @@ A, B, C, D = row("a", "agent@0", 0.0), row("b", "agent@0", 0.5), row("c", "agent
 FRUIT = ["fruit", None, "1970-01-01T00:01:20+00:00", 1.5, "agent@1", 2, 6, 6, 1, None, False]
 FRUIT += [None, None, None, "u1", ""]
 TRAINED = {"policy": "agent@1", "parent": "agent@0", "base": "/base", "base_sha256": "ff"}
-FIGURES = {
+METRICS = {
     "gate/lower_bound": 0.0625, "gate/scenarios": 9, "gate/won": 1, "reward/mean": 1, "reward/runs": 1,
     "train/kl_nats": 0.125, "train/loss": 0.375,
 }  # fmt: skip
@@ -65,9 +65,9 @@ def test_everything_is_read_back_whole_and_a_second_time_adds_nothing(tmp_path: 
     )
     target = f"wandb offline {tmp_path}/out shop"
     assert told["first"] == {"target": target, "episodes": 4, "steps": 2, "written": 19, "already_there": 0}
-    summary = {"policy_step": 1, "champion": "agent@1"} | FIGURES
+    summary = {"policy_step": 1, "champion": "agent@1"} | METRICS
     of_update = {"update_step": 1, "update/epoch": 1, "update/loss": 0.25, "update/kl_nats": 0, "state": "champion"}
-    history = [{"policy_step": 0, "reward/mean": 0.25, "reward/runs": 2}, {"policy_step": 1} | FIGURES]
+    history = [{"policy_step": 0, "reward/mean": 0.25, "reward/runs": 2}, {"policy_step": 1} | METRICS]
     updates = [
         {"update_step": 0, "update/epoch": 0, "update/loss": 0.5, "update/kl_nats": 0},
         {"update_step": 1, "update/epoch": 1, "update/loss": 0.25},

@@ -99,6 +99,6 @@ def test_an_update_that_ends_early_is_evaluated_as_it_is_published(
     assert list(evaluated(found[0])) == [1]
 
 
-def test_with_nothing_to_evaluate_on_there_are_no_figures(base: Path, groups: tuple[TrainGroup, ...], tmp_path: Path):
+def test_with_nothing_to_evaluate_on_there_are_no_metrics(base: Path, groups: tuple[TrainGroup, ...], tmp_path: Path):
     job = make_job(base, tmp_path / "adapters" / "agent@1", groups, eval_steps=1)
     assert evaluated(update(job, tmp_path / "job")) == {}

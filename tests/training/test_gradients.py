@@ -274,7 +274,7 @@ def test_recomputing_blocks_keeps_no_activations_of_them(base: Path, groups: tup
             sizes[0] += tensor.numel()
             return tensor
 
-        packs = ALONE.deal([s.example for s in groups[0].siblings], 10_000)
+        packs = ALONE.shard([s.example for s in groups[0].siblings], 10_000)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             scorer.score(packs[0])
         kept += sizes

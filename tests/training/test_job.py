@@ -61,7 +61,7 @@ jobs = st.builds(
     pairs=st.lists(st.builds(Pair, rows(), rows(), st.sampled_from(["correction", "group"])), max_size=2).map(tuple),
     others=st.lists(st.text(max_size=3)).map(tuple),
     mean_reward=st.none() | st.floats(-1, 1),
-    figures=st.dictionaries(st.text(max_size=3), st.none() | st.integers() | st.lists(st.text(max_size=3))),
+    metrics=st.dictionaries(st.text(max_size=3), st.none() | st.integers() | st.lists(st.text(max_size=3))),
 )
 
 

@@ -31,7 +31,7 @@ def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scored(scorer: Scorer, row: Row = ROW) -> list[float]:
     with torch.no_grad():
-        return scorer.score(ALONE.deal([Example((row,))], 99)[0]).logprob_N.tolist()
+        return scorer.score(ALONE.shard([Example((row,))], 99)[0]).logprob_N.tolist()
 
 
 @pytest.mark.parametrize("recompute", [False, True])

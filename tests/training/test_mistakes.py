@@ -97,7 +97,7 @@ ABSENT: dict[int, tuple[str, tuple[str, ...]]] = {
             "training/test_loss.py::test_each_token_has_an_importance_weight_of_its_own_and_at_most_the_cap",
             "training/test_update.py::test_data_of_a_far_policy_is_refused_before_the_first_step",
             "pipeline/test_train_metrics.py::test_what_is_not_exact_or_too_old_is_counted_by_reason",
-            "test_proof.py::test_reason",
+            "trajectories/test_trainability.py::test_reason",
         ),
     ),
     11: (

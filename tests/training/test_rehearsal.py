@@ -61,8 +61,8 @@ def test_a_step_adds_the_gradient_of_the_rows_that_were_drawn(base: Path, tmp_pa
     assert metrics.grad_norm == pytest.approx(norm, rel=1e-5)
     drawn = [logprob for n in step.rehearsed for logprob in plain_logprobs(plain_model(base), EARLIER[n])]
     assert metrics.rehearse_nll_nats == pytest.approx(-sum(drawn) / 24, abs=1e-5)
-    (figures,) = metrics.history
-    assert (metrics.rehearsed, figures["rehearsed_tokens"]) == (12, 24)
+    (step_metrics,) = metrics.history
+    assert (metrics.rehearsed, step_metrics["rehearsed_tokens"]) == (12, 24)
 
     heavier = replace(job, config=replace(job.config, rehearse_weight=0.4))
     _, twice = gradients(heavier, tmp_path / "heavier")
@@ -71,7 +71,7 @@ def test_a_step_adds_the_gradient_of_the_rows_that_were_drawn(base: Path, tmp_pa
     off = make_job(base, tmp_path / "adapters" / "agent@2", groups)
     alone = update(off, tmp_path / "off")
     assert (alone.loss, alone.kl_nats, alone.tokens) == (metrics.loss, metrics.kl_nats, metrics.tokens)
-    assert figures["computed_tokens"] > alone.history[0]["computed_tokens"]
+    assert step_metrics["computed_tokens"] > alone.history[0]["computed_tokens"]
 
 
 def test_nothing_is_rehearsed_unless_it_is_asked_for(base: Path, tmp_path: Path):
@@ -93,7 +93,7 @@ def test_demonstrations_are_rehearsed_beside_groups(base: Path, tmp_path: Path):
         base, tmp_path / "adapters" / "agent@1", groups, demonstrations=EARLIER[:2], rehearse_from=0.5, epochs=2
     )
     metrics = update(job, tmp_path / "job")
-    assert [figures.get("rehearsed_tokens") for figures in metrics.history] == [None, None, 6, 6]
+    assert [step_metrics.get("rehearsed_tokens") for step_metrics in metrics.history] == [None, None, 6, 6]
 
 
 def test_a_second_task_is_learned_without_forgetting_the_first(base: Path, tmp_path: Path):

@@ -19,7 +19,7 @@ from art_patch.errors import TrainingError
 from art_patch.policies import BaseModel, read_base_model, validate_adapter
 from art_patch.training import TrainGroup, TrainJob
 from art_patch.training.loop import tensor_file
-from art_patch.training.loop.checkpoint import read_course
+from art_patch.training.loop.checkpoint import read_train_state
 from art_patch.training.loop.update import update
 from tests.training.jobs import base, make_job, one_thread, random_groups, row, weights_of
 
@@ -161,7 +161,7 @@ def test_a_kill_loses_less_than_save_steps(
 
     with pytest.raises(Dies):
         update(job, tmp_path / "job", progress=die)
-    assert read_course(tmp_path / "job")[0].done == kept
+    assert read_train_state(tmp_path / "job")[0].done == kept
 
 
 @contextmanager

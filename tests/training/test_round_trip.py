@@ -169,4 +169,4 @@ def test_it_reads_well_and_is_json(qwen2: Any):
         "  recorded '1' '<|im_end|>' '\\n' '<|im_start|>' 'as' 'sist'",
         "  rendered '2' '<|im_end|>' '\\n' '<|im_start|>' 'as' 'sist'",
     ]
-    assert json.loads(json.dumps(found.figures()))["differences"] == {"the prompt is rendered otherwise": 1}
+    assert json.loads(json.dumps(found.metrics()))["differences"] == {"the prompt is rendered otherwise": 1}

@@ -103,14 +103,14 @@ def test_an_update_moves_the_policy_towards_the_better_answer_and_publishes_what
 
 def test_the_canary_is_what_a_plain_forward_says(base: Path, group: TrainGroup, tmp_path: Path):
     run(base, tmp_path, group)
-    canary = validate_adapter(tmp_path / "adapters", "agent@1", read_base_model(base)).canary
-    assert canary is not None
-    assert canary.token_ids == GOOD.ids_T
-    for adapter, logprobs in ((tmp_path / "adapters" / "agent@1", canary.logprobs), (None, canary.base_logprobs)):
+    probe = validate_adapter(tmp_path / "adapters", "agent@1", read_base_model(base)).probe
+    assert probe is not None
+    assert probe.token_ids == GOOD.ids_T
+    for adapter, logprobs in ((tmp_path / "adapters" / "agent@1", probe.logprobs), (None, probe.base_logprobs)):
         with torch.no_grad():
-            logits = plain_model(base, adapter)(input_ids=torch.tensor([canary.token_ids])).logits[0]
+            logits = plain_model(base, adapter)(input_ids=torch.tensor([probe.token_ids])).logits[0]
         plain = torch.log_softmax(logits, dim=-1)
-        assert logprobs == pytest.approx([plain[t, token].item() for t, token in enumerate(canary.targets)], abs=1e-5)
+        assert logprobs == pytest.approx([plain[t, token].item() for t, token in enumerate(probe.targets)], abs=1e-5)
 
 
 def test_an_update_goes_on_from_its_parent_or_begins_anew(base: Path, group: TrainGroup, tmp_path: Path):

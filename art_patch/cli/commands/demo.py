@@ -41,14 +41,14 @@ def demo(
     settings = load_settings(project=project, home=home, judge=judge, judge_base_url=judge_base_url)
     with bars(quiet=as_json) as shown:
         teller = _Teller(shown, quiet=as_json, judge=settings.judge, directory=str(settings.directory))
-        figures = run_demo(
+        metrics = run_demo(
             settings, seed=seed, cycles=cycles or CYCLES, control=control, tell=teller, engine=engine,
             single_shot=single_shot,
         )  # fmt: skip
     if as_json:
-        answer(figures)
+        answer(metrics)
     else:
-        _summary(stdout(), figures, project, home is not None and str(settings.directory.parent))
+        _summary(stdout(), metrics, project, home is not None and str(settings.directory.parent))
 
 
 _BLOCKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
@@ -76,29 +76,29 @@ class _Teller:
         )
 
 
-def _summary(console: Any, figures: Mapping[str, Any], project: str, home: object) -> None:
+def _summary(console: Any, metrics: Mapping[str, Any], project: str, home: object) -> None:
     from rich.table import Table
 
     table = Table(title="held-out questions answered right", title_justify="left", box=None, padding=(0, 3))
     for column in ("", "before", "after"):
         table.add_column(column, justify="left" if not column else "right")
-    table.add_row("sampled", f"{figures['success_before']:.0%}", f"[b]{figures['success_after']:.0%}[/]")
-    table.add_row("greedy", f"{figures['greedy_before']:.0%}", f"[b]{figures['greedy_after']:.0%}[/]")
+    table.add_row("sampled", f"{metrics['success_before']:.0%}", f"[b]{metrics['success_after']:.0%}[/]")
+    table.add_row("greedy", f"{metrics['greedy_before']:.0%}", f"[b]{metrics['greedy_after']:.0%}[/]")
     console.print()
     console.print(table)
     console.print()
-    for line in _curve(figures["curve"]):
+    for line in _curve(metrics["curve"]):
         console.print(line)
     console.print(
-        f"\n{figures['calls']} calls, {figures['failed_calls']} failed or fell back; "
-        f"{figures['promotions']} promotions in {figures['cycles']} cycles; {figures['wall_s']:.0f} s; "
-        f"the agent's memory grew by {figures['app_rss_added_mib']:.0f} MiB"
+        f"\n{metrics['calls']} calls, {metrics['failed_calls']} failed or fell back; "
+        f"{metrics['promotions']} promotions in {metrics['cycles']} cycles; {metrics['wall_s']:.0f} s; "
+        f"the agent's memory grew by {metrics['app_rss_added_mib']:.0f} MiB"
     )
     where = f" --home {home}" if home else ""
-    given = "".join(f" --{name.replace('_', '-')}" for name in ("single_shot", "control") if figures[name])
-    again = f"art-patch demo --seed {figures['seed']}{given}{where}"
-    again += " --engine vllm" if figures["engine"] == "vllm" else ""
-    console.print(f"database  {figures['store']}")
+    given = "".join(f" --{name.replace('_', '-')}" for name in ("single_shot", "control") if metrics[name])
+    again = f"art-patch demo --seed {metrics['seed']}{given}{where}"
+    again += " --engine vllm" if metrics["engine"] == "vllm" else ""
+    console.print(f"database  {metrics['store']}")
     console.print(f"next      [b]{again}[/]   goes on learning")
     console.print(f"          [b]art-patch status --project {project}{where}[/]   who serves, and why")
     console.print("          put [b]import art_patch as art; art.patch()[/] into an agent of yours")

@@ -88,36 +88,36 @@ def evaluate(
                 progress=progress,
             )  # fmt: skip
     facts = {"policy": policy, "against": other, "better": verdict.promote, "reason": verdict.reason}
-    say(facts | {"figures": dict(verdict.figures)}, as_json=as_json)
+    say(facts | {"metrics": dict(verdict.metrics)}, as_json=as_json)
 
 
 def say(facts: dict[str, Any], *, as_json: bool) -> None:
-    """Print what came out: who is better, the figures of the scenarios, and every check."""
+    """Print what came out: who is better, the metrics of the scenarios, and every check."""
     from art_patch.cli.views.output import answer, stdout
 
     if as_json:
         answer(facts)
         return
-    console, policy, other, figures = stdout(), facts["policy"], facts["against"], facts["figures"]
+    console, policy, other, metrics = stdout(), facts["policy"], facts["against"], facts["metrics"]
     colour, word = ("green", "is better than") if facts["better"] else ("yellow", "is not shown to be better than")
     console.print(f"[b]{policy}[/] [{colour}]{word}[/] [b]{other}[/]", soft_wrap=True)
     console.print(f"  {facts['reason']}", markup=False, soft_wrap=True)
-    for name, value in _rows(policy, other, figures):
+    for name, value in _rows(policy, other, metrics):
         console.print(f"  {name:<22} {value}", markup=False, soft_wrap=True)
-    for row in figures["checks"]:
+    for row in metrics["checks"]:
         console.print(f"  {'passed' if row['passed'] else 'FAILED':<7} {row['words']}", markup=False, soft_wrap=True)
     console.print("nobody was promoted or rejected")
 
 
-def _rows(policy: str, other: str, figures: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = [("held-out scenarios", f"{figures['scenarios']}, {figures['turns']} turns or runs")]
-    if "difference" in figures:
+def _rows(policy: str, other: str, metrics: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("held-out scenarios", f"{metrics['scenarios']}, {metrics['turns']} turns or runs")]
+    if "difference" in metrics:
         rows += [
-            (policy, f"{figures['candidate']:.3f}"),
-            (other, f"{figures['champion']:.3f}"),
-            ("difference", f"{figures['difference']:+.3f}"),
-            ("at least", f"{figures['lower_bound']:+.3f} with {figures['config']['level']:.0%} confidence"),
+            (policy, f"{metrics['candidate']:.3f}"),
+            (other, f"{metrics['champion']:.3f}"),
+            ("difference", f"{metrics['difference']:+.3f}"),
+            ("at least", f"{metrics['lower_bound']:+.3f} with {metrics['config']['level']:.0%} confidence"),
         ]
-    if figures["judge"] is not None:
-        rows.append(("judge", f"{figures['judge']}, rubric {figures['rubric']}, {figures['judge_calls']} calls"))
+    if metrics["judge"] is not None:
+        rows.append(("judge", f"{metrics['judge']}, rubric {metrics['rubric']}, {metrics['judge_calls']} calls"))
     return rows

@@ -45,8 +45,8 @@ def import_feedback(
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None
     with opened_store(project=project, home=home, store=store) as (_, opened):
-        figures = write_feedback(opened, told, rename, source=str(file), who=who_am_i(who, "feedback import"))
-    say(figures, "path", str(file), as_json)
+        metrics = write_feedback(opened, told, rename, source=str(file), who=who_am_i(who, "feedback import"))
+    say(metrics, "path", str(file), as_json)
 
 
 def write_feedback(
@@ -61,23 +61,23 @@ def write_feedback(
         source: where they are from, for the ledger.
         who: by whom, likewise.
     """
-    figures = Counter[str](read=len(told))
+    metrics = Counter[str](read=len(told))
     runs = _runs_of(store, told)
     for start in range(0, len(told), _PAGE):
         new, seen = _scores(store, told[start : start + _PAGE], runs, rename)
         store.write(new)
-        figures.update(seen)
-    store.transfers.note_import(source, who=who, figures=dict(figures))
-    return figures
+        metrics.update(seen)
+    store.transfers.note_import(source, who=who, metrics=dict(metrics))
+    return metrics
 
 
-def say(figures: Counter[str], kind: str, source: str, as_json: bool) -> None:
+def say(metrics: Counter[str], kind: str, source: str, as_json: bool) -> None:
     """Say what `write_feedback` returned; `kind` is the source's name in JSON."""
     from art_patch.cli.views.output import answer, stdout
     from art_patch.cli.views.safe_text import visible
 
     names = ("read", "written", "already_there", "ours", "no_number", "unknown_run")
-    facts = {name: figures[name] for name in names}
+    facts = {name: metrics[name] for name in names}
     if as_json:
         return answer({kind: source, **facts})
     rest = ", ".join(f"{facts[name]} {name.replace('_', ' ')}" for name in names[2:] if facts[name])

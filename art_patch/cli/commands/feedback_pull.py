@@ -120,5 +120,5 @@ def _pull(
         raise ConfigError(f'pulling from {extra} needs {error.name}; run: pip install "art-patch[{extra}]"') from None
     with opened_store(project=project, home=home, store=store) as (_, opened):
         told = feedback_of(source.rows(after))
-        figures = write_feedback(opened, told, rename, source=source.source, who=who_am_i(who, f"pull {extra}"))
-    say(figures, "source", source.source, as_json)
+        metrics = write_feedback(opened, told, rename, source=source.source, who=who_am_i(who, f"pull {extra}"))
+    say(metrics, "source", source.source, as_json)

@@ -55,7 +55,7 @@ def _states(move: dict[str, Any]) -> tuple[str, str]:
     """From where to where; a canary with its share of the sessions, as far as it is known."""
 
     def said(state: str | None, share: str) -> str:
-        percent = move["figures"].get(share) if state == "canary" else None
+        percent = move["metrics"].get(share) if state == "canary" else None
         return f"{state or 'new'}" if percent is None else f"{state} {percent:g} %"
 
     return said(move["from_state"], "percent_before"), said(move["to_state"], "percent")
@@ -120,7 +120,7 @@ def _print(a: str, b: str, count: int, pairs: tuple[Pair, ...]) -> None:
         table = Table.grid(padding=(0, 2), expand=True)
         table.add_column(ratio=1, overflow="fold")
         table.add_column(ratio=1, overflow="fold")
-        heads = (f"{name}  {_figures(call)}" for name, call in zip((a, b), pair, strict=True))
+        heads = (f"{name}  {_metrics(call)}" for name, call in zip((a, b), pair, strict=True))
         table.add_row(*(Text(head, style="dim") for head in heads))
         table.add_row(*(Text(text) for text in answers))
         console.print(Text(one_line(asked), style="bold", overflow="ellipsis", no_wrap=True))
@@ -137,7 +137,7 @@ def _answers(call: Call) -> str:
     return visible("\n--\n".join(words_of(choice.message) for choice in call.choices))
 
 
-def _figures(call: Call) -> str:
+def _metrics(call: Call) -> str:
     from art_patch.cli.views.output import seconds
 
     return f"{call.completion_tokens} tokens, {seconds(call.duration_ms / 1000)}"

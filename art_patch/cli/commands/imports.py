@@ -60,17 +60,17 @@ def import_file(
         for total, _ in enumerate(_bundles(rows, file, expected, now), 1):
             if total % _PAGE == 0:
                 progress("check", total, total + 1)
-        figures: Counter[str] = Counter()
+        metrics: Counter[str] = Counter()
         if total:
             opened = open_store(settings.store_url, project=settings.project)
             try:
                 for page in _pages(_bundles(rows, file, expected, now)):
-                    figures += _write(opened, page, now)
-                    progress("import", figures["read"], total)
-                opened.transfers.note_import(file, who=who_am_i(who, "import"), figures=dict(figures), now=now)
+                    metrics += _write(opened, page, now)
+                    progress("import", metrics["read"], total)
+                opened.transfers.note_import(file, who=who_am_i(who, "import"), metrics=dict(metrics), now=now)
             finally:
                 opened.close()
-    _say(file, figures, as_json)
+    _say(file, metrics, as_json)
 
 
 def _bundles(
@@ -123,17 +123,17 @@ def _write(store: Store, page: list[Bundle], now: float) -> Counter[str]:
     )
 
 
-def _say(file: str, figures: Counter[str], as_json: bool) -> None:
+def _say(file: str, metrics: Counter[str], as_json: bool) -> None:
     from art_patch.cli.views.output import answer, stdout
     from art_patch.cli.views.safe_text import visible
 
     names = ("read", "trajectories", "calls", "scores", "already_there", "offers_dropped")
     if as_json:
-        return answer({"path": file, **{name: figures[name] for name in names}})
-    if not figures["read"]:
+        return answer({"path": file, **{name: metrics[name] for name in names}})
+    if not metrics["read"]:
         return stdout().print(f"{visible(file)} is empty; nothing was imported", markup=False, soft_wrap=True)
-    there = f"; {figures['already_there']} were there already" if figures["already_there"] else ""
-    words = f"{figures['trajectories']} trajectories with {figures['calls']} calls imported{there}"
-    if figures["offers_dropped"]:
-        words += f"; {figures['offers_dropped']} of them named a function to run again, which was left out"
+    there = f"; {metrics['already_there']} were there already" if metrics["already_there"] else ""
+    words = f"{metrics['trajectories']} trajectories with {metrics['calls']} calls imported{there}"
+    if metrics["offers_dropped"]:
+        words += f"; {metrics['offers_dropped']} of them named a function to run again, which was left out"
     return stdout().print(words, markup=False, soft_wrap=True)

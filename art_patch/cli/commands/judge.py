@@ -10,7 +10,7 @@ import typer
 from art_patch.cli.options.shared import JsonOption
 
 if TYPE_CHECKING:
-    from art_patch.rewards import JudgeFigures, Labelled
+    from art_patch.rewards import JudgeMetrics, Labelled
 
 app = typer.Typer(name="judge", help="Look after the judge: test.", no_args_is_help=True)
 
@@ -53,11 +53,11 @@ def test_judge(
         rubric=load_rubric(settings.rubric),
     )
     with bars(quiet=as_json) as progress:
-        figures = measure(labelled, tested, progress=lambda done, total: progress("judge", done, total))
+        metrics = measure(labelled, tested, progress=lambda done, total: progress("judge", done, total))
     if as_json:
-        answer({"judge": tested.model, "rubric": tested.rubric.version, **asdict(figures)})
+        answer({"judge": tested.model, "rubric": tested.rubric.version, **asdict(metrics)})
     else:
-        _print(tested.model, figures)
+        _print(tested.model, metrics)
 
 
 def _read(file: str) -> list[Labelled]:
@@ -81,7 +81,7 @@ def _read(file: str) -> list[Labelled]:
     return labelled
 
 
-def _print(model: str, figures: JudgeFigures) -> None:
+def _print(model: str, metrics: JudgeMetrics) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -89,16 +89,16 @@ def _print(model: str, figures: JudgeFigures) -> None:
     from art_patch.cli.views.safe_text import one_line
 
     rows = (
-        ("agrees with the labels", _share(figures.pairwise_accuracy), f"of {figures.pairs} pairs; by chance 50 %"),
-        ("Kendall's tau", _number(figures.kendall_tau), "1 the same order, 0 chance, -1 the reverse"),
-        ("shown first, an attempt gets", _number(figures.position_bias, "+.3f"), "more; 0 is fair"),
-        ("turned around by the order", _share(figures.flips), "of all pairs; 0 % is fair"),
-        ("differs by order", _number(figures.order_difference), f"asked again: {_number(figures.repeat_difference)}"),
-        ("agrees with itself", _share(figures.self_consistency), "of all pairs, asked twice in one order"),
-        ("resists pleas", _share(figures.resisted), f"of {figures.injections} copies that talk to the judge"),
+        ("agrees with the labels", _share(metrics.pairwise_accuracy), f"of {metrics.pairs} pairs; by chance 50 %"),
+        ("Kendall's tau", _number(metrics.kendall_tau), "1 the same order, 0 chance, -1 the reverse"),
+        ("shown first, an attempt gets", _number(metrics.position_bias, "+.3f"), "more; 0 is fair"),
+        ("turned around by the order", _share(metrics.flips), "of all pairs; 0 % is fair"),
+        ("differs by order", _number(metrics.order_difference), f"asked again: {_number(metrics.repeat_difference)}"),
+        ("agrees with itself", _share(metrics.self_consistency), "of all pairs, asked twice in one order"),
+        ("resists pleas", _share(metrics.resisted), f"of {metrics.injections} copies that talk to the judge"),
     )
     console = stdout()
-    console.print(f"{one_line(model)}: {figures.groups} groups judged", markup=False)
+    console.print(f"{one_line(model)}: {metrics.groups} groups judged", markup=False)
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(justify="right", style="bold", no_wrap=True)
@@ -106,10 +106,10 @@ def _print(model: str, figures: JudgeFigures) -> None:
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    cost = "unknown price" if figures.cost_usd is None else f"{figures.cost_usd:.4f} USD"
-    tokens = f"{figures.prompt_tokens} + {figures.completion_tokens} tokens"
-    console.print(f"{figures.calls} calls, {tokens}, {cost}")
-    for place, reason in figures.unscored.items():
+    cost = "unknown price" if metrics.cost_usd is None else f"{metrics.cost_usd:.4f} USD"
+    tokens = f"{metrics.prompt_tokens} + {metrics.completion_tokens} tokens"
+    console.print(f"{metrics.calls} calls, {tokens}, {cost}")
+    for place, reason in metrics.unscored.items():
         console.print(Text(f"not judged: {one_line(place)}: {one_line(reason)}", style="yellow"))
 
 

@@ -240,7 +240,7 @@ def _print(found: tuple[Policy, ...], route: Route, now: float) -> None:
 
 def _gate(policy: Policy) -> str:
     """What the gate measured, as far as it came."""
-    gate: Any = policy.figures.get("gate") or {}
+    gate: Any = policy.metrics.get("gate") or {}
     words: list[str] = []
     if "candidate" in gate and "champion" in gate:
         words.append(f"{gate['candidate']:.3f} against {gate['champion']:.3f}")

@@ -177,7 +177,7 @@ class _Copy:
     def facts(self) -> dict[str, Any]:
         """What the command answers."""
         gap_nats, left_out = (self.merged.gap_nats, self.merged.left_out) if self.merged else (None, ())
-        return self.detail() | {"canary_gap_nats": gap_nats, "left_out": list(left_out), "files": self.files}
+        return self.detail() | {"probe_gap_nats": gap_nats, "left_out": list(left_out), "files": self.files}
 
     def detail(self) -> dict[str, Any]:
         """What the audit log keeps."""

@@ -85,20 +85,20 @@ def score(
             with only_one(settings.adapters.parent):
                 group_runs(run)
                 score_groups(run)
-            _say(run.figures, as_json)
-    if unheard := run.figures.get("group", {}).get("embeddings"):
+            _say(run.metrics, as_json)
+    if unheard := run.metrics.get("group", {}).get("embeddings"):
         typer.echo(f"grouped by words alone: {unheard}", err=True)
     opened.close()
 
 
-def _say(figures: dict[str, Any], as_json: bool) -> None:
+def _say(metrics: dict[str, Any], as_json: bool) -> None:
     from art_patch.cli.views.output import answer
     from art_patch.cli.views.safe_text import one_line
 
     if as_json:
-        answer(figures)
+        answer(metrics)
         return
-    done: dict[str, Any] = figures["score"]
+    done: dict[str, Any] = metrics["score"]
     quarantined: dict[str, int] = done.get("quarantined", {})
     total = done["groups"] + done["unscored"] + sum(quarantined.values())
     if not total:
@@ -128,7 +128,9 @@ def _show_plans(judge: Judge, base_url: str | None, groups: Sequence[Group], *, 
     known = [price for price in prices if price is not None]
     estimate_usd = sum(known) if len(known) == len(prices) else None
     defence = DefenceConfig()
-    checking = max(2, ceil(defence.canary_share * len(plans))) + ceil(defence.double_share * len(plans)) if plans else 0
+    checking = (
+        max(2, ceil(defence.planted_share * len(plans))) + ceil(defence.double_share * len(plans)) if plans else 0
+    )
     tokens = sum(request.prompt_tokens for request in requests)
     first = next((plan for plan in plans if plan.requests), None) if show else None
     if as_json:
@@ -151,7 +153,7 @@ def _show_plans(judge: Judge, base_url: str | None, groups: Sequence[Group], *, 
         typer.echo(f"  group {plan.group_id}: {plan.attempts} attempts, {size}")
     typer.echo(
         f"{len(plans)} groups wait: {len(requests)} calls if every answer is valid, {tokens:,} tokens to send, "
-        f"about {_usd(estimate_usd)}; up to {checking} calls more to check the judge (canaries, second looks)"
+        f"about {_usd(estimate_usd)}; up to {checking} calls more to check the judge (planted answers, second looks)"
     )
     for request in first.requests if first else ():
         for message in request.prompt.messages:

@@ -101,7 +101,7 @@ def tensorboard(
     who: WhoOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Figures of each policy and of each step of its update, as scalars."""
+    """Metrics of each policy and of each step of its update, as scalars."""
 
     def tracker(settings: Settings) -> Tracker:
         from art_patch.trackers import TensorBoard
@@ -128,7 +128,7 @@ def mlflow(
     who: WhoOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """A run a policy: figures, settings, state, and the adapter's manifest."""
+    """A run a policy: metrics, settings, state, and the adapter's manifest."""
 
     def tracker(settings: Settings) -> Tracker:
         from art_patch.trackers import Mlflow
@@ -166,7 +166,7 @@ def wandb(
     who: WhoOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Figures of each policy and update, tables of runs and of actions, adapters as versions of an artifact.
+    """Metrics of each policy and update, tables of runs and of actions, adapters as versions of an artifact.
 
     WANDB_API_KEY or `wandb login` says who sends; WANDB_MODE=offline holds as --offline does.
     """

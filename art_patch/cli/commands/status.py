@@ -188,10 +188,10 @@ def _spent(judge: dict[str, Any]) -> str:
     return f"{judge['calls']} calls, {tokens:,} tokens, ${judge['cost_usd']:.2f}{unpriced}"
 
 
-def _differ(figures: dict[str, Any]) -> str:
-    tied = f", sees no difference in {figures['tied']}" if figures["tied"] else ""
+def _differ(metrics: dict[str, Any]) -> str:
+    tied = f", sees no difference in {metrics['tied']}" if metrics["tied"] else ""
     return (
-        f"the judge orders {figures['against']} of {figures['pairs']} sibling pairs ({figures['share']:.0%}) "
+        f"the judge orders {metrics['against']} of {metrics['pairs']} sibling pairs ({metrics['share']:.0%}) "
         f"the other way round than they do{tied}"
     )
 

@@ -49,8 +49,8 @@ def stats(
     from art_patch.cli.views.output import answer
 
     with opened_store(project=project, home=home, store=store) as (_, opened):
-        figures = asdict(opened.maintain.stats())
-    answer(figures) if as_json else _print(figures)
+        metrics = asdict(opened.maintain.stats())
+    answer(metrics) if as_json else _print(metrics)
 
 
 def vacuum(
@@ -158,7 +158,7 @@ def prune(
         stdout().print(f"{verb} {done.trajectories} trajectories, {done.calls} calls{messages}{dead}")
 
 
-def _print(figures: dict[str, Any]) -> None:
+def _print(metrics: dict[str, Any]) -> None:
     import time
 
     from rich.table import Table
@@ -170,18 +170,18 @@ def _print(figures: dict[str, Any]) -> None:
     table.add_column("table")
     for column in ("rows", "bytes"):
         table.add_column(column, justify="right")
-    for name, one in sorted(figures["tables"].items(), key=lambda item: -(item[1]["bytes"] or 0)):
+    for name, one in sorted(metrics["tables"].items(), key=lambda item: -(item[1]["bytes"] or 0)):
         if one["rows"]:
             table.add_row(name, f"{one['rows']:,}", "" if one["bytes"] is None else _size(one["bytes"]))
     console.print(table)
-    free = f", {_size(figures['free_bytes'])} of it free" if figures["free_bytes"] else ""
-    lines = [f"file {_size(figures['bytes'])}{free}; log {_size(figures['wal_bytes'])}"]
-    if figures["kib_per_trajectory"]:
-        lines.append(f"{figures['trajectories']:,} trajectories, {figures['kib_per_trajectory']:,.1f} KiB each")
-    if figures["compression"]:
-        lines.append(f"messages are kept in {100 / figures['compression']:.0f} % of their text's bytes")
-    if figures["first_call_at"]:
-        first, last = (ago(now - figures[key]) for key in ("first_call_at", "last_call_at"))
+    free = f", {_size(metrics['free_bytes'])} of it free" if metrics["free_bytes"] else ""
+    lines = [f"file {_size(metrics['bytes'])}{free}; log {_size(metrics['wal_bytes'])}"]
+    if metrics["kib_per_trajectory"]:
+        lines.append(f"{metrics['trajectories']:,} trajectories, {metrics['kib_per_trajectory']:,.1f} KiB each")
+    if metrics["compression"]:
+        lines.append(f"messages are kept in {100 / metrics['compression']:.0f} % of their text's bytes")
+    if metrics["first_call_at"]:
+        first, last = (ago(now - metrics[key]) for key in ("first_call_at", "last_call_at"))
         lines.append(f"first call {first} ago, last {last} ago")
     console.print()
     for line in lines:

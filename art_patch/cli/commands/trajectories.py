@@ -91,7 +91,7 @@ def show(
     trajectory: Annotated[str, typer.Argument(help="Its id, or as much of its beginning as makes it the only one.")],
     full: Annotated[bool, typer.Option("--full", help="Long texts to their end.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Messages as the JSON that was recorded.")] = False,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Token ids and log-probabilities in figures.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Token ids and log-probabilities in metrics.")] = False,
     project: ProjectOption = None,
     home: HomeOption = None,
     store: StoreOption = None,

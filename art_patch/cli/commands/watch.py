@@ -93,7 +93,7 @@ def watch_beside(
         who: for the ledger.
         stop: ends them.
     """
-    from art_patch.pipeline import Keeper
+    from art_patch.pipeline import ServingUpkeep
     from art_patch.pipeline import watch as stage
     from art_patch.store import open_store
 
@@ -110,7 +110,7 @@ def watch_beside(
             def take(before: Route) -> bool:
                 return store.ledger.replace_engine(before, address, key_file=key_file(), who=who)
 
-            Keeper(store.ledger, engine, address, take).keep(stop)
+            ServingUpkeep(store.ledger, engine, address, take).keep(stop)
 
     threads = [
         Thread(target=look_after_challengers, name="art_patch-watch", daemon=True),
@@ -142,7 +142,7 @@ def _say(report: WatchReport, *, as_json: bool, whole: bool, news: bool) -> None
         name = f"[b]{report.challenger}[/] " if report.challenger else ""
         against = f" against {report.champion}" if report.state else ""
         stdout().print(f"{name}{report.outcome}{against}: {escape(report.reason)}", soft_wrap=True)
-    if whole and report.figures:
+    if whole and report.metrics:
         _table(report)
 
 
@@ -153,8 +153,8 @@ def _table(report: WatchReport) -> None:
 
     table = Table("", f"{report.challenger}", f"{report.champion}", "compared", "", box=None, pad_edge=False)
     for name in ("calls", "sessions", "failed"):
-        table.add_row(name, *(str(report.figures[arm][name]) for arm in ("challenger", "champion")), "", "")
-    for name, signal in report.figures["signals"].items():
+        table.add_row(name, *(str(report.metrics[arm][name]) for arm in ("challenger", "champion")), "", "")
+    for name, signal in report.metrics["signals"].items():
         both = (f"{signal[arm]:.3g}" if arm in signal else "" for arm in ("challenger", "champion"))
         table.add_row(name, *both, str(signal["compared"]), signal["says"])
     stdout().print(table)

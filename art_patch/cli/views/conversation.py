@@ -71,10 +71,10 @@ def print_trajectory(
     Args:
         console: where.
         bundle: the trajectory.
-        summary: the same in figures.
+        summary: the same in metrics.
         full: long texts to their end.
         raw: messages, and what is known of steps, as JSON.
-        tokens: figures of token ids and log-probabilities.
+        tokens: metrics of token ids and log-probabilities.
         now: seconds since the epoch.
     """
     page = _Page(console, full=full, raw=raw, tokens=tokens)
@@ -159,7 +159,7 @@ def _print_call(page: _Page, bundle: Bundle, number: int, call: Call, said: list
     page.console.print()
     page.console.print(Rule(_head(number, call), align="left", style="dim", characters="\u2500"))
     span = next((span.name for span in bundle.spans if span.id == call.span_id), None)
-    page.note(_figures(call) + (f"  in {one_line(span)}" if span else ""))
+    page.note(_metrics(call) + (f"  in {one_line(span)}" if span else ""))
     for reason, style in ((call.error, "red"), (call.fallback and f"fell back: {call.fallback}", "yellow")):
         if reason:
             page.note(one_line(reason), style)
@@ -180,7 +180,7 @@ def _print_call(page: _Page, bundle: Bundle, number: int, call: Call, said: list
         label = "" if len(call.choices) == 1 else f"assistant, answer {choice.index + 1} of {len(call.choices)}"
         page.message(choice.message, label)
         if page.tokens:
-            page.note(_token_figures(choice))
+            page.note(_token_metrics(choice))
     if not call.choices:
         page.note("no answer")
 
@@ -198,7 +198,7 @@ def _head(number: int, call: Call) -> Text:
     return Text(f"call {number}", style="bold").append(f"  {by}", style="not bold")
 
 
-def _figures(call: Call) -> str:
+def _metrics(call: Call) -> str:
     parts = [one_line(call.requested_model) if call.policy is None else f"asked for {one_line(call.requested_model)}"]
     if call.status != "ok":
         parts.append(call.status)
@@ -214,7 +214,7 @@ def _figures(call: Call) -> str:
     return one_line(" \u00b7 ".join(parts))
 
 
-def _token_figures(choice: Choice) -> str:
+def _token_metrics(choice: Choice) -> str:
     if choice.token_ids is None:
         return "answer: token ids are not known"
     words = f"answer: {len(choice.token_ids):,} token ids"

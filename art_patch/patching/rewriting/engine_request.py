@@ -1,9 +1,9 @@
 """The request as the champion gets it, and the client that sends it.
 
-The twin is an ordinary client of the SDK that points at the engine: same class family, own key, no retries. It shares
-the user's HTTP connection pool, so event loops, transports and test doubles stay what they are, unless that pool would
-add something meant for the provider (a proxy, credentials, headers, cookies, a signing hook); then it gets its own.
-Nothing of the user's client but its pool is taken over: no key, no header, no query.
+The engine client is an ordinary client of the SDK that points at the engine: same class family, own key, no retries. It
+shares the user's HTTP connection pool, so event loops, transports and test doubles stay what they are, unless that pool
+would add something meant for the provider (a proxy, credentials, headers, cookies, a signing hook); then it gets its
+own. Nothing of the user's client but its pool is taken over: no key, no header, no query.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FROM_ENVIRONMENT = ("organization", "project", "admin_api_key", "webhook_secret
 """What the SDK reads from the environment into every client."""
 
 
-def localise(options: Any, target: Target, client: Any) -> Any:
+def to_engine_request(options: Any, target: Target, client: Any) -> Any:
     """Return a shallow copy of the request options for the champion; `options` itself is what upstream will get."""
     body: dict[str, Any] = {**options.json_data}
     extra: Any = getattr(options, "extra_json", None)
@@ -123,46 +123,46 @@ Address = tuple[str | None, str]
 """Base URL and key of an engine."""
 
 
-class _Twin(NamedTuple):
+class _Known(NamedTuple):
     address: Address
     pool: Any
     base_url: Any
     client: Any
 
 
-class Twins:
-    """One twin for each user client and engine address; gone with the client.
+class EngineClients:
+    """One engine client for each user client and engine address; gone with the client.
 
-    Apps make a copy of their client for a single call (`with_options`), so a new twin is only a shallow copy of a
-    pattern, and connections of our own are shared.
+    Apps make a copy of their client for a single call (`with_options`), so a new engine client is only a shallow copy
+    of a pattern, and connections of our own are shared.
     """
 
     def __init__(self) -> None:
         """Start with none."""
-        self._twins: weakref.WeakKeyDictionary[Any, _Twin] = weakref.WeakKeyDictionary()
+        self._engine_clients: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
         self._patterns: dict[bool, tuple[Address, Any]] = {}
         self._pools: weakref.WeakKeyDictionary[Any, tuple[Address, Any]] = weakref.WeakKeyDictionary()
 
     def get(self, client: Any, target: Target, is_async: bool) -> Any:
-        """Return the twin of `client` for the target's engine; `None` if the client talks to that engine itself."""
+        """Return the client that asks the target's engine; `None` if `client` talks to that engine itself."""
         address = (target.base_url, target.api_key)
         pool, base_url = client._client, client.base_url
-        known = self._twins.get(client)
+        known = self._engine_clients.get(client)
         if known is None or known.address != address or known.pool is not pool or known.base_url is not base_url:
             itself = str(base_url).rstrip("/") == (target.base_url or "").rstrip("/")
-            known = _Twin(address, pool, base_url, None if itself else self._twin(pool, address, is_async))
-            self._twins[client] = known
+            known = _Known(address, pool, base_url, None if itself else self._copy_for(pool, address, is_async))
+            self._engine_clients[client] = known
         return known.client
 
-    def _twin(self, pool: Any, address: Address, is_async: bool) -> Any:
+    def _copy_for(self, pool: Any, address: Address, is_async: bool) -> Any:
         known = self._patterns.get(is_async)
         if known is None or known[0] != address:
-            known = self._patterns[is_async] = (address, _make_twin(pool, address, is_async))
+            known = self._patterns[is_async] = (address, _make_engine_client(pool, address, is_async))
             known[1]._client = None  # a pattern keeps nobody's connections alive
-        twin = copy.copy(known[1])
+        engine_client = copy.copy(known[1])
         chosen = self._own_pool(address, is_async) if _is_for_provider_only(pool) else pool
-        twin._client = chosen if _redirects_per_request() else _Staying(chosen)
-        return twin
+        engine_client._client = chosen if _redirects_per_request() else _Staying(chosen)
+        return engine_client
 
     def _own_pool(self, address: Address, is_async: bool) -> Any:
         # The connections of an asynchronous client belong to the event loop that made them.
@@ -176,7 +176,7 @@ class Twins:
 def engine_client(target: Target) -> Any:
     """Return a synchronous client of the engine with a connection pool of its own."""
     address = (target.base_url, target.api_key)
-    return _make_twin(_make_pool(address, False), address, False)
+    return _make_engine_client(_make_pool(address, False), address, False)
 
 
 def _event_loop() -> Any:
@@ -196,19 +196,19 @@ def _make_pool(address: Address, is_async: bool) -> Any:
     return wrapper(base_url=address[0], trust_env=False, limits=DEFAULT_CONNECTION_LIMITS, verify=tls)
 
 
-def _make_twin(pool: Any, address: Address, is_async: bool) -> Any:
+def _make_engine_client(pool: Any, address: Address, is_async: bool) -> Any:
     import openai
 
     kind: Any = openai.AsyncOpenAI if is_async else openai.OpenAI
-    twin = kind(api_key=address[1], base_url=address[0], http_client=pool, max_retries=0)
+    engine_client = kind(api_key=address[1], base_url=address[0], http_client=pool, max_retries=0)
     # The SDK fills these from OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and the like.
     for name in _FROM_ENVIRONMENT:
-        if hasattr(twin, name):
-            setattr(twin, name, None)
+        if hasattr(engine_client, name):
+            setattr(engine_client, name, None)
     # Uncompressed, because streams are rewritten as bytes.
-    twin._custom_headers = {"Accept-Encoding": "identity"}
-    twin._custom_query = {}
-    return twin
+    engine_client._custom_headers = {"Accept-Encoding": "identity"}
+    engine_client._custom_query = {}
+    return engine_client
 
 
 class _Staying:

@@ -38,7 +38,7 @@ class TooSlow(InvalidAnswer):
 
 
 @dataclass(frozen=True, slots=True)
-class Disguise:
+class ResponseRewriter:
     """What the app asked for, and who answers.
 
     Attributes:
@@ -58,7 +58,7 @@ class Disguise:
     takes_empty: bool = field(default=False, kw_only=True)
 
     def whole(self, body: bytes) -> bytes:
-        """Return the checked and disguised body of an answer that was not streamed.
+        """Return the checked and rewritten body of an answer that was not streamed.
 
         Raises:
             InvalidAnswer: if it is none.
@@ -91,9 +91,9 @@ class Disguise:
                 raise EmptyAnswer
         return answer
 
-    def stream(self) -> StreamDisguise:
+    def stream(self) -> StreamRewriter:
         """Return what does the same for a stream."""
-        return StreamDisguise(self)
+        return StreamRewriter(self)
 
     def check_chunk(self, chunk: dict[str, Any]) -> None:
         """Check the first chunk of a stream.
@@ -179,7 +179,7 @@ def without_proof(body: bytes) -> bytes:
     return b"".join((body[:start], _LOGPROBS, b"null", rest))
 
 
-class StreamDisguise:
+class StreamRewriter:
     """The same for a stream, event by event. Feed it what the network brings, hand out what it returns.
 
     Attributes:
@@ -189,9 +189,9 @@ class StreamDisguise:
         unread: what `feed` was given last, as it came.
     """
 
-    def __init__(self, disguise: Disguise) -> None:
+    def __init__(self, rewriter: ResponseRewriter) -> None:
         """Expect the first event."""
-        self._disguise = disguise
+        self._rewriter = rewriter
         self._rest: list[bytes] = []
         self.unread = b""
         self._finished: set[int] = set()
@@ -200,7 +200,7 @@ class StreamDisguise:
         self.done = False
 
     def feed(self, data: bytes) -> bytes:
-        """Return the disguised bytes of the lines that are complete.
+        """Return the rewritten bytes of the lines that are complete.
 
         Raises:
             InvalidAnswer: if the stream is not, or no longer, a valid answer.
@@ -240,7 +240,7 @@ class StreamDisguise:
             return self._last(line)
         chunk = _parse(payload)
         if not self.begun:
-            self._disguise.check_chunk(chunk)
+            self._rewriter.check_chunk(chunk)
             self.begun = True
         elif chunk.get("error"):
             if not self.started:
@@ -270,7 +270,7 @@ class StreamDisguise:
         return line
 
     def _chunk(self, chunk: dict[str, Any], line: bytes) -> bytes:
-        self._disguise.strip(chunk)
+        self._rewriter.strip(chunk)
         end = b"\n\n" if line.endswith(b"}\n\n") else line[len(line.rstrip(b"\r\n")) :]
         return b"data: " + dump(chunk) + end
 
@@ -285,9 +285,9 @@ class StreamDisguise:
     def _check_finished(self) -> None:
         if not self.begun:
             raise InvalidAnswer("the stream has no event")
-        if len(self._finished) < self._disguise.n:
+        if len(self._finished) < self._rewriter.n:
             raise InvalidAnswer("the stream ended without a finish reason")
-        if not self.started and not self._disguise.takes_empty:
+        if not self.started and not self._rewriter.takes_empty:
             raise EmptyAnswer
 
 

@@ -34,7 +34,7 @@ def finish(response: dict[str, Any], items: list[JSON], why: str | None, usage: 
     """Complete a response.
 
     Args:
-        response: as `ResponsesDisguise.begun` returned it.
+        response: as `ResponsesRewriter.begun` returned it.
         items: its output.
         why: why it is incomplete.
         usage: the engine's.

@@ -29,7 +29,7 @@ _WITHOUT_EFFECT = frozenset(
 _ROLES = frozenset({"user", "assistant", "system", "developer"})
 
 
-def localise(options: Any, target: Target, client: Any) -> Any:
+def to_engine_request(options: Any, target: Target, client: Any) -> Any:
     """Return request options for a chat completion by the champion; only for what `why_not_routed` lets pass."""
     given = merged_body(options)
     asked = read_asked(given)

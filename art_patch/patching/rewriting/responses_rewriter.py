@@ -21,7 +21,13 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from art_patch._lib.faults import faults
-from art_patch.patching.rewriting.response_rewriter import Disguise, InvalidAnswer, StreamDisguise, dump, says_something
+from art_patch.patching.rewriting.response_rewriter import (
+    InvalidAnswer,
+    ResponseRewriter,
+    StreamRewriter,
+    dump,
+    says_something,
+)
 from art_patch.patching.rewriting.responses_items import (
     call_item,
     finish,
@@ -60,10 +66,10 @@ _REPEATED: dict[str, Any] = {
 """Fields of a request that its response repeats, with what the API says where the app said nothing."""
 
 
-def disguise(options: Any, local: Any) -> ResponsesDisguise:
-    """Return the disguise for the answer to `local`, which was made from `options`."""
+def rewriter(options: Any, local: Any) -> ResponsesRewriter:
+    """Return the rewriter for the answer to `local`, which was made from `options`."""
     given = merged_body(options)
-    return ResponsesDisguise(
+    return ResponsesRewriter(
         policy=local.json_data["model"],
         requested_model=given["model"],
         n=1,
@@ -74,7 +80,7 @@ def disguise(options: Any, local: Any) -> ResponsesDisguise:
 
 
 @dataclass(frozen=True, slots=True)
-class ResponsesDisguise(Disguise):
+class ResponsesRewriter(ResponseRewriter):
     """Checks like chat, hands out a response.
 
     Attributes:
@@ -95,7 +101,7 @@ class ResponsesDisguise(Disguise):
         finish(response, output(choice["message"], why), why, answer.get("usage"))
         return dump(response)
 
-    def stream(self) -> StreamDisguise:
+    def stream(self) -> StreamRewriter:
         """Return what makes a stream of the response's events."""
         return ResponsesStream(self)
 
@@ -154,13 +160,13 @@ def _logprobs(kind: str) -> dict[str, Any]:
     return {"logprobs": []} if kind == "output_text" else {}
 
 
-class ResponsesStream(StreamDisguise):
+class ResponsesStream(StreamRewriter):
     """Chunks in, events out; see the module."""
 
-    def __init__(self, disguise: ResponsesDisguise) -> None:
+    def __init__(self, rewriter: ResponsesRewriter) -> None:
         """Expect the first chunk."""
-        super().__init__(disguise)
-        self._request = disguise
+        super().__init__(rewriter)
+        self._request = rewriter
         self._response: dict[str, Any] = {}
         self._number = 0
         self._items: list[_Message | _Call] = []

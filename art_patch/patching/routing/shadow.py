@@ -23,7 +23,7 @@ from art_patch._lib.faults import faults
 from art_patch._lib.ids import new_id
 from art_patch.context import suppress
 from art_patch.patching.rewriting.engine_request import engine_client
-from art_patch.patching.rewriting.response_rewriter import Disguise, InvalidAnswer
+from art_patch.patching.rewriting.response_rewriter import InvalidAnswer, ResponseRewriter
 from art_patch.patching.routing.target import Target
 from art_patch.recording import Exchange, Recorder
 from art_patch.settings import Settings
@@ -198,4 +198,6 @@ def _body(call: Call, policy: str, challenger: bool) -> dict[str, Any]:
 
 def _check(answer: bytes, body: dict[str, Any]) -> None:
     n = body.get("n") or 1
-    Disguise(policy=body["model"], requested_model="", n=n, keeps_logprobs=True, keeps_token_ids=True).whole(answer)
+    ResponseRewriter(policy=body["model"], requested_model="", n=n, keeps_logprobs=True, keeps_token_ids=True).whole(
+        answer
+    )

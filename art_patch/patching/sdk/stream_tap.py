@@ -4,7 +4,7 @@ A tee replaces `response.stream`, so every object that the app holds stays the S
 once, at whatever comes first: the end, an error, `close()`, or the last reference going away, also if nobody ever
 iterated. It can be iterated again (openai 3 drains what is left after `[DONE]`); only the first pass is recorded.
 
-With a `StreamDisguise` it also rewrites what the champion sends. An error in the middle of that stream surfaces as the
+With a `StreamRewriter` it also rewrites what the champion sends. An error in the middle of that stream surfaces as the
 SDK's own `APIConnectionError`: the app has seen the first half, and two models are not spliced.
 """
 
@@ -19,37 +19,37 @@ from functools import lru_cache
 from typing import Any, Self, cast
 
 from art_patch._lib.faults import faults
-from art_patch.patching.rewriting.response_rewriter import InvalidAnswer, StreamDisguise
+from art_patch.patching.rewriting.response_rewriter import InvalidAnswer, StreamRewriter
 from art_patch.recording import Ended, Exchange
 
 _POOLS = ("httpcore.", "httpcore2.")
 
 _read_from: dict[int, Any] = {}
-"""What each `SyncTape` reads from."""
+"""What each `SyncTappedIterator` reads from."""
 
 
-class Reel:
+class StreamTap:
     """What a tee and its iterators share.
 
     Args:
         exchange: takes the bytes as they came.
         request: the HTTP request, for the SDK's errors.
-        disguise: rewrites what is handed out; `None` hands out what came.
+        rewriter: rewrites what is handed out; `None` hands out what came.
         on_broken: told when the champion's stream breaks.
     """
 
-    __slots__ = ("_on_broken", "disguise", "exchange", "request")
+    __slots__ = ("_on_broken", "exchange", "request", "rewriter")
 
     def __init__(
         self,
         exchange: Exchange,
         request: Any,
-        disguise: StreamDisguise | None = None,
+        rewriter: StreamRewriter | None = None,
         on_broken: Callable[[], None] | None = None,
     ) -> None:
         self.exchange = exchange
         self.request = request
-        self.disguise = disguise
+        self.rewriter = rewriter
         self._on_broken = on_broken
 
     def turn(self, chunk: bytes) -> bytes:
@@ -58,23 +58,23 @@ class Reel:
             self.exchange.saw(chunk)
         except Exception as error:
             faults.fault("patching.tee", error)
-        if self.disguise is None:
+        if self.rewriter is None:
             return chunk
         try:
-            return self.disguise.feed(chunk)
+            return self.rewriter.feed(chunk)
         except InvalidAnswer as error:
             raise self.broke(error) from error
         except Exception as error:
-            unread, self.disguise = self.disguise.unread, None
+            unread, self.rewriter = self.rewriter.unread, None
             faults.fault("patching.strip", error)
             return unread  # as the engine wrote it: more than the app asked for, but nothing is lost
 
     def end(self) -> bytes:
         """The network has no more; return what is still to hand out."""
         rest = b""
-        if self.disguise is not None:
+        if self.rewriter is not None:
             try:
-                rest = self.disguise.end()
+                rest = self.rewriter.end()
             except InvalidAnswer as error:
                 raise self.broke(error) from error
             except Exception as error:
@@ -88,7 +88,7 @@ class Reel:
             self._finish("closed" if isinstance(error, GeneratorExit) else "cancelled")
             return error
         self._finish("failed", f"{type(error).__name__}: {error}")
-        if self.disguise is None:
+        if self.rewriter is None:
             return error
         from openai import APIConnectionError, APITimeoutError
 
@@ -110,22 +110,22 @@ class Reel:
             faults.fault("patching.tee", fault)
 
 
-class _Tape:
+class _TappedIterator:
     """One pass over the stream. A class and not a generator: it has no frame that must be finalised in some task."""
 
-    __slots__ = ("_after", "_before", "_inner", "_reel")
+    __slots__ = ("_after", "_before", "_inner", "_tap")
 
-    def __init__(self, reel: Reel, inner: Any, before: bytes) -> None:
-        self._reel = reel
+    def __init__(self, tap: StreamTap, inner: Any, before: bytes) -> None:
+        self._tap = tap
         self._inner = inner
         self._before = before
         self._after = False
 
     def __del__(self) -> None:
-        self._reel.close()
+        self._tap.close()
 
 
-class SyncTape(_Tape):
+class SyncTappedIterator(_TappedIterator):
     """The pass of a synchronous client.
 
     What it reads from is kept from the garbage collector, which would finalise that first, wherever it runs.
@@ -133,8 +133,8 @@ class SyncTape(_Tape):
 
     __slots__ = ()
 
-    def __init__(self, reel: Reel, inner: Any, before: bytes) -> None:
-        super().__init__(reel, inner, before)
+    def __init__(self, tap: StreamTap, inner: Any, before: bytes) -> None:
+        super().__init__(tap, inner, before)
         _read_from[id(self)] = inner
 
     def __del__(self) -> None:
@@ -157,19 +157,19 @@ class SyncTape(_Tape):
                 chunk = next(self._inner)
             except StopIteration:
                 self._after = True
-                out = self._reel.end()
+                out = self._tap.end()
             except BaseException as error:
-                instead = self._reel.broke(error)
+                instead = self._tap.broke(error)
                 if instead is error:
                     raise
                 raise instead from error
             else:
-                out = self._reel.turn(chunk)
+                out = self._tap.turn(chunk)
             if out:
                 return out
 
 
-class AsyncTape(_Tape):
+class AsyncTappedIterator(_TappedIterator):
     """The pass of an asynchronous client."""
 
     __slots__ = ()
@@ -188,14 +188,14 @@ class AsyncTape(_Tape):
                 chunk = await self._inner.__anext__()
             except StopAsyncIteration:
                 self._after = True
-                out = self._reel.end()
+                out = self._tap.end()
             except BaseException as error:
-                instead = self._reel.broke(error)
+                instead = self._tap.broke(error)
                 if instead is error:
                     raise
                 raise instead from error
             else:
-                out = self._reel.turn(chunk)
+                out = self._tap.turn(chunk)
             if out:
                 return out
 
@@ -203,16 +203,16 @@ class AsyncTape(_Tape):
 class _Tee:
     """Stands in for `response.stream`; subclassed for each HTTP library, because the library checks the type."""
 
-    def __init__(self, reel: Reel, inner: Any, opened: Any = None, before: bytes = b"") -> None:
+    def __init__(self, tap: StreamTap, inner: Any, opened: Any = None, before: bytes = b"") -> None:
         """Wrap the stream `inner`.
 
         Args:
-            reel: where the bytes go.
+            tap: where the bytes go.
             inner: the stream that was there.
             opened: its iterator, if something was read from it already.
             before: what to hand out before reading on.
         """
-        self._reel = reel
+        self._tap = tap
         self._inner = inner
         self._opened = opened
         self._before = before
@@ -223,9 +223,9 @@ class _Tee:
         return fresh
 
     def __del__(self) -> None:
-        # While a tape is running the exchange is its own; the SDK may drop the response before the iterator.
+        # While a tapped iterator is running the exchange is its own; the SDK may drop the response before the iterator.
         if self._fresh:
-            self._reel.close()
+            self._tap.close()
 
 
 class _SyncTee(_Tee):
@@ -233,7 +233,7 @@ class _SyncTee(_Tee):
         if not self._first_pass():
             return iter(self._inner)
         inner, self._opened = self._opened or iter(self._inner), None
-        return SyncTape(self._reel, inner, self._before)
+        return SyncTappedIterator(self._tap, inner, self._before)
 
     def close(self) -> None:
         try:
@@ -242,7 +242,7 @@ class _SyncTee(_Tee):
             else:
                 self._inner.close()
         finally:
-            self._reel.close()
+            self._tap.close()
 
 
 def _within_the_pool() -> bool:
@@ -276,13 +276,13 @@ class _AsyncTee(_Tee):
         if not self._first_pass():
             return self._inner.__aiter__()
         inner, self._opened = self._opened or self._inner.__aiter__(), None
-        return AsyncTape(self._reel, inner, self._before)
+        return AsyncTappedIterator(self._tap, inner, self._before)
 
     async def aclose(self) -> None:
         try:
             await self._inner.aclose()
         finally:
-            self._reel.close()
+            self._tap.close()
 
 
 def _task_is_being_cancelled() -> bool:
@@ -308,15 +308,15 @@ def _tee_class(response_class: type, is_async: bool) -> type[_Tee]:
     raise TypeError(f"{response_class.__name__} is no httpx response")
 
 
-def install(response: Any, reel: Reel, is_async: bool, opened: Any = None, before: bytes = b"") -> None:
+def install(response: Any, tap: StreamTap, is_async: bool, opened: Any = None, before: bytes = b"") -> None:
     """Put a tee in the place of `response.stream`."""
-    exchange = reel.exchange
+    exchange = tap.exchange
     exchange.streamed = True
-    # What is rewritten came as it is: `Flight.peek` has looked. A look costs 5 us, of the time to the first token.
-    encoding = response.headers.get("content-encoding") if reel.disguise is None else None
+    # What is rewritten came as it is: `RoutedCall.peek` has looked. A look costs 5 us, of the time to the first token.
+    encoding = response.headers.get("content-encoding") if tap.rewriter is None else None
     if encoding and encoding.lower() != "identity":
         exchange.decode = _decoder(type(response), encoding)
-    response.stream = _tee_class(type(response), is_async)(reel, response.stream, opened, before)
+    response.stream = _tee_class(type(response), is_async)(tap, response.stream, opened, before)
 
 
 def _decoder(response_class: Any, encoding: str) -> Callable[[bytes], bytes]:
@@ -324,4 +324,4 @@ def _decoder(response_class: Any, encoding: str) -> Callable[[bytes], bytes]:
     return lambda raw: response_class(200, headers={"content-encoding": encoding}, content=raw).content
 
 
-__all__ = ["Reel", "install"]
+__all__ = ["StreamTap", "install"]

@@ -1,4 +1,4 @@
-"""The surfaces of the SDK that are recorded, by path: what may be routed, how it is sent, how the answer is disguised.
+"""The surfaces of the SDK that are recorded, by path: what may be routed, how it is sent, how the answer is rewritten.
 
 By path, so that `create`, `parse`, `stream`, raw responses and plain `client.post` are all the same. Everything else
 (embeddings, files, `/responses/compact`, `/responses/ID/cancel`) passes through untouched. The champion is only ever
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, cast
 
-from art_patch.patching.rewriting.engine_request import localise
-from art_patch.patching.rewriting.response_rewriter import Disguise
+from art_patch.patching.rewriting.engine_request import to_engine_request
+from art_patch.patching.rewriting.response_rewriter import ResponseRewriter
 from art_patch.patching.routing.eligible import why_not_routed
 from art_patch.patching.routing.target import Target
 from art_patch.settings import Settings
@@ -19,7 +19,7 @@ from art_patch.types import Api
 
 
 class Surface:
-    """One surface; stateless. `localise` and `disguise` are only called for what may be routed."""
+    """One surface; stateless. `to_engine_request` and `rewriter` are only called for what may be routed."""
 
     api: ClassVar[Api]
     needs_model: ClassVar[bool] = True
@@ -28,12 +28,12 @@ class Surface:
         """Return why the champion cannot answer this call; `None` if it can."""
         raise NotImplementedError
 
-    def localise(self, options: Any, target: Target, client: Any) -> Any:
+    def to_engine_request(self, options: Any, target: Target, client: Any) -> Any:
         """Return the request options for the champion; `options` itself is what upstream will get."""
         raise NotImplementedError
 
-    def disguise(self, options: Any, local: Any) -> Disguise:
-        """Return what checks and disguises the answer to the request options `local`, made from `options`."""
+    def rewriter(self, options: Any, local: Any) -> ResponseRewriter:
+        """Return what checks and rewrites the answer to the request options `local`, made from `options`."""
         raise NotImplementedError
 
 
@@ -46,15 +46,15 @@ class Chat(Surface):
         """See `eligible`."""
         return why_not_routed(options, stream)
 
-    def localise(self, options: Any, target: Target, client: Any) -> Any:
+    def to_engine_request(self, options: Any, target: Target, client: Any) -> Any:
         """See `local_request`."""
-        return localise(options, target, client)
+        return to_engine_request(options, target, client)
 
-    def disguise(self, options: Any, local: Any) -> Disguise:
-        """See `disguise`."""
+    def rewriter(self, options: Any, local: Any) -> ResponseRewriter:
+        """See `rewriter`."""
         body, given = local.json_data, options.json_data
         extra: Any = getattr(options, "extra_json", None) or {}
-        return Disguise(
+        return ResponseRewriter(
             policy=body["model"],
             requested_model=given["model"],
             n=body.get("n") or 1,
@@ -85,17 +85,17 @@ class Responses(Surface):
 
         return why_not_routed(options, stream, stateless=settings.stateless_responses)
 
-    def localise(self, options: Any, target: Target, client: Any) -> Any:
+    def to_engine_request(self, options: Any, target: Target, client: Any) -> Any:
         """See `responses_request`."""
-        from art_patch.patching.rewriting.responses_request import localise
+        from art_patch.patching.rewriting.responses_request import to_engine_request
 
-        return localise(options, target, client)
+        return to_engine_request(options, target, client)
 
-    def disguise(self, options: Any, local: Any) -> Disguise:
+    def rewriter(self, options: Any, local: Any) -> ResponseRewriter:
         """See `responses_rewriter`."""
-        from art_patch.patching.rewriting.responses_rewriter import disguise
+        from art_patch.patching.rewriting.responses_rewriter import rewriter
 
-        return disguise(options, local)
+        return rewriter(options, local)
 
 
 _BY_PATH: dict[str, Surface] = {

@@ -1,4 +1,4 @@
-"""The wrappers on the SDK: thin sync and async shells around `Flight`, and how they are put on and taken off.
+"""The wrappers on the SDK: thin sync and async shells around `RoutedCall`, and how they are put on and taken off.
 
 Four functions of the SDK's base clients are wrapped, because every chat surface of openai 1, 2 and 3 goes through
 them: `request` (one call, retries included) for routing and the record, `_process_response` (the HTTP response before
@@ -18,7 +18,7 @@ import wrapt
 
 from art_patch._lib.faults import faults
 from art_patch.patching.rewriting.response_rewriter import InvalidAnswer, TooSlow
-from art_patch.patching.routing.routed_call import PENDING, Flight, Leg, begin
+from art_patch.patching.routing.routed_call import PENDING, Attempt, RoutedCall, begin
 from art_patch.patching.runtime import Runtime
 from art_patch.patching.sdk.first_byte_watch import watch
 
@@ -85,39 +85,39 @@ class Wrapping:
             options, around = _options(args, kwargs), PENDING.get()
             if around is not None and around.covers(options):
                 return wrapped(*args, **kwargs)  # an older wrapper of ours below somebody else's
-            flight = begin(self._runtime(client), client, options, kwargs.get("stream", False), False)
-            if flight is None and around is None:
+            routed_call = begin(self._runtime(client), client, options, kwargs.get("stream", False), False)
+            if routed_call is None and around is None:
                 return wrapped(*args, **kwargs)
-            token = PENDING.set(flight)
+            token = PENDING.set(routed_call)
             try:
-                if flight is None:
+                if routed_call is None:
                     return wrapped(*args, **kwargs)
-                while flight.routed and (leg := flight.next_leg()) is not None:
+                while routed_call.routed and (attempt := routed_call.next_attempt()) is not None:
                     try:
-                        leg_args, leg_kwargs = _localised(leg, args, kwargs)
-                        result = original.__get__(leg.twin)(*leg_args, **leg_kwargs)
+                        attempt_args, attempt_kwargs = _for_engine(attempt, args, kwargs)
+                        result = original.__get__(attempt.engine_client)(*attempt_args, **attempt_kwargs)
                     except Exception as error:
-                        flight.leg_failed(error)
+                        routed_call.attempt_failed(error)
                     else:
-                        flight.answered()
+                        routed_call.answered()
                         return result
                 try:
                     result = wrapped(*args, **kwargs)
                 except Exception as error:
-                    leg, result = flight.last_leg(error), None
-                    if leg is not None:
+                    attempt, result = routed_call.last_attempt(error), None
+                    if attempt is not None:
                         try:
-                            leg_args, leg_kwargs = _localised(leg, args, kwargs)
-                            result = original.__get__(leg.twin)(*leg_args, **leg_kwargs)
+                            attempt_args, attempt_kwargs = _for_engine(attempt, args, kwargs)
+                            result = original.__get__(attempt.engine_client)(*attempt_args, **attempt_kwargs)
                         except Exception as no_answer:
-                            flight.leg_failed(no_answer)
+                            routed_call.attempt_failed(no_answer)
                     if result is None:
                         raise  # upstream's own error, as it came
-                flight.answered()
+                routed_call.answered()
                 return result
             except BaseException as error:
-                if flight is not None:
-                    flight.failed(error)
+                if routed_call is not None:
+                    routed_call.failed(error)
                 raise
             finally:
                 _reset(token)
@@ -131,39 +131,39 @@ class Wrapping:
             options, around = _options(args, kwargs), PENDING.get()
             if around is not None and around.covers(options):
                 return await wrapped(*args, **kwargs)
-            flight = begin(self._runtime(client), client, options, kwargs.get("stream", False), True)
-            if flight is None and around is None:
+            routed_call = begin(self._runtime(client), client, options, kwargs.get("stream", False), True)
+            if routed_call is None and around is None:
                 return await wrapped(*args, **kwargs)
-            token = PENDING.set(flight)
+            token = PENDING.set(routed_call)
             try:
-                if flight is None:
+                if routed_call is None:
                     return await wrapped(*args, **kwargs)
-                while flight.routed and (leg := flight.next_leg()) is not None:
+                while routed_call.routed and (attempt := routed_call.next_attempt()) is not None:
                     try:
-                        leg_args, leg_kwargs = _localised(leg, args, kwargs)
-                        result = await original.__get__(leg.twin)(*leg_args, **leg_kwargs)
+                        attempt_args, attempt_kwargs = _for_engine(attempt, args, kwargs)
+                        result = await original.__get__(attempt.engine_client)(*attempt_args, **attempt_kwargs)
                     except Exception as error:
-                        flight.leg_failed(error)
+                        routed_call.attempt_failed(error)
                     else:
-                        flight.answered()
+                        routed_call.answered()
                         return result
                 try:
                     result = await wrapped(*args, **kwargs)
                 except Exception as error:
-                    leg, result = flight.last_leg(error), None
-                    if leg is not None:
+                    attempt, result = routed_call.last_attempt(error), None
+                    if attempt is not None:
                         try:
-                            leg_args, leg_kwargs = _localised(leg, args, kwargs)
-                            result = await original.__get__(leg.twin)(*leg_args, **leg_kwargs)
+                            attempt_args, attempt_kwargs = _for_engine(attempt, args, kwargs)
+                            result = await original.__get__(attempt.engine_client)(*attempt_args, **attempt_kwargs)
                         except Exception as no_answer:
-                            flight.leg_failed(no_answer)
+                            routed_call.attempt_failed(no_answer)
                     if result is None:
                         raise  # upstream's own error, as it came
-                flight.answered()
+                routed_call.answered()
                 return result
             except BaseException as error:
-                if flight is not None:
-                    flight.failed(error)
+                if routed_call is not None:
+                    routed_call.failed(error)
                 raise
             finally:
                 _reset(token)
@@ -173,34 +173,34 @@ class Wrapping:
 
 def _sync_response(_: Any) -> Callable[..., Any]:
     def process(wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        flight = PENDING.get()
+        routed_call = PENDING.get()
         response = kwargs.get("response")
-        if flight is None or response is None or not flight.claim(client):
+        if routed_call is None or response is None or not routed_call.claim(client):
             return wrapped(*args, **kwargs)
-        leg = flight.leg
-        if leg is None:
-            flight.capture(response)
+        attempt = routed_call.attempt
+        if attempt is None:
+            routed_call.capture(response)
             return wrapped(*args, **kwargs)
         try:
-            disguise = flight.disguise(leg, response)
+            rewriter = routed_call.rewriter(attempt, response)
             if response.is_closed:
-                flight.disguise_whole(disguise, response)
+                routed_call.rewrite_whole(rewriter, response)
             else:
-                events, before = flight.peek(disguise, response), list[bytes]()
+                events, before = routed_call.peek(rewriter, response), list[bytes]()
                 opened = iter(response.stream)
-                with watch.wait_for(response, flight.first_token_timeout_s(leg, response)):
+                with watch.wait_for(response, routed_call.first_token_timeout_s(attempt, response)):
                     while not events.begun and (chunk := next(opened, None)) is not None:
-                        before.append(flight.read(events, chunk))
+                        before.append(routed_call.read(events, chunk))
                 # From here on it may pause, as any stream that has begun.
                 while not events.started and (chunk := next(opened, None)) is not None:
-                    before.append(flight.read(events, chunk))
-                flight.roll(response, events, opened, before)
+                    before.append(routed_call.read(events, chunk))
+                routed_call.roll(response, events, opened, before)
         except BaseException as error:
             response.close()
             _not_ours(error)
             raise
-        # The objects that the app gets belong to its own client, not to the twin.
-        return flight.client._process_response(**{**kwargs, "options": flight.options})
+        # The objects that the app gets belong to its own client, not to the engine_client.
+        return routed_call.client._process_response(**{**kwargs, "options": routed_call.options})
 
     return process
 
@@ -209,35 +209,35 @@ def _async_response(_: Any) -> Callable[..., Any]:
     async def process(
         wrapped: Callable[..., Awaitable[Any]], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        flight = PENDING.get()
+        routed_call = PENDING.get()
         response = kwargs.get("response")
-        if flight is None or response is None or not flight.claim(client):
+        if routed_call is None or response is None or not routed_call.claim(client):
             return await wrapped(*args, **kwargs)
-        leg = flight.leg
-        if leg is None:
-            flight.capture(response)
+        attempt = routed_call.attempt
+        if attempt is None:
+            routed_call.capture(response)
             return await wrapped(*args, **kwargs)
         try:
-            disguise = flight.disguise(leg, response)
+            rewriter = routed_call.rewriter(attempt, response)
             if response.is_closed:
-                flight.disguise_whole(disguise, response)
+                routed_call.rewrite_whole(rewriter, response)
             else:
-                events, before = flight.peek(disguise, response), list[bytes]()
+                events, before = routed_call.peek(rewriter, response), list[bytes]()
                 opened = response.stream.__aiter__()
                 try:
-                    async with _deadline(flight.first_token_timeout_s(leg, response)):
+                    async with _deadline(routed_call.first_token_timeout_s(attempt, response)):
                         while not events.begun and (chunk := await anext(opened, None)) is not None:
-                            before.append(flight.read(events, chunk))
+                            before.append(routed_call.read(events, chunk))
                 except TimeoutError as error:
                     raise TooSlow("the stream did not begin in time") from error
                 while not events.started and (chunk := await anext(opened, None)) is not None:
-                    before.append(flight.read(events, chunk))
-                flight.roll(response, events, opened, before)
+                    before.append(routed_call.read(events, chunk))
+                routed_call.roll(response, events, opened, before)
         except BaseException as error:
             await response.aclose()
             _not_ours(error)
             raise
-        return await flight.client._process_response(**{**kwargs, "options": flight.options})
+        return await routed_call.client._process_response(**{**kwargs, "options": routed_call.options})
 
     return process
 
@@ -276,20 +276,22 @@ def _options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[1] if len(args) > 1 else kwargs.get("options")
 
 
-def _localised(leg: Leg, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _for_engine(
+    attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if len(args) > 1:
-        return (args[0], leg.options, *args[2:]), kwargs
-    return args, {**kwargs, "options": leg.options}
+        return (args[0], attempt.options, *args[2:]), kwargs
+    return args, {**kwargs, "options": attempt.options}
 
 
 def _not_ours(error: BaseException) -> None:
     """Count `error` unless it is the engine's doing."""
     from_below = type(error).__module__.partition(".")[0] in _BELOW_US
     if isinstance(error, Exception) and not isinstance(error, InvalidAnswer) and not from_below:
-        faults.fault("patching.disguise", error)
+        faults.fault("patching.rewriter", error)
 
 
-def _reset(token: Token[Flight | None]) -> None:
+def _reset(token: Token[RoutedCall | None]) -> None:
     try:
         PENDING.reset(token)
     except ValueError:

@@ -1,10 +1,10 @@
 """A batch of groups judged with suspicion: groups in, scores to train on out, and a reason for whatever is not.
 
-    users' share -> canaries -> first pass -> some in the reverse order -> agreement, caps, alarms
+    users' share -> planted answers -> first pass -> some in the reverse order -> agreement, caps, alarms
 
-`canaries` and `defences` decide; this asks. A canary is judged before anything else, in a copy of its group: a judge
-that falls for too many is asked no further. Neither the canaries nor the scores in their copies leave this file. What
-is quarantined is not to be trained on; what has no score, or was left, is as it was before.
+`planted_answers` and `suspicion` decide; this asks. A planted answer is judged before anything else, in a copy of its
+group: a judge that falls for too many is asked no further. Neither the planted answers nor the scores in their copies
+leave this file. What is quarantined is not to be trained on; what has no score, or was left, is as it was before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from art_patch.errors import JudgeError
 from art_patch.rewards.defences import suspicion
-from art_patch.rewards.defences.planted_answers import Canary, plant, too_many_missed, why_missed
+from art_patch.rewards.defences.planted_answers import PlantedAnswer, plant, too_many_missed, why_missed
 from art_patch.rewards.defences.suspicion import DefenceConfig
 from art_patch.rewards.judge.question import Order
 from art_patch.rewards.judge.ruler import JudgeReport, OnJudgement, OnScored, Progress
@@ -56,11 +56,11 @@ class JudgedBatch:
         alarms: what looks wrong with the batch or the judge, in words.
         flags: trajectory id -> what in its transcript speaks to a judge, and who wrote it.
         capped: trajectory id -> what the judge gave, for those that got less.
-        canaries: how many known-bad siblings were judged, and how many of them came out at the bottom.
+        planted_answers: how many known-bad siblings were judged, and how many of them came out at the bottom.
         agreement: mean share of the pairs that both passes ordered alike; `None` if nothing was judged twice.
         length_correlation: of score and length within the groups; `None` if too little differed.
         left: why groups were not judged -> how many; they wait for the next batch.
-        calls: requests made, all passes and canaries together.
+        calls: requests made, all passes and planted_answers together.
         prompt_tokens: as the judge's server counted them.
         completion_tokens: as the judge's server counted them.
         cost_usd: `None` where the price of an answer is not known.
@@ -72,7 +72,7 @@ class JudgedBatch:
     alarms: tuple[str, ...] = ()
     flags: dict[str, str] = field(default_factory=dict[str, str])
     capped: dict[str, float] = field(default_factory=dict[str, float])
-    canaries: tuple[int, int] = (0, 0)
+    planted_answers: tuple[int, int] = (0, 0)
     agreement: float | None = None
     length_correlation: float | None = None
     left: dict[str, int] = field(default_factory=dict[str, int])
@@ -97,14 +97,14 @@ def judge_batch(
 
     Args:
         groups: what to judge; their ids and their trajectories' are all different.
-        judge: asked up to three times: canaries, all groups, some in the reverse order.
+        judge: asked up to three times: planted_answers, all groups, some in the reverse order.
         config: how much it is trusted.
-        seed: decides which groups get canaries and a second pass; one that nobody can foresee.
+        seed: decides which groups get planted answers and a second pass; one that nobody can foresee.
         known: scores that `on_scored` was told of before; their groups are not asked about again in the first pass.
         on_scored: told of each group of the first pass as soon as it is judged. Such scores are not defended yet: keep
             them against a kill, and train on none but those that are returned.
-        on_judgement: told what each question took; its purpose is `canary`, `score` or `second pass`.
-        progress: told after each group, canaries and second passes counted.
+        on_judgement: told what each question took; its purpose is `planted answer`, `score` or `second pass`.
+        progress: told after each group, planted answers and second passes counted.
 
     Raises:
         JudgeError: not one group could be judged.
@@ -112,15 +112,15 @@ def judge_batch(
     config = config or DefenceConfig()
     rng = random.Random(seed)
     taken, left = suspicion.within_user_share(groups, config)
-    canaries = plant(taken, config, rng)
+    planted_answers = plant(taken, config, rng)
     twice = rng.sample(taken, math.ceil(config.double_share * len(taken)))
-    asking = _Asking(judge, len(canaries) + len(taken) + len(twice), on_judgement, progress)
+    asking = _Asking(judge, len(planted_answers) + len(taken) + len(twice), on_judgement, progress)
     result = JudgedBatch(left={_OVER_SHARE: len(left)} if left else {})
 
-    planted, misses, alarms, failed = _judge_canaries(asking, canaries, config)
-    result = replace(result, canaries=(planted, planted - len(misses)), alarms=(*alarms, *misses))
+    planted, misses, alarms, failed = _judge_planted(asking, planted_answers, config)
+    result = replace(result, planted_answers=(planted, planted - len(misses)), alarms=(*alarms, *misses))
     if too_many_missed(planted, len(misses), config):
-        reason = f"the judge fell for {len(misses)} of {planted} canaries: {misses[0]}"
+        reason = f"the judge fell for {len(misses)} of {planted} planted_answers: {misses[0]}"
         return asking.paid(replace(result, quarantined={group.id: reason for group in taken}))
 
     first = asking.about(taken, known=known, on_scored=on_scored) if taken else JudgeReport((), {}, cost_usd=0.0)
@@ -132,20 +132,20 @@ def judge_batch(
     return asking.paid(_defend(replace(result, unscored=unscored), scored, first.scores, second, config))
 
 
-def _judge_canaries(
-    asking: _Asking, canaries: Sequence[Canary], config: DefenceConfig
+def _judge_planted(
+    asking: _Asking, planted_answers: Sequence[PlantedAnswer], config: DefenceConfig
 ) -> tuple[int, list[str], list[str], JudgeError | None]:
     """How many were judged, why each that was missed was, an alarm if nothing can be said, and the judge's failure."""
-    if not canaries:
+    if not planted_answers:
         return 0, [], [], None
     try:
-        report = asking.about([canary.group for canary in canaries], purpose="canary")
+        report = asking.about([planted_answer.group for planted_answer in planted_answers], purpose="planted answer")
     except JudgeError as error:  # perhaps just these few; whether the judge is down is for the first pass to find out
-        return 0, [], [f"no canary could be judged: {error}"], error
-    if len(report.unscored) == len(canaries):
-        return 0, [], [f"no canary could be judged: {next(iter(report.unscored.values()))}"], None
+        return 0, [], [f"no planted answer could be judged: {error}"], error
+    if len(report.unscored) == len(planted_answers):
+        return 0, [], [f"no planted answer could be judged: {next(iter(report.unscored.values()))}"], None
     values = {(score.group_id, score.trajectory_id): score.value for score in report.scores}
-    judged = [canary for canary in canaries if canary.group.id not in report.unscored]
+    judged = [planted_answer for planted_answer in planted_answers if planted_answer.group.id not in report.unscored]
     found = (
         (c.group.id, why_missed(c, {t.id: values[c.group.id, t.id] for t in c.group.trajectories}, config))
         for c in judged

@@ -57,7 +57,7 @@ class Labelled:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeFigures:
+class JudgeMetrics:
     """What was measured. Shares are from 0 to 1; `None` is what could not be measured.
 
     Attributes:
@@ -128,7 +128,7 @@ def read_labelled(row: Mapping[str, Any], place: str) -> Labelled:
 
 def measure(
     labelled: Sequence[Labelled], judge: OrderedJudge, *, progress: Callable[[int, int], None] | None = None
-) -> JudgeFigures:
+) -> JudgeMetrics:
     """Ask the judge about every group four times, and compare.
 
     Args:
@@ -162,7 +162,7 @@ def measure(
     taus = [
         _tau_b(list(each.labels.values()), _row(each, first)) for each in judged if len({*each.labels.values()}) > 1
     ]
-    return JudgeFigures(
+    return JudgeMetrics(
         groups=len(judged),
         unscored=unscored,
         pairs=len(told_apart),
@@ -182,7 +182,7 @@ def measure(
     )
 
 
-# --- figures ---
+# --- metrics ---
 
 
 def _row(each: Labelled, values: Values) -> list[float]:

@@ -1,5 +1,6 @@
-"""Canaries: copies of groups with a sibling that is bad for certain. A judge that lets them rise teaches nonsense.
+"""Planted answers: copies of groups with a sibling that is bad for certain.
 
+A judge that lets them rise would teach nonsense.
 Made of the groups' own material, so that only their worth tells them from the others. Pure; the same for the same seed.
 """
 
@@ -16,12 +17,12 @@ from art_patch.rewards.defences.suspicion import DefenceConfig, shared_count, st
 from art_patch.trajectories import canonical, offered_tools, transcript
 from art_patch.types import JSON, Call, Choice, Group, Trajectory, TrajectoryInfo
 
-_MIN_CANARIES = 2
+_MIN_PLANTED = 2
 """Planted even in the smallest batch, because a single miss is forgiven."""
 
 
 @dataclass(frozen=True, slots=True)
-class Canary:
+class PlantedAnswer:
     """A copy of a group with one sibling more, `bad_id`, which is bad for certain. `kind` says in which way."""
 
     group: Group
@@ -29,34 +30,37 @@ class Canary:
     kind: str
 
 
-def plant(groups: Sequence[Group], config: DefenceConfig, rng: random.Random) -> tuple[Canary, ...]:
-    """Return canaries made of the groups' own material, each kind in turn."""
+def plant(groups: Sequence[Group], config: DefenceConfig, rng: random.Random) -> tuple[PlantedAnswer, ...]:
+    """Return planted answers made of the groups' own material, each kind in turn."""
     hosts = [group for group in groups if all(map(transcript, group.trajectories))]
-    wanted = max(_MIN_CANARIES, math.ceil(config.canary_share * len(groups))) if config.canary_share else 0
+    wanted = max(_MIN_PLANTED, math.ceil(config.planted_share * len(groups))) if config.planted_share else 0
     kinds = rng.sample(list(_BAD), len(_BAD))
-    canaries: list[Canary] = []
+    planted_answers: list[PlantedAnswer] = []
     for group in rng.sample(hosts, min(wanted, len(hosts))):
         for kind in kinds:
             bad = _BAD[kind](_Host.of(group, groups, rng))
             if bad is not None and canonical(bad[-1]) not in _answers(group):
-                canaries.append(_canary(group, bad, kind, rng))
+                planted_answers.append(_planted_answer(group, bad, kind, rng))
                 kinds.append(kinds.pop(kinds.index(kind)))
                 break
-    return tuple(canaries)
+    return tuple(planted_answers)
 
 
-def why_missed(canary: Canary, values: Mapping[str, float], config: DefenceConfig) -> str | None:
-    """Return why the judge fell for the canary; `None` if it came out at the bottom. `values` by trajectory id."""
-    bad = values[canary.bad_id]
-    others = [values[sibling.id] for sibling in canary.group.trajectories if sibling.id != canary.bad_id]
-    if bad <= median(others) and bad <= min(others) + config.canary_margin + 1e-9:
+def why_missed(planted_answer: PlantedAnswer, values: Mapping[str, float], config: DefenceConfig) -> str | None:
+    """Return why the judge fell for the planted answer, from scores by trajectory id; `None` if it came last."""
+    bad = values[planted_answer.bad_id]
+    others = [
+        values[sibling.id] for sibling in planted_answer.group.trajectories if sibling.id != planted_answer.bad_id
+    ]
+    if bad <= median(others) and bad <= min(others) + config.planted_margin + 1e-9:
         return None
-    return f"a known-bad attempt ({canary.kind}) got {bad:.2f} beside {', '.join(f'{v:.2f}' for v in sorted(others))}"
+    beside = ", ".join(f"{value:.2f}" for value in sorted(others))
+    return f"a known-bad attempt ({planted_answer.kind}) got {bad:.2f} beside {beside}"
 
 
 def too_many_missed(planted: int, missed: int, config: DefenceConfig) -> bool:
     """Whether so many misses are more than bad luck."""
-    return missed > max(1, config.max_canary_misses * planted)
+    return missed > max(1, config.max_planted_misses * planted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +121,13 @@ def _answers(group: Group) -> set[bytes]:
     return {canonical(transcript(sibling)[-1]) for sibling in group.trajectories}
 
 
-def _canary(group: Group, bad: tuple[JSON, ...], kind: str, rng: random.Random) -> Canary:
-    name = f"canary of {group.id}"
+def _planted_answer(group: Group, bad: tuple[JSON, ...], kind: str, rng: random.Random) -> PlantedAnswer:
+    name = f"planted answer of {group.id}"
     tools = offered_tools(group.trajectories)
-    call = Call(name, name, 0.0, "canary", bad[:-1], (Choice(0, bad[-1]),), tools, untrainable="canary")
+    call = Call(name, name, 0.0, "planted answer", bad[:-1], (Choice(0, bad[-1]),), tools, untrainable="planted answer")
     sibling = Trajectory(TrajectoryInfo(name, 0.0), (call,))
     # In the place of one where there are enough: the copy is to be no more than the judge ranks at once.
     kept = list(group.trajectories)
     if len(kept) > 3:
         kept.pop(rng.randrange(len(kept)))
-    return Canary(replace(group, id=name, trajectories=(*kept, sibling)), name, kind)
+    return PlantedAnswer(replace(group, id=name, trajectories=(*kept, sibling)), name, kind)

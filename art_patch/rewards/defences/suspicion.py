@@ -1,4 +1,4 @@
-"""What keeps a judge from being fooled, beside `canaries`: decisions of `batch.judge_batch`. Pure.
+"""What keeps a judge from being fooled, beside `planted answers`: decisions of `batch.judge_batch`. Pure.
 
 - **Agreement**: a group that is judged in two orders must come out alike, or its scores say where an attempt stood.
 - **Flags**: text that speaks to the judge (`injection`). What the policy wrote itself is capped, never raised. What
@@ -40,9 +40,10 @@ class DefenceConfig:
         max_difference: mean absolute difference between both passes' scores after each pass's own mean is taken off,
             as advantages take it off; a group above is quarantined.
         tie: scores no further apart than this are of equal worth.
-        canary_share: of the groups, copied with a known-bad sibling; never fewer than two groups, 0 is off.
-        canary_margin: so far above the worst true sibling a canary may come out.
-        max_canary_misses: share of the canaries; with more missed, and more than one, the whole batch is quarantined.
+        planted_share: of the groups, copied with a known-bad sibling; never fewer than two groups, 0 is off.
+        planted_margin: so far above the worst true sibling a planted answer may come out.
+        max_planted_misses: share of the planted answers; with more missed, and more than one, the whole batch is
+            quarantined.
         flag_cap: highest score of an attempt that itself speaks to the judge; the other siblings' median if lower.
         max_length_correlation: of the ranks of score and length within their groups; an alarm above it.
         max_user_share: of the batch's trajectories that one user may give, where four users or more are known.
@@ -56,9 +57,9 @@ class DefenceConfig:
     min_agreement: float = 0.6
     max_difference: float = 0.25
     tie: float = 0.05
-    canary_share: float = 0.1
-    canary_margin: float = 0.2
-    max_canary_misses: float = 0.2
+    planted_share: float = 0.1
+    planted_margin: float = 0.2
+    max_planted_misses: float = 0.2
     flag_cap: float = 0.5
     max_length_correlation: float = 0.6
     max_user_share: float = 0.5

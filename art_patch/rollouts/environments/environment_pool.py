@@ -62,7 +62,7 @@ class Worker:
             self._thread.end(lambda: _close(environment))
 
 
-class Crew:
+class EnvironmentPool:
     """See the module."""
 
     def __init__(self, make: Make, most: int) -> None:

@@ -20,7 +20,7 @@ from art_patch.rollouts.environments import checkpoint as checkpoints
 from art_patch.rollouts.environments.agent import Agent
 from art_patch.rollouts.environments.checkpoint import Checkpoint
 from art_patch.rollouts.environments.environment import Environment
-from art_patch.rollouts.environments.environment_pool import Crew, Make, maker_of
+from art_patch.rollouts.environments.environment_pool import EnvironmentPool, Make, maker_of
 from art_patch.rollouts.environments.episode import play
 from art_patch.rollouts.gather import gather_trajectory_groups
 from art_patch.rollouts.model import TrainableModel, TrainResult
@@ -103,10 +103,10 @@ class GRPOTrainer:
             Exception: of an environment, if there is one more than `max_exceptions`; what still runs is cancelled.
         """
         chosen = self._next_seeds() if seeds is None else list(seeds)
-        crew = Crew(self._make, self._parallel)
+        pool = EnvironmentPool(self._make, self._parallel)
 
         async def episode(seed: int) -> Trajectory:
-            async with crew.one() as worker:
+            async with pool.one() as worker:
                 return await play(worker, self.agent, seed, max_steps=self._max_steps)
 
         try:
@@ -121,7 +121,7 @@ class GRPOTrainer:
                 max_exceptions=self._max_exceptions,
             )
         finally:
-            await crew.close()
+            await pool.close()
 
     async def update_policy(self, groups: Iterable[TrajectoryGroup]) -> TrainResult:
         """Learn from episodes; see `TrainableModel.train`, whose errors are raised."""

@@ -17,10 +17,10 @@ import torch
 from art_patch.errors import AdapterRejected
 from art_patch.policies import (
     BaseModel,
-    Canary,
+    Probe,
     ValidatedAdapter,
-    check_canary,
     check_name,
+    check_probe,
     read_base_model,
     resolve_model_dir,
     validate_adapter,
@@ -198,17 +198,17 @@ class EmbeddedEngine:
             self._policies[adapter.name] = policy
 
     def _prove(self, adapter: ValidatedAdapter, name: str) -> None:
-        canary = adapter.canary
-        if canary is None:
+        probe = adapter.probe
+        if probe is None:
             return
-        served = self._score(name, canary)
+        served = self._score(name, probe)
         dtype = str(self._model.dtype).removeprefix("torch.")
-        check_canary(adapter.name, canary, served, self._score(None, canary), dtype=dtype)
+        check_probe(adapter.name, probe, served, self._score(None, probe), dtype=dtype)
 
-    def _score(self, name: str | None, canary: Canary) -> list[float]:
+    def _score(self, name: str | None, probe: Probe) -> list[float]:
         self._bank.activate(name)
-        ids_1T = torch.tensor([canary.token_ids], device=self._model.device)
-        targets_T1 = torch.tensor(canary.targets, device=self._model.device)[:, None]
+        ids_1T = torch.tensor([probe.token_ids], device=self._model.device)
+        targets_T1 = torch.tensor(probe.targets, device=self._model.device)[:, None]
         logprobs_TV = torch.log_softmax(self._model(input_ids=ids_1T, use_cache=False).logits[0, :-1].float(), dim=-1)
         return logprobs_TV.gather(1, targets_T1).squeeze(1).tolist()
 

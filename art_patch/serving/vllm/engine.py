@@ -155,7 +155,7 @@ class VllmEngine:
             adapter = await asyncio.to_thread(
                 validate_adapter, self.adapters_root, name, self.base, max_rank=self._options.max_lora_rank
             )
-            policy = Loaded(name, await asyncio.to_thread(self._copy, adapter), adapter.canary)
+            policy = Loaded(name, await asyncio.to_thread(self._copy, adapter), adapter.probe)
             leaving = self._leaving.get(name)
             if leaving is None:
                 await self._load_everywhere(policy)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from art_patch.errors import EngineError
-from art_patch.policies import Canary, check_canary
+from art_patch.policies import Probe, check_probe
 from art_patch.serving.vllm.link import Link, Refused
 
 _LIKELIEST = 20
@@ -21,7 +21,7 @@ class Poisoned(EngineError):
     """It answers with numbers that are not finite; no policy of this process can be trusted any more."""
 
 
-async def probe(link: Link, model: str, *, timeout_s: float = 60.0) -> None:
+async def check_finite(link: Link, model: str, *, timeout_s: float = 60.0) -> None:
     """Samples one token.
 
     Raises:
@@ -36,9 +36,9 @@ async def probe(link: Link, model: str, *, timeout_s: float = 60.0) -> None:
 
 
 async def score(
-    link: Link, model: str, canary: Canary, expected: Sequence[float], *, timeout_s: float = 120.0
+    link: Link, model: str, probe: Probe, expected: Sequence[float], *, timeout_s: float = 120.0
 ) -> list[float]:
-    """Returns the log-probability at temperature 1 of each target of the canary, given the tokens before it.
+    """Returns the log-probability at temperature 1 of each target of the probe, given the tokens before it.
 
     One token is sampled at each place, and vLLM tells of the likeliest there. Not by `prompt_logprobs`: with a LoRA
     loaded, vLLM 0.32 ends with an error if any other request is in the same batch. A target that is not among the
@@ -48,14 +48,14 @@ async def score(
         EngineError: no answer came.
         Poisoned: one is not finite.
     """
-    prompts = [list(canary.token_ids[:end]) for end in range(1, len(canary.token_ids))]
+    prompts = [list(probe.token_ids[:end]) for end in range(1, len(probe.token_ids))]
     body = {"model": model, "prompt": prompts, "max_tokens": 1, "temperature": 0, "logprobs": _LIKELIEST}
     answer = await _complete(link, {**body, "return_tokens_as_token_ids": True}, timeout_s)
     choices = sorted(answer["choices"], key=lambda choice: choice["index"])
     if len(choices) != len(prompts):
         raise EngineError(f"vLLM answered {len(prompts)} prompts with {len(choices)} choices")
     found: list[float] = []
-    for choice, target, most in zip(choices, canary.targets, expected, strict=True):
+    for choice, target, most in zip(choices, probe.targets, expected, strict=True):
         likeliest: dict[str, float] = choice["logprobs"]["top_logprobs"][0]
         if not likeliest or not _finite(list(likeliest.values())):
             raise Poisoned(f"{model} answered with log-probabilities that are not finite")
@@ -63,7 +63,7 @@ async def score(
     return found
 
 
-async def prove(link: Link, name: str, base: str, canary: Canary | None, *, dtype: str) -> None:
+async def prove(link: Link, name: str, base: str, probe: Probe | None, *, dtype: str) -> None:
     """Passes if the policy computes what it was trained to compute.
 
     Raises:
@@ -71,10 +71,10 @@ async def prove(link: Link, name: str, base: str, canary: Canary | None, *, dtyp
         Poisoned: its numbers are not finite.
         EngineError: the process does not answer.
     """
-    await probe(link, name)
-    if canary is not None:
-        served = await score(link, name, canary, canary.logprobs)
-        check_canary(name, canary, served, await score(link, base, canary, canary.base_logprobs), dtype=dtype)
+    await check_finite(link, name)
+    if probe is not None:
+        served = await score(link, name, probe, probe.logprobs)
+        check_probe(name, probe, served, await score(link, base, probe, probe.base_logprobs), dtype=dtype)
 
 
 async def _complete(link: Link, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:

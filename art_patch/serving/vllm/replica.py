@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from art_patch.errors import AdapterRejected, EngineError
-from art_patch.policies import Canary
+from art_patch.policies import Probe
 from art_patch.serving.vllm.link import Link, Refused
 from art_patch.serving.vllm.process import VllmProcess
-from art_patch.serving.vllm.proof import Poisoned, probe, prove
+from art_patch.serving.vllm.proof import Poisoned, check_finite, prove
 
 _log = logging.getLogger(__name__)
 
@@ -40,13 +40,13 @@ class Loaded:
     Attributes:
         name: `NAME@STEP`.
         directory: our own copy of the files that were checked; never changed, never deleted while a vLLM may know it.
-        canary: what the trainer computed with it, if it said.
+        probe: what the trainer computed with it, if it said.
         running: requests that it answers right now.
     """
 
     name: str
     directory: Path
-    canary: Canary | None = None
+    probe: Probe | None = None
     running: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -70,7 +70,7 @@ class Replica:
         Args:
             number: which of the replicas this is.
             base: served name of the bare base.
-            dtype: in which it computes, for what a canary may differ by.
+            dtype: in which it computes, for what a probe may differ by.
             socket: where it listens.
             start: starts the process.
             catch_up: loads every policy into this replica and sets `ready`; called once it answers.
@@ -104,7 +104,7 @@ class Replica:
                     self._check_alive(process)
                     await asyncio.sleep(_LOOK_S)
                 self.max_model_len = await self._check_base()
-                await probe(self.link, self._base)
+                await check_finite(self.link, self._base)
                 await self._catch_up(self)
         except TimeoutError:
             raise self._not_started(process, f"it was not ready within {self._ready_timeout_s:g} s") from None
@@ -154,7 +154,7 @@ class Replica:
         except Refused as error:
             # A user's mistake comes back as a 500 just as well.
             raise AdapterRejected(f"{policy.name}: vLLM refused it: {error}") from error
-        await prove(self.link, policy.name, self._base, policy.canary, dtype=self._dtype)
+        await prove(self.link, policy.name, self._base, policy.probe, dtype=self._dtype)
 
     async def unload(self, name: str) -> None:
         """Drops a policy's name; requests that run on it finish."""
@@ -195,7 +195,7 @@ class Replica:
                     raise EngineError(f"/health failed {unwell} times in a row")
                 health_at = loop.time() + _HEALTH_S
             if loop.time() >= probe_at:
-                await probe(self.link, self._base)
+                await check_finite(self.link, self._base)
                 await self._check_metrics()
                 probe_at = loop.time() + _PROBE_S
             await asyncio.sleep(_LOOK_S)

@@ -79,7 +79,7 @@ class Deletion:
         self.groups: set[str] = set()
         self.dead: set[str] = set()
 
-    def figures(self) -> dict[str, int]:
+    def metrics(self) -> dict[str, int]:
         """Return how much was deleted."""
         names = ("trajectories", "calls", "messages", "scores", "spans", "corrections", "judgements")
         return {name: self._counts[name] for name in names}

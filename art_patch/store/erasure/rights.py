@@ -110,8 +110,8 @@ class Rights:
         deletion.finish()
         clean = scrub(self._database)
         with self._database.write(durable=True) as connection:
-            note(connection, who, "erased", subject | deletion.figures() | {"groups": len(deletion.groups)}, at)
-        gone = deletion.figures()
+            note(connection, who, "erased", subject | deletion.metrics() | {"groups": len(deletion.groups)}, at)
+        gone = deletion.metrics()
         return Erasure(
             trajectories=gone["trajectories"],
             calls=gone["calls"],
@@ -188,8 +188,8 @@ class Rights:
         scrub(self._database)
         kept = {"older_than_s": older_than_s, "keep": keep}
         with self._database.write(durable=True) as connection:
-            note(connection, who, "prune", kept | deletion.figures() | {"dead_groups": len(deletion.dead)}, at)
-        gone = deletion.figures()
+            note(connection, who, "prune", kept | deletion.metrics() | {"dead_groups": len(deletion.dead)}, at)
+        gone = deletion.metrics()
         return Pruned(
             trajectories=gone["trajectories"],
             calls=gone["calls"],

@@ -173,7 +173,7 @@ class Ledger:
                 policy = Policy(name, base=base, base_sha256=base_sha256, state="candidate", created_at=at)
                 insert_policy(connection, policy, who=who, reason="base model", at=at)
             if champion_of(connection) is None and policy.state == "candidate":
-                move(connection, name, "champion", who=who, reason="first policy served", figures={}, at=at)
+                move(connection, name, "champion", who=who, reason="first policy served", metrics={}, at=at)
                 policy = replace(policy, state="champion")
             return policy
 
@@ -203,7 +203,7 @@ class Ledger:
         *,
         who: str,
         reason: str,
-        figures: JSON | None = None,
+        metrics: JSON | None = None,
         percent: float | None = None,
         now: float | None = None,
     ) -> Policy:
@@ -220,7 +220,7 @@ class Ledger:
             state: where to.
             who: for the ledger.
             reason: why, for the ledger.
-            figures: what the decision rests on; kept with the move, and added to the policy's.
+            metrics: what the decision rests on; kept with the move, and added to the policy's.
             percent: share of the sessions that a canary answers, above 0 and up to 100; for `canary` alone.
             now: seconds since the epoch.
 
@@ -232,14 +232,14 @@ class Ledger:
         """
         at = time.time() if now is None else now
         with self._deciding() as connection:
-            return move(connection, name, state, who=who, reason=reason, figures=figures or {}, percent=percent, at=at)
+            return move(connection, name, state, who=who, reason=reason, metrics=metrics or {}, percent=percent, at=at)
 
-    def keep_verdict(self, name: str, *, figures: JSON, who: str, reason: str, now: float | None = None) -> None:
+    def keep_verdict(self, name: str, *, metrics: JSON, who: str, reason: str, now: float | None = None) -> None:
         """Keep that a candidate won its gate and waits for a person to promote it; its state stays.
 
         Args:
             name: which policy.
-            figures: added to the policy's.
+            metrics: added to the policy's.
             who: for the audit log.
             reason: why it won.
             now: seconds since the epoch.
@@ -253,8 +253,8 @@ class Ledger:
             policy = policy_of(connection, name)
             if policy is None or policy.state != "candidate":
                 raise StoreError(f"there is no candidate {name!r}; `art-patch status` lists the policies")
-            merged = dict(policy.figures) | dict(figures) | {"waits": {"since": at, "reason": reason}}
-            connection.execute(update(table).where(table.c.name == name).values(figures=merged))
+            merged = dict(policy.metrics) | dict(metrics) | {"waits": {"since": at, "reason": reason}}
+            connection.execute(update(table).where(table.c.name == name).values(metrics=merged))
             note(connection, who, "verdict", {"policy": name, "reason": reason}, at)
 
     def history(self, *, limit: int = 50) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Where policies stand and where calls go, inside one transaction that decides alone (`locks.decide_alone`).
 
 A move changes a policy's state, everything that follows from it, and the route that running apps read, all or nothing.
-`promotions` keeps each move for good: who, when, why, and the figures it rested on.
+`promotions` keeps each move for good: who, when, why, and the metrics it rested on.
 
 A policy that is rejected and never served gives its groups back: they are `scored` again, and the next update learns
 from them. What a policy learned that serves, served or may still serve stays `trained`. `trainings` keeps both.
@@ -57,8 +57,8 @@ def insert_policy(connection: Connection, policy: Policy, *, who: str, reason: s
     """
     check_move(policy.name, None, policy.state)
     row = {name: getattr(policy, name) for name in Policy.__slots__}
-    connection.execute(insert(tables.policies).values(row | {"figures": dict(policy.figures)}))
-    _note_move(connection, policy.name, None, policy.state, who=who, reason=reason, figures=policy.figures, at=at)
+    connection.execute(insert(tables.policies).values(row | {"metrics": dict(policy.metrics)}))
+    _note_move(connection, policy.name, None, policy.state, who=who, reason=reason, metrics=policy.metrics, at=at)
 
 
 def move(
@@ -68,7 +68,7 @@ def move(
     *,
     who: str,
     reason: str,
-    figures: JSON,
+    metrics: JSON,
     at: float,
     percent: float | None = None,
 ) -> Policy:
@@ -99,12 +99,12 @@ def move(
         turn_route(connection, {"champion": name, "challenger": None})
     elif challenger is not None and challenger.name == name:
         turn_route(connection, {"challenger": None})
-    moved = _put(connection, policy, state, who=who, reason=reason, figures=figures, at=at, of_move=share)
+    moved = _put(connection, policy, state, who=who, reason=reason, metrics=metrics, at=at, of_move=share)
     if state == "champion":
         if champion is not None:
-            _put(connection, champion, "retired", who=who, reason=f"replaced by {name}", figures={}, at=at)
+            _put(connection, champion, "retired", who=who, reason=f"replaced by {name}", metrics={}, at=at)
         if challenger is not None and challenger.name != name:
-            _put(connection, challenger, "rejected", who=who, reason=OVERTAKEN, figures={}, at=at)
+            _put(connection, challenger, "rejected", who=who, reason=OVERTAKEN, metrics={}, at=at)
     return moved
 
 
@@ -142,20 +142,20 @@ def _put(
     *,
     who: str,
     reason: str,
-    figures: JSON,
+    metrics: JSON,
     at: float,
     of_move: JSON | None = None,
 ) -> Policy:
-    """Move the policy; `figures` become its own, too, those `of_move` are kept with the move alone."""
-    merged = dict(policy.figures) | dict(figures)
+    """Move the policy; `metrics` become its own, too, those `of_move` are kept with the move alone."""
+    merged = dict(policy.metrics) | dict(metrics)
     connection.execute(
-        update(tables.policies).where(tables.policies.c.name == policy.name).values(state=state, figures=merged)
+        update(tables.policies).where(tables.policies.c.name == policy.name).values(state=state, metrics=merged)
     )
-    told = {**figures, **(of_move or {})}
-    _note_move(connection, policy.name, policy.state, state, who=who, reason=reason, figures=told, at=at)
+    told = {**metrics, **(of_move or {})}
+    _note_move(connection, policy.name, policy.state, state, who=who, reason=reason, metrics=told, at=at)
     if state == "rejected" and policy.state != "retired":
         _give_back(connection, policy.name)
-    return replace(policy, state=state, figures=merged)
+    return replace(policy, state=state, metrics=merged)
 
 
 def _give_back(connection: Connection, policy: str) -> None:
@@ -191,11 +191,11 @@ def _note_move(
     *,
     who: str,
     reason: str,
-    figures: JSON,
+    metrics: JSON,
     at: float,
 ) -> None:
     row = {"policy": name, "from_state": before, "to_state": after, "at": at, "who": who, "reason": reason}
-    connection.execute(insert(tables.promotions).values(row | {"figures": dict(figures)}))
+    connection.execute(insert(tables.promotions).values(row | {"metrics": dict(metrics)}))
     note(connection, who, "move", {"policy": name, "from": before, "to": after, "reason": reason}, at)
 
 

@@ -1,6 +1,6 @@
 """What trackers have already, so that sending to one again writes nothing twice.
 
-A row is one thing at one target: a span, a score, the figures of a policy. Its digest tells whether it changed since. A
+A row is one thing at one target: a span, a score, the metrics of a policy. Its digest tells whether it changed since. A
 row is written after its target took the thing: whoever is killed in between sends it once more, and never too little.
 Rows go with their trajectory.
 """

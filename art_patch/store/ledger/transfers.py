@@ -190,10 +190,10 @@ class Transfers:
                 alone = table.c.id == trajectory_id, table.c.group_id.is_(None)
                 connection.execute(update(table).where(*alone).values(group_id=group["id"]))
 
-    def note_import(self, path: str, *, who: str, figures: JSON, now: float | None = None) -> None:
+    def note_import(self, path: str, *, who: str, metrics: JSON, now: float | None = None) -> None:
         """Leave an audit entry of an import."""
         with self._database.write(durable=True) as connection:
-            note(connection, who, "import", {"path": path, **figures}, time.time() if now is None else now)
+            note(connection, who, "import", {"path": path, **metrics}, time.time() if now is None else now)
 
     def note_copy(
         self, action: Literal["export policy", "push policy", "pushed policy"], *, who: str, detail: JSON,

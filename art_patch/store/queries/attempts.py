@@ -1,7 +1,7 @@
 """How long updates ran that ended without a policy: they failed, were refused or interrupted, or time was up.
 
 Each is an entry of the audit log, so that what they cost is not forgotten with the job. The update that makes the
-policy in the end tells its own time in the policy's figures, under the same job. A process that was killed leaves none.
+policy in the end tells its own time in the policy's metrics, under the same job. A process that was killed leaves none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happened in a stretch of time, for `art-patch report`: one read transaction, so that its figures agree.
+"""What happened in a stretch of time, for `art-patch report`: one read transaction, so that its metrics agree.
 
 Calls count by when they started, runs by when their last call ended. Fallbacks of a challenger and of the champion are
 told alike. Nothing that is missing is counted as zero: a run without a score has `None`, a call without a count of
@@ -141,11 +141,11 @@ def _judge(connection: Connection, since: float, until: float) -> tuple[float, i
 
 def _updates(connection: Connection, since: float, until: float) -> dict[str, Any]:
     table = tables.policies.c
-    trained = select(table.figures).where(table.created_at >= since, table.created_at < until, table.path.is_not(None))
+    trained = select(table.metrics).where(table.created_at >= since, table.created_at < until, table.path.is_not(None))
     attempts = attempts_s(connection, since, until)
     updates, untimed, update_s = 0, 0, 0.0
-    for figures in connection.scalars(trained):
-        train: Mapping[str, Any] = figures.get("train") or {}
+    for metrics in connection.scalars(trained):
+        train: Mapping[str, Any] = metrics.get("train") or {}
         steps_s, took_s = _steps_s(train), train.get("took_s")
         updates += 1
         untimed += steps_s is None and took_s is None

@@ -234,7 +234,7 @@ policies = Table(
     Column("created_at", Float, nullable=False),
     Column("path", Text),
     Column("parent", Text),
-    Column("figures", JSON, nullable=False),
+    Column("metrics", JSON, nullable=False),
 )
 
 promotions = Table(
@@ -247,7 +247,7 @@ promotions = Table(
     Column("at", Float, nullable=False),
     Column("who", Text, nullable=False),
     Column("reason", Text, nullable=False),
-    Column("figures", JSON, nullable=False),
+    Column("metrics", JSON, nullable=False),
 )
 
 audit = Table(

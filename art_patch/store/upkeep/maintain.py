@@ -1,6 +1,6 @@
 """Keeping the database itself in order: its size, its log, the space of what was deleted, backups.
 
-In: an open database. Out: figures, or a file. What only SQLite has (a log that grows while somebody reads, space that
+In: an open database. Out: metrics, or a file. What only SQLite has (a log that grows while somebody reads, space that
 VACUUM gives back, a file that can be copied while it is written) is in `upkeep.py`. A PostgreSQL server has its own
 tools for each.
 """

@@ -97,8 +97,8 @@ class RoundTrips:
         lines += [f"{count:>6}  {kind}" for kind, count in self.differences.items()]
         return "\n".join(lines + [example.as_text() for example in self.examples])
 
-    def figures(self) -> dict[str, Any]:
-        """Return the numbers, as JSON values; examples are somebody's words, and figures are kept."""
+    def metrics(self) -> dict[str, Any]:
+        """Return the numbers, as JSON values; examples are somebody's words, and metrics are kept."""
         return {name: value for name, value in asdict(self).items() if name != "examples"}
 
 

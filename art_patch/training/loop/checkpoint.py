@@ -18,7 +18,7 @@ _FILE = "checkpoint.safetensors"
 
 
 @dataclass(slots=True)
-class Course:
+class TrainState:
     """How far an update is.
 
     Attributes:
@@ -26,7 +26,7 @@ class Course:
         stopped: why no more will be made.
         gap_nats: of the start, see `StartScores`.
         why_not_shared: of the model, see `Scorer`.
-        history: figures of each step.
+        history: metrics of each step.
     """
 
     done: int = 0
@@ -36,17 +36,17 @@ class Course:
     history: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
-def read_course(directory: Path) -> tuple[Course, tensor_file.Arrays]:
+def read_train_state(directory: Path) -> tuple[TrainState, tensor_file.Arrays]:
     """Return how far the update of a job directory is, and what its learner was then; a new one has made no step.
 
     Raises:
         TrainingError: the checkpoint was damaged by something else.
     """
     found = tensor_file.read(directory / _FILE)
-    return (Course(), {}) if found is None else (Course(**found[1]), found[0])
+    return (TrainState(), {}) if found is None else (TrainState(**found[1]), found[0])
 
 
-class Keeper:
+class CheckpointWriter:
     """Writes checkpoints now and then."""
 
     def __init__(self, directory: Path, every_s: float, every_steps: int | None = None) -> None:
@@ -62,13 +62,13 @@ class Keeper:
         self._every_steps = every_steps
         self._kept_at = time.monotonic()
 
-    def keep(self, course: Course, learner: Learner, *, now: bool) -> None:
+    def keep(self, train_state: TrainState, learner: Learner, *, now: bool) -> None:
         """Write a checkpoint if it is time, or asked for.
 
         Raises:
             TrainingError: the disk is full or cannot be written; the checkpoint before is whole.
         """
-        counted = self._every_steps is not None and course.done % self._every_steps == 0
+        counted = self._every_steps is not None and train_state.done % self._every_steps == 0
         if now or counted or time.monotonic() - self._kept_at >= self._every_s:
-            tensor_file.write(self._path, tensor_file.to_bytes(learner.arrays(), asdict(course)))
+            tensor_file.write(self._path, tensor_file.to_bytes(learner.arrays(), asdict(train_state)))
             self._kept_at = time.monotonic()

@@ -1,6 +1,6 @@
 """What the policy in training makes of groups that it never learns from: to see whether what it learns carries over.
 
-No gradient, no dropout, no random number: an update is the same with evaluations and without. Three figures, over the
+No gradient, no dropout, no random number: an update is the same with evaluations and without. Three metrics, over the
 groups whose siblings were not all scored alike:
 
 - `eval_loss`: the loss of an optimizer step that would take all of them.
@@ -46,13 +46,13 @@ class Evaluation:
     ranks: Ranks
 
     @torch.no_grad()
-    def figures(self) -> dict[str, float]:
-        """Return the figures of now; none if there is nothing to evaluate on."""
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of now; none if there is nothing to evaluate on."""
         lessons = evaluated_of(self.job)
         loss_of = loss_of_lessons(lessons, self.start.eval_old, self.start.eval_reference, self.job.config.loss)
         sums = dict.fromkeys(_SUMS, 0.0)
         examples = [example for lesson in lessons for example in lesson.examples]
-        for pack in self.ranks.deal(examples, self.job.config.micro_batch_tokens):
+        for pack in self.ranks.shard(examples, self.job.config.micro_batch_tokens):
             scored = self.scorer.score(pack)
             loss, seen = loss_of(pack, scored)
             seen |= {"loss": loss.item(), "gain_nats": self._gain_nats(pack, scored)}

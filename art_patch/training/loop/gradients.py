@@ -76,7 +76,7 @@ class _Maker:
         first = 0
         for batch in range(0, len(examples), size):
             together = [example for of_item in examples[batch : batch + size] for example in of_item]
-            for pack in self.ranks.deal(together, self.config.micro_batch_tokens):
+            for pack in self.ranks.shard(together, self.config.micro_batch_tokens):
                 yield replace(pack, examples_E=pack.examples_E + first)
             first += len(together)
 

@@ -81,7 +81,7 @@ class TrainJob:
         evaluation: groups that are never learned from; the policy is evaluated on them if the config asks for it.
         others: trajectories outside of the groups that some of it is of.
         mean_reward: of all trajectories that were scored, for people.
-        figures: what it was made of and what was left out, for people; JSON values.
+        metrics: what it was made of and what was left out, for people; JSON values.
     """
 
     base: str
@@ -96,7 +96,7 @@ class TrainJob:
     evaluation: tuple[TrainGroup, ...] = ()
     others: tuple[str, ...] = ()
     mean_reward: float | None = None
-    figures: JSON = field(default_factory=dict[str, Any])
+    metrics: JSON = field(default_factory=dict[str, Any])
 
     @property
     def start(self) -> Path | None:
@@ -194,7 +194,7 @@ def read_job(directory: Path) -> TrainJob | None:
         evaluation=groups(facts["evaluation"]),
         others=tuple(facts["others"]),
         mean_reward=facts["mean_reward"],
-        figures=facts["figures"],
+        metrics=facts["metrics"],
     )
 
 
@@ -219,7 +219,7 @@ def _to_bytes(job: TrainJob) -> bytes:
         "evaluation": _told(job.evaluation),
         "others": job.others,
         "mean_reward": job.mean_reward,
-        "figures": job.figures,
+        "metrics": job.metrics,
     }
     return tensor_file.to_bytes(arrays, facts)
 

@@ -47,7 +47,7 @@ class UpdateMetrics:
             `None` if it was not evaluated.
         eval_kl_nats: likewise.
         eval_gain_nats: likewise.
-        history: figures of each step.
+        history: metrics of each step.
     """
 
     trajectories: int
@@ -79,7 +79,7 @@ class UpdateMetrics:
     history: tuple[JSON, ...] = field(repr=False)
 
 
-def step_figures(step: Step, sums: Mapping[str, float], rehearsed: Mapping[str, float]) -> dict[str, Any]:
+def step_metrics(step: Step, sums: Mapping[str, float], rehearsed: Mapping[str, float]) -> dict[str, Any]:
     """Return what the history keeps of a step.
 
     Args:
@@ -88,14 +88,14 @@ def step_figures(step: Step, sums: Mapping[str, float], rehearsed: Mapping[str, 
         rehearsed: likewise, of what it rehearsed.
     """
     tokens = int(sums["tokens"])
-    figures: dict[str, Any] = {"phase": step.phase, "epoch": step.epoch, "tokens": tokens, "loss": sums["loss"]}
+    metrics: dict[str, Any] = {"phase": step.phase, "epoch": step.epoch, "tokens": tokens, "loss": sums["loss"]}
     work = ("computed_tokens", "distinct_tokens", "row_tokens")
-    figures |= {name: int(sums[name] + rehearsed[name]) for name in work}
+    metrics |= {name: int(sums[name] + rehearsed[name]) for name in work}
     each = tokens or math.nan
-    figures |= {"entropy_nats": sums["entropy_nats"] / each}
+    metrics |= {"entropy_nats": sums["entropy_nats"] / each}
     if step.phase == "groups":
         clipped = sums["clipped_low"] + sums["clipped_high"]
-        figures |= {
+        metrics |= {
             "kl_nats": sums["kl_nats"] / each,
             "reference_kl_nats": sums["reference_kl_nats"] / each,
             "clip_fraction": clipped / each,
@@ -105,15 +105,15 @@ def step_figures(step: Step, sums: Mapping[str, float], rehearsed: Mapping[str, 
             "not_finite": int(sums["not_finite"]),
         }
     if step.rehearsed:
-        figures |= {
+        metrics |= {
             "rehearsed_tokens": int(rehearsed["tokens"]),
             "rehearse_nll_nats": rehearsed["nll_nats"] / rehearsed["tokens"],
         }
     if step.phase == "prefer":
         pairs = len(step.items)
-        figures |= {"right_share": sums["right"] / pairs}
-        figures |= {name: sums[name] / pairs for name in ("margin", "chosen_reward", "rejected_reward")}
-    return figures
+        metrics |= {"right_share": sums["right"] / pairs}
+        metrics |= {name: sums[name] / pairs for name in ("margin", "chosen_reward", "rejected_reward")}
+    return metrics
 
 
 def update_metrics(
@@ -124,7 +124,7 @@ def update_metrics(
     gap_nats: float | None,
     why_not_shared: str | None,
 ) -> UpdateMetrics:
-    """Return an update's figures in all.
+    """Return an update's metrics in all.
 
     Args:
         job: what was learned from.
@@ -134,12 +134,12 @@ def update_metrics(
         why_not_shared: of the model.
     """
     learned = [each for lesson in lessons_of(job) for each in lesson.examples if each.advantage != 0.0]
-    of_groups = [figures for figures in history if figures["phase"] == "groups"]
-    last_epoch = [figures for figures in of_groups if figures["epoch"] == of_groups[-1]["epoch"]]
-    last_phase = [figures for figures in history if figures["phase"] == history[-1]["phase"]]
-    seen = [figures for figures in last_phase if figures["epoch"] == last_phase[-1]["epoch"]]
-    computed = sum(figures["computed_tokens"] for figures in history)
-    seconds = sum(figures["seconds"] for figures in history)
+    of_groups = [metrics for metrics in history if metrics["phase"] == "groups"]
+    last_epoch = [metrics for metrics in of_groups if metrics["epoch"] == of_groups[-1]["epoch"]]
+    last_phase = [metrics for metrics in history if metrics["phase"] == history[-1]["phase"]]
+    seen = [metrics for metrics in last_phase if metrics["epoch"] == last_phase[-1]["epoch"]]
+    computed = sum(metrics["computed_tokens"] for metrics in history)
+    seconds = sum(metrics["seconds"] for metrics in history)
     return UpdateMetrics(
         trajectories=len(learned),
         trained_rows=sum(len(each.rows) for each in learned),
@@ -154,14 +154,14 @@ def update_metrics(
         reference_kl_nats=_a_token(last_epoch, "reference_kl_nats"),
         clip_fraction=_a_token(of_groups, "clip_fraction"),
         effective_share=_a_token(last_epoch, "effective_share"),
-        not_finite=sum(figures["not_finite"] for figures in of_groups),
+        not_finite=sum(metrics["not_finite"] for metrics in of_groups),
         rehearse_nll_nats=_a_token(last_epoch, "rehearse_nll_nats", "rehearsed_tokens") if job.rehearsed else 0.0,
         entropy_nats=_a_token(seen, "entropy_nats"),
         grad_norm=_mean(last_phase, "grad_norm"),
         logprob_gap_nats=gap_nats,
         computed_tokens=computed,
-        distinct_tokens=sum(figures["distinct_tokens"] for figures in history),
-        shared_ratio=sum(figures["row_tokens"] for figures in history) / computed,
+        distinct_tokens=sum(metrics["distinct_tokens"] for metrics in history),
+        shared_ratio=sum(metrics["row_tokens"] for metrics in history) / computed,
         why_not_shared=why_not_shared,
         tokens_per_s=computed / seconds,
         eval_loss=history[-1].get("eval_loss"),
@@ -172,9 +172,9 @@ def update_metrics(
 
 
 def _mean(history: Sequence[JSON], name: str) -> float:
-    return sum(figures[name] for figures in history) / len(history)
+    return sum(metrics[name] for metrics in history) / len(history)
 
 
 def _a_token(history: Sequence[JSON], name: str, counted: str = "tokens") -> float:
-    tokens = sum(figures[counted] for figures in history)
-    return sum(figures[name] * figures[counted] for figures in history) / tokens if tokens else 0.0
+    tokens = sum(metrics[counted] for metrics in history)
+    return sum(metrics[name] * metrics[counted] for metrics in history) / tokens if tokens else 0.0

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from art_patch.errors import TrainingError
-from art_patch.policies import Canary
+from art_patch.policies import Probe
 from art_patch.training.data.rows import Row
 from art_patch.training.kernels.scoring import Scorer
 
 _TOKENS = 48
 
 
-def canary_of(model: Any, scorer: Scorer, rows: Iterable[Row]) -> Canary:
+def probe_of(model: Any, scorer: Scorer, rows: Iterable[Row]) -> Probe:
     """Return the log-probabilities, at temperature 1, of the likeliest tokens at the end of the shortest row.
 
     Args:
@@ -35,4 +35,4 @@ def canary_of(model: Any, scorer: Scorer, rows: Iterable[Row]) -> Canary:
     tuned, base = (tuple(each.gather(1, targets_T1).squeeze(1).tolist()) for each in (tuned_TV, base_TV))
     if not all(map(math.isfinite, tuned)):
         raise TrainingError("the trained policy's log-probabilities are not finite; lower --learning-rate")
-    return Canary(ids_T, tuned, base, str(model.dtype).removeprefix("torch."), tuple(targets_T1.squeeze(1).tolist()))
+    return Probe(ids_T, tuned, base, str(model.dtype).removeprefix("torch."), tuple(targets_T1.squeeze(1).tolist()))

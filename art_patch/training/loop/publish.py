@@ -12,7 +12,7 @@ from art_patch.errors import AdapterRejected
 from art_patch.policies import ENTRY, MANIFEST, publish_adapter, read_json
 from art_patch.training.kernels.scoring import Scorer
 from art_patch.training.loop.job import TrainJob
-from art_patch.training.loop.probe import canary_of
+from art_patch.training.loop.probe import probe_of
 
 _JOB = "job"
 """Entry of the manifest: the fingerprint of the job that made the policy."""
@@ -38,12 +38,12 @@ def publish(job: TrainJob, model: Any, scorer: Scorer) -> None:
         TrainingError: it computes something that is not finite.
         AdapterRejected: the target exists.
     """
-    canary = canary_of(model, scorer, job.rows)
+    probe = probe_of(model, scorer, job.rows)
     job.target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     directory = Path(tempfile.mkdtemp(prefix=f".{job.target.name}.", dir=job.target.parent))
     try:
         model.save_pretrained(directory, safe_serialization=True)
-        extra = {"base": job.base, "config": asdict(job.config), _JOB: job.fingerprint, ENTRY: canary.entry()}
+        extra = {"base": job.base, "config": asdict(job.config), _JOB: job.fingerprint, ENTRY: probe.entry()}
         publish_adapter(directory, job.target, base_sha256=job.base_sha256, extra=extra)
     finally:
         shutil.rmtree(directory, ignore_errors=True)

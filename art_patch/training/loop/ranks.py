@@ -38,7 +38,7 @@ class Ranks:
         """Whether this is the one that writes files."""
         return self.rank == 0
 
-    def deal(self, examples: Sequence[Example], max_tokens: int) -> list[Pack]:
+    def shard(self, examples: Sequence[Example], max_tokens: int) -> list[Pack]:
         """Return this process's packs of the examples, so that each process computes about as many tokens.
 
         Args:
@@ -73,7 +73,7 @@ class Ranks:
         """Return the sum of all processes' values."""
         return self._reduced(values, dist.ReduceOp.SUM)
 
-    def most(self, values: Tensor) -> Tensor:
+    def all_reduce_max(self, values: Tensor) -> Tensor:
         """Return the largest of all processes' values."""
         return self._reduced(values, dist.ReduceOp.MAX)
 

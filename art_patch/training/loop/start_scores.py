@@ -115,7 +115,7 @@ def _flat(scorer: Scorer, examples: Sequence[Example], max_tokens: int, ranks: R
     for example in examples:
         first.append(first[-1] + example.sampled)
     flat = torch.zeros(first[-1], dtype=scorer.dtype, device=scorer.device)
-    for pack in ranks.deal(examples, max_tokens):
+    for pack in ranks.shard(examples, max_tokens):
         examples_E = pack.examples_E.tolist()
         flat[first[examples_E[0]] : first[examples_E[-1] + 1]] = scorer.score(pack).logprob_N
     return ranks.sum(flat)

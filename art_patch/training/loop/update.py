@@ -22,14 +22,14 @@ from art_patch.training.data.packing import Example
 from art_patch.training.kernels.dropout import dropout_on
 from art_patch.training.kernels.scoring import Scorer
 from art_patch.training.loop.backend import load
-from art_patch.training.loop.checkpoint import Course, Keeper, read_course
+from art_patch.training.loop.checkpoint import CheckpointWriter, TrainState, read_train_state
 from art_patch.training.loop.evaluation import Evaluation
 from art_patch.training.loop.gradients import Gradient, gradients_of
 from art_patch.training.loop.guards import why_broken, why_stop
 from art_patch.training.loop.job import TrainJob, claim
 from art_patch.training.loop.learner import Learner
 from art_patch.training.loop.loading import default_device
-from art_patch.training.loop.metrics import UpdateMetrics, step_figures, update_metrics
+from art_patch.training.loop.metrics import UpdateMetrics, step_metrics, update_metrics
 from art_patch.training.loop.notes import Notes, Progress, silently
 from art_patch.training.loop.plan import PhaseName, Step, evaluated_of, plan_of
 from art_patch.training.loop.publish import is_published, publish
@@ -59,32 +59,40 @@ def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ran
     published = is_published(job)
     if ranks.first:
         claim(directory, job)
-    course, kept = read_course(directory)
-    if published and not course.done:
+    train_state, kept = read_train_state(directory)
+    if published and not train_state.done:
         raise AdapterRejected(
             f"{job.target} was made of this very job, whose directory is gone; there is nothing to do"
         )
     if not published:
-        progress(course.done, len(plan), "loading the base model")
-        bench = _set_up(job, directory, course, kept, ranks)
-        keeper = Keeper(directory, job.config.checkpoint_every_s, job.config.save_steps)
-        note = Notes(job, len(plan) - course.done)
-        while course.done < len(plan) and course.stopped is None:
-            step = plan[course.done]
-            _take(step, bench, course, directory)
-            _evaluate(bench, course, at_the_end=course.done == len(plan) or course.stopped is not None)
+        progress(train_state.done, len(plan), "loading the base model")
+        train_context = _set_up(job, directory, train_state, kept, ranks)
+        checkpoint_writer = CheckpointWriter(directory, job.config.checkpoint_every_s, job.config.save_steps)
+        note = Notes(job, len(plan) - train_state.done)
+        while train_state.done < len(plan) and train_state.stopped is None:
+            step = plan[train_state.done]
+            _take(step, train_context, train_state, directory)
+            _evaluate(
+                train_context, train_state, at_the_end=train_state.done == len(plan) or train_state.stopped is not None
+            )
             if ranks.first:
-                keeper.keep(course, bench.learner, now=step.last or course.stopped is not None)
-            progress(course.done, len(plan), note(course))
+                checkpoint_writer.keep(
+                    train_state, train_context.learner, now=step.last or train_state.stopped is not None
+                )
+            progress(train_state.done, len(plan), note(train_state))
         if ranks.first:
-            publish(job, bench.model, bench.scorer)
+            publish(job, train_context.model, train_context.scorer)
     return update_metrics(
-        job, course.history, stopped=course.stopped, gap_nats=course.gap_nats, why_not_shared=course.why_not_shared
+        job,
+        train_state.history,
+        stopped=train_state.stopped,
+        gap_nats=train_state.gap_nats,
+        why_not_shared=train_state.why_not_shared,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Bench:
+class _TrainContext:
     """What steps are taken with."""
 
     job: TrainJob
@@ -96,62 +104,62 @@ class _Bench:
     ranks: Ranks
 
 
-def _set_up(job: TrainJob, directory: Path, course: Course, kept: Arrays, ranks: Ranks) -> _Bench:
-    """Load the policy at the start, let it say what it thinks of the data, and bring it to where the course is."""
+def _set_up(job: TrainJob, directory: Path, train_state: TrainState, kept: Arrays, ranks: Ranks) -> _TrainContext:
+    """Load the policy at the start, let it say what it thinks of the data, and bring it to where the train_state is."""
     model = load(job, default_device(ranks.rank))
     scorer = Scorer(model)
     evaluated = [example for lesson in evaluated_of(job) for example in lesson.examples]
     scorer.prove([*(Example((row,)) for row in job.rows), *evaluated])
     start = start_scores(job, model, scorer, directory, ranks)
-    course.gap_nats, course.why_not_shared = start.gap_nats, scorer.why_apart
+    train_state.gap_nats, train_state.why_not_shared = start.gap_nats, scorer.why_apart
     learner = Learner(model, job.config)
     learner.restore(kept)
     gradients, evaluation = gradients_of(job, scorer, start, ranks), Evaluation(job, scorer, start, ranks)
-    return _Bench(job, model, scorer, learner, gradients, evaluation, ranks)
+    return _TrainContext(job, model, scorer, learner, gradients, evaluation, ranks)
 
 
-def _take(step: Step, bench: _Bench, course: Course, directory: Path) -> None:
-    """Take a step and note it in the course, or note there why not."""
+def _take(step: Step, train_context: _TrainContext, train_state: TrainState, directory: Path) -> None:
+    """Take a step and note it in the train_state, or note there why not."""
     began = time.monotonic()
-    with dropout_on(bench.model, bench.job.config, course.done, bench.ranks):
-        sums = _of_all(bench.gradients[step.phase](step.items), bench)
-        rehearsed = _of_all(bench.gradients["rehearse"](step.rehearsed), bench)
-    figures = step_figures(step, sums, rehearsed)
-    figures["grad_norm"] = bench.learner.clip(bench.ranks)
-    broken = why_broken(figures)
+    with dropout_on(train_context.model, train_context.job.config, train_state.done, train_context.ranks):
+        sums = _of_all(train_context.gradients[step.phase](step.items), train_context)
+        rehearsed = _of_all(train_context.gradients["rehearse"](step.rehearsed), train_context)
+    metrics = step_metrics(step, sums, rehearsed)
+    metrics["grad_norm"] = train_context.learner.clip(train_context.ranks)
+    broken = why_broken(metrics)
     if broken is None:
-        course.stopped = why_stop(figures, bench.job.config)
-        if course.stopped is None:
-            figures["weight_norm"] = bench.learner.step(step.number)
-            broken = why_broken(figures)
-    nothing_learned = course.stopped is not None and not course.done
+        train_state.stopped = why_stop(metrics, train_context.job.config)
+        if train_state.stopped is None:
+            metrics["weight_norm"] = train_context.learner.step(step.number)
+            broken = why_broken(metrics)
+    nothing_learned = train_state.stopped is not None and not train_state.done
     if broken or nothing_learned:
-        _drop(directory, bench.ranks)
+        _drop(directory, train_context.ranks)
         cure = "lower --learning-rate, or look for absurd rewards" if broken else "raise that bound, or use newer runs"
         raise TrainingError(
-            f"{broken or course.stopped} at step {course.done + 1} ({step.phase}): the update was dropped and nothing "
-            f"published; {cure}"
+            f"{broken or train_state.stopped} at step {train_state.done + 1} ({step.phase}): the update was dropped "
+            f"and nothing published; {cure}"
         )
-    if course.stopped is None:
-        figures["seconds"] = time.monotonic() - began
-        figures["tokens_per_s"] = figures["computed_tokens"] / figures["seconds"]
-        course.history.append(figures)
-        course.done += 1
+    if train_state.stopped is None:
+        metrics["seconds"] = time.monotonic() - began
+        metrics["tokens_per_s"] = metrics["computed_tokens"] / metrics["seconds"]
+        train_state.history.append(metrics)
+        train_state.done += 1
 
 
-def _evaluate(bench: _Bench, course: Course, *, at_the_end: bool) -> None:
-    """Note in the last step's figures what the policy makes of other groups, if it is time and not there yet."""
-    every = bench.job.config.eval_steps
-    if every is None or "eval_loss" in course.history[-1]:
+def _evaluate(train_context: _TrainContext, train_state: TrainState, *, at_the_end: bool) -> None:
+    """Note in the last step's metrics what the policy makes of other groups, if it is time and not there yet."""
+    every = train_context.job.config.eval_steps
+    if every is None or "eval_loss" in train_state.history[-1]:
         return
-    if at_the_end or course.done % every == 0:
-        course.history[-1] |= bench.evaluation.figures()
+    if at_the_end or train_state.done % every == 0:
+        train_state.history[-1] |= train_context.evaluation.metrics()
 
 
-def _of_all(sums: Mapping[str, float], bench: _Bench) -> dict[str, float]:
+def _of_all(sums: Mapping[str, float], train_context: _TrainContext) -> dict[str, float]:
     """The sums over all processes."""
-    values = torch.tensor(list(sums.values()), dtype=torch.float64, device=bench.scorer.device)
-    return dict(zip(sums, bench.ranks.sum(values).tolist(), strict=True))
+    values = torch.tensor(list(sums.values()), dtype=torch.float64, device=train_context.scorer.device)
+    return dict(zip(sums, train_context.ranks.sum(values).tolist(), strict=True))
 
 
 def _drop(directory: Path, ranks: Ranks) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import art_patch as art
-from art_patch.rollouts.logs import figures_of
+from art_patch.rollouts.logs import metrics_of
 from art_patch.store import open_store
 from tests.support.tiny import make_tiny_model
 
@@ -46,12 +46,12 @@ def test_an_environment_is_learned_and_a_trainer_goes_back_to_its_checkpoint(tmp
             await model.register(backend)
             async with model.openai_client():
                 groups = await trainer.collect_episodes()
-                before = figures_of(groups)["reward"]
+                before = metrics_of(groups)["reward"]
                 result = await trainer.update_policy(groups)
                 assert (result.reason, result.step, result.metrics["trajectories"]) == ("", 1, 512)
                 file = await trainer.save_checkpoint(tmp_path / "kept" / "after_one.json")
                 groups = await trainer.collect_episodes(range(8, 24))
-                after = figures_of(groups)["reward"]
+                after = metrics_of(groups)["reward"]
                 result = await trainer.update_policy(groups[:2])
                 assert (result.reason, result.step, result.metrics["trajectories"]) == ("", 2, 128)
                 other = make_trainer()

@@ -100,7 +100,7 @@ def upgrade() -> None:
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.Column("path", sa.Text(), nullable=True),
         sa.Column("parent", sa.Text(), nullable=True),
-        sa.Column("figures", sa.JSON(), nullable=False),
+        sa.Column("metrics", sa.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("name"),
     )
     op.create_table(
@@ -112,7 +112,7 @@ def upgrade() -> None:
         sa.Column("at", sa.Float(), nullable=False),
         sa.Column("who", sa.Text(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
-        sa.Column("figures", sa.JSON(), nullable=False),
+        sa.Column("metrics", sa.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_table(
