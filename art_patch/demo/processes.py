@@ -6,27 +6,22 @@ is no way out.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import queue
-import signal
-import subprocess
 import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from art_patch._lib.private_files import private
+from art_patch._lib.process import Child, end_of_log, open_log
 from art_patch.demo.shop import TOOLS
 from art_patch.errors import ArtPatchError, EngineError
 
-_PR_SET_PDEATHSIG = 1
 AGENT = Path("shop_agent", "agent.py")
 NO_UPSTREAM = "http://127.0.0.1:9/v1"
 """Port 9 (discard): the demo has no provider, so a call that falls back fails and is counted."""
@@ -71,38 +66,18 @@ class Process:
     """A child that cannot outlive us."""
 
     def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
-        """Start it in a session of its own, so that Ctrl-C reaches us alone and we end it in order."""
+        """Start it."""
         self.log = log
-        with open(log, "ab", opener=private) as stderr:
-            self.process = subprocess.Popen(
-                command,
-                env={**os.environ, **environment},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                bufsize=1,
-                start_new_session=True,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
-            )
+        with open_log(log) as stderr:
+            self.process = Child(command, {**os.environ, **environment}, stderr=stderr, kernel_ends_it=True)
 
     def stop(self, grace_s: float = 10.0) -> None:
-        """End it: end of input, then SIGTERM, then SIGKILL."""
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with suppress(BrokenPipeError):  # it died before it read its last line
-                    pipe.close()
-        if self.process.poll() is None:
-            self.process.terminate()
-        try:
-            self.process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        """End it by SIGTERM, and by SIGKILL if it takes longer."""
+        self.process.stop(grace_s)
 
     def why(self) -> str:
         """Return the end of its log."""
-        return self.log.read_text(errors="replace").strip()[-500:] or "it said nothing"
+        return end_of_log(self.log, 500) or "it said nothing"
 
     def peak_mib(self) -> float:
         """Return its peak resident memory, MiB (`VmHWM`, Linux)."""
@@ -212,7 +187,3 @@ class Agent(Process):
             left, self._waiting = self._waiting, {}
         for waiting in left.values():
             waiting.put({})
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

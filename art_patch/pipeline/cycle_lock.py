@@ -15,7 +15,7 @@ from threading import Event, Thread
 
 from filelock import FileLock, Timeout
 
-from art_patch._lib.process_identity import Owner, lives, owning
+from art_patch._lib.process import Owner, lives, owning
 from art_patch.errors import Busy, StoreError
 from art_patch.store import Lease, Leases, Store, lost
 

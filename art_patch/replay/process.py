@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from contextlib import suppress
 from threading import Timer
 from typing import Any
 
+from art_patch._lib.process import Child
 from art_patch.grouping import ReplayConfig
 
 _END_S = 10.0
@@ -45,10 +45,7 @@ class AppProcess:
         command = [config.python or sys.executable, "-m", "art_patch.replay.worker", target]
         command += ["redacted"] if redacted else []
         try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                encoding="utf-8", env={**os.environ, **settings}, start_new_session=True,
-            )  # fmt: skip
+            self._process = Child(command, {**os.environ, **settings}, errors="strict")
         except OSError as error:
             raise RunLost(f"{command[0]} cannot be started ({error.strerror})") from None
 
@@ -69,7 +66,6 @@ class AppProcess:
             if question is not None:
                 assert self._process.stdin is not None
                 self._process.stdin.write(json.dumps(question) + "\n")
-                self._process.stdin.flush()
             assert self._process.stdout is not None
             line = self._process.stdout.readline()
         except (OSError, ValueError):  # a pipe without anybody at the other end, or one that `kill` has closed
@@ -93,20 +89,13 @@ class AppProcess:
         if self._gone:
             return  # its number may be another's by now
         self._gone = True
-        self._kill_group()
+        self._process.kill_group()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):  # what was not sent yet has nobody to read it
-                if pipe is not None:
-                    pipe.close()
+        self._process.close_pipes()
 
     def _overdue(self) -> None:
         self._late = True
-        self._kill_group()
-
-    def _kill_group(self) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill_group()
 
     def _how(self) -> str:
         try:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from art_patch._lib.private_files import private
+from art_patch._lib import process
 
 _TAIL_BYTES = 2_000
 
@@ -35,17 +33,10 @@ class Child:
             log: takes what it says on stderr.
         """
         self.log = log
-        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(log, "ab", opener=private) as stderr:
-            self._process = subprocess.Popen(
-                # -P: files beside the script must not stand in for modules of the same name
-                [sys.executable, "-P", "-m", module, *arguments],
-                env={**os.environ, **environment},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                start_new_session=True,  # Ctrl-C is the script's; it ends us in order
-            )
+        # -P: files beside the script must not stand in for modules of the same name
+        command = [sys.executable, "-P", "-m", module, *arguments]
+        with process.open_log(log) as stderr:
+            self._process = process.Child(command, {**os.environ, **environment}, stderr=stderr)
 
     @property
     def pid(self) -> int:
@@ -63,8 +54,7 @@ class Child:
             OSError: it is gone.
         """
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(message).encode() + b"\n")
-        self._process.stdin.flush()
+        self._process.stdin.write(json.dumps(message) + "\n")
 
     def read(self) -> dict[str, Any] | None:
         """Wait for a line that is a JSON object, and return it; `None` when there will be none any more."""
@@ -79,33 +69,13 @@ class Child:
 
     def last_words(self) -> str:
         """Return the end of its log."""
-        with self.log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            said = file.read().decode(errors="replace").strip().splitlines()
-        return "\n".join(said[-5:]) or "it said nothing"
+        return "\n".join(process.end_of_log(self.log, _TAIL_BYTES).splitlines()[-5:]) or "it said nothing"
 
     def stop(self, grace_s: float = 15.0) -> None:
-        """End it in order, or if it takes longer than that, not; twice does no harm."""
-        if self.alive():
-            self._process.terminate()
-        try:
-            self._process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(OSError):  # what it did not read any more
-                    pipe.close()
+        """End it by SIGTERM, and by SIGKILL if it takes longer; can be called twice."""
+        self._process.stop(grace_s)
 
 
 def end_with_parent() -> None:
     """In the child: be asked to end (SIGTERM) when standard input closes. For processes that do not read it."""
-
-    def watch() -> None:
-        while os.read(0, 1 << 16):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, name="art-patch-parent", daemon=True).start()
+    process.when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))

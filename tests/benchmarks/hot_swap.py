@@ -402,7 +402,7 @@ def processes(home: Path, part: str) -> list[int]:
 def part_orphans(world: World, quick: bool) -> Metrics:
     """What a kill -9 leaves."""
     left: dict[str, int] = {}
-    for victim in ("art-patch", "keeper.py", "openai.api_server", "EngineCore"):
+    for victim in ("art-patch", "group_guard.py", "openai.api_server", "EngineCore"):
         with world.serving() as server:
             before = set(marked(world.vllm_home))
             victims = [server.pid] if victim == "art-patch" else processes(world.vllm_home, victim)

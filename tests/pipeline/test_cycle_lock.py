@@ -15,7 +15,7 @@ from threading import Event, Thread
 
 import pytest
 
-from art_patch._lib.process_identity import Owner, lives, owning
+from art_patch._lib.process import Owner, lives, owning
 from art_patch.errors import Busy
 from art_patch.pipeline.cycle_lock import LEASE, alone, only_one
 from art_patch.store import Lease, Store, open_store

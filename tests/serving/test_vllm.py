@@ -54,12 +54,12 @@ def whole(running: Running) -> Running:
 
 
 def processes(home: Path) -> dict[str, list[int]]:
-    """The keepers, API servers and engines that run, by what they are."""
-    found: dict[str, list[int]] = {"keeper": [], "server": [], "engine": []}
+    """The guards, API servers and engines that run, by what they are."""
+    found: dict[str, list[int]] = {"guard": [], "server": [], "engine": []}
     for pid in marked(home):
         with suppress(OSError):
             line = Path(f"/proc/{pid}/cmdline").read_bytes()
-            kinds = {"keeper": b"keeper.py", "engine": b"EngineCore", "server": b"openai.api_server"}
+            kinds = {"guard": b"group_guard.py", "engine": b"EngineCore", "server": b"openai.api_server"}
             for kind in (kind for kind, part in kinds.items() if part in line):
                 found[kind].append(pid)
                 break
@@ -88,12 +88,12 @@ def test_replicas_share_conversations_and_each_stays_where_it_is(whole: Running)
         second.running -= 100
 
 
-@pytest.mark.parametrize("victim", ["server", "engine", "keeper"])
+@pytest.mark.parametrize("victim", ["server", "engine", "guard"])
 def test_a_killed_replica_comes_back_with_every_policy(whole: Running, home: Path, victim: str) -> None:
     expected = {policy: greedy(whole.openai, policy, "pear") for policy in ("agent@0", "agent@1", "agent@2")}
     assert len({tuple(ids) for ids in expected.values()}) == 3
     before = processes(home)
-    assert {kind: len(pids) for kind, pids in before.items()} == {"keeper": 2, "server": 2, "engine": 2}
+    assert {kind: len(pids) for kind, pids in before.items()} == {"guard": 2, "server": 2, "engine": 2}
     os.kill(before[victim][0], signal.SIGKILL)
     wait_until(lambda: not all(replica.ready for replica in whole.engine.replicas))
     # The other one serves meanwhile; whoever was being answered is answered again there.
@@ -103,7 +103,7 @@ def test_a_killed_replica_comes_back_with_every_policy(whole: Running, home: Pat
     assert all(isinstance(answer, list) for answer in answers)
     wait_until(lambda: all(replica.ready for replica in whole.engine.replicas), 120)
     after = processes(home)
-    assert {kind: len(pids) for kind, pids in after.items()} == {"keeper": 2, "server": 2, "engine": 2}
+    assert {kind: len(pids) for kind, pids in after.items()} == {"guard": 2, "server": 2, "engine": 2}
     for policy, ids in expected.items():
         for text in ("pear", "pear"):
             assert greedy(whole.openai, policy, text) == ids

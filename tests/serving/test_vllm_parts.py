@@ -131,7 +131,7 @@ def clean_environment() -> dict[str, str]:
 
 
 FAMILY = [sys.executable, "-c", "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"]
-"""A process with a child, as vLLM is one; with its keeper they are three."""
+"""A process with a child, as vLLM is one; with its guard they are three."""
 
 
 @contextmanager
@@ -143,12 +143,12 @@ def running(command: list[str], home: Path, environment: dict[str, str]) -> Iter
         process.kill()
 
 
-@pytest.mark.parametrize("victim", ["keeper", "parent", "child"])
+@pytest.mark.parametrize("victim", ["guard", "parent", "child"])
 def test_no_end_of_a_process_leaves_another(victim: str, tmp_path: Path, clean_environment: dict[str, str]) -> None:
     with running(FAMILY, tmp_path, clean_environment) as process:
         wait_until(lambda: len(marked(tmp_path)) == 3)
-        keeper, parent, child = sorted(marked(tmp_path))
-        os.kill({"keeper": keeper, "parent": parent, "child": child}[victim], signal.SIGKILL)
+        guard, parent, child = sorted(marked(tmp_path))
+        os.kill({"guard": guard, "parent": parent, "child": child}[victim], signal.SIGKILL)
         if victim == "child":
             assert process.alive(), "whether it can live without that child is its own affair"
             process.terminate()
@@ -176,7 +176,7 @@ time.sleep(60)
 def test_what_a_dead_server_left_is_swept_and_what_a_living_one_runs_is_not(
     tmp_path: Path, clean_environment: dict[str, str]
 ) -> None:
-    # As if server and keeper had been killed at the same moment.
+    # As if server and guard had been killed at the same moment.
     left = subprocess.Popen(["sleep", "60"], env={**clean_environment, MARK: f"{tmp_path}:999999999-1"})
     ours = subprocess.Popen(["sleep", "60"], env={**clean_environment, MARK: mark(tmp_path)})
     other = subprocess.Popen(["sleep", "60"], env={**clean_environment, MARK: f"{tmp_path}-2:999999999-1"})

@@ -8,7 +8,7 @@ from threading import Barrier
 
 import pytest
 
-from art_patch._lib.process_identity import Owner
+from art_patch._lib.process import Owner
 from art_patch.errors import Busy
 from art_patch.store import Lease, Store, open_store
 from art_patch.types import TrajectoryInfo

@@ -2,13 +2,13 @@
 
 ::
 
-    app, job --HTTP--> server --> engine --> replica --unix socket--> keeper > vLLM
+    app, job --HTTP--> server --> engine --> replica --unix socket--> guard > vLLM
                                      |           starts, watches, restarts, tells it every policy again
                                      `-- policies: checked, copied, loaded, proven; which replica answers whom
 
 - `environment`  finds or builds the virtual environment that vLLM lives in
 - `command`      the command line and variables of one vLLM, as data
-- `process`      one vLLM with all its children: started, ended, swept up; `keeper` is the script that it runs under
+- `process`      one vLLM with all its children: started, ended, swept up; it runs under `art_patch._lib.group_guard`
 - `link`         HTTP over the unix socket
 - `proof`        whether what is served is what was trained
 - `replica`      one vLLM that is kept alive

@@ -18,13 +18,14 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from art_patch._lib.process import is_alive, own_name
 from art_patch.errors import AdapterRejected, EngineError
 from art_patch.policies import CONFIG, WEIGHTS, BaseModel, ValidatedAdapter, check_name, validate_adapter
 from art_patch.serving.contract import Overloaded, UnknownPolicy
 from art_patch.serving.vllm.command import VllmOptions, command, environment
 from art_patch.serving.vllm.forward import Forward
 from art_patch.serving.vllm.link import Unreachable
-from art_patch.serving.vllm.process import VllmProcess, lives, owner, sweep
+from art_patch.serving.vllm.process import VllmProcess, sweep
 from art_patch.serving.vllm.proof import Poisoned
 from art_patch.serving.vllm.replica import Loaded, Replica
 
@@ -75,7 +76,7 @@ class VllmEngine:
         self._draining: set[asyncio.Task[None]] = set()
         # A unix socket's path may have no more than about 100 bytes, so it cannot lie below `home`.
         self._sockets = Path(tempfile.mkdtemp(prefix="art-patch-vllm-"))
-        self._copies = home / f"{_COPIES}{owner()}"
+        self._copies = home / f"{_COPIES}{own_name()}"
 
         def starter(number: int, socket: Path) -> Callable[[], VllmProcess]:
             variables = environment(options, inherited, gpus=None if gpus is None else gpus[number])
@@ -118,7 +119,7 @@ class VllmEngine:
         if swept := await asyncio.to_thread(sweep, self._home):
             _log.warning("%d processes that an earlier server had left behind were ended", swept)
         for left in self._home.glob(f"{_COPIES}*"):
-            if not lives(left.name.removeprefix(_COPIES)):  # no vLLM that knows them is left
+            if not is_alive(left.name.removeprefix(_COPIES)):  # no vLLM that knows them is left
                 await asyncio.to_thread(shutil.rmtree, left, ignore_errors=True)
         self._copies.mkdir(mode=0o700, exist_ok=True)
         await asyncio.gather(*(replica.boot() for replica in self.replicas))

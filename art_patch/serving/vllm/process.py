@@ -10,16 +10,14 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from art_patch._lib.private_files import private
+from art_patch._lib.process import Child, end_of_log, guarded, is_alive, open_log, own_name
 
 MARK = "ART_PATCH_SERVED_BY"
-_KEEPER = Path(__file__).with_name("keeper.py")
 _LOG_BYTES = 16 << 20
 _TAIL_BYTES = 64 << 10
 _PREFIX = re.compile(r"^\(\w+ pid=\d+\) ", re.MULTILINE)
@@ -28,7 +26,7 @@ _ERROR = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception): .{1,400}(?:\n  
 
 
 class VllmProcess:
-    """A keeper and the vLLM below it."""
+    """A vLLM under a process group guard (`art_patch._lib.group_guard`)."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, log: Path, home: Path) -> None:
         """Starts it.
@@ -41,27 +39,21 @@ class VllmProcess:
         """
         self.log = log
         _rotate(log)
-        with open(log, "ab", opener=private) as output:
+        with open_log(log) as output:
             self._start = output.tell()
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_KEEPER), *command],
-                env={**environment, MARK: mark(home)},
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            variables = {**environment, MARK: mark(home)}
+            self._process = Child(guarded("vLLM", command), variables, stdout=output, stderr=subprocess.STDOUT)
 
     @property
     def pid(self) -> int:
-        """Of the keeper; also the number of the process group."""
+        """Of the guard; also the number of the process group."""
         return self._process.pid
 
     def alive(self) -> bool:
         """Whether it runs. Once it does not, nothing of it does."""
         if self._process.poll() is None:
             return True
-        self._kill_group()  # the keeper itself may have been killed
+        self._process.kill_group()  # the guard itself may have been killed
         return False
 
     def terminate(self) -> None:
@@ -71,40 +63,21 @@ class VllmProcess:
 
     def kill(self) -> None:
         """Ends it and everything it started, now."""
-        self._kill_group()
+        self._process.kill_group()
         self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._process.close_pipes()
 
     def last_words(self) -> str:
         """Returns the errors that it wrote, the root first; the end of its log if it names none."""
-        with self.log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(self._start, size - _TAIL_BYTES))
-            text = _PREFIX.sub("", file.read().decode(errors="replace"))
+        text = _PREFIX.sub("", end_of_log(self.log, _TAIL_BYTES, start=self._start))
         found = dict.fromkeys(_ERROR.findall(text))
         errors = [error for error in found if "EngineDeadError" not in error]  # what the death of the engine leads to
-        return "\n".join(errors[:3] or text.strip().splitlines()[-5:]) or "it wrote nothing"
-
-    def _kill_group(self) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        return "\n".join(errors[:3] or text.splitlines()[-5:]) or "it wrote nothing"
 
 
 def mark(home: Path) -> str:
     """Returns the value by which processes of this very server are known."""
-    return f"{home}:{owner()}"
-
-
-def owner() -> str:
-    """Returns what names this process and no other that ever runs under its number."""
-    return f"{os.getpid()}-{_started_at(os.getpid())}"
-
-
-def lives(owner: str) -> bool:
-    """Whether the process that `owner` named is still there."""
-    pid, _, started = owner.partition("-")
-    return pid.isdigit() and _started_at(int(pid)) == started
+    return f"{home}:{own_name()}"
 
 
 def sweep(home: Path) -> int:
@@ -115,7 +88,7 @@ def sweep(home: Path) -> int:
     """
     found = 0
     for _ in range(20):
-        orphans = [pid for pid, server in _marked(home) if not lives(server)]
+        orphans = [pid for pid, server in _marked(home) if not is_alive(server)]
         if not orphans:
             break
         found = max(found, len(orphans))
@@ -143,17 +116,7 @@ def _marked(home: Path) -> list[tuple[int, str]]:
     return found
 
 
-def _started_at(pid: int) -> str:
-    """When a process started, in clock ticks since boot; empty if there is none, or it is a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] == "Z" else fields[19]
-
-
 def _rotate(log: Path) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with suppress(FileNotFoundError):
         if log.stat().st_size > _LOG_BYTES:
             log.replace(log.with_suffix(".old.log"))

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from sqlalchemy import Connection, Row, select, update
 
-from art_patch._lib.process_identity import Owner
+from art_patch._lib.process import Owner
 from art_patch.errors import Busy
 from art_patch.store.backends.database import Database
 from art_patch.store.ledger.groups_and_policies import note

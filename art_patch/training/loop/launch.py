@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 
+from art_patch._lib.process import Child, when_parent_ends
 from art_patch.errors import ArtPatchError, ConfigError, TrainingError
 from art_patch.training.loop.notes import Progress
 from art_patch.training.loop.ranks import RENDEZVOUS
@@ -43,7 +43,7 @@ def launch(directory: Path, processes: int, progress: Progress) -> None:
         TrainingError: the update failed, or a process died.
         ConfigError: this machine cannot do as the job's config says.
     """
-    started: list[subprocess.Popen[str]] = []
+    started: list[Child] = []
     with TemporaryDirectory(prefix="rendezvous-", dir=directory) as private:
         try:
             for rank in range(processes):
@@ -61,20 +61,12 @@ def _environment(processes: int, rendezvous: Path) -> dict[str, str]:
     return {**defaults, **os.environ, "WORLD_SIZE": str(processes), RENDEZVOUS: str(rendezvous)}
 
 
-def _start(directory: Path, rank: int, environment: dict[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "art_patch.training", str(directory)],
-        env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # Ctrl-C comes to us alone, and we end them
-    )
+def _start(directory: Path, rank: int, environment: dict[str, str]) -> Child:
+    command = [sys.executable, "-m", "art_patch.training", str(directory)]
+    return Child(command, {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.STDOUT)
 
 
-def _listen(started: list[subprocess.Popen[str]], progress: Progress) -> None:
+def _listen(started: list[Child], progress: Progress) -> None:
     """Pass on what they tell until all have ended well; raise what the first to fail tells, or says last."""
     heard: SimpleQueue[tuple[int, str | None]] = SimpleQueue()
     for rank, process in enumerate(started):
@@ -92,7 +84,7 @@ def _listen(started: list[subprocess.Popen[str]], progress: Progress) -> None:
             tails[rank].append(line.rstrip())
 
 
-def _hear(rank: int, process: subprocess.Popen[str], heard: SimpleQueue[tuple[int, str | None]]) -> None:
+def _hear(rank: int, process: Child, heard: SimpleQueue[tuple[int, str | None]]) -> None:
     """Queue the lines of one of them, and `None` after the last."""
     if process.stdout is not None:
         with process.stdout as output:
@@ -119,15 +111,14 @@ def _require_success(code: int, tail: deque[str]) -> None:
         )
 
 
-def _end(started: list[subprocess.Popen[str]]) -> None:
+def _end(started: list[Child]) -> None:
     """See to it that none of them is left. All they write is published by rename, so none needs time to tidy up."""
     for process in started:
-        process.kill()
-        if process.stdin is not None:
-            with suppress(OSError):
-                process.stdin.close()
+        process.kill()  # all before the first wait: they wait for each other
     for process in started:
         process.wait()
+        if process.stdin is not None:  # its standard output is closed by the thread that reads it
+            process.stdin.close()
 
 
 # in the processes that were started
@@ -150,13 +141,5 @@ def _say(what: dict[str, Any]) -> None:
 
 def end_with_parent() -> None:
     """End this process when `launch` has ended, if that started it: then nobody holds our input open."""
-    if RENDEZVOUS not in os.environ:
-        return
-
-    def watch() -> None:
-        with suppress(OSError):
-            while os.read(0, 1):
-                pass
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="art-patch-parent-watch").start()
+    if RENDEZVOUS in os.environ:
+        when_parent_ends(lambda: os._exit(1))
