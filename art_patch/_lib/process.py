@@ -141,8 +141,8 @@ class Child(subprocess.Popen[str]):
             stderr: thrown away unless given.
             errors: how bytes that are not UTF-8 are decoded.
             kernel_ends_it: on Linux the kernel sends the child SIGTERM when the thread that started it ends, for
-                programs that do not watch their input. It takes a fork hook, which can deadlock beside other threads, so
-                no process of an app uses it.
+                programs that do not watch their input. It takes a fork hook, which can deadlock beside other threads,
+                so no process of an app uses it.
         """
         super().__init__(
             command,
