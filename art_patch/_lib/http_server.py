@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 
@@ -88,6 +88,58 @@ def url_of(host: str, sock: socket.socket) -> str:
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     shown = f"[{here}]" if ":" in here else here
     return f"http://{shown}:{sock.getsockname()[1]}"
+
+
+def serve(
+    app: Callable[..., Any],
+    sock: socket.socket,
+    *,
+    drain_s: float,
+    on_ready: Callable[[], None] | None = None,
+    stop: threading.Event | None = None,
+    before: Callable[[], Awaitable[None]] | None = None,
+    after: Callable[[], Awaitable[None]] | None = None,
+    keep_alive_s: int = 5,
+    lifespan: Literal["on", "off"] = "off",
+    log_level: str | None = "critical",
+    date_header: bool = False,
+) -> None:
+    """Answer requests until SIGTERM, SIGINT or `stop`, finish those that run, and return.
+
+    Args:
+        app: an ASGI application.
+        sock: bound; it need not listen yet.
+        drain_s: how long running requests may take to finish; rounded, at least 1 s.
+        on_ready: called once requests are answered.
+        stop: ends the server when set; for callers that run it in a thread, where signals do not arrive.
+        before: runs on the event loop before anything is answered; its errors are raised here.
+        after: runs on the event loop after the last request, and after `before` has failed.
+        keep_alive_s: how long a connection may stay idle.
+        lifespan: whether the application takes ASGI's lifespan events.
+        log_level: of uvicorn's own log; `None` leaves it as it is.
+        date_header: whether uvicorn adds a `Date` to each answer.
+
+    Raises:
+        KeyboardInterrupt: it was stopped by SIGINT; after draining.
+    """
+    config = uvicorn.Config(
+        app,
+        log_config=None,  # the process configures logging, not uvicorn
+        log_level=log_level,
+        access_log=False,  # addresses may hold secrets, such as the signed links of feedback
+        proxy_headers=False,
+        lifespan=lifespan,
+        ws="none",
+        server_header=False,
+        date_header=date_header,
+        timeout_graceful_shutdown=max(1, round(drain_s)),
+        timeout_keep_alive=keep_alive_s,
+        backlog=2048,
+    )
+    server = Server(config, on_ready, stop, before=before, after=after)
+    server.run(sockets=[sock])
+    if server.interrupted:
+        raise KeyboardInterrupt
 
 
 class Server(uvicorn.Server):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-import uvicorn
-
-from art_patch._lib.http_server import Server, listen, url_of
+from art_patch._lib.http_server import listen, serve, url_of
 from art_patch.errors import ConfigError
 from art_patch.feedback.app import build_app
 from art_patch.feedback.links import say_address, secret_of
@@ -49,27 +47,13 @@ def run_feedback(
         here = (advertise or settings.feedback_base_url or url_of(host, sock)).rstrip("/")
         store = open_store(settings.store_url, project=settings.project)
         try:
-            config = uvicorn.Config(
-                build_app(store, secret=secret, project=settings.project, redact=settings.redact),
-                log_config=None,
-                log_level="critical",
-                access_log=False,  # addresses are rights to answer; they belong in no log
-                proxy_headers=False,
-                lifespan="off",
-                ws="none",
-                server_header=False,
-                date_header=False,
-                timeout_graceful_shutdown=max(1, round(drain_s)),
-            )
+            app = build_app(store, secret=secret, project=settings.project, redact=settings.redact)
 
             def ready() -> None:
                 say_address(settings, here)
                 if on_ready is not None:
                     on_ready(here)
 
-            server = Server(config, ready, stop)
-            server.run(sockets=[sock])
+            serve(app, sock, drain_s=drain_s, on_ready=ready, stop=stop)
         finally:
             store.close()
-    if server.interrupted:
-        raise KeyboardInterrupt

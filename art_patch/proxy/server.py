@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-import uvicorn
-
-from art_patch._lib.http_server import Server, is_loopback, listen, url_of
+from art_patch._lib.http_server import is_loopback, listen, serve, url_of
 from art_patch.errors import ConfigError
 from art_patch.patching import flush, patch, unpatch
 from art_patch.proxy.app import PREFIX, build_app
@@ -50,27 +49,13 @@ def run_proxy(
         patch(**settings)
         try:
             here = url_of(host, sock) + PREFIX
-            config = uvicorn.Config(
-                build_app(upstream, key=key, names=(host,) if is_loopback(sock.getsockname()[0]) else None),
-                log_config=None,
-                log_level="critical",  # an answer that breaks off on purpose is an error to uvicorn
-                access_log=False,
-                proxy_headers=False,
-                lifespan="on",
-                ws="none",
-                server_header=False,
-                date_header=False,
-                timeout_graceful_shutdown=max(1, round(drain_s)),
-                timeout_keep_alive=75,
-                backlog=2048,
-            )
-            server = Server(config, None if on_ready is None else lambda: on_ready(here), stop)
-            server.run(sockets=[sock])
+            app = build_app(upstream, key=key, names=(host,) if is_loopback(sock.getsockname()[0]) else None)
+            ready = None if on_ready is None else partial(on_ready, here)
+            # Uvicorn's log stays silent: it calls an answer an error that breaks off because upstream's did.
+            serve(app, sock, drain_s=drain_s, on_ready=ready, stop=stop, keep_alive_s=75, lifespan="on")
         finally:
             flush(FLUSH_S)
             unpatch()
-    if server.interrupted:
-        raise KeyboardInterrupt
 
 
 def _check_upstream(upstream: str, own_port: int) -> None:

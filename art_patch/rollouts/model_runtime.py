@@ -234,11 +234,10 @@ class ModelRuntime:
             ensure_loaded(engine, name)
 
     def _proving(self, name: str) -> EngineClient:
-        route = self._opened().ledger.route()
-        address = self.settings.base_url or route.base_url
-        if address is None:
+        engine = EngineClient.of_route(self.settings, self._opened().ledger.route())
+        if engine is None:
             raise EngineError(f"no engine serves this project, so {name} cannot be proven; register the model again")
-        return EngineClient.of_project(self.settings, address, route.key_file)
+        return engine
 
     def _forget(self, best_metric: str) -> list[str]:
         ledger = self._opened().ledger
@@ -248,9 +247,7 @@ class ModelRuntime:
         steps = [policy.step for policy in (*left, serves)]
         best = logs.best_step(self.settings.directory, best_metric, steps)
         gone = [policy for policy in left if policy.step != best]
-        route = ledger.route()
-        address = self.settings.base_url or route.base_url
-        engine = None if address is None else EngineClient.of_project(self.settings, address, route.key_file)
+        engine = EngineClient.of_route(self.settings, ledger.route())
         with engine or nullcontext():
             for policy in gone:
                 reject(ledger, engine, policy.name, who=self.who, reason=f"not the best by {best_metric}; deleted")

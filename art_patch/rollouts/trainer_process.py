@@ -63,11 +63,10 @@ def _update(settings: Settings, request: Mapping[str, Any], answers: TextIO) -> 
     config = TrainConfig(**given | {"loss": LossConfig(**given["loss"])})
     store = open_store(settings.store_url, create=False, project=settings.project)
     try:
-        route = store.ledger.route()
-        base_url = settings.base_url or route.base_url
-        if base_url is None:
+        engine = EngineClient.of_route(settings, store.ledger.route())
+        if engine is None:
             raise EngineError("no engine serves this project; start `art-patch serve --base MODEL`")
-        with EngineClient.of_project(settings, base_url, route.key_file) as engine:
+        with engine:
             return run_explicit_update(
                 store, engine, settings.adapters, config, request["groups"], evaluation=request["evaluation"],
                 who=request["who"], progress=progress,

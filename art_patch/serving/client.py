@@ -23,6 +23,7 @@ from art_patch.errors import AdapterRejected, EngineError
 
 if TYPE_CHECKING:
     from art_patch.settings import Settings
+    from art_patch.types import Route
 
 
 class EngineRefused(EngineError):
@@ -67,6 +68,18 @@ class EngineClient:
         """
         key = engine_key(key_file, settings.directory, settings.engine_key_file)
         return cls(base_url, key, admin_key=admin_key(settings.directory), timeout_s=timeout_s)
+
+    @classmethod
+    def of_route(cls, settings: Settings, route: Route) -> Self | None:
+        """Return a client of the engine that the project uses, `None` where there is none.
+
+        An address in the settings wins over the one that the store's route names.
+
+        Raises:
+            ConfigError: the key file that the route names may not be read, see `engine_key`.
+        """
+        base_url = settings.base_url or route.base_url
+        return None if base_url is None else cls.of_project(settings, base_url, route.key_file)
 
     @cached_property
     def _client(self) -> Any:
@@ -139,7 +152,7 @@ class EngineClient:
         if "_client" in vars(self):
             self._client.close()
 
-    def __enter__(self) -> EngineClient:
+    def __enter__(self) -> Self:
         """Closes on exit."""
         return self
 

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -25,7 +24,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from art_patch._lib.http_server import Server, bind, is_loopback, url_of
+from art_patch._lib.http_server import bind, is_loopback, serve, url_of
 from art_patch._lib.key_files import ADMIN_KEY_FILE
 from art_patch.errors import AdapterRejected
 from art_patch.serving.contract import Overloaded, Served, UnknownPolicy
@@ -154,21 +153,18 @@ def run_server(
     try:
         with bind(host, port, key=api_key, what="the model") as sock:
             known = (host, *names) if is_loopback(str(sock.getsockname()[0])) else None
-            config = uvicorn.Config(
+            serve(
                 build_app(engine, api_key=api_key, admin_key=admin_key, names=known, serves=serves),
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                timeout_graceful_shutdown=max(1, round(drain_s)),
-                timeout_keep_alive=75,
-                backlog=2048,
+                sock,
+                drain_s=drain_s,
+                on_ready=None if on_ready is None else partial(on_ready, url_of(host, sock)),
+                stop=stop,
+                before=partial(_begin, engine, policies, spare),
+                after=engine.stop,
+                keep_alive_s=75,
+                log_level=None,
+                date_header=True,
             )
-            ready = None if on_ready is None else partial(on_ready, url_of(host, sock))
-            server = Server(config, ready, stop, before=partial(_begin, engine, policies, spare), after=engine.stop)
-            server.run(sockets=[sock])
-        if server.interrupted:
-            raise KeyboardInterrupt
     finally:
         engine.close()
 

@@ -174,9 +174,7 @@ def find_engine(settings: Settings, ledger: Ledger, *, within_s: float = 5.0) ->
     """The project's engine, if it answers."""
     from art_patch.serving import EngineClient
 
-    route = ledger.route()
-    base_url = settings.base_url or route.base_url
-    engine = EngineClient.of_project(settings, base_url, route.key_file) if base_url else None
+    engine = EngineClient.of_route(settings, ledger.route())
     return engine if engine is not None and engine.health(timeout_s=within_s) else None
 
 

@@ -180,11 +180,9 @@ def retrain(
         say({"outcome": "nothing to do", "reason": _what_is_missing(opened)}, as_json=as_json)
         return
     chief = make_judge(settings, max_usd=max_usd, max_calls=max_calls)
-    route = opened.ledger.route()
-    base_url = settings.base_url or route.base_url
-    if base_url is None:
+    engine = EngineClient.of_route(settings, opened.ledger.route())
+    if engine is None:
         raise EngineError("no engine is running, so no candidate could be tested; start `art-patch serve` first")
-    engine = EngineClient.of_project(settings, base_url, route.key_file)
     engine.wait_ready(timeout_s=10.0)
     with bars(quiet=as_json) as progress:
         report = run(opened, engine, chief, settings.adapters, config, who=who_am_i(who, "retrain"), progress=progress)

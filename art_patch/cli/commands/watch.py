@@ -42,9 +42,7 @@ def watch(
 
     settings = load_settings(project=project, home=home, store=store)
     opened = open_existing(settings)
-    route = opened.ledger.route()
-    base_url = settings.base_url or route.base_url
-    engine = EngineClient.of_project(settings, base_url, route.key_file) if base_url else None
+    engine = EngineClient.of_route(settings, opened.ledger.route())
     config, me, stop = canary_config(settings), who_am_i(who, "watch"), Event()
     seen: list[WatchReport] = []
 
