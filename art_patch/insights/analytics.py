@@ -98,7 +98,7 @@ class Analytics:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _RunOutcome:
     """What is kept of a run."""
 
     policies: frozenset[str]
@@ -114,14 +114,14 @@ def analyse(episodes: Iterable[Episode], *, success_at: float) -> Analytics:
         episodes: newest first.
         success_at: reward from which on a run succeeded.
     """
-    seen: list[_Seen] = []
+    seen: list[_RunOutcome] = []
     actions, action_runs = Counter[str](), Counter[str]()
     errors, error_runs = Counter[str](), Counter[str]()
     examples: dict[str, str] = {}
     for episode in episodes:
         calls = episode.trajectory.calls
         policies = frozenset(call.policy or "upstream" for call in calls)
-        seen.append(_Seen(policies, episode.reward, episode.failed, len(calls)))
+        seen.append(_RunOutcome(policies, episode.reward, episode.failed, len(calls)))
         asked, failures = episode.actions, Counter(map(pattern_of, _errors(episode)))
         actions.update(asked)
         action_runs.update(asked.keys())
@@ -129,7 +129,7 @@ def analyse(episodes: Iterable[Episode], *, success_at: float) -> Analytics:
         error_runs.update(failures.keys())
         for pattern in failures:
             examples.setdefault(pattern, episode.trajectory.id)
-    alone: dict[str, list[_Seen]] = defaultdict(list)
+    alone: dict[str, list[_RunOutcome]] = defaultdict(list)
     for one in seen:
         if len(one.policies) == 1:
             alone[next(iter(one.policies))].append(one)
@@ -157,7 +157,7 @@ def _errors(episode: Episode) -> Iterator[str]:
     yield from (error for error in told if error)
 
 
-def _outcomes(seen: Sequence[_Seen], success_at: float) -> Outcomes:
+def _outcomes(seen: Sequence[_RunOutcome], success_at: float) -> Outcomes:
     rewards = [one.reward for one in seen if one.reward is not None]
     failed = sum(one.failed for one in seen)
     succeeded = sum(not one.failed and one.reward is not None and one.reward >= success_at for one in seen)

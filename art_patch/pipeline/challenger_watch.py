@@ -79,8 +79,8 @@ def watch_once(
     challenger, champion, state = route.challenger, route.champion, route.challenger_state
     if challenger is None or champion is None or state is None or route.challenger_since is None:
         return WatchReport("nothing to watch", "no policy is tested beside the champion", champion=champion)
-    seen = store.seen(challenger=challenger, champion=champion, state=state, since=route.challenger_since)
-    evidence = evidence_of(seen, challenger=challenger, champion=champion, state=state)
+    traffic = store.arm_traffic(challenger=challenger, champion=champion, state=state, since=route.challenger_since)
+    evidence = evidence_of(traffic, challenger=challenger, champion=champion, state=state)
     verdict = decide(evidence, state=state, hours=(at - route.challenger_since) / 3600, config=config)
     try:
         outcome, reason = _act(store, engine, challenger, verdict, who=who, at=at)

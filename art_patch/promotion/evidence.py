@@ -38,7 +38,7 @@ from art_patch.rewards import (
     newest,
     satisfaction_G,
 )
-from art_patch.types import ArmCall, Group, Score, Seen, Trajectory, TrajectoryInfo
+from art_patch.types import ArmCall, ArmTraffic, Group, Score, Trajectory, TrajectoryInfo
 
 _Value = Callable[[ArmCall], float | None]
 
@@ -58,23 +58,23 @@ BY_CALL: Mapping[str, _Value] = {
 """Signals that every call tells something of; `None` is nothing."""
 
 
-def evidence_of(seen: Seen, *, challenger: str, champion: str, state: Literal["shadow", "canary"]) -> Evidence:
+def evidence_of(traffic: ArmTraffic, *, challenger: str, champion: str, state: Literal["shadow", "canary"]) -> Evidence:
     """Return what the challenger is to be judged by.
 
     Args:
-        seen: since it came into its state; in `shadow`, its copies and the calls that they copy.
+        traffic: since it came into its state; in `shadow`, its copies and the calls that they copy.
         challenger: its name.
         champion: the policy that it is compared with; calls of others are passed over.
         state: how the two are paired.
     """
-    calls = [call for call in seen.calls if call.policy in (challenger, champion)]
+    calls = [call for call in traffic.calls if call.policy in (challenger, champion)]
     sides = [[call for call in calls if call.policy == name] for name in (challenger, champion)]
     if state == "shadow":
         return Evidence(*_arms(*sides), _pairs(*sides))
     found: dict[str, list[Block]] = defaultdict(list)
     began_before: set[str] = set()
-    for stretch in _by_share(calls, seen.share_changes):
-        runs = _runs((call for call in stretch if call.session not in began_before), seen.scores)
+    for stretch in _by_share(calls, traffic.share_changes):
+        runs = _runs((call for call in stretch if call.session not in began_before), traffic.scores)
         its = {"reward": _rewards(runs, challenger), "feedback": _feedback(runs, challenger)}
         for name, parts in (_by_call(stretch, challenger) | its).items():
             found[name] += parts

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from art_patch.store.queries.compare import Pair
     from art_patch.store.queries.read import Reader
     from art_patch.store.upkeep.maintain import Maintenance
-    from art_patch.types import Correction, Seen
+    from art_patch.types import ArmTraffic, Correction
 
 
 class Store:
@@ -72,11 +72,13 @@ class Store:
 
         return rewarded_alone(self._database, since=since, limit=limit)
 
-    def seen(self, *, challenger: str, champion: str, state: Literal["shadow", "canary"], since: float) -> Seen:
+    def arm_traffic(
+        self, *, challenger: str, champion: str, state: Literal["shadow", "canary"], since: float
+    ) -> ArmTraffic:
         """Return what was observed of a challenger and its champion since it came into its state."""
-        from art_patch.store.queries.arms import seen_of
+        from art_patch.store.queries.arms import arm_traffic
 
-        return seen_of(self._database, challenger=challenger, champion=champion, state=state, since=since)
+        return arm_traffic(self._database, challenger=challenger, champion=champion, state=state, since=since)
 
     def answered_by_both(self, a: str | None, b: str | None, *, limit: int) -> tuple[int, tuple[Pair, ...]]:
         """Return how many prompts two policies (`None`: upstream) both answered, and the newest of them."""

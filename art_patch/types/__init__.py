@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         SpanKind,
         TrajectoryInfo,
     )
-    from art_patch.types.arms import ArmCall, Seen
+    from art_patch.types.arms import ArmCall, ArmTraffic
     from art_patch.types.calls import AppReport, Call, Choice, Record
     from art_patch.types.jobs import Group, Judgement, Policy, Trajectory
     from art_patch.types.states import CHALLENGERS, MOVES, check_move
@@ -51,7 +51,7 @@ else:
             ),
             "calls": "AppReport Call Choice Record",
             "jobs": "Group Judgement Policy Trajectory",
-            "arms": "ArmCall Seen",
+            "arms": "ArmCall ArmTraffic",
             "usage": "RunValue Served Usage",
             "states": "CHALLENGERS MOVES check_move",
         },

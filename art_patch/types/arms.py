@@ -39,8 +39,8 @@ class ArmCall(NamedTuple):
     shadow_of: str | None = None
 
 
-class Seen(NamedTuple):
-    """What was observed while a challenger was tested.
+class ArmTraffic(NamedTuple):
+    """The calls and scores of both policies while a challenger is tested.
 
     Attributes:
         calls: of both policies, in the order in which they ended.

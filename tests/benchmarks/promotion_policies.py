@@ -48,7 +48,7 @@ CLEAR = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class GatedPolicy:
     """A candidate, what it is worth, and what the gate said.
 
     Attributes:
@@ -90,7 +90,7 @@ def policies(share: float) -> dict[str, Any]:
             return figures_of_better(better.result()) | figures_of_bad(*worse.result())
 
 
-def figures_of_better(seen: list[Seen]) -> dict[str, Any]:
+def figures_of_better(seen: list[GatedPolicy]) -> dict[str, Any]:
     clear = [each for each in seen if each.above > CLEAR]
     return {
         "better_promoted": sum(each.promoted for each in clear),
@@ -102,7 +102,7 @@ def figures_of_better(seen: list[Seen]) -> dict[str, Any]:
     }
 
 
-def figures_of_bad(seen: list[Seen], liked: Counter[str]) -> dict[str, Any]:
+def figures_of_bad(seen: list[GatedPolicy], liked: Counter[str]) -> dict[str, Any]:
     clear = [each for each in seen if each.above < -CLEAR]
     kinds = Counter(each.kind for each in clear)
     return {
@@ -118,8 +118,8 @@ def figures_of_bad(seen: list[Seen], liked: Counter[str]) -> dict[str, Any]:
     }
 
 
-def _better(home: Path, base: Path, count: int) -> list[Seen]:
-    seen: list[Seen] = []
+def _better(home: Path, base: Path, count: int) -> list[GatedPolicy]:
+    seen: list[GatedPolicy] = []
     with ExitStack() as stack:
         world = World(home, base, stack)
         for seed in range(1, count + 1):
@@ -134,10 +134,10 @@ def _better(home: Path, base: Path, count: int) -> list[Seen]:
     return seen
 
 
-def _bad(home: Path, base: Path, count: int | None) -> tuple[list[Seen], Counter[str]]:
+def _bad(home: Path, base: Path, count: int | None) -> tuple[list[GatedPolicy], Counter[str]]:
     from tests.benchmarks.bad_policies import BAD
 
-    seen: list[Seen] = []
+    seen: list[GatedPolicy] = []
     liked: Counter[str] = Counter()
     with ExitStack() as stack:
         world = World(home, base, stack)
@@ -177,7 +177,7 @@ def _judged_by_the_fooled(world: World, bad: Bad, candidate: str) -> Counter[str
     return liked
 
 
-def _look(world: World, theirs: Success, kind: str, name: str, gated: Callable[[], CycleReport]) -> Seen:
+def _look(world: World, theirs: Success, kind: str, name: str, gated: Callable[[], CycleReport]) -> GatedPolicy:
     """Let the gate decide, and measure."""
     began = time.monotonic()
     try:
@@ -189,7 +189,7 @@ def _look(world: World, theirs: Success, kind: str, name: str, gated: Callable[[
     ours = theirs if candidate is None else world.success(candidate)
     if candidate is not None and report.outcome == "rejected":
         world.client.unload(candidate)
-    seen = Seen(
+    seen = GatedPolicy(
         kind, name, ours.mean, ours.greedy, theirs.mean, ours.above(theirs), report.outcome, report.reason, candidate
     )
     say(

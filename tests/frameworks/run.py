@@ -32,7 +32,7 @@ from tests.frameworks.catalog import FRAMEWORKS, Framework  # noqa: E402
 from tests.frameworks.environments import environment, run_app  # noqa: E402
 from tests.frameworks.recorded import store_url, trajectories  # noqa: E402
 from tests.frameworks.replies import reply  # noqa: E402
-from tests.support.servers import Seen, serving  # noqa: E402
+from tests.support.servers import ReceivedRequest, serving  # noqa: E402
 
 VERDICTS = ("caught", "told", "missed", "double")
 """From best to worst."""
@@ -106,7 +106,7 @@ def judge(asked: Counter[str], recorded: Counter[str], told: Any) -> dict[str, s
     return doors
 
 
-def _is_call(seen: Seen) -> bool:
+def _is_call(seen: ReceivedRequest) -> bool:
     """Whether a request is not the SDK's own second try of one, as when a framework's client changes its loop."""
     return "model" in (seen.body or {}) and seen.headers.get("x-stainless-retry-count", "0") == "0"
 

@@ -35,7 +35,7 @@ from tests.patching.conftest import Bench
 from tests.patching.samples import ASK
 from tests.support.servers import serving
 
-Seen = Callable[[], int | None]
+CallCount = Callable[[], int | None]
 
 
 class look(BaseModel):
@@ -87,7 +87,7 @@ def _types(call: Callable[[], Any]) -> list[str]:
 # The peers. Each is put on as its users do, and returns what tells how many spans it has made so far.
 
 
-def _spans(make: Callable[[], Any]) -> Seen:
+def _spans(make: Callable[[], Any]) -> CallCount:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -102,11 +102,11 @@ def _not_ours(exporter: Any) -> int:
     return sum(span.instrumentation_scope.name != "art_patch" for span in exporter.get_finished_spans())
 
 
-def _instrumentor(module: str) -> Callable[[App], Seen]:
+def _instrumentor(module: str) -> Callable[[App], CallCount]:
     return lambda app: _spans(lambda: importlib.import_module(module).OpenAIInstrumentor())
 
 
-def _langfuse(app: App) -> Seen:
+def _langfuse(app: App) -> CallCount:
     from langfuse import Langfuse
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -121,7 +121,7 @@ def _langfuse(app: App) -> Seen:
     return seen
 
 
-def _sentry(app: App) -> Seen:
+def _sentry(app: App) -> CallCount:
     import sentry_sdk
     from sentry_sdk.integrations.openai import OpenAIIntegration
     from sentry_sdk.transport import Transport
@@ -144,7 +144,7 @@ def _sentry(app: App) -> Seen:
     return lambda: sum(counts)
 
 
-def _langsmith(app: App) -> Seen:
+def _langsmith(app: App) -> CallCount:
     os.environ["LANGSMITH_TRACING"] = "true"
     from langsmith import Client
     from langsmith.wrappers import wrap_openai
@@ -163,7 +163,7 @@ def _langsmith(app: App) -> Seen:
     return lambda: None
 
 
-def _instructor(app: App) -> Seen:
+def _instructor(app: App) -> CallCount:
     import instructor
 
     plain = app.make_async
@@ -179,7 +179,7 @@ def _instructor(app: App) -> Seen:
     return lambda: None
 
 
-PEERS: dict[str, tuple[str, Callable[[App], Seen]]] = {
+PEERS: dict[str, tuple[str, Callable[[App], CallCount]]] = {
     "instructor": ("instructor", _instructor),
     "langfuse": ("langfuse", _langfuse),
     "langsmith": ("langsmith", _langsmith),
@@ -226,7 +226,7 @@ def main(peer: str, order: str) -> dict[str, Any]:
     with serving() as upstream, serving() as local:
         bench, app = Bench(upstream, local), App(upstream.url)
 
-        def all_calls(name: str, seen: Seen) -> None:
+        def all_calls(name: str, seen: CallCount) -> None:
             before = seen()
             told[name] = app.make_all()
             after = seen()
@@ -235,7 +235,7 @@ def main(peer: str, order: str) -> dict[str, Any]:
                 told["calls"][name] = len(bench.sink.calls)
                 bench.sink.records.clear()
 
-        def beside(seen: Seen) -> None:
+        def beside(seen: CallCount) -> None:
             for mode in ("record", "route"):
                 bench.patch(mode=mode)
                 all_calls(mode, seen)

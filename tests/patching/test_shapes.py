@@ -27,7 +27,7 @@ from pydantic import BaseModel
 
 from tests.patching.conftest import CHAMPION
 from tests.patching.samples import ASK, LOCAL, LOCAL_BODY, TOOLS, UPSTREAM, settled, streamed
-from tests.support.servers import Answer, Seen, chunks, completion, response, response_items
+from tests.support.servers import Answer, ReceivedRequest, chunks, completion, response, response_items
 
 SDK = f"openai {openai.__version__}"
 MODES = pytest.mark.parametrize("mode", ["record", "route"])
@@ -395,7 +395,7 @@ def without(but: frozenset[str], value: Any) -> Any:
     return [without(but, inner) for inner in value] if isinstance(value, list) else value
 
 
-def check_requests(bench: Any, asked: Seen, routed: bool) -> None:
+def check_requests(bench: Any, asked: ReceivedRequest, routed: bool) -> None:
     """One request, and to upstream the very same one."""
     (seen,) = bench.local.seen if routed else bench.upstream.seen
     assert not (bench.upstream.seen if routed else bench.local.seen)
@@ -525,7 +525,7 @@ def mock_transport(name: str) -> Callable[[World], Callable[..., Any]]:
         def answer(request: Any) -> Any:
             server = bench.local if str(request.url).startswith(bench.local.url) else bench.upstream
             body, path = json.loads(request.content), request.url.raw_path.decode()
-            server.seen.append(Seen(path, dict(request.headers), body))
+            server.seen.append(ReceivedRequest(path, dict(request.headers), body))
             found = server.answer(body, path)
             kind = "application/json" if found.events is None else "text/event-stream"
             content = found.body if found.events is None else b"".join(found.events)
@@ -847,7 +847,7 @@ def test_others_pass(bench, path, answer, arguments, asynchronous, mode):
     assert bench.sink.calls == []
 
 
-def unbound(seen: Seen) -> Any:
+def unbound(seen: ReceivedRequest) -> Any:
     """The body; the line that parts a form is drawn at random."""
     _, _, boundary = seen.headers.get("content-type", "").partition("boundary=")
     return seen.body.replace(boundary.encode(), b"") if boundary else seen.body

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from art_patch.promotion import CanaryConfig, decide, evidence_of
 from art_patch.promotion.sequential import Block
 from art_patch.promotion.watching import Arm
-from art_patch.types import ArmCall, Score, Seen
+from art_patch.types import ArmCall, ArmTraffic, Score
 
 NEW, OLD = "agent@1", "agent@0"
 
@@ -26,7 +26,7 @@ def score(run: str, value: float, name: str = "reward", source: str = "user", at
 
 
 def evidence(calls: list[ArmCall], scores: tuple[Score, ...] = (), state="canary"):
-    return evidence_of(Seen(tuple(calls), scores), challenger=NEW, champion=OLD, state=state)
+    return evidence_of(ArmTraffic(tuple(calls), scores), challenger=NEW, champion=OLD, state=state)
 
 
 def test_calls_are_compared_one_by_one_in_the_order_in_which_they_ended():
@@ -203,8 +203,8 @@ def test_what_was_seen_under_another_share_is_compared_by_itself():
     ranks = tuple(score(key, 0.5, "ruler", "ruler", group_id="one") for key in "ce")
 
     def compared(*changes: float) -> dict[str, list[Block]]:
-        seen = Seen(tuple(calls), (*scores, *ranks), changes)
-        return dict(evidence_of(seen, challenger=NEW, champion=OLD, state="canary").blocks)
+        traffic = ArmTraffic(tuple(calls), (*scores, *ranks), changes)
+        return dict(evidence_of(traffic, challenger=NEW, champion=OLD, state="canary").blocks)
 
     found = compared(10.0)
     assert [block.at for block in found["errors"]] == [2, 12, 14]
@@ -240,8 +240,8 @@ def test_equal_arms_are_seldom_told_apart_though_users_differ_and_somebody_plays
             if group % 10 == 9:
                 share = 0.5 if last > 0.5 else 0.15
                 changes.append(at + 2)
-        seen = Seen(tuple(calls), tuple(ranks), tuple(changes))
-        found = evidence_of(seen, challenger=NEW, champion=OLD, state="canary")
+        traffic = ArmTraffic(tuple(calls), tuple(ranks), tuple(changes))
+        found = evidence_of(traffic, challenger=NEW, champion=OLD, state="canary")
         verdict = decide(found, state="canary", hours=1.0, config=CanaryConfig(reward_tolerance=0.0, min_sessions=1))
         wrong += verdict.action != "go on"
     record_property("figure", ["equal canaries of 30 users, judged and decided on", f"{wrong / trials:.3f}", "<= 0.05"])

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 
 from art_patch.store import Store, open_store
-from art_patch.store.queries.arms import seen_of
+from art_patch.store.queries.arms import arm_traffic
 from art_patch.types import ArmCall, Choice, Group, Score
 from tests.store.samples import call, info
 
 NEW, OLD = "agent@1", "agent@0"
 
 
-def seen(store: Store, state="canary", since: float = 10.0):
-    return store.seen(challenger=NEW, champion=OLD, state=state, since=since)
+def traffic(store: Store, state="canary", since: float = 10.0):
+    return store.arm_traffic(challenger=NEW, champion=OLD, state=state, since=since)
 
 
 def answered(text: str, finish: str = "stop") -> Choice:
@@ -32,7 +32,7 @@ def test_a_canarys_calls_and_the_champions_since_it_began(store: Store):
         call("left", "t1", 13.0, policy=None, fallback=f"{NEW}: the engine answered HTTP 500"),
         call("left by the champion", "t2", 14.0, policy=None, fallback="the engine did not answer in time"),
     ])  # fmt: skip
-    found = seen(store)
+    found = traffic(store)
     assert found.calls == (
         ArmCall("new", "t1", "visit", None, 10.5, NEW, "ok", False, 500.0, 1.5, False),
         ArmCall("old", "t2", "t2", None, 11.005, OLD, "error", False, 5.0, None, False),
@@ -54,14 +54,16 @@ def test_an_answer_is_empty_without_tokens_of_its_own_or_cut_off(store: Store):
         for n, (key, (choice, tokens, _)) in enumerate(cases.items())
     ]
     store.write([info("t1"), *calls])
-    assert {each.id: each.empty for each in seen(store).calls} == {key: empty for key, (_, _, empty) in cases.items()}
+    assert {each.id: each.empty for each in traffic(store).calls} == {
+        key: empty for key, (_, _, empty) in cases.items()
+    }
 
 
 def test_scores_of_the_runs_come_along_and_no_others(store: Store):
     mine = [Score("s2", "t1", "thumbs", 1.0, "user", 3.0), Score("s1", "t1", "reward", 0.5, "code", 4.0)]
     store.write([info("t1"), info("t2"), call("a", "t1", 11.0, policy=NEW), call("b", "t2", 1.0, policy=OLD)])
     store.write([*mine, Score("s3", "t2", "reward", 0.5, "code", 4.0)])
-    assert seen(store).scores == tuple(mine)
+    assert traffic(store).scores == tuple(mine)
 
 
 def test_a_shadows_copies_and_the_calls_that_they_copy(store: Store):
@@ -72,13 +74,13 @@ def test_a_shadows_copies_and_the_calls_that_they_copy(store: Store):
         call("copy of what was erased", "t3", 13.0, policy=NEW, shadow_of="gone"),
         call("asked again", "t4", 14.0, policy=NEW, shadow_of="asked"),
     ])  # fmt: skip
-    found = [(each.id, each.policy, each.shadow_of) for each in seen(store, "shadow").calls]
+    found = [(each.id, each.policy, each.shadow_of) for each in traffic(store, "shadow").calls]
     assert found == [("asked", OLD, None), ("copy", NEW, "asked"), ("copy of what was erased", NEW, "gone")]
 
 
 def test_of_many_calls_the_newest_are_looked_at(store: Store):
     store.write([info("t1"), *(call(f"c{n}", "t1", 10.0 + n, policy=NEW) for n in range(9))])
-    found = seen_of(store._database, challenger=NEW, champion=OLD, state="canary", since=0.0, limit=3)
+    found = arm_traffic(store._database, challenger=NEW, champion=OLD, state="canary", since=0.0, limit=3)
     assert [each.id for each in found.calls] == ["c6", "c7", "c8"]
 
 
@@ -87,7 +89,7 @@ def test_how_long_a_look_takes(sqlite_url: str, record_property):
     store.write([info(f"t{n}") for n in range(500)])
     store.write([call(f"c{n}", f"t{n % 500}", 10.0 + n, policy=NEW if n % 20 == 0 else OLD) for n in range(2_000)])
     began = time.process_time()
-    assert len(seen(store).calls) == 2_000
+    assert len(traffic(store).calls) == 2_000
     record_property("figure", ["a look at 2,000 calls, ms", f"{1000 * (time.process_time() - began):.0f}", ""])
     store.close()
 
@@ -102,4 +104,4 @@ def test_a_judges_scores_count_once_their_group_is_scored(store: Store):
     store.write([user, *ranks])
     for state, known in (("formed", {"u"}), ("scored", {"u", "r-t1", "r-t2"}), ("quarantined", {"u"})):
         store.ledger.set_groups(["g"], state)
-        assert {score.id for score in seen(store).scores} == known
+        assert {score.id for score in traffic(store).scores} == known

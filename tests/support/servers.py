@@ -23,7 +23,7 @@ PROMPT_IDS = [1, 2, 3]
 
 
 @dataclass
-class Seen:
+class ReceivedRequest:
     """One request."""
 
     path: str
@@ -242,7 +242,7 @@ class StubServer:
     """See the module."""
 
     def __init__(self) -> None:
-        self.seen: list[Seen] = []
+        self.seen: list[ReceivedRequest] = []
         self.script: deque[Answer] = deque()
         self.always: Answer | None = None
         self.released = threading.Event()
@@ -314,7 +314,7 @@ def _handler(stub: StubServer) -> type[BaseHTTPRequestHandler]:
             raw = self.rfile.read(int(self.headers.get("content-length", 0)))
             body = json.loads(raw) if "json" in self.headers.get("content-type", "json") else raw
             headers = {key.lower(): value for key, value in self.headers.items()}
-            stub.seen.append(Seen(self.path, headers, body))
+            stub.seen.append(ReceivedRequest(self.path, headers, body))
             self._reply(stub.answer(body, self.path), body)
 
         def _reply(self, answer: Answer, body: Any) -> None:

@@ -1,7 +1,7 @@
 """`GymnasiumEnvironment`: an environment of the package `gymnasium`, played in words.
 
-`describe` and `parse_action` do what can be done for any: see `seen`. A state is a `Seen`; override the two for what a
-model understands better. Truncated and terminated episodes are both done; `info` tells them apart.
+`describe` and `parse_action` work for every environment, see `observation`. A state is an `Observation`. Override the two
+to word states and actions so that a model understands them better. Truncated and terminated episodes are both done; `info` tells them apart.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 from art_patch.rollouts.environments import observation as words
 from art_patch.rollouts.environments.environment import Environment, Step
-from art_patch.rollouts.environments.observation import Seen, see
+from art_patch.rollouts.environments.observation import Observation, observe
 
 
-class GymnasiumEnvironment(Environment[Seen, Any]):
+class GymnasiumEnvironment(Environment[Observation, Any]):
     """See the module."""
 
     def __init__(
@@ -41,14 +41,14 @@ class GymnasiumEnvironment(Environment[Seen, Any]):
         self._make_it, self._options, self._names = make, options, actions
         self._made: Any = None
 
-    def reset(self, seed: int) -> Seen:
+    def reset(self, seed: int) -> Observation:
         """Begin an episode, as the environment does with this seed."""
         if self._made is None:
             self._made = self._make()
         observation, info = self._made.reset(seed=seed)
         return self._see(observation, info)
 
-    def step(self, action: Any) -> Step[Seen]:
+    def step(self, action: Any) -> Step[Observation]:
         """Act."""
         observation, reward, terminated, truncated, info = self._made.step(action)
         told = {**info, "terminated": bool(terminated), "truncated": bool(truncated)}
@@ -59,11 +59,11 @@ class GymnasiumEnvironment(Environment[Seen, Any]):
         if self._made is not None:
             self._made.close()
 
-    def describe(self, state: Seen) -> str:
+    def describe(self, state: Observation) -> str:
         """Return how the environment draws itself, or the observation, and the actions that are legal."""
         return words.describe(state, self._names)
 
-    def parse_action(self, answer: str, state: Seen) -> Any:
+    def parse_action(self, answer: str, state: Observation) -> Any:
         """Return the last action that the answer names."""
         return words.parse(answer, state, self._names)
 
@@ -74,5 +74,5 @@ class GymnasiumEnvironment(Environment[Seen, Any]):
 
         return gymnasium.make(self._make_it, **self._options)
 
-    def _see(self, observation: Any, info: Any) -> Seen:
-        return see(self._made, observation, info, self._made.action_space)
+    def _see(self, observation: Any, info: Any) -> Observation:
+        return observe(self._made, observation, info, self._made.action_space)

@@ -17,7 +17,7 @@ from art_patch.rollouts.environments.environment import IllegalAction
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observation:
     """A state, as its player sees it.
 
     Attributes:
@@ -37,8 +37,8 @@ class Seen:
     space: Any
 
 
-def see(environment: Any, observation: Any, info: Mapping[str, Any], space: Any, player: str = "") -> Seen:
-    """Return what is to be seen; what is legal is known from an `action_mask` in the observation or in the info."""
+def observe(environment: Any, observation: Any, info: Mapping[str, Any], space: Any, player: str = "") -> Observation:
+    """Return the state as its player sees it; legal actions come from an `action_mask` in the observation or the info."""
     from gymnasium.spaces import Discrete
 
     legal = None
@@ -48,55 +48,55 @@ def see(environment: Any, observation: Any, info: Mapping[str, Any], space: Any,
         numbers = range(int(space.start), int(space.start) + int(space.n))
         legal = tuple(number for place, number in enumerate(numbers) if mask is None or mask[place])
     text = environment.render() if getattr(environment, "render_mode", None) == "ansi" else None
-    return Seen(observation, info, legal, text, player, space)
+    return Observation(observation, info, legal, text, player, space)
 
 
-def describe(seen: Seen, names: Sequence[str] | None) -> str:
+def describe(state: Observation, names: Sequence[str] | None) -> str:
     """Return a state as text: how it draws itself, else its observation; then what is legal.
 
     Args:
-        seen: the state.
+        state: the state.
         names: of actions, the first for the lowest number.
     """
-    whole: Any = seen.observation
+    whole: Any = state.observation
     of_classic_games = isinstance(whole, Mapping) and "observation" in whole  # its mask stands beside it
     observation: Any = whole["observation"] if of_classic_games else whole
     if hasattr(observation, "tolist"):  # NumPy cuts long arrays short
         observation = observation.tolist()
-    shown = str(observation) if seen.text is None else seen.text
-    if seen.legal is None:
+    shown = str(observation) if state.text is None else state.text
+    if state.legal is None:
         return shown
-    return f"{shown}\nLegal actions: {', '.join(_name(action, seen, names) for action in seen.legal)}"
+    return f"{shown}\nLegal actions: {', '.join(_name(action, state, names) for action in state.legal)}"
 
 
-def parse(answer: str, seen: Seen, names: Sequence[str] | None) -> int:
+def parse(answer: str, state: Observation, names: Sequence[str] | None) -> int:
     """Return the last action that the answer names.
 
     Args:
         answer: of the agent.
-        seen: the state that it was told of.
+        state: the state that it was told of.
         names: of actions, the first for the lowest number.
 
     Raises:
         IllegalAction: it names none, or one that is not legal now.
         ConfigError: the space's actions cannot be counted.
     """
-    if seen.legal is None:
-        raise ConfigError(f"actions of {seen.space} have no numbers; override parse_action(answer, state)")
+    if state.legal is None:
+        raise ConfigError(f"actions of {state.space} have no numbers; override parse_action(answer, state)")
     if names is None:
         found = [int(each) for each in re.findall(r"(?<![\w.-])-?\d{1,9}(?![\w]|\.\d)", answer, re.ASCII)]
     else:
-        places = {name.casefold(): int(seen.space.start) + place for place, name in enumerate(names)}
+        places = {name.casefold(): int(state.space.start) + place for place, name in enumerate(names)}
         longest_first = sorted(places, key=len, reverse=True)
         pattern = rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)"
         found = [places[each] for each in re.findall(pattern, answer.casefold())]
-    possible = ", ".join(_name(action, seen, names) for action in seen.legal)
+    possible = ", ".join(_name(action, state, names) for action in state.legal)
     if not found:
         raise IllegalAction(f"That names no action. Legal actions: {possible}")
-    if found[-1] not in seen.legal:
-        raise IllegalAction(f"{_name(found[-1], seen, names)} is not legal now. Legal actions: {possible}")
+    if found[-1] not in state.legal:
+        raise IllegalAction(f"{_name(found[-1], state, names)} is not legal now. Legal actions: {possible}")
     return found[-1]
 
 
-def _name(action: int, seen: Seen, names: Sequence[str] | None) -> str:
-    return str(action) if names is None else names[action - int(seen.space.start)]
+def _name(action: int, state: Observation, names: Sequence[str] | None) -> str:
+    return str(action) if names is None else names[action - int(state.space.start)]

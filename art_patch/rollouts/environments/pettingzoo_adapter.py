@@ -18,14 +18,14 @@ from art_patch.errors import ConfigError
 from art_patch.rollouts.environments import observation as words
 from art_patch.rollouts.environments.agent import Agent
 from art_patch.rollouts.environments.environment import Environment, Step
-from art_patch.rollouts.environments.observation import Seen, see
+from art_patch.rollouts.environments.observation import Observation, observe
 from art_patch.rollouts.environments.own_thread import OwnThread
 
-Turn = tuple[Seen, float, bool]
+Turn = tuple[Observation, float, bool]
 """What a player sees when it is its turn, what it got since the last one, and whether it is out of the game."""
 
 
-class PettingZooEnvironment(Environment[Seen, Any]):
+class PettingZooEnvironment(Environment[Observation, Any]):
     """See the module.
 
     Attributes:
@@ -37,7 +37,7 @@ class PettingZooEnvironment(Environment[Seen, Any]):
         make: Callable[..., Any],
         *,
         player: str | None = None,
-        others: Callable[[PettingZooEnvironment, Seen], Any | Awaitable[Any]] | None = None,
+        others: Callable[[PettingZooEnvironment, Observation], Any | Awaitable[Any]] | None = None,
         instructions: str = "",
         actions: Sequence[str] | None = None,
         attempts: int = 1,
@@ -66,45 +66,45 @@ class PettingZooEnvironment(Environment[Seen, Any]):
         self._player = ""
         self._early = 0.0
 
-    async def reset(self, seed: int) -> Seen:
+    async def reset(self, seed: int) -> Observation:
         """Begin a game, and let the others move until it is the agent's turn."""
         await self._run(self._begin, seed)
-        seen, self._early, done = await self._until_our_turn()
+        state, self._early, done = await self._until_our_turn()
         if done:
             raise ConfigError(f"{self._player} had no turn in the game of seed {seed}; name another player")
-        return seen
+        return state
 
-    async def step(self, action: Any) -> Step[Seen]:
+    async def step(self, action: Any) -> Step[Observation]:
         """Act, and let the others move until it is the agent's turn again, or the end."""
         await self._run(self._game.step, action)
-        seen, reward, done = await self._until_our_turn()
+        state, reward, done = await self._until_our_turn()
         early, self._early = self._early, 0.0
-        return seen, early + reward, done, seen.info
+        return state, early + reward, done, state.info
 
     async def close(self) -> None:
         """Close the game."""
         if self._thread is not None:
             self._thread.end(None if self._game is None else self._game.close)
 
-    def describe(self, state: Seen) -> str:
+    def describe(self, state: Observation) -> str:
         """Return how the game draws itself, or the observation, and the actions that are legal."""
         return words.describe(state, self._names)
 
-    def parse_action(self, answer: str, state: Seen) -> Any:
+    def parse_action(self, answer: str, state: Observation) -> Any:
         """Return the last action that the answer names."""
         return words.parse(answer, state, self._names)
 
     async def _until_our_turn(self) -> Turn:
         while True:
-            seen, reward, done = await self._run(self._look)
-            if seen.player == self._player:
-                return seen, reward, done
+            state, reward, done = await self._run(self._look)
+            if state.player == self._player:
+                return state, reward, done
             if done:
                 action = None  # which is how a player that is out leaves the game
             elif inspect.iscoroutinefunction(self._others):
-                action = await self._others(self, seen)
+                action = await self._others(self, state)
             else:
-                action = await self._run(self._others, self, seen)
+                action = await self._run(self._others, self, state)
             await self._run(self._game.step, action)
 
     async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -132,30 +132,30 @@ class PettingZooEnvironment(Environment[Seen, Any]):
             raise ConfigError(f"{self._player} was taken out of the game before it was told how it ended")
         player = game.agent_selection
         observation, reward, terminated, truncated, info = game.last()
-        seen = see(game, observation, info, game.action_space(player), player)
-        return seen, float(reward), bool(terminated or truncated)
+        state = observe(game, observation, info, game.action_space(player), player)
+        return state, float(reward), bool(terminated or truncated)
 
 
-def random_action(environment: PettingZooEnvironment, seen: Seen) -> Any:
+def random_action(environment: PettingZooEnvironment, state: Observation) -> Any:
     """Return a legal action by chance, the same one for the same seed and the same moves before."""
-    if seen.legal is not None:
-        return environment.random.choice(seen.legal)
-    seen.space.seed(environment.random.randrange(2**31))
-    return seen.space.sample()
+    if state.legal is not None:
+        return environment.random.choice(state.legal)
+    state.space.seed(environment.random.randrange(2**31))
+    return state.space.sample()
 
 
-def same_policy(agent: Agent) -> Callable[[PettingZooEnvironment, Seen], Awaitable[Any]]:
+def same_policy(agent: Agent) -> Callable[[PettingZooEnvironment, Observation], Awaitable[Any]]:
     """Return a player that asks the agent's model as the agent does, each state by itself: self-play.
 
     Its answers that are no legal action become a random one.
     """
 
-    async def other(environment: PettingZooEnvironment, seen: Seen) -> Any:
+    async def other(environment: PettingZooEnvironment, state: Observation) -> Any:
         conversation = agent.begin(environment.instructions)
-        answer = await agent.select_action(environment.describe(seen), conversation)
+        answer = await agent.select_action(environment.describe(state), conversation)
         try:
-            return environment.parse_action(answer, seen)
+            return environment.parse_action(answer, state)
         except ValueError:
-            return random_action(environment, seen)
+            return random_action(environment, state)
 
     return other

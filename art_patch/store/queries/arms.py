@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Row, Select, exists, func, or_, select
 from art_patch.store.backends.database import Database
 from art_patch.store.queries.loading import some_of
 from art_patch.store.schema import tables
-from art_patch.types import ArmCall, Score, Seen
+from art_patch.types import ArmCall, ArmTraffic, Score
 
 LIMIT = 20_000
 
@@ -28,7 +28,7 @@ _UNDEFENDED = ("formed", "quarantined")
 _C, _H, _T = tables.calls, tables.choices, tables.trajectories
 
 
-def seen_of(
+def arm_traffic(
     database: Database,
     *,
     challenger: str,
@@ -36,7 +36,7 @@ def seen_of(
     state: Literal["shadow", "canary"],
     since: float,
     limit: int = LIMIT,
-) -> Seen:
+) -> ArmTraffic:
     """Return the calls of both and the scores of the runs that these are part of.
 
     Args:
@@ -57,7 +57,7 @@ def seen_of(
         calls = sorted((_call(row, challenger, champion) for row in rows), key=lambda call: (call.at, call.id))
         scores = _scores(connection, sorted({call.trajectory_id for call in calls}))
         changes = _share_changes(connection, challenger, since) if state == "canary" else ()
-    return Seen(tuple(calls), scores, changes)
+    return ArmTraffic(tuple(calls), scores, changes)
 
 
 def _calls() -> Select[*tuple[Any, ...]]:
