@@ -1,7 +1,8 @@
 """`GymnasiumEnvironment`: an environment of the package `gymnasium`, played in words.
 
-`describe` and `parse_action` work for every environment, see `observation`. A state is an `Observation`. Override the two
-to word states and actions so that a model understands them better. Truncated and terminated episodes are both done; `info` tells them apart.
+`describe` and `parse_action` work for every environment, see `observation`. A state is an `Observation`. Override both
+to word states and actions so that a model understands them better. Truncated and terminated episodes are both done;
+`info` tells them apart.
 """
 
 from __future__ import annotations

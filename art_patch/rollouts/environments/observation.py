@@ -38,7 +38,7 @@ class Observation:
 
 
 def observe(environment: Any, observation: Any, info: Mapping[str, Any], space: Any, player: str = "") -> Observation:
-    """Return the state as its player sees it; legal actions come from an `action_mask` in the observation or the info."""
+    """Return the state as its player sees it; an `action_mask` in the observation or the info says what is legal."""
     from gymnasium.spaces import Discrete
 
     legal = None
