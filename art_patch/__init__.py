@@ -146,26 +146,36 @@ else:
     _HOME = dict.fromkeys(_CONTEXT, "context") | {"feedback_url": "feedback"}
     _HOME |= dict.fromkeys(("flush", "patch", "status", "unpatch", "wrap"), "patching")
     _HOME |= {"TrainConfig": "training.config", "LossConfig": "training.losses.loss_config"}
-    _ROLLOUTS = {
-        "backend": ("LocalBackend",),
-        "capture": ("auto_trajectory", "capture_auto_trajectory"),
-        "evaluation": ("Evaluation", "evaluate"),
-        "gather": ("gather_trajectories", "gather_trajectory_groups"),
-        "model": ("Model", "TrainResult", "TrainableModel"),
-        "session": ("TrainingApi", "start"),
-        "decorators": ("limit_concurrency", "retry"),
-        "trajectory": ("History", "Messages", "MessagesAndChoices", "Tools", "Trajectory"),
-        "trajectory_group": ("TrajectoryGroup",),
-    }
-    _HOME |= {name: f"rollouts.{module}" for module, names in _ROLLOUTS.items() for name in names}
-    _ENVIRONMENTS = {
-        "agent": ("Agent",),
-        "environment": ("Environment", "IllegalAction"),
-        "gymnasium_adapter": ("GymnasiumEnvironment",),
-        "pettingzoo_adapter": ("PettingZooEnvironment", "same_policy"),
-        "trainer": ("GRPOTrainer",),
-    }
-    _HOME |= {name: f"rollouts.environments.{module}" for module, names in _ENVIRONMENTS.items() for name in names}
+    _ROLLOUTS = (
+        "Agent",
+        "Environment",
+        "Evaluation",
+        "GRPOTrainer",
+        "GymnasiumEnvironment",
+        "History",
+        "IllegalAction",
+        "LocalBackend",
+        "Messages",
+        "MessagesAndChoices",
+        "Model",
+        "PettingZooEnvironment",
+        "Tools",
+        "TrainResult",
+        "TrainableModel",
+        "TrainingApi",
+        "Trajectory",
+        "TrajectoryGroup",
+        "auto_trajectory",
+        "capture_auto_trajectory",
+        "evaluate",
+        "gather_trajectories",
+        "gather_trajectory_groups",
+        "limit_concurrency",
+        "retry",
+        "same_policy",
+        "start",
+    )
+    _HOME |= dict.fromkeys(_ROLLOUTS, "rollouts")
 
     def __getattr__(name):
         if name not in __all__:

@@ -1,9 +1,11 @@
-"""Rollouts at once, counted by the gathering around them.
+"""Many rollouts at once: each in its own task, counted by the gathering around them, with a bar on stderr.
 
-A rollout that raises does not end the others: its exception is counted, and kept with the trajectory as far as it had
-come, up to `max_exceptions` (a number of rollouts, or below 1 a share of them). One more ends the gathering: its
-exception is raised, and the rollouts that still run are cancelled and waited for, so that none goes on unseen.
-Cancelling the gathering does the same.
+A rollout that raises does not end the others. Its exception is counted and carries the trajectory that it had made so
+far. `max_exceptions` rollouts may raise (below 1: a share of them). With one more, its exception is raised, and the
+rollouts that still run are cancelled and waited for, so that none goes on unnoticed. Cancelling the gathering does the
+same.
+
+Bars appear only on a terminal or in a notebook, because a job's log has no use for progress.
 """
 
 from __future__ import annotations
@@ -18,13 +20,72 @@ from typing import Any
 from pydantic import BaseModel
 
 from art_patch.errors import ConfigError
-from art_patch.rollouts.progress import Bar, bar
 from art_patch.rollouts.trajectory import MADE_HERE, Trajectory, remember
 from art_patch.trajectories import sampled_tokens
 
+_display: list[Any] = []
+"""The one display and the number of its bars, while there is one: rich allows only one live display a process."""
+
+
+class Bar:
+    """A progress bar; without a display it does nothing."""
+
+    def __init__(self, display: Any, task: Any) -> None:
+        """Hold a task of a rich display, or two `None`."""
+        self._display = display
+        self._task = task
+
+    def advance(self, by: int, note: str) -> None:
+        """Move on by `by` and show the note."""
+        if self._display is not None:
+            self._display.update(self._task, advance=by, note=note)
+
+    def at(self, done: int, total: int, note: str) -> None:
+        """Move to `done` of `total` and show the note."""
+        if self._display is not None:
+            self._display.update(self._task, completed=done, total=total, note=note)
+
+
+@contextmanager
+def bar(description: str | None, total: int) -> Generator[Bar]:
+    """Show a bar until the block ends; `None` shows none."""
+    display = None if description is None else _begin_bar()
+    if display is None:
+        yield Bar(None, None)
+        return
+    task = display.add_task(description, total=total, note="")
+    try:
+        yield Bar(display, task)
+    finally:
+        display.stop_task(task)
+        _end_bar(display)
+
+
+def _begin_bar() -> Any:
+    if not _display:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        console = Console(stderr=True)
+        if not (console.is_terminal or console.is_jupyter):
+            return None
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        display = Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
+        display.start()
+        _display.append([display, 0])
+    _display[0][1] += 1
+    return _display[0][0]
+
+
+def _end_bar(display: Any) -> None:
+    _display[0][1] -= 1
+    if not _display[0][1]:
+        _display.clear()
+        display.stop()
+
 
 class _Gathering:
-    """What one gathering has come to so far."""
+    """The rollouts of one gathering, counted."""
 
     def __init__(self, bar: Bar, total: int, max_exceptions: float, max_metrics: int | None) -> None:
         self._bar = bar
@@ -35,87 +96,40 @@ class _Gathering:
         self._sums: dict[str, float] = {}
         self._counts: Counter[str] = Counter()
 
-    def took(self, trajectory: Trajectory) -> None:
+    def add(self, trajectory: Trajectory) -> None:
         """Count a trajectory's metrics."""
         tokens = [sampled_tokens(choice) for choice in trajectory.choices()]
         known = [count for count in tokens if count is not None]
-        if known and len(known) == len(tokens):
+        if known and len(known) == len(tokens):  # a sum over some of its choices would look like a short rollout
             trajectory.metrics["completion_tokens"] = sum(known)
         for name, value in {"reward": trajectory.reward, **trajectory.metrics}.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
             self._counts[name] += 1
 
     def failed(self, error: BaseException) -> None:
-        """Count an exception; raise it if it is one too many, or a request to end."""
+        """Count an exception; raise it if it is one too many, or ends the program (`KeyboardInterrupt`)."""
         self._exceptions += 1
         share = 0 < self._max_exceptions < 1
         allowed = self._max_exceptions * self._total if share else self._max_exceptions
         if not isinstance(error, Exception) or self._exceptions > allowed:
             raise error
 
-    def advance(self, by: int) -> None:
-        """Show it."""
+    def advance(self) -> None:
+        """Show one more rollout and the means so far."""
         means = {name: self._sums[name] / self._counts[name] for name in self._sums}
         shown = list(means.items())[: self._max_metrics]
         if self._exceptions:
             shown.append(("exceptions", self._exceptions))
-        self._bar.advance(by, " ".join(f"{name}={value:.3g}" for name, value in shown))
+        self._bar.advance(1, " ".join(f"{name}={value:.3g}" for name, value in shown))
 
 
 _here: ContextVar[_Gathering | None] = ContextVar("art_patch_gathering", default=None)
 
 
-async def run_all(rollouts: Sequence[Any]) -> list[Any]:
-    """Run what is awaitable at once, each in a task of its own, and count it in the gathering around, if there is one.
-
-    Returns:
-        What each gave, in order; the exception of one that raised. What is not awaitable stands for itself.
-    """
-    around = _here.get()
-
-    async def one(rollout: Any) -> Any:
-        if not isinstance(rollout, Awaitable):
-            return rollout
-        made: list[Trajectory] = []
-        MADE_HERE.set(made)  # of this task alone
-        try:
-            found: Any = await rollout
-        except BaseException as error:
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            remember(error, made[-1] if made else None)
-            if around is not None:
-                around.failed(error)
-                around.advance(1)
-            elif not isinstance(error, Exception):
-                raise
-            return error
-        if around is not None:
-            whole = [found] if isinstance(found, Trajectory) else list(found)
-            for trajectory in whole:
-                around.took(trajectory)
-            around.advance(1)
-            return found if isinstance(found, BaseModel) else whole  # a trajectory, or a group of them
-        return found
-
-    return await at_once([one(rollout) for rollout in rollouts])
-
-
-async def at_once(coroutines: Sequence[Any]) -> list[Any]:
-    """Like `asyncio.gather`, but when one raises, or we are cancelled, the others are ended before it is told."""
-    tasks = [asyncio.ensure_future(each) for each in coroutines]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 @contextmanager
 def gathering(description: str | None, total: int, max_exceptions: float, max_metrics: int | None) -> Generator[None]:
-    """Count the rollouts that `run_all` runs in here, with a bar on stderr."""
-    if not max_exceptions >= 0:
+    """Count the rollouts that `run_all` runs in the block, with a bar."""
+    if not max_exceptions >= 0:  # written so that NaN is refused, too
         raise ConfigError(f"max_exceptions={max_exceptions} must be 0 or more, or a share below 1")
     with bar(description, total) as shown:
         token = _here.set(_Gathering(shown, total, max_exceptions, max_metrics))
@@ -123,3 +137,51 @@ def gathering(description: str | None, total: int, max_exceptions: float, max_me
             yield
         finally:
             _here.reset(token)
+
+
+async def run_all(rollouts: Sequence[Any]) -> list[Any]:
+    """Run the awaitable rollouts at once, each in its own task, and count them in the gathering around, if any.
+
+    Returns:
+        The result of each, in order; the exception of a rollout that raised. An item that is not awaitable is returned
+        as it is.
+    """
+    around = _here.get()
+
+    async def one(rollout: Any) -> Any:
+        if not isinstance(rollout, Awaitable):
+            return rollout
+        made: list[Trajectory] = []
+        MADE_HERE.set(made)  # visible in this task only, because each task has its own copy of the context
+        try:
+            found: Any = await rollout
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):  # the gathering was cancelled; the rollout did not fail
+                raise
+            remember(error, made[-1] if made else None)
+            if around is not None:
+                around.failed(error)
+                around.advance()
+            elif not isinstance(error, Exception):
+                raise
+            return error
+        if around is not None:
+            whole = [found] if isinstance(found, Trajectory) else list(found)
+            for trajectory in whole:
+                around.add(trajectory)
+            around.advance()
+            return found if isinstance(found, BaseModel) else whole  # a trajectory or a group; else a list of them
+        return found
+
+    return await at_once([one(rollout) for rollout in rollouts])
+
+
+async def at_once(coroutines: Sequence[Any]) -> list[Any]:
+    """Like `asyncio.gather`, but before it raises or is cancelled it ends the others and waits for them."""
+    tasks = [asyncio.ensure_future(each) for each in coroutines]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,49 +1,41 @@
-"""`LocalBackend`: engines and trainers on this machine, for the models that are registered with it.
+"""`LocalBackend`: engines and trainers on this machine, for the models that are registered with it; and `start`.
 
-What it starts ends with `close()`, or with the script. Everything lies in the project's directory, as if `art-patch`
-had been used: `art-patch status --project NAME` shows it, `rollback` goes back, `trajectories` lists the rollouts.
+Processes that it starts end with `close()`, or with the script. All files lie in the project's directory, as if
+`art-patch` had been used: `art-patch status --project NAME` shows the policies, `rollback` goes back to one, and
+`trajectories` lists the rollouts.
 """
 
 from __future__ import annotations
 
 import atexit
-import logging
-import math
-import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+from openai.types.chat import ChatCompletion
 
 from art_patch.errors import ConfigError
-from art_patch.rollouts import logs
-from art_patch.rollouts.model import Model, TrainableModel, TrainResult, has_reward
-from art_patch.rollouts.model_runtime import ModelRuntime
-from art_patch.rollouts.progress import bar
+from art_patch.rollouts.model import Model, TrainableModel
+from art_patch.rollouts.model_runtime import ModelRuntime, TrainResult
+from art_patch.rollouts.trajectory import Trajectory
 from art_patch.rollouts.trajectory_group import TrajectoryGroup
 from art_patch.serving import exact_url
 from art_patch.settings import load_settings
-from art_patch.training import TrainConfig, require_evaluation
-from art_patch.trajectories import exact_of
+from art_patch.training import TrainConfig
 from art_patch.types import Policy
 
 if TYPE_CHECKING:
     from os import PathLike
 
-_log = logging.getLogger(__name__)
-
+# Weak, so that a backend that the script has dropped is not kept alive until the interpreter ends.
 _open: weakref.WeakSet[LocalBackend] = weakref.WeakSet()
-
-_METRICS = (
-    "loss", "kl_nats", "clip_fraction", "entropy_nats", "grad_norm", "trajectories", "tokens", "steps",
-    "eval_loss", "eval_kl_nats", "eval_gain_nats",
-)  # fmt: skip
-"""Of an update, that stand in the history and in a `TrainResult`."""
 
 
 class LocalBackend:
-    """See the module."""
+    """Engines and trainers on this machine; a context manager that ends them."""
 
     def __init__(
         self,
@@ -61,21 +53,21 @@ class LocalBackend:
         gpu_memory_utilization: float | None = None,
         tool_parser: str | None = None,
     ) -> None:
-        """Start nothing yet. All but the first two are options of `art-patch serve`, for an engine that is started.
+        """Start nothing yet. All arguments but the first two are options of `art-patch serve`, used when it is started.
 
         Args:
             path: directory of all projects; the user's data directory unless given (`ART_PATCH_HOME`).
             store: database URL; a SQLite file in the project's directory unless given (`ART_PATCH_STORE`).
             engine: `vllm`, `embedded` or `auto`.
-            device: of the embedded engine.
-            dtype: of the weights that serve.
-            threads: of the engine, on a CPU.
-            max_model_len: tokens of prompt and answer together.
-            max_lora_rank: the largest rank that may serve.
-            replicas: vLLM processes.
-            tensor_parallel_size: GPUs of one.
+            device: torch device of the embedded engine, such as `cpu` or `cuda:1`.
+            dtype: number type of the weights that serve, such as `bfloat16`.
+            threads: CPU threads of the embedded engine.
+            max_model_len: most tokens of prompt and answer together.
+            max_lora_rank: highest LoRA rank that the engine loads.
+            replicas: number of vLLM processes.
+            tensor_parallel_size: GPUs that one vLLM process uses.
             gpu_memory_utilization: share of a GPU's memory that vLLM takes; leave some for training.
-            tool_parser: vLLM's.
+            tool_parser: name of vLLM's parser of tool calls.
         """
         options = {
             "engine": engine, "device": device, "dtype": dtype, "threads": threads, "max_model_len": max_model_len,
@@ -92,105 +84,33 @@ class LocalBackend:
         """Bind a model; called by `model.register(backend)`.
 
         Raises:
-            ConfigError: its project's or its own name cannot be, or the project serves another model.
+            ConfigError: the name of the model or its project is not allowed, or the project serves another model.
             EngineError: its engine does not start.
         """
         runtime = self._runtime(model)
-        if not isinstance(model, TrainableModel):
-            await runtime.open_store()
-            return
-        base_url, key = await runtime.open()
-        model.inference_base_url, model.inference_api_key = exact_url(base_url), key or "none"
-        await self.champion(model)
-
-    async def champion(self, model: TrainableModel[Any]) -> Policy:
-        """Return the policy that serves, which is where the model's requests go from now on."""
-        champion = await self._runtime(model).champion()
-        model.now_serves(champion.name)
-        return champion
-
-    async def train(
-        self,
-        model: TrainableModel[Any],
-        groups: Sequence[TrajectoryGroup],
-        config: TrainConfig,
-        *,
-        verbose: bool,
-        evaluation: Sequence[TrajectoryGroup] = (),
-    ) -> TrainResult:
-        """See `TrainableModel.train`."""
-        runtime = self._runtime(model)
-        _check_evaluation(groups, evaluation, config)
-        _check(model, groups)
-        began = await self.champion(model)
-        metrics = logs.metrics_of(groups)
-        ids = await runtime.keep(groups, {"split": "train", "step": began.step}, state="scored")
-        others = await runtime.keep(evaluation, {"split": "eval", "step": began.step}, state="spent")
-        with bar("train", 1) as shown:
-
-            def progress(done: int, total: int, note: str) -> None:
-                shown.at(done, total, note)
-                if verbose:
-                    print(f"train {done}/{total} {note}", file=sys.stderr)
-
-            found = await runtime.trainer.update(ids, config, who=runtime.who, progress=progress, evaluation=others)
-        if found["reason"]:
-            _log.warning("%s learned nothing: %s; %s serves on", model.name, found["reason"], found["champion"])
+        if isinstance(model, TrainableModel):
+            base_url, key = await runtime.open()
+            model.inference_base_url, model.inference_api_key = exact_url(base_url), key or "none"
         else:
-            metrics |= {name: float(value) for name in _METRICS if _is_number(value := found["metrics"].get(name))}
-            if others and not found["metrics"]["evaluation"]["groups"]:
-                _log.warning("nothing was evaluated: %s", found["metrics"]["evaluation"]["left_out"])
-        champion = await self.champion(model)
-        await runtime.note("train", metrics, step=began.step)
-        return TrainResult(champion.step, metrics, found["path"], found["reason"])
-
-    async def log(
-        self, model: Model[Any], groups: Sequence[TrajectoryGroup], split: str, metrics: Mapping[str, float]
-    ) -> None:
-        """See `Model.log`."""
-        runtime = self._runtime(model)
-        step = (await self.champion(model)).step if isinstance(model, TrainableModel) else 0
-        await runtime.keep(groups, {"split": split, "step": step, "model": model.name}, state="spent")
-        await runtime.note(split, {**logs.metrics_of(groups), **metrics}, step=step)
+            await runtime.open_store()
+        model.bind(runtime)
 
     async def promote(self, model: TrainableModel[Any], policy: str) -> Policy:
-        """Let an earlier policy serve again, or a later one, and return it; nothing happens if it serves already.
+        """Let an earlier or a later policy serve and return it; nothing happens if it serves already.
 
         Args:
-            model: whose policy it is.
-            policy: `NAME@STEP`.
+            model: a registered model.
+            policy: name of one of its policies, `NAME@STEP`.
 
         Raises:
             StoreError: the project has no such policy.
-            TransitionError: it was given up.
+            TransitionError: the policy was rejected or deleted.
             EngineError: the engine cannot serve it; the same policy serves as before.
         """
-        await self._runtime(model).promote(policy)
-        return await self.champion(model)
-
-    async def ensure(self, model: TrainableModel[Any], policy: str) -> None:
-        """Have the engine serve a policy beside the one that requests reach.
-
-        Args:
-            model: whose policy it is.
-            policy: `NAME@STEP`.
-
-        Raises:
-            StoreError: the project has no such policy.
-            EngineError: the engine cannot serve it.
-        """
-        await self._runtime(model).ensure(policy)
-
-    async def history(self, model: TrainableModel[Any], metric: str) -> list[tuple[int, float]]:
-        """See `TrainableModel.history`."""
-        return logs.history(self._runtime(model).settings.directory, metric)
-
-    async def delete_checkpoints(self, model: TrainableModel[Any], best_metric: str) -> list[str]:
-        """See `TrainableModel.delete_checkpoints`."""
-        return await self._runtime(model).forget(best_metric)
+        return await self._runtime(model).promote(policy)
 
     def close(self) -> None:
-        """End every engine and trainer that was started here; twice does no harm."""
+        """End every engine and trainer that was started here; can be called twice."""
         runtimes, self._runtimes = list(self._runtimes.values()), {}
         for runtime in runtimes:
             runtime.close()
@@ -214,42 +134,87 @@ class LocalBackend:
         return self._runtimes[key]
 
 
-def _check(model: TrainableModel[Any], groups: Sequence[TrajectoryGroup]) -> None:
-    """Pass if there may be something to learn.
+class TrainingApi:
+    """The object that `start` gives to a script.
 
-    Raises:
-        ConfigError: a mistake in the script is the reason why there cannot be.
+    Attributes:
+        model: the registered model.
     """
-    choices = [choice for group in groups for trajectory in group for choice in trajectory.choices()]
-    if not any(exact_of(choice) for choice in choices):
-        raise ConfigError(
-            f"none of {len(choices)} choices in {len(groups)} groups carries its exact tokens, so nothing can be "
-            f"learned; ask {model.name} through model.openai_client(), or at model.inference_base_url, and append "
-            "`completion.choices[0]` itself to messages_and_choices"
+
+    def __init__(self, model: TrainableModel[Any]) -> None:
+        """Wrap a model that is registered already."""
+        self.model = model
+
+    async def create_completion(
+        self, trajectory: Trajectory, *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
+    ) -> ChatCompletion:
+        """Ask the model to go on with a trajectory, and append its answer there.
+
+        Args:
+            trajectory: the conversation so far.
+            tools: offered from now on; those of the trajectory unless given.
+            params: of the request: `temperature`, `max_tokens`, ...
+
+        Returns:
+            The SDK's own answer; its first choice is the last item of the trajectory.
+
+        Raises:
+            ConfigError: a stream is asked for.
+        """
+        if params.get("stream"):
+            raise ConfigError("create_completion appends whole answers; leave stream=True out")
+        if tools is not None:
+            trajectory.tools = cast(Any, list(tools))
+        if trajectory.tools:
+            params["tools"] = trajectory.tools
+        answer: Any = await self.model.openai_client().chat.completions.create(
+            model=self.model.name, messages=trajectory.messages(), **params
         )
-    if not any(has_reward(group) for group in groups):
-        raise ConfigError("no trajectory has a reward, so nothing can be learned; set trajectory.reward")
+        trajectory.messages_and_choices.append(answer.choices[0])
+        return answer
+
+    async def train(
+        self,
+        groups: Iterable[TrajectoryGroup],
+        config: TrainConfig | None = None,
+        *,
+        eval_groups: Iterable[TrajectoryGroup] = (),
+    ) -> TrainResult:
+        """Learn from groups, as `TrainableModel.train` does."""
+        return await self.model.train(groups, config, eval_groups=eval_groups)
 
 
-def _check_evaluation(
-    groups: Sequence[TrajectoryGroup], evaluation: Sequence[TrajectoryGroup], config: TrainConfig
-) -> None:
-    """Pass if there is something to evaluate on just when the config asks for it, and none of it is learned.
+@asynccontextmanager
+async def start(
+    model: TrainableModel[Any], backend: LocalBackend | Literal["local"] = "local", **options: Any
+) -> AsyncGenerator[TrainingApi]:
+    """Register a model for as long as the block lasts.
+
+    Args:
+        model: the model to train.
+        backend: `"local"` makes a `LocalBackend`, which ends with the block; a given one stays open.
+        options: arguments for the `LocalBackend` that is made.
 
     Raises:
-        ConfigError: it is not so.
+        ConfigError: the backend has another name, or options come with a `LocalBackend` that is made already.
     """
-    require_evaluation(config, [group for group in evaluation if group.trajectories])
-    learned = {id(trajectory) for group in groups for trajectory in group}
-    if any(id(trajectory) in learned for group in evaluation for trajectory in group):
-        raise ConfigError("a trajectory is in eval_groups and is learned from, too; evaluate on others")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    if isinstance(backend, LocalBackend):
+        if options:
+            raise ConfigError(f"{', '.join(options)}: give options to the LocalBackend itself")
+        await model.register(backend)
+        async with model.openai_client():
+            yield TrainingApi(model)
+        return
+    if backend != "local":
+        raise ConfigError(f'there is no backend {backend!r}; write backend="local", or give a LocalBackend')
+    with LocalBackend(**options) as own:
+        await model.register(own)
+        async with model.openai_client():
+            yield TrainingApi(model)
 
 
 @atexit.register
 def _close_all() -> None:
+    # Children also notice by themselves that the script has ended. Here they are asked to end in order, and waited for.
     for backend in list(_open):
         backend.close()

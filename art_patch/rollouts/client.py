@@ -1,57 +1,65 @@
-"""A model's own client: the OpenAI SDK's, with room for a crowd, and known to what captures trajectories.
+"""A model's own client, a subclass of the OpenAI SDK's; and `capture_auto_trajectory`, which keeps what it asks.
 
-A subclass and not a patch: the SDK's resources all go through `post`. The model's name stands for the policy that
-serves at the moment of the call, `NAME@STEP` for that very one. The exact tokens hang on each choice already, as the
-address is that of the engine's `exact_route`; an answer read as a stream is nobody's choice and carries none.
+`ModelClient` overrides `post`, through which all resources of the SDK go. In a request the model's name stands for the
+policy that serves at that moment; `NAME@STEP` asks for one policy. Each choice carries its exact tokens, because the
+address is that of the engine's `exact_route`. A streamed answer carries none, so it cannot be trained on.
 
-A client stays open until its event loop ends, dropped or not: the collector closes sockets behind the
-loop's back, and a connection that gets the number of such a socket is never told that its answer is there.
+`patch()` does not record these calls, if the script uses it too: the script hands in its trajectories itself, and each
+is learned from once.
 
-Calls are not recorded by `patch()`, if the script uses it too: what is learned is what the script hands in, once.
+Capturing: each answer through such a client is appended to the trajectory around it. A request that extends a
+conversation goes on with it; any other request, or one with other tools, begins another history. Of several
+conversations that a request extends the longest counts, so branches, sub-agents and cut histories stay apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast, overload
 
 from openai import AsyncOpenAI, NotFoundError, Timeout
 from openai._legacy_response import LegacyAPIResponse
 from openai.types.chat import ChatCompletion
+from openai.types.chat.chat_completion import Choice
 
-from art_patch.context import suppress
-from art_patch.rollouts.capture import capture, refuse_stream
+from art_patch.context import CAPTURED, suppress
+from art_patch.errors import ConfigError
 from art_patch.rollouts.decorators import Gates
+from art_patch.rollouts.trajectory import History, Trajectory, remember
+from art_patch.trajectories import canonical
 
 MOST_AT_ONCE = 256
-"""Requests in flight; the others of a thousand rollouts wait here, where waiting costs nothing and cannot time out."""
+"""Requests in flight. The others of a thousand rollouts wait here, where waiting needs no socket and has no timeout."""
 
 _CHAT = "/chat/completions"
-_ANSWER_S, _CONNECT_S = 1200.0, 60.0  # a crowd that arrives at once waits for the door, too
-
+_ANSWER_S, _CONNECT_S = 1200.0, 60.0  # connecting takes long, too, when a crowd arrives at once
 
 _held: dict[Any, AsyncGenerator[None]] = {}
-"""HTTP clients that are open, and what closes them when their loop ends, as `asyncio.run` ends what is generated."""
+"""HTTP clients that are open, each with a generator that closes it when its event loop shuts down generators."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """How a client's calls reach their model.
+    """How a client's requests reach their model.
 
     Attributes:
-        policy: name in a request -> name that the engine serves.
-        refresh: looks who serves now; called when the engine does not know a policy any more.
-        gates: keep a crowd from the engine's door.
+        name: the model's name, as requests give it.
+        policy: returns the name that the engine serves.
+        policy_changed: looks up the policy that serves, after the engine did not know the one that was asked for;
+            returns whether to ask again.
+        gates: limit the requests in flight.
     """
 
-    policy: Callable[[str], str]
-    refresh: Callable[[], Awaitable[None]] | None = None
+    name: str
+    policy: Callable[[], str]
+    policy_changed: Callable[[], Awaitable[bool]]
     gates: Gates = field(default_factory=lambda: Gates(MOST_AT_ONCE))
 
 
 class ModelClient(AsyncOpenAI):
-    """See the module."""
+    """A client that asks one model, captures its answers and limits the requests in flight."""
 
     def __init__(self, *, lane: Lane, **options: Any) -> None:
         """Ask along `lane`; the options are the SDK's."""
@@ -63,41 +71,47 @@ class ModelClient(AsyncOpenAI):
         """Return a client with other options, as the SDK does."""
         return super().copy(_extra_kwargs={**(_extra_kwargs or {}), "lane": self._lane}, **options)
 
-    with_options = copy
+    with_options = copy  # the SDK's alias would still name its own `copy`
 
     async def post(self, path: str, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Send a request; see the module."""
+        """Send a request: chat completions to the policy that serves, everything else as it is."""
         await _hold(self._client)
         body = kwargs.get("body")
         if path != _CHAT or not isinstance(body, Mapping):
             with suppress():
                 return await super().post(path, **kwargs)
         asked = cast("Mapping[str, Any]", body)
-        if kwargs.get("stream"):
-            refuse_stream()
+        if kwargs.get("stream") and CAPTURED.get() is not None:
+            raise ConfigError("a streamed answer cannot be captured; leave stream=True out in capture_auto_trajectory")
         try:
             return await self._chat(asked, kwargs)
         except NotFoundError:
-            if self._lane.refresh is None:
+            # Another process may have promoted a policy and unloaded this one since the last look.
+            if not await self._lane.policy_changed():
                 raise
-            await self._lane.refresh()
             return await self._chat(asked, kwargs)
 
     async def _chat(self, asked: Mapping[str, Any], kwargs: dict[str, Any]) -> Any:
         lane = self._lane
-        body = {**asked, "model": lane.policy(asked["model"])}
+        body = {**asked, "model": lane.policy() if asked["model"] == lane.name else asked["model"]}
         with lane.gates.at("") as gate:
             async with gate:
                 sent: dict[str, Any] = kwargs | {"body": body}
                 with suppress():
                     answer: Any = await super().post(_CHAT, **sent)
-        whole = answer.parse() if isinstance(answer, LegacyAPIResponse) else answer  # it keeps what it has parsed
+        # `with_raw_response` gives a response that keeps what it has parsed, so the caller gets the same object.
+        whole = answer.parse() if isinstance(answer, LegacyAPIResponse) else answer
         if isinstance(whole, ChatCompletion) and whole.choices:
             capture(asked.get("messages") or (), whole.choices[0], asked.get("tools"))
         return answer
 
 
 async def _hold(http_client: Any) -> None:
+    """Keep an HTTP client open until its event loop ends, even when the script drops it.
+
+    The garbage collector would close its sockets without telling the loop. A later connection that gets the number of
+    such a socket would then never be woken for its answer.
+    """
     if http_client not in _held:
         _held[http_client] = holding = _until_the_loop_ends(http_client)
         await anext(holding)
@@ -105,7 +119,79 @@ async def _hold(http_client: Any) -> None:
 
 async def _until_the_loop_ends(http_client: Any) -> AsyncGenerator[None]:
     try:
-        yield
+        yield  # `asyncio.run` closes generators that are not finished before it closes its loop
     finally:
         del _held[http_client]
         await http_client.aclose()
+
+
+async def capture_auto_trajectory(coroutine: Coroutine[Any, Any, Any]) -> Trajectory:
+    """Run the coroutine and return its calls through `model.openai_client()` as a trajectory.
+
+    Set the reward on it, inside (`auto_trajectory()`) or afterwards. If the coroutine raises, the exception carries the
+    trajectory into its group's `exceptions`.
+    """
+    trajectory = Trajectory(reward=math.nan)
+    token = CAPTURED.set(trajectory)
+    try:
+        await coroutine
+    except BaseException as error:
+        remember(error, trajectory)
+        raise
+    finally:
+        CAPTURED.reset(token)
+    return trajectory.finish()
+
+
+@overload
+def auto_trajectory(*, required: Literal[True]) -> Trajectory: ...
+
+
+@overload
+def auto_trajectory(*, required: bool = ...) -> Trajectory | None: ...
+
+
+def auto_trajectory(*, required: bool = False) -> Trajectory | None:
+    """Return the trajectory that `capture_auto_trajectory` around the running code is making.
+
+    Args:
+        required: outside of it, raise an error in place of returning `None`.
+
+    Raises:
+        ConfigError: it is required and nothing is captured here.
+    """
+    found: Trajectory | None = CAPTURED.get()
+    if found is None and required:
+        raise ConfigError("nothing is captured here; run this in `await art.capture_auto_trajectory(coroutine)`")
+    return found
+
+
+def capture(messages: Sequence[Any], choice: Choice, tools: Sequence[Any] | None) -> None:
+    """Append a request and its answer to the trajectory that is captured here, if there is one."""
+    trajectory: Trajectory | None = CAPTURED.get()
+    if trajectory is None:
+        return
+    offered = list(tools) if tools else None
+    asked = list(messages)
+    if not trajectory.messages_and_choices:
+        trajectory.messages_and_choices, trajectory.tools = [*asked, choice], offered
+        return
+    continued = [each for each in trajectory.histories() if each.tools == offered and _goes_on(each, asked)]
+    longest = max(continued, key=lambda history: len(history.messages_and_choices), default=None)
+    if longest is None:
+        trajectory.additional_histories.append(History(messages_and_choices=[*asked, choice], tools=offered))
+    else:
+        # In place: `histories()` gives a new object for the main conversation, with the trajectory's own list.
+        longest.messages_and_choices += [*asked[len(longest.messages_and_choices) :], choice]
+
+
+def _goes_on(history: History, asked: Sequence[Any]) -> bool:
+    said = history.messages()
+    return len(said) <= len(asked) and all(
+        _same(mine, theirs) for mine, theirs in zip(said, asked[: len(said)], strict=True)
+    )
+
+
+def _same(mine: Any, theirs: Any) -> bool:
+    # Canonical: a message that went through an SDK object has nulls and a key order of its own.
+    return isinstance(theirs, Mapping) and canonical(mine) == canonical(theirs)

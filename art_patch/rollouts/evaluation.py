@@ -17,10 +17,9 @@ from typing import Any, TypeVar
 
 from art_patch.errors import ConfigError
 from art_patch.gate import lower_bound
-from art_patch.rollouts.gather import gather_trajectory_groups
 from art_patch.rollouts.model import Model
 from art_patch.rollouts.trajectory import Trajectory
-from art_patch.rollouts.trajectory_group import TrajectoryGroup
+from art_patch.rollouts.trajectory_group import TrajectoryGroup, gather_trajectory_groups
 
 S = TypeVar("S")
 

@@ -1,61 +1,60 @@
-"""Models as a script names them: one that is only asked, and one that learns.
+"""Models as a script names them: `Model` answers requests, `TrainableModel` also learns.
 
-`TrainableModel` is bound to a backend by `register`; from then on its client reaches the policy that serves, and
-`train` makes the next one, while requests go on. Fields and methods are those of OpenPipe ART.
+A model is bound to a backend by `register`. From then on the client of a `TrainableModel` reaches the policy that
+serves, and `train` makes the next policy while requests go on. Fields and methods are those of OpenPipe ART.
+
+The methods that need the project (`train`, `log`, `history`, ...) are defined in `ModelRuntime`. The backend gives one
+to each model that registers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from art_patch.errors import ConfigError
 from art_patch.rollouts.client import Lane, ModelClient
+from art_patch.rollouts.model_runtime import ModelRuntime, TrainResult
 from art_patch.rollouts.trajectory import Trajectory
 from art_patch.rollouts.trajectory_group import TrajectoryGroup
 from art_patch.training import TrainConfig
-
-if TYPE_CHECKING:
-    from art_patch.rollouts.backend import LocalBackend
+from art_patch.types import Policy
 
 ConfigT = TypeVar("ConfigT")
 
 _ONLY_MEMORY = frozenset({"logprob_calculation_chunk_size"})
-"""Settings of OpenPipe ART's own trainer that change what it needs, and nothing of what it learns."""
+"""Settings of OpenPipe ART's own trainer that change the memory it needs and nothing of what it learns."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainResult:
-    """What `train` came to.
+class Backend(Protocol):
+    """The place where models are trained and served; `LocalBackend` is one."""
 
-    Attributes:
-        step: of the policy that serves now.
-        metrics: metrics of the update and of its groups; without those of an update if nothing was learned.
-        checkpoint_path: directory of its adapter; `None` for the base model.
-        reason: why nothing was learned, and the same policy serves on; empty if something was.
-    """
+    async def register(self, model: Model[Any]) -> None:
+        """Bind a model."""
+        ...
 
-    step: int
-    metrics: dict[str, float] = field(default_factory=dict[str, float])
-    checkpoint_path: str | None = None
-    reason: str = ""
+    async def promote(self, model: TrainableModel[Any], policy: str) -> Policy:
+        """Let a policy of the model serve."""
+        ...
+
+    def close(self) -> None:
+        """End every process that was started for its models."""
+        ...
 
 
 class Model(BaseModel, Generic[ConfigT]):
-    """A model that is asked: a prompted one, to compare with.
+    """A model that only answers, such as a prompted model to compare with.
 
     Attributes:
-        name: of the model; what requests call it.
-        project: that it belongs to.
+        name: its name in requests.
+        project: the project that keeps its rollouts and their history.
         config: anything of the script's own.
-        inference_base_url: OpenAI-compatible address.
-        inference_api_key: key for it.
+        inference_base_url: OpenAI-compatible address, ending in `/v1`.
+        inference_api_key: key for that address; `"none"` is sent unless given.
         inference_model_name: what the server calls it; `name` unless given.
     """
 
@@ -68,7 +67,8 @@ class Model(BaseModel, Generic[ConfigT]):
     inference_api_key: str | None = None
     inference_model_name: str | None = None
 
-    _backend: LocalBackend | None = PrivateAttr(None)
+    _backend: Backend | None = PrivateAttr(None)
+    _runtime: ModelRuntime | None = PrivateAttr(None)
     _client: ModelClient | None = PrivateAttr(None)
     _loop: asyncio.AbstractEventLoop | None = PrivateAttr(None)  # that the client's connections are open on
 
@@ -77,42 +77,48 @@ class Model(BaseModel, Generic[ConfigT]):
         """Whether it learns."""
         return False
 
-    def backend(self) -> LocalBackend:
+    def backend(self) -> Backend:
         """Return the backend that it is registered with.
 
         Raises:
-            ConfigError: with none.
+            ConfigError: it is not registered.
         """
         if self._backend is None:
-            raise ConfigError(f"{self.name} is not registered; call `await model.register(backend)` first")
+            raise self._not_registered()
         return self._backend
 
-    async def register(self, backend: LocalBackend) -> None:
+    async def register(self, backend: Backend) -> None:
         """Bind the model to a backend."""
         self._backend = backend
         await backend.register(self)
+
+    def bind(self, runtime: ModelRuntime) -> None:
+        """Take the runtime that the model's methods use; the backend calls this."""
+        self._runtime = runtime
 
     def openai_client(self) -> ModelClient:
         """Return the model's own client, an `AsyncOpenAI`; the same one each time, on one event loop.
 
         Raises:
-            ConfigError: nothing says where the model is.
+            ConfigError: the model's address is not known.
         """
         try:
             loop = asyncio.get_running_loop()
-        except RuntimeError:  # made beforehand, for the loop that will ask
+        except RuntimeError:  # made before the loop in which it will be used
             loop = None
+        # Connections belong to the loop that opened them, so a second `asyncio.run` needs a second client.
         if self._client is None or (self._loop is not None and loop is not None and loop is not self._loop):
             key = self.inference_api_key or "none"
-            self._client = ModelClient(lane=self._lane(), base_url=self._address(), api_key=key)
+            lane = Lane(self.name, self.get_inference_name, self._policy_changed)
+            self._client = ModelClient(lane=lane, base_url=self._address(), api_key=key)
         self._loop = loop or self._loop
         return self._client
 
     def get_inference_name(self, step: int | None = None) -> str:
-        """Return what requests call the model.
+        """Return the name that requests send.
 
         Args:
-            step: of a policy, for a model that learns; that which serves unless given.
+            step: the policy's, for a model that learns; the policy that serves unless given.
         """
         if step is not None:
             raise ConfigError(f"{self.name} is not trained here and has no steps; leave step out")
@@ -125,18 +131,26 @@ class Model(BaseModel, Generic[ConfigT]):
         *,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Keep rollouts that are not trained on, and what they came to as a line of the history.
+        """Keep rollouts that are not trained on, and write their mean metrics as a line of the history.
 
         Args:
-            trajectories: or groups.
-            split: what they are of.
-            metrics: further metrics.
+            trajectories: trajectories or groups; exceptions are counted in the metric `exception_rate`.
+            split: prefix of the metrics in the history, such as `val` or `test`.
+            metrics: more metrics for the same line.
         """
-        await self.backend().log(self, groups_of(trajectories), split, dict(metrics or {}))
+        await self._registered().log(_groups_of(trajectories), split, dict(metrics or {}))
 
-    def _lane(self) -> Lane:
-        own, theirs = self.name, self.get_inference_name()
-        return Lane(policy=lambda name: theirs if name == own else name)
+    def _registered(self) -> ModelRuntime:
+        if self._runtime is None:
+            raise self._not_registered()
+        return self._runtime
+
+    def _not_registered(self) -> ConfigError:
+        return ConfigError(f"{self.name} is not registered; call `await model.register(backend)` first")
+
+    async def _policy_changed(self) -> bool:
+        """Find out which policy serves; return whether asking again may help."""
+        return False
 
     def _address(self) -> str:
         if self.inference_base_url is None:
@@ -153,7 +167,6 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
 
     base_model: str
 
-    _serves: str | None = PrivateAttr(None)
     _internal_config: Any = PrivateAttr(None)  # scripts for OpenPipe ART set it
 
     def __init__(
@@ -166,20 +179,12 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         _internal_config: Any = None,
         **more: Any,
     ) -> None:
-        """Take the fields by name.
-
-        Args:
-            name: see `Model`.
-            project: see `Model`.
-            base_model: see the class.
-            config: see `Model`.
-            _internal_config: of OpenPipe ART's engine; refused.
-            more: what a class of the script's own has besides.
+        """Take the fields by name; `more` are the fields of a subclass.
 
         Raises:
-            ConfigError: `_internal_config` is given.
+            ConfigError: `_internal_config` is given, which is for OpenPipe ART's own engine.
         """
-        # `base_model` and `more` are fields of this class and of its heirs, which the parent's signature does not know.
+        # `base_model` and `more` are fields of this class and its subclasses, which the parent's signature lacks.
         fields: dict[str, Any] = {"name": name, "project": project, "config": config, "base_model": base_model, **more}
         super().__init__(**fields)
         self._internal_config = _internal_config
@@ -190,30 +195,29 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         """Whether it learns."""
         return True
 
-    async def register(self, backend: LocalBackend) -> None:
+    async def register(self, backend: Backend) -> None:
         """Bind the model to a backend, which joins its engine or starts one; the base model serves as step 0.
 
         Raises:
-            ConfigError: its project serves another model.
+            ConfigError: the project serves another model.
             EngineError: the engine does not start.
         """
-        self._refuse_internal_config()
+        self._refuse_internal_config()  # once more: scripts also set it after the model is made
         await super().register(backend)
 
     def get_inference_name(self, step: int | None = None) -> str:
         """Return the policy that requests reach: `NAME@STEP`.
 
         Args:
-            step: of a policy; that which serves unless given.
+            step: the policy's; the policy that serves unless given.
         """
         if step is not None:
             return f"{self.name}@{step}"
-        return self._serves or self.name
+        return (self._runtime and self._runtime.serves) or self.name
 
     async def get_step(self) -> int:
         """Return the step of the policy that serves; 0 is the base model."""
-        champion = await self.backend().champion(self)
-        return champion.step
+        return (await self._registered().champion()).step
 
     async def train(
         self,
@@ -223,42 +227,40 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         verbose: bool = False,
         eval_groups: Iterable[TrajectoryGroup] = (),
     ) -> TrainResult:
-        """Learn from groups, and let what was learned serve; requests are answered all the while.
+        """Learn from groups, and let the new policy serve; requests are answered all the while.
 
         Args:
             trajectory_groups: rollouts with their rewards.
-            config: how.
-            _config: settings of OpenPipe ART's trainer; refused, but for one that only changes what memory it takes.
+            config: settings of the update; `TrainConfig()` unless given.
+            _config: settings of OpenPipe ART's trainer; refused, except one that only changes the memory it needs.
             verbose: print a line for each optimizer step.
-            eval_groups: are evaluated on every `config.eval_steps` steps, and never learned from.
+            eval_groups: evaluated every `config.eval_steps` optimizer steps and never learned from.
 
         Raises:
-            ConfigError: nothing that is given can be learned from: no reward, or no exact tokens; or there is one of
-                `eval_groups` and `eval_steps` without the other.
-            Busy: a cycle, or another update, is at work on the project.
+            ConfigError: no trajectory has a reward, or none carries exact tokens; or one of `eval_groups` and
+                `eval_steps` is given without the other.
+            Busy: a cycle or another update is at work on the project.
             TrainingError: the update failed; nothing was published, and the same policy serves.
-            EngineError: the engine cannot serve what was learned; the same policy serves.
+            EngineError: the engine cannot serve the new policy; the same policy serves as before.
         """
         _refuse(_config)
-        groups = list(trajectory_groups)
-        return await self.backend().train(
-            self, groups, config or TrainConfig(), verbose=verbose, evaluation=list(eval_groups)
-        )
+        groups, evaluation = list(trajectory_groups), list(eval_groups)
+        return await self._registered().train(groups, config or TrainConfig(), verbose=verbose, evaluation=evaluation)
 
     async def checkpoint(self, step: int) -> Model[ConfigT]:
-        """Return the policy of a step as a model to ask, and let the engine serve it: to evaluate it, to play with it.
+        """Return the policy of a step as a `Model`, and let the engine serve it beside the champion.
 
-        The engine forgets it with an update after two more, unless it serves.
+        It stays loaded until a promotion unloads all policies but the champion and the two kept for rollback.
 
         Args:
-            step: of the policy; 0 is the base model.
+            step: the policy's; 0 is the base model.
 
         Raises:
             StoreError: there is no such policy.
             EngineError: the engine cannot serve it.
         """
         name = self.get_inference_name(step)
-        await self.backend().ensure(self, name)
+        await self._registered().ensure(name)
         return Model(
             name=name,
             project=self.project,
@@ -268,39 +270,30 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         )
 
     async def history(self, metric: str) -> list[tuple[int, float]]:
-        """Return what a metric was at each step, in order; the mean where a step has several.
+        """Return (step, value) of a metric, in order; the mean where a step has several values.
 
         Args:
             metric: with its split: `val/reward`, `train/loss`.
         """
-        return await self.backend().history(self, metric)
+        return self._registered().history(metric)
 
     async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> list[str]:
-        """Delete every policy but the latest, the base and the best, and return the names of those that are gone.
+        """Delete every policy except the base, the one that serves and the best; return the names of the deleted.
 
-        They can neither serve nor be rolled back to any more.
+        A deleted policy can neither serve nor be promoted again.
 
         Args:
-            best_checkpoint_metric: metric of the history that says which is the best.
+            best_checkpoint_metric: metric of the history; the policy with its highest mean is kept.
         """
-        return await self.backend().delete_checkpoints(self, best_checkpoint_metric)
+        return await self._registered().delete_checkpoints(best_checkpoint_metric)
 
-    def now_serves(self, policy: str) -> None:
-        """Let requests go to this policy."""
-        self._serves = policy
-
-    def _lane(self) -> Lane:
-        async def refresh() -> None:
-            await self.get_step()
-
-        return Lane(policy=self._policy, refresh=refresh)
-
-    def _policy(self, name: str) -> str:
-        return self.get_inference_name() if name == self.name else name
+    async def _policy_changed(self) -> bool:
+        await self.get_step()
+        return True
 
     def _address(self) -> str:
         if self.inference_base_url is None:
-            raise ConfigError(f"{self.name} is not registered; call `await model.register(backend)` first")
+            raise self._not_registered()
         return self.inference_base_url
 
     def _refuse_internal_config(self) -> None:
@@ -311,16 +304,11 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
             )
 
 
-def groups_of(
+def _groups_of(
     trajectories: Iterable[Trajectory | BaseException] | Iterable[TrajectoryGroup],
 ) -> list[TrajectoryGroup]:
-    """Return groups as they are; trajectories as a group each, because nothing says that they are siblings."""
+    # Nothing says that bare trajectories are siblings, so each becomes a group of its own.
     return [each if isinstance(each, TrajectoryGroup) else TrajectoryGroup([each]) for each in trajectories]
-
-
-def has_reward(group: TrajectoryGroup) -> bool:
-    """Whether any of the rollouts has a reward."""
-    return any(math.isfinite(trajectory.reward) for trajectory in group)
 
 
 def _refuse(config: Mapping[str, Any] | None) -> None:

@@ -1,19 +1,26 @@
-"""All that one trainable model has on this machine: its project's store, its engine, its trainer.
+"""Everything that one model has on this machine: its project's store, its engine and its trainer.
 
-The engine is the project's: one that runs already is joined, else `art-patch serve` is started, and ends with us. Only
-one thread talks to the store, in the order in which it is asked, and no event loop waits for it.
+Each verb of a registered model (`train`, `log`, `promote`, ...) is defined here, once.
+
+An engine that serves the project already is joined; otherwise `art-patch serve` is started and ends with this process.
+One thread talks to the store, in the order in which it is asked, so no event loop waits for a database.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import getpass
+import logging
+import math
 import shutil
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from art_patch import errors
 from art_patch._lib.key_files import engine_key
@@ -21,49 +28,111 @@ from art_patch.errors import ConfigError, EngineError, StoreError
 from art_patch.policies import base_fingerprint, check_name, resolve_model_dir
 from art_patch.promotion import ensure_loaded, promote, reject
 from art_patch.rollouts import logs
-from art_patch.rollouts.child import Child
-from art_patch.rollouts.trainer import Trainer
+from art_patch.rollouts.at_once import bar
+from art_patch.rollouts.processes import Child, Trainer
 from art_patch.rollouts.trajectory_group import TrajectoryGroup
 from art_patch.rollouts.translate import translate
 from art_patch.serving import EngineClient
 from art_patch.settings import Settings
 from art_patch.store import Store, open_store
+from art_patch.training import TrainConfig, require_evaluation
+from art_patch.trajectories import exact_of
 from art_patch.types import JSON, Policy
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
-_AT_ONCE = 64
-"""Trajectories written in one transaction."""
+_log = logging.getLogger(__name__)
+
+_RECORDS_A_WRITE = 64
+"""Records written in one transaction; more would keep other writers of the store waiting."""
+
+_METRICS = (
+    "loss", "kl_nats", "clip_fraction", "entropy_nats", "grad_norm", "trajectories", "tokens", "steps",
+    "eval_loss", "eval_kl_nats", "eval_gain_nats",
+)  # fmt: skip
+"""Metrics of an update that are copied to the history and to a `TrainResult`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """The result of `train`.
+
+    Attributes:
+        step: step of the policy that serves now.
+        metrics: metrics of the groups; those of the update too, if there was one.
+        checkpoint_path: directory of the adapter that serves; `None` for the base model.
+        reason: why nothing was learned, so that the same policy serves on; empty after an update.
+    """
+
+    step: int
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    checkpoint_path: str | None = None
+    reason: str = ""
+
+
+def _on_store_thread(
+    method: Callable[Concatenate[ModelRuntime, P], T],
+) -> Callable[Concatenate[ModelRuntime, P], Coroutine[Any, Any, T]]:
+    """Run a method on the runtime's one thread; the event loop that awaits it goes on."""
+
+    @functools.wraps(method)
+    async def called(runtime: ModelRuntime, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await runtime.on_store_thread(functools.partial(method, runtime, *args, **kwargs))
+
+    return called
 
 
 class ModelRuntime:
-    """See the module. Methods that begin with `_` run on the store's thread."""
+    """The store, the engine and the trainer of one model.
+
+    Attributes:
+        serves: name of the policy that requests go to; empty until the model is opened.
+    """
 
     def __init__(self, settings: Settings, name: str, base: str | None, engine: Mapping[str, str]) -> None:
         """Start nothing yet.
 
         Args:
-            settings: of the project.
-            name: of the model; its policies are `NAME@STEP`.
+            settings: settings of the model's project.
+            name: the model's name; its policies are `NAME@STEP`.
             base: model directory or Hugging Face id; `None` for a model that does not learn.
             engine: options of `art-patch serve`, for an engine that has to be started.
         """
         check_name(f"{name}@0")
-        self.settings = settings
-        self.name = name
+        self.serves = ""
+        self._settings = settings
+        self._name = name
         self._base = base
         self._options = dict(engine)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="art-patch-store")
+        self._closed = False
         self._store: Store | None = None
         self._engine: Child | None = None
         self._address = ""
-        self.environment = {"ART_PATCH_PROJECT": settings.project, "ART_PATCH_HOME": str(settings.directory.parent)}
-        if settings.store is not None:  # not on a command line, where everybody can read its password
-            self.environment["ART_PATCH_STORE"] = settings.store
-        self.trainer = Trainer(self.environment, settings.directory / "train.log")
-        self.who = _who()
+        self._environment = {"ART_PATCH_PROJECT": settings.project, "ART_PATCH_HOME": str(settings.directory.parent)}
+        if settings.store is not None:  # never on a command line, where every user of the machine can read its password
+            self._environment["ART_PATCH_STORE"] = settings.store
+        self._trainer = Trainer(self._environment, settings.directory / "train.log")
+        self._who = _who()
 
-    async def open(self) -> tuple[str, str | None]:
+    async def on_store_thread(self, function: Callable[[], T]) -> T:
+        """Run a function on the store's thread.
+
+        Raises:
+            ConfigError: the backend was closed.
+        """
+        if self._closed:
+            raise self._not_registered()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    @_on_store_thread
+    def open_store(self) -> None:
+        """Open the store; an engine is neither joined nor started."""
+        self._open_store()
+
+    @_on_store_thread
+    def open(self) -> tuple[str, str | None]:
         """Open the store, and join the engine or start it.
 
         Returns:
@@ -73,107 +142,190 @@ class ModelRuntime:
             ConfigError: the project serves another model, or an engine with other options is up.
             EngineError: the engine does not start.
         """
-        return await self.run(self._open)
+        ledger, base = self._open_store().ledger, self._base or ""
+        champion = ledger.champion()
+        if champion is not None:
+            self._check_same_model(champion, base)
+        joined = None
+        if self._engine is None or not self._engine.alive():  # else the model was registered before
+            joined = None if champion is None else self._joined(champion)
+            if joined is None:
+                self._address = self._start(base)
+        # After the start: `art-patch serve` writes the base model as champion of a new project.
+        self._champion()
+        return joined or (self._address, None)
 
-    async def champion(self) -> Policy:
-        """Return who serves."""
-        return await self.run(self._champion)
+    @_on_store_thread
+    def champion(self) -> Policy:
+        """Return the policy that serves; requests go to it from now on."""
+        return self._champion()
 
-    async def open_store(self) -> None:
-        """Open the store alone."""
-        await self.run(self._open_store)
+    async def train(
+        self,
+        groups: Sequence[TrajectoryGroup],
+        config: TrainConfig,
+        *,
+        verbose: bool,
+        evaluation: Sequence[TrajectoryGroup],
+    ) -> TrainResult:
+        """Write the groups into the store and update the policy from there; see `TrainableModel.train`."""
+        _check_evaluation(groups, evaluation, config)
+        self._check_learnable(groups)
+        began = await self.champion()
+        metrics = logs.metrics_of(groups)
+        ids = await self._keep(groups, {"split": "train", "step": began.step}, "scored")
+        others = await self._keep(evaluation, {"split": "eval", "step": began.step}, "spent")
+        with bar("train", 1) as shown:
 
-    async def keep(self, groups: Sequence[TrajectoryGroup], about: JSON, *, state: str) -> list[str]:
-        """Write groups into the store, and return their ids.
+            def progress(done: int, total: int, note: str) -> None:
+                shown.at(done, total, note)
+                if verbose:
+                    print(f"train {done}/{total} {note}", file=sys.stderr)
 
-        Args:
-            groups: of rollouts; those of failures alone are left out.
-            about: for the metadata of each trajectory.
-            state: `scored`, to be trained on, or `spent`, never.
-        """
-        return await self.run(lambda: self._keep(groups, about, state))
+            found = await self._trainer.update(ids, config, who=self._who, progress=progress, evaluation=others)
+        if found["reason"]:
+            _log.warning("%s learned nothing: %s; %s serves on", self._name, found["reason"], found["champion"])
+        else:
+            metrics |= {name: float(value) for name in _METRICS if _is_number(value := found["metrics"].get(name))}
+            if others and not found["metrics"]["evaluation"]["groups"]:
+                _log.warning("nothing was evaluated: %s", found["metrics"]["evaluation"]["left_out"])
+        # Asked anew instead of taken from `found`: another script may have promoted a policy since.
+        champion = await self.champion()
+        await self._note("train", metrics, began.step)
+        return TrainResult(champion.step, metrics, found["path"], found["reason"])
 
-    async def note(self, split: str, metrics: Mapping[str, float], *, step: int) -> None:
-        """Add a line to the history."""
-        directory, at = self.settings.directory, time.time()
-        await self.run(lambda: logs.note(directory, step=step, split=split, metrics=metrics, at=at))
+    async def log(self, groups: Sequence[TrajectoryGroup], split: str, metrics: Mapping[str, float]) -> None:
+        """Keep groups that are not trained on, and their metrics; see `Model.log`."""
+        step = 0 if self._base is None else (await self.champion()).step
+        await self._keep(groups, {"split": split, "step": step, "model": self._name}, "spent")
+        await self._note(split, {**logs.metrics_of(groups), **metrics}, step)
 
-    async def forget(self, best_metric: str) -> list[str]:
-        """Give up every policy but who serves, the base and the best by a metric, and delete their files.
+    def history(self, metric: str) -> list[tuple[int, float]]:
+        """Return (step, mean) of a metric, by step; it is read from the history file, also after `close`."""
+        return logs.history(self._settings.directory, metric)
 
-        Returns:
-            The names of those that were given up.
-        """
-        return await self.run(lambda: self._forget(best_metric))
+    @_on_store_thread
+    def promote(self, name: str) -> Policy:
+        """Let a policy serve again; see `LocalBackend.promote`."""
+        if self._champion().name != name:
+            ledger = self._opened().ledger
+            with self._engine_for(name) as engine:
+                promote(ledger, engine, name, who=self._who, reason="gone back to by hand; no gate was asked")
+        return self._champion()
 
-    async def promote(self, name: str) -> None:
-        """Let a policy serve again.
-
-        Raises:
-            StoreError: there is no such policy.
-            TransitionError: it was given up.
-            EngineError: the engine cannot serve it; the same policy serves as before.
-        """
-        await self.run(lambda: self._promote(name))
-
-    async def ensure(self, name: str) -> None:
-        """Have the engine serve a policy, and prove it.
+    @_on_store_thread
+    def ensure(self, name: str) -> None:
+        """Have the engine serve a policy, and prove by a probe that it does.
 
         Raises:
             StoreError: there is no such policy.
             EngineError: the engine cannot serve it.
         """
-        await self.run(lambda: self._ensure(name))
+        ledger = self._opened().ledger
+        policy = ledger.policy(name)
+        # Step 0 is the base model, which has no files of its own; a later policy without files was deleted.
+        if policy is None or (policy.path is None and policy.step):
+            known = ", ".join(each.name for each in ledger.policies() if each.path or not each.step)
+            raise StoreError(f"there is no policy {name} in the project {self._settings.project!r}; there are: {known}")
+        with self._engine_for(name) as engine:
+            ensure_loaded(engine, name)
 
-    async def run(self, function: Callable[[], T]) -> T:
-        """Run a function on the store's thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+    @_on_store_thread
+    def delete_checkpoints(self, best_metric: str) -> list[str]:
+        """Reject policies and delete their files; see `TrainableModel.delete_checkpoints`."""
+        ledger = self._opened().ledger
+        mine = [policy for policy in ledger.policies() if policy.model == self._name]
+        left = [policy for policy in mine if policy.state == "retired" and policy.path]
+        steps = [policy.step for policy in (*left, self._champion())]
+        best = logs.best_step(self._settings.directory, best_metric, steps)
+        gone = [policy for policy in left if policy.step != best]
+        # All are rejected before the first file goes: from then on no process promotes or loads one of them.
+        with EngineClient.of_route(self._settings, ledger.route()) or nullcontext() as engine:
+            for policy in gone:
+                reject(ledger, engine, policy.name, who=self._who, reason=f"not the best by {best_metric}; deleted")
+        for policy in gone:
+            # The path is made of the name, and the name is checked: any process that may write the store could have
+            # written `../..` there.
+            check_name(policy.name)
+            shutil.rmtree(self._settings.adapters / policy.name, ignore_errors=True)
+        return [policy.name for policy in gone]
 
     def close(self) -> None:
-        """End what was started here; twice does no harm."""
-        self.trainer.close()
+        """End the processes that were started here; can be called twice."""
+        self._closed = True
+        self._trainer.close()
         if self._engine is not None:
             self._engine.stop()
+        # The thread may still use the store, so the store is closed after it.
         self._thread.shutdown(wait=True)
         if self._store is not None:
             self._store.close()
 
-    # on the store's thread
+    @_on_store_thread
+    def _keep(self, groups: Sequence[TrajectoryGroup], about: JSON, state: str) -> list[str]:
+        """Write groups and return their ids; a group in state `spent` is held out and never trained on."""
+        store, now = self._opened(), time.time()
+        ids: list[str] = []
+        for group in groups:
+            if not group.trajectories:  # every rollout raised
+                continue
+            found = translate(group, about=about, held_out=state != "scored", at=now)
+            for begin in range(0, len(found.records), _RECORDS_A_WRITE):
+                store.write(found.records[begin : begin + _RECORDS_A_WRITE])
+            # Last, so that a group that exists is complete.
+            store.ledger.add_groups([found.group], state=state, now=now)
+            ids.append(found.group.id)
+        return ids
+
+    @_on_store_thread
+    def _note(self, split: str, metrics: Mapping[str, float], step: int) -> None:
+        # On this thread too, so that lines of the history come in the order of the calls.
+        logs.note(self._settings.directory, step=step, split=split, metrics=metrics, at=time.time())
+
+    # The methods below run on the store's thread.
 
     def _open_store(self) -> Store:
         if self._store is None:
-            self.settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._store = open_store(self.settings.store_url, project=self.settings.project)
+            self._settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._store = open_store(self._settings.store_url, project=self._settings.project)
         return self._store
 
-    def _open(self) -> tuple[str, str | None]:
-        ledger, base = self._open_store().ledger, self._base or ""
-        champion = ledger.champion()
-        if champion is not None:
-            self._check(champion, base)
-        if self._engine is not None and self._engine.alive():
-            return self._address, None  # registered again
-        route = ledger.route()
-        base_url = self.settings.base_url or route.base_url
-        key = engine_key(route.key_file, self.settings.directory, self.settings.engine_key_file)
-        if base_url is not None and champion is not None:
-            with EngineClient(base_url, key) as engine:
-                if engine.health():
-                    if self._options:
-                        given = ", ".join(sorted(self._options))
-                        raise ConfigError(
-                            f"an engine serves {champion.name} at {base_url} already, with its own options; stop it, "
-                            f"or leave out: {given}"
-                        )
-                    return base_url, key
-        self._address = self._start(base)
-        return self._address, None
+    def _opened(self) -> Store:
+        if self._store is None:
+            raise self._not_registered()
+        return self._store
+
+    def _champion(self) -> Policy:
+        champion = self._opened().ledger.champion()
+        if champion is None:
+            raise StoreError(f"nobody serves in the project {self._settings.project!r}; register the model again")
+        self.serves = champion.name
+        return champion
+
+    def _joined(self, champion: Policy) -> tuple[str, str | None] | None:
+        """Return address and key of the engine that serves the project already; `None` if none answers."""
+        route = self._opened().ledger.route()
+        base_url = self._settings.base_url or route.base_url
+        if base_url is None:
+            return None
+        key = engine_key(route.key_file, self._settings.directory, self._settings.engine_key_file)
+        with EngineClient(base_url, key) as engine:
+            if not engine.health():
+                return None
+        if self._options:
+            given = ", ".join(sorted(self._options))
+            raise ConfigError(
+                f"an engine serves {champion.name} at {base_url} already, with its own options; stop it, "
+                f"or leave out: {given}"
+            )
+        return base_url, key
 
     def _start(self, base: str) -> str:
         options = [word for name, value in self._options.items() for word in (f"--{name.replace('_', '-')}", value)]
-        arguments = ["serve", "--base", base, "--name", self.name, "--port", "0", "--json", *options]
-        log = self.settings.directory / "serve.log"
-        self._engine = Child("art_patch.rollouts.serving_process", arguments, self.environment, log)
+        arguments = ["serve", "--base", base, "--name", self._name, "--port", "0", "--json", *options]
+        log = self._settings.directory / "serve.log"
+        # `processes` run as a script is the command line, ended when this process ends.
+        self._engine = Child("art_patch.rollouts.processes", arguments, self._environment, log)
         first = self._engine.read() or {}
         if "base_url" not in first:
             why = first.get("message") or self._engine.last_words()
@@ -181,80 +333,53 @@ class ModelRuntime:
             raise getattr(errors, first.get("error", ""), EngineError)(f"the engine did not start: {why}")
         return first["base_url"]
 
-    def _check(self, champion: Policy, named: str) -> None:
-        if champion.model != self.name:
+    def _engine_for(self, policy: str) -> EngineClient:
+        engine = EngineClient.of_route(self._settings, self._opened().ledger.route())
+        if engine is None:
+            raise EngineError(f"no engine serves this project, so {policy} cannot be proven; register the model again")
+        return engine
+
+    def _check_same_model(self, champion: Policy, named: str) -> None:
+        if champion.model != self._name:
             raise ConfigError(
-                f"the project {self.settings.project!r} serves {champion.model!r} already, and has one model; "
-                f"give {self.name!r} a project of its own"
+                f"the project {self._settings.project!r} serves {champion.model!r} already, and has one model; "
+                f"give {self._name!r} a project of its own"
             )
         base = resolve_model_dir(named)
+        # The fingerprint reads all weights, so it is only computed where the paths differ.
         if str(base.absolute()) != champion.base and base_fingerprint(base) != champion.base_sha256:
             raise ConfigError(
                 f"{champion.name} was trained on {champion.base}, which is not {named}; name that base, or give the "
                 "model another project"
             )
 
-    def _opened(self) -> Store:
-        if self._store is None:
-            raise ConfigError(f"{self.name} is not registered; call `await model.register(backend)` first")
-        return self._store
+    def _check_learnable(self, groups: Sequence[TrajectoryGroup]) -> None:
+        choices = [choice for group in groups for trajectory in group for choice in trajectory.choices()]
+        if not any(exact_of(choice) for choice in choices):
+            raise ConfigError(
+                f"none of {len(choices)} choices in {len(groups)} groups carries its exact tokens, so nothing can be "
+                f"learned; ask {self._name} through model.openai_client(), or at model.inference_base_url, and append "
+                "`completion.choices[0]` itself to messages_and_choices"
+            )
+        if not any(math.isfinite(trajectory.reward) for group in groups for trajectory in group):
+            raise ConfigError("no trajectory has a reward, so nothing can be learned; set trajectory.reward")
 
-    def _champion(self) -> Policy:
-        champion = self._opened().ledger.champion()
-        if champion is None:
-            raise StoreError(f"nobody serves in the project {self.settings.project!r}; register the model again")
-        return champion
+    def _not_registered(self) -> ConfigError:
+        return ConfigError(f"{self._name} is not registered; call `await model.register(backend)` first")
 
-    def _keep(self, groups: Sequence[TrajectoryGroup], about: JSON, state: str) -> list[str]:
-        store, now = self._opened(), time.time()
-        ids: list[str] = []
-        for group in groups:
-            if not group.trajectories:
-                continue
-            found = translate(group, about=about, held_out=state != "scored", at=now)
-            for begin in range(0, len(found.records), _AT_ONCE):
-                store.write(found.records[begin : begin + _AT_ONCE])
-            store.ledger.add_groups([found.group], state=state, now=now)
-            ids.append(found.group.id)
-        return ids
 
-    def _promote(self, name: str) -> None:
-        ledger = self._opened().ledger
-        if self._champion().name == name:
-            return
-        with self._proving(name) as engine:
-            promote(ledger, engine, name, who=self.who, reason="gone back to by hand; no gate was asked")
+def _check_evaluation(
+    groups: Sequence[TrajectoryGroup], evaluation: Sequence[TrajectoryGroup], config: TrainConfig
+) -> None:
+    require_evaluation(config, [group for group in evaluation if group.trajectories])
+    # By identity: two rollouts may well say the same.
+    learned = {id(trajectory) for group in groups for trajectory in group}
+    if any(id(trajectory) in learned for group in evaluation for trajectory in group):
+        raise ConfigError("a trajectory is in eval_groups and is learned from, too; evaluate on others")
 
-    def _ensure(self, name: str) -> None:
-        policy = self._opened().ledger.policy(name)
-        if policy is None or (policy.path is None and policy.step):
-            known = ", ".join(each.name for each in self._opened().ledger.policies() if each.path or not each.step)
-            raise StoreError(f"there is no policy {name} in the project {self.settings.project!r}; there are: {known}")
-        with self._proving(name) as engine:
-            ensure_loaded(engine, name)
 
-    def _proving(self, name: str) -> EngineClient:
-        engine = EngineClient.of_route(self.settings, self._opened().ledger.route())
-        if engine is None:
-            raise EngineError(f"no engine serves this project, so {name} cannot be proven; register the model again")
-        return engine
-
-    def _forget(self, best_metric: str) -> list[str]:
-        ledger = self._opened().ledger
-        mine = [policy for policy in ledger.policies() if policy.model == self.name]
-        left = [policy for policy in mine if policy.state == "retired" and policy.path]
-        serves = self._champion()
-        steps = [policy.step for policy in (*left, serves)]
-        best = logs.best_step(self.settings.directory, best_metric, steps)
-        gone = [policy for policy in left if policy.step != best]
-        engine = EngineClient.of_route(self.settings, ledger.route())
-        with engine or nullcontext():
-            for policy in gone:
-                reject(ledger, engine, policy.name, who=self.who, reason=f"not the best by {best_metric}; deleted")
-        for policy in gone:
-            check_name(policy.name)  # whoever may write the store writes names, and any path beside them
-            shutil.rmtree(self.settings.adapters / policy.name, ignore_errors=True)
-        return [policy.name for policy in gone]
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _who() -> str:

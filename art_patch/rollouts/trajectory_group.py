@@ -1,26 +1,27 @@
-"""Rollouts of one scenario, compared with each other; those that raised are kept beside them.
+"""Rollouts of one scenario, compared with each other; and many groups gathered at once.
 
-`TrajectoryGroup(rollout(...) for _ in range(8))` of coroutines is something to await: the rollouts run at once, and
-what raised becomes a `Failure` with the trajectory as far as it had come. Of trajectories it is the group itself.
+`TrajectoryGroup(...)` of trajectories is a group. `TrajectoryGroup(rollout(...) for _ in range(8))` of coroutines is a
+`PendingGroup`: awaiting it runs the rollouts at once and gives the group. A rollout that raised becomes a `Failure` in
+the group's `exceptions`, with the trajectory that it had made so far.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, overload
 
 from pydantic import BaseModel, Field
 
-from art_patch.rollouts.at_once import run_all
+from art_patch.rollouts.at_once import at_once, gathering, run_all
 from art_patch.rollouts.trajectory import Failure, Trajectory, failure_of
 from art_patch.rollouts.translate import translate
 from art_patch.types import Group, Score
 
 
 class _Meta(type(BaseModel)):
-    """Makes groups: of trajectories at once, of coroutines when awaited."""
+    """Lets `TrajectoryGroup(...)` return a `PendingGroup` where coroutines are given."""
 
     @overload
     def __call__(
@@ -50,7 +51,7 @@ class _Meta(type(BaseModel)):
         exceptions: Iterable[Any] = (),
         logs: Iterable[str] = (),
     ) -> TrajectoryGroup | PendingGroup:
-        """Return the group, or what gives it when awaited if there is anything to wait for."""
+        """Return the group, or a `PendingGroup` if anything is awaitable."""
         given = list(trajectories)
         rest: dict[str, Any] = {"metadata": metadata, "exceptions": list(exceptions), "logs": list(logs)}
         if any(isinstance(each, Awaitable) for each in given):
@@ -59,13 +60,13 @@ class _Meta(type(BaseModel)):
 
 
 class TrajectoryGroup(BaseModel, metaclass=_Meta):
-    """Siblings.
+    """Siblings: rollouts of one scenario.
 
     Attributes:
-        trajectories: of rollouts that came to their end.
-        exceptions: of those that did not.
+        trajectories: the rollouts that ended well.
+        exceptions: the rollouts that raised.
         metadata: JSON values; `scenario_id`, if it is there, names the scenario.
-        logs: lines for people.
+        logs: free text, kept for reading.
     """
 
     trajectories: list[Trajectory] = Field(default_factory=list[Trajectory])
@@ -81,37 +82,30 @@ class TrajectoryGroup(BaseModel, metaclass=_Meta):
         exceptions: Iterable[BaseException] = (),
         logs: Iterable[str] = (),
     ) -> None:
-        """Hold what came of some rollouts.
-
-        Args:
-            trajectories: and exceptions in place of those that raised.
-            metadata: see the class.
-            exceptions: further ones.
-            logs: see the class.
-        """
+        """Hold the results of rollouts; exceptions among `trajectories` join the `exceptions`."""
         given: list[Any] = list(trajectories)
         raised: list[Any] = [each for each in given if isinstance(each, BaseException)] + list(exceptions)
         super().__init__(
             trajectories=[each for each in given if not isinstance(each, BaseException)],
-            # those that are read from JSON are records already
+            # exceptions that are read from JSON are records already
             exceptions=[failure_of(each) if isinstance(each, BaseException) else each for each in raised],
             metadata=dict(metadata or {}),
             logs=list(logs),
         )
 
     def log(self, message: str) -> None:
-        """Keep a line for people."""
+        """Append a line to `logs`."""
         self.logs.append(message)
 
     def as_group(self) -> Group:
-        """Return the siblings as the store and the judge take them."""
+        """Return the siblings as the record that the store and the judge take."""
         return translate(self, about={}, held_out=False, at=time.time()).group
 
     def ranked(self, scored: Group) -> Self:
-        """Return the group with the judge's scores for rewards, as `art_patch.rewards.ruler_score_group` gives it.
+        """Return the group with the judge's scores as rewards, as `art_patch.rewards.ruler_score_group` gives it.
 
-        The reward before becomes the metric `independent_reward`; the score is the metric `ruler_score` as well, and
-        what the judge said is in the trajectory's log.
+        The earlier reward becomes the metric `independent_reward`, the score also the metric `ruler_score`. The judge's
+        comment goes into the trajectory's log.
         """
         judged = [
             _judged(trajectory, sibling.scores[-1])
@@ -120,11 +114,11 @@ class TrajectoryGroup(BaseModel, metaclass=_Meta):
         return self.model_copy(update={"trajectories": judged})
 
     def __iter__(self) -> Iterator[Trajectory]:  # type: ignore[override]
-        """Go through the trajectories."""
+        """Iterate over the trajectories."""
         return iter(self.trajectories)
 
     def __len__(self) -> int:
-        """Return how many trajectories there are."""
+        """Return the number of trajectories."""
         return len(self.trajectories)
 
 
@@ -141,15 +135,15 @@ def _judged(trajectory: Trajectory, score: Score) -> Trajectory:
 
 
 class PendingGroup:
-    """Rollouts that have not begun; awaiting gives their `TrajectoryGroup`."""
+    """Rollouts that have not begun; awaiting it gives their `TrajectoryGroup`."""
 
     def __init__(self, given: list[Any], rest: dict[str, Any]) -> None:
-        """Hold them, and what else the group is made with."""
+        """Hold the rollouts, and the group's other arguments."""
         self.given = given
         self._rest = rest
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of rollouts."""
         return len(self.given)
 
     def __await__(self) -> Generator[Any, Any, TrajectoryGroup]:
@@ -159,3 +153,86 @@ class PendingGroup:
     async def _run(self) -> TrajectoryGroup:
         found: list[Trajectory | BaseException] = await run_all(self.given)
         return TrajectoryGroup(found, **self._rest)
+
+
+AfterEach = Callable[[TrajectoryGroup], Awaitable[TrajectoryGroup | list[TrajectoryGroup] | None]]
+
+
+@overload
+async def gather_trajectories(
+    trajectories: Iterable[Awaitable[Trajectory]],
+    *,
+    pbar_desc: str | None = ...,
+    max_exceptions: float = ...,
+) -> list[Trajectory | BaseException]: ...
+
+
+@overload
+async def gather_trajectories(
+    trajectories: Iterable[Awaitable[Iterable[Trajectory]]],
+    *,
+    pbar_desc: str | None = ...,
+    max_exceptions: float = ...,
+) -> list[list[Trajectory] | BaseException]: ...
+
+
+async def gather_trajectories(
+    trajectories: Iterable[Awaitable[Trajectory]] | Iterable[Awaitable[Iterable[Trajectory]]],
+    *,
+    pbar_desc: str | None = "gather",
+    max_exceptions: float = 0,
+) -> Sequence[Trajectory | list[Trajectory] | BaseException]:
+    """Run rollouts at once and return their results in order; an exception stands for a rollout that raised.
+
+    Args:
+        trajectories: coroutines, each of a trajectory or of several.
+        pbar_desc: text beside the progress bar; `None` shows none.
+        max_exceptions: how many may raise; below 1, which share of them. One more is raised.
+
+    Raises:
+        ConfigError: `max_exceptions` is below 0.
+    """
+    rollouts: list[Awaitable[Any]] = list(trajectories)
+    with gathering(pbar_desc, len(rollouts), max_exceptions, None):
+        found = await run_all(rollouts)
+    return [each if isinstance(each, Trajectory | BaseException) else list(each) for each in found]
+
+
+async def gather_trajectory_groups(
+    groups: Iterable[Awaitable[TrajectoryGroup]],
+    *,
+    pbar_desc: str | None = "gather",
+    max_exceptions: float = 0,
+    max_metrics: int | None = None,
+    after_each: AfterEach | None = None,
+) -> list[TrajectoryGroup]:
+    """Run the rollouts of all groups at once and return the groups, in order.
+
+    Args:
+        groups: `TrajectoryGroup(rollout(...) for ...)`, or coroutines of groups.
+        pbar_desc: text beside the progress bar; `None` shows none.
+        max_exceptions: how many rollouts may raise; below 1, which share of them. One more is raised.
+        max_metrics: how many metrics stand beside the bar; all unless given.
+        after_each: called with each group as soon as it is complete, to judge it for example. Its result replaces the
+            group: one group, several, or `None` for none.
+
+    Raises:
+        ConfigError: `max_exceptions` is below 0.
+    """
+    waiting = list(groups)
+    total = sum(len(each) if isinstance(each, PendingGroup) else 1 for each in waiting)
+
+    async def one(group: Awaitable[TrajectoryGroup]) -> list[TrajectoryGroup]:
+        if isinstance(group, PendingGroup):
+            there = await group  # it counts its rollouts itself
+        else:
+            (only,) = await run_all([group])
+            if isinstance(only, BaseException):
+                return []
+            there = only
+        after = there if after_each is None else await after_each(there)
+        return [] if after is None else after if isinstance(after, list) else [after]
+
+    with gathering(pbar_desc, total, max_exceptions, max_metrics):
+        found = await at_once([one(group) for group in waiting])
+    return [group for of_one in found for group in of_one]

@@ -12,7 +12,7 @@ import pytest
 
 from art_patch.demo.processes import Process
 from art_patch.pipeline.report import CycleReport, keep
-from art_patch.rollouts.child import Child
+from art_patch.rollouts.processes import Child
 from art_patch.serving.vllm.process import VllmProcess
 from art_patch.training.loop import tensor_file
 

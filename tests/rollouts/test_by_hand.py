@@ -150,7 +150,8 @@ def test_another_script_joins_the_engine_or_is_told_why_not(backend: LocalBacken
             asyncio.run(model.register(other))
         return model.inference_base_url
 
-    assert joined(make_model(base)) == make_registered(backend, base).inference_base_url
+    up = make_registered(backend, base).inference_base_url
+    assert joined(make_model(base)) == up
     for model, options, why in (
         (make_model(base), {"threads": 2}, "leave out: threads"),
         (make_model(base, "another"), {}, "give 'another' a project of its own"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import art_patch as art
-from art_patch.rollouts.capture import capture
+from art_patch.rollouts.client import capture
 from tests.rollouts.answers import choice
 from tests.support.servers import serving
 

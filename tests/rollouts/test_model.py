@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 import art_patch as art
-from art_patch.rollouts.child import Child
+from art_patch.rollouts.processes import Child
 from art_patch.store import open_store
 
 USER: Any = {"role": "user", "content": "hi"}
@@ -34,6 +34,9 @@ def test_a_prompted_model_is_asked_by_its_own_name_and_its_rollouts_are_kept_apa
         with art.LocalBackend(path=tmp_path) as backend:
             await model.register(backend)
             await model.log([run, ValueError("no")], split="test", metrics={"extra": 2.0})
+
+        with pytest.raises(art.ConfigError, match="not registered"):  # the backend was closed
+            await model.log([])
 
     asyncio.run(log())
     store = open_store(f"sqlite:///{tmp_path}/compare/store.db")

@@ -1,13 +1,13 @@
 """`Environment`: what a script writes, `reset`, `step`, and how states and actions read as text.
 
-- **The seed says the scenario.** Episodes of one seed are siblings and are compared with each other, so `reset` begins
-  each of them in the same state; what chance does afterwards may differ.
-- **One rule for what is no legal action.** `parse_action` raises a `ValueError`, or `step` an `IllegalAction` before it
-  changes anything. The agent is told why and asked again, `attempts` times in all; then the episode ends, and
-  `illegal_reward` is added to what was earned.
-- **Any other exception is a failure**: the episode is kept with it and is not learned from.
-- **Plain or async.** `reset`, `step` and `close` may be coroutine functions. What is plain runs in a thread that is
-  this environment's own, so it may be slow, and keep what only its thread may use.
+- **The seed is the scenario.** Episodes of one seed are siblings and are compared with each other, so `reset` begins
+  each of them in the same state. After that, chance may differ between them.
+- **Illegal actions.** `parse_action` raises a `ValueError`, or `step` raises an `IllegalAction` before it changes
+  anything. The agent is told why and asked again, `attempts` times in all. Then the episode ends, and `illegal_reward`
+  is added to its reward.
+- **Any other exception is a failure**: it is kept beside the group, and the episode is not learned from.
+- **Plain or async.** `reset`, `step` and `close` may be coroutine functions. Plain methods run in a thread of this
+  environment's own, so they may be slow, and may keep objects that only their thread may use.
 
 One object plays one episode at a time, and then the next.
 """
@@ -25,16 +25,16 @@ Step = tuple[StateT, float, bool, Mapping[str, Any]]
 
 
 class IllegalAction(ValueError):
-    """An answer is no action, or none that is possible now. The message is for the agent."""
+    """An answer is no action, or is not possible now. The agent reads the message."""
 
 
 class Environment(Generic[StateT, ActionT]):
-    """See the module.
+    """A game or simulator: the class that a script extends.
 
     Attributes:
         instructions: the rules, which begin each conversation as its system message; empty for none.
         attempts: how often the agent is asked for an action in one state.
-        illegal_reward: added when none of them is legal, which ends the episode.
+        illegal_reward: added when none of the answers is legal, which ends the episode.
     """
 
     instructions: str = ""
@@ -49,27 +49,27 @@ class Environment(Generic[StateT, ActionT]):
         """Act.
 
         Returns:
-            The next state, the reward of this step, whether the episode is done, and anything else: numbers in
-            `info["metrics"]` are kept as the trajectory's metrics, those of a later step in place of an earlier one's.
+            The next state, the reward of this step, whether the episode is done, and any other information. Numbers in
+            `info["metrics"]` become metrics of the trajectory; a later step replaces an earlier one's.
 
         Raises:
-            IllegalAction: it is not possible in this state; nothing has changed.
+            IllegalAction: the action is not possible in this state; nothing has changed.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step(action)")
 
     def close(self) -> Awaitable[None] | None:
-        """Let go of what it holds; no call follows."""
+        """Free what it holds; it is the last call."""
         return None
 
     def describe(self, state: StateT) -> str:
-        """Return what the agent is told of a state."""
+        """Return a state as text for the agent."""
         return str(state)
 
     def parse_action(self, answer: str, state: StateT) -> ActionT:
         """Return the action that an answer means: the answer itself without spaces around it, unless overridden.
 
         Raises:
-            ValueError: it means none; the message is for the agent.
+            ValueError: the answer means no action; the agent reads the message.
         """
         found: Any = answer.strip()
         return found

@@ -1,32 +1,84 @@
-"""An environment, an agent and a seed -> the trajectory of one episode.
+"""`Agent`, and an environment, an agent and a seed -> the trajectory of one episode.
 
-Its reward is the sum of the rewards of its steps. Metrics: `actions`, how many it took; `illegal`, whether it ended for
-want of a legal action; `cut`, whether it was as long as it may be before it was done; and those that the environment
-gave. What the environment or the agent raises is raised, and carries the trajectory into its group's `exceptions`.
+One agent plays many episodes at once, so it keeps no state of any episode. Each answer's `Choice` is appended as the
+model's own client gave it, with its exact tokens. An agent that plays otherwise (tools, several calls for one action)
+is a subclass that overrides `generate_response` or `select_action`.
+
+The reward of an episode is the sum of the rewards of its steps. Its metrics are `actions` (how many it took), `illegal`
+(it ended because no answer was a legal action), `cut` (it reached the step limit before it was done), and those that
+the environment gave. Errors of the environment and the agent are raised, and carry the trajectory into its group's
+`exceptions`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
 from art_patch.errors import ConfigError
-from art_patch.rollouts.environments.agent import Agent
 from art_patch.rollouts.environments.environment import Environment, IllegalAction, Step
 from art_patch.rollouts.environments.environment_pool import Worker
-from art_patch.rollouts.trajectory import Trajectory, remember
+from art_patch.rollouts.trajectory import History, Trajectory, remember
+
+if TYPE_CHECKING:
+    from openai.types.chat.chat_completion import Choice
+
+    from art_patch.rollouts.model import Model
+
+
+class Agent:
+    """A model that plays: it reads a state and answers with an action.
+
+    Attributes:
+        model: the model that answers; it need not be one that learns.
+        keeps_history: whether each question comes with the episode's conversation so far. Otherwise each state is a
+            conversation of its own, which suits long episodes whose states say everything.
+        params: of each request: `max_tokens`, `temperature`, ...
+    """
+
+    def __init__(self, model: Model[Any], *, keeps_history: bool = True, **params: Any) -> None:
+        """Take the attributes by name."""
+        self.model = model
+        self.keeps_history = keeps_history
+        self.params = params
+
+    def begin(self, instructions: str) -> Trajectory:
+        """Return the trajectory of a new episode, which holds the environment's instructions or nothing."""
+        first: list[Any] = [{"role": "system", "content": instructions}] if instructions else []
+        return Trajectory(messages_and_choices=first, reward=math.nan)
+
+    async def select_action(self, state: str, trajectory: Trajectory) -> str:
+        """Send a state to the model and return its answer, which the environment reads as an action.
+
+        Args:
+            state: as text; after an answer that was no legal action, the reason stands before it.
+            trajectory: the episode's; question and answer are appended there.
+        """
+        conversation = trajectory.histories()[-1].messages_and_choices
+        if not self.keeps_history and trajectory.choices():
+            instructions = [each for each in trajectory.messages_and_choices[:1] if _is_system(each)]
+            trajectory.additional_histories.append(History(messages_and_choices=instructions))
+            conversation = trajectory.additional_histories[-1].messages_and_choices
+        conversation.append({"role": "user", "content": state})
+        choice = await self.generate_response(trajectory)
+        return choice.message.content or ""
+
+    async def generate_response(self, trajectory: Trajectory) -> Choice:
+        """Let the model go on with the trajectory's last conversation, and append its answer there."""
+        conversation = trajectory.histories()[-1]
+        answer: Any = await self.model.openai_client().chat.completions.create(
+            model=self.model.name, messages=conversation.messages(), **self.params
+        )
+        choice: Choice = answer.choices[0]
+        conversation.messages_and_choices.append(choice)
+        return choice
 
 
 async def play(worker: Worker, agent: Agent, seed: int, *, max_steps: int) -> Trajectory:
-    """Play one episode to its end.
-
-    Args:
-        worker: the environment at work.
-        agent: that plays.
-        seed: of the episode.
-        max_steps: it ends after so many.
+    """Play one episode to its end, or for `max_steps` steps.
 
     Raises:
-        ConfigError: the environment asks for no action at all.
+        ConfigError: the environment's `attempts` is below 1.
     """
     environment = await worker.environment()
     if environment.attempts < 1:
@@ -36,7 +88,8 @@ async def play(worker: Worker, agent: Agent, seed: int, *, max_steps: int) -> Tr
     try:
         await _play(environment, worker, agent, trajectory, seed, max_steps)
     except Exception as error:
-        remember(error, trajectory)  # and not one that an opponent began in the meantime
+        # Said here, because the gathering would take the newest trajectory, which may be an opponent's.
+        remember(error, trajectory)
         raise
     return trajectory.finish()
 
@@ -73,6 +126,11 @@ async def _one_step(
             continue
         try:
             return await worker.call(environment.step, action)
+        # Only this error: a ValueError of `step` is a mistake of the environment, which may have changed its state.
         except IllegalAction as error:
             asked = f"{error}\n\n{described}"
     return None
+
+
+def _is_system(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("role") == "system"

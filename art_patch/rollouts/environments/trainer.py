@@ -4,36 +4,35 @@
     for _ in range(20):
         await trainer.update_policy(await trainer.collect_episodes())
 
-An update is `TrainableModel.train`. All methods are to be called one after the other.
+An update is `TrainableModel.train`. Await the methods one after the other.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from art_patch.errors import ConfigError
-from art_patch.rollouts.environments import checkpoint as checkpoints
-from art_patch.rollouts.environments.agent import Agent
-from art_patch.rollouts.environments.checkpoint import Checkpoint
 from art_patch.rollouts.environments.environment import Environment
 from art_patch.rollouts.environments.environment_pool import EnvironmentPool, Make, maker_of
-from art_patch.rollouts.environments.episode import play
-from art_patch.rollouts.gather import gather_trajectory_groups
-from art_patch.rollouts.model import TrainableModel, TrainResult
+from art_patch.rollouts.environments.episode import Agent, play
+from art_patch.rollouts.model import TrainableModel
+from art_patch.rollouts.model_runtime import TrainResult
 from art_patch.rollouts.trajectory import Trajectory
-from art_patch.rollouts.trajectory_group import TrajectoryGroup
+from art_patch.rollouts.trajectory_group import TrajectoryGroup, gather_trajectory_groups
 from art_patch.training import TrainConfig
 
 
 class GRPOTrainer:
-    """See the module.
+    """Plays episodes with an agent and trains its model on them.
 
     Attributes:
-        updates: that were made so far.
+        updates: number of updates made so far.
     """
 
     def __init__(
@@ -52,25 +51,25 @@ class GRPOTrainer:
         parallel: int = 64,
         max_exceptions: float = 0.05,
     ) -> None:
-        """Begin nothing yet.
+        """Play nothing yet.
 
         Args:
-            agent: whose model learns; the model has to be registered before episodes are played.
-            environment: its class, or a function that makes one; or one, which is copied. Episodes that run at once
-                need one each.
+            agent: its model learns, and must be registered before episodes are played.
+            environment: its class, or a function that makes one; or one environment, which is copied. Episodes that run
+                at once need one each.
             learning_rate: in place of `config`'s.
             batch_size: groups that one optimizer step takes, in place of `config`'s.
             episodes_per_batch: episodes that `collect_episodes` plays.
             max_episode_length: steps after which an episode ends.
             kl_penalty: in place of `config`'s.
             group_size: episodes of one seed, which are compared with each other.
-            seeds: of scenarios, gone through again and again; unless given 0, 1, 2 and so on, none of them twice.
-            config: everything else about how updates are made.
+            seeds: the scenarios, used again from the start after the last; unless given 0, 1, 2 and so on without end.
+            config: all other settings of an update.
             parallel: episodes that run at once.
             max_exceptions: how many episodes of a batch may raise; below 1, which share of them.
 
         Raises:
-            ConfigError: a number makes no sense, or the environment cannot be copied.
+            ConfigError: a number is out of its range, or the environment cannot be copied.
         """
         self.agent = agent
         self.updates = 0
@@ -93,14 +92,14 @@ class GRPOTrainer:
         self._begun = 0
 
     async def collect_episodes(self, seeds: Iterable[int] | None = None) -> list[TrajectoryGroup]:
-        """Play episodes, many at once, with a bar that shows how far they are; return a group for each seed.
+        """Play episodes, many at once, with a progress bar; return a group for each seed.
 
         Args:
-            seeds: of episodes to look at, which the trainer's own do not move on for: give the groups to
-                `model.log(groups)`. Unless given the trainer's next ones.
+            seeds: seeds for an evaluation; they do not use up the trainer's own. Give the groups to
+                `model.log(groups)`. Unless given, the trainer's next seeds are played, to be trained on.
 
         Raises:
-            Exception: of an environment, if there is one more than `max_exceptions`; what still runs is cancelled.
+            Exception: an environment's, if more than `max_exceptions` raise; running episodes are cancelled.
         """
         chosen = self._next_seeds() if seeds is None else list(seeds)
         pool = EnvironmentPool(self._make, self._parallel)
@@ -124,16 +123,20 @@ class GRPOTrainer:
             await pool.close()
 
     async def update_policy(self, groups: Iterable[TrajectoryGroup]) -> TrainResult:
-        """Learn from episodes; see `TrainableModel.train`, whose errors are raised."""
+        """Learn from episodes, as `TrainableModel.train` does, and with its errors."""
         result = await self._model().train(groups, self._config)
         self.updates += 1
         return result
 
     async def save_checkpoint(self, path: str | PathLike[str]) -> Path:
-        """Write where the trainer and its model stand, and return the file; see `checkpoint`."""
+        """Write where the trainer and its model stand as a JSON file, and return its path.
+
+        The file holds the policy's name and no weights, so it is useful as long as the project's directory is there and
+        `delete_checkpoints` has not deleted the policy.
+        """
         model = self._model()
         policy = model.get_inference_name(await model.get_step())
-        return checkpoints.write(path, Checkpoint(policy, self.updates, self._begun))
+        return write_checkpoint(path, Checkpoint(policy, self.updates, self._begun))
 
     async def load_checkpoint(self, path: str | PathLike[str]) -> None:
         """Go back to where `save_checkpoint` was called: its policy is promoted and serves; later ones are kept.
@@ -141,11 +144,11 @@ class GRPOTrainer:
         Raises:
             ConfigError: the file is no checkpoint of this model.
             StoreError: the project has no such policy.
-            TransitionError: the policy was given up, by `delete_checkpoints` for example.
+            TransitionError: the policy was rejected, by `delete_checkpoints` for example.
             EngineError: the engine cannot serve it.
         """
         model = self._model()
-        found = checkpoints.read(path, model=model.name)
+        found = read_checkpoint(path, model=model.name)
         await model.backend().promote(model, found.policy)
         self.updates, self._begun = found.updates, found.begun
 
@@ -159,6 +162,49 @@ class GRPOTrainer:
         if not isinstance(model, TrainableModel):
             raise ConfigError(f"{model.name} is a Model and only answers; give the agent a TrainableModel to train it")
         return model
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where a trainer stands.
+
+    Attributes:
+        policy: the policy that served, `NAME@STEP`.
+        updates: number of updates made.
+        begun: number of seeds used, which says which come next.
+    """
+
+    policy: str
+    updates: int
+    begun: int
+
+
+def write_checkpoint(path: str | PathLike[str], checkpoint: Checkpoint) -> Path:
+    """Write the file, whole or not at all, and return its path; its directory is made."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    unfinished.write_text(json.dumps(asdict(checkpoint)) + "\n")
+    unfinished.replace(target)  # atomic, as both are in one directory
+    return target
+
+
+def read_checkpoint(path: str | PathLike[str], *, model: str) -> Checkpoint:
+    """Read such a file.
+
+    Raises:
+        ConfigError: the file is missing, or is no checkpoint, or is that of another model.
+    """
+    try:
+        found: Any = json.loads(Path(path).read_text())
+        checkpoint = Checkpoint(str(found["policy"]), int(found["updates"]), int(found["begun"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is no checkpoint ({error}); give a file that GRPOTrainer.save_checkpoint wrote"
+        ) from error
+    if checkpoint.policy.rpartition("@")[0] != model:
+        raise ConfigError(f"{path} is of {checkpoint.policy}; {model} cannot go back to it")
+    return checkpoint
 
 
 def _config(

@@ -1,0 +1,298 @@
+"""Environments of the packages `gymnasium` and `pettingzoo`, played in words.
+
+A state is an `Observation`. As text it is what the environment draws (`render_mode="ansi"`), else its observation, then
+the legal actions. Actions of `Discrete` spaces are known by their numbers, or by names that the script gives them. The
+last action in an answer counts, so that a model may think aloud first. Override `describe` and `parse_action` to word
+states and actions better; other spaces need an own `parse_action`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from art_patch.errors import ConfigError
+from art_patch.rollouts.environments.environment import Environment, IllegalAction, Step
+from art_patch.rollouts.environments.environment_pool import OwnThread
+from art_patch.rollouts.environments.episode import Agent
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A state, as its player sees it.
+
+    Attributes:
+        observation: as the environment gave it.
+        info: as the environment gave it.
+        legal: actions that are possible now; `None` if the space is not `Discrete`.
+        text: the environment's own drawing, if it was made with `render_mode="ansi"`.
+        player: whose turn it is; empty where there is only one.
+        space: the space of actions, an object of `gymnasium.spaces`.
+    """
+
+    observation: Any
+    info: Mapping[str, Any]
+    legal: tuple[int, ...] | None
+    text: str | None
+    player: str
+    space: Any
+
+
+def observe(environment: Any, observation: Any, info: Mapping[str, Any], space: Any, player: str = "") -> Observation:
+    """Return the state as its player sees it; an `action_mask` in the observation or the info says what is legal."""
+    from gymnasium.spaces import Discrete
+
+    legal = None
+    if isinstance(space, Discrete):
+        # PettingZoo's classic games put the mask into the observation; Gymnasium's own environments into the info.
+        inside = observation.get("action_mask") if isinstance(observation, Mapping) else None
+        mask = info.get("action_mask") if inside is None else inside
+        numbers = range(int(space.start), int(space.start) + int(space.n))
+        legal = tuple(number for place, number in enumerate(numbers) if mask is None or mask[place])
+    text = environment.render() if getattr(environment, "render_mode", None) == "ansi" else None
+    return Observation(observation, info, legal, text, player, space)
+
+
+class _InWords(Environment[Observation, Any]):
+    """States and actions as text."""
+
+    def __init__(self, instructions: str, names: Sequence[str] | None, attempts: int, illegal_reward: float) -> None:
+        self.instructions, self.attempts, self.illegal_reward = instructions, attempts, illegal_reward
+        self._names = names
+
+    def describe(self, state: Observation) -> str:
+        """Return the environment's drawing of the state, else the observation; then the legal actions."""
+        whole: Any = state.observation
+        with_mask = isinstance(whole, Mapping) and "observation" in whole
+        observation: Any = whole["observation"] if with_mask else whole
+        if hasattr(observation, "tolist"):  # `str` of a long NumPy array leaves out its middle
+            observation = observation.tolist()
+        shown = str(observation) if state.text is None else state.text
+        return shown if state.legal is None else f"{shown}\nLegal actions: {self._legal(state)}"
+
+    def parse_action(self, answer: str, state: Observation) -> Any:
+        """Return the last action that the answer names.
+
+        Raises:
+            IllegalAction: it names none, or one that is not legal now.
+            ConfigError: the space is not `Discrete`.
+        """
+        if state.legal is None:
+            raise ConfigError(f"actions of {state.space} have no numbers; override parse_action(answer, state)")
+        if self._names is None:
+            # Whole numbers alone: neither `3.5` nor `step-2` names an action.
+            found = [int(each) for each in re.findall(r"(?<![\w.-])-?\d{1,9}(?![\w]|\.\d)", answer, re.ASCII)]
+        else:
+            places = {name.casefold(): int(state.space.start) + place for place, name in enumerate(self._names)}
+            longest_first = sorted(places, key=len, reverse=True)  # else `up` would be found in `up left`
+            pattern = rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)"
+            found = [places[each] for each in re.findall(pattern, answer.casefold())]
+        if not found:
+            raise IllegalAction(f"That names no action. Legal actions: {self._legal(state)}")
+        if found[-1] not in state.legal:
+            raise IllegalAction(f"{self._name(found[-1], state)} is not legal now. Legal actions: {self._legal(state)}")
+        return found[-1]
+
+    def _legal(self, state: Observation) -> str:
+        return ", ".join(self._name(action, state) for action in state.legal or ())
+
+    def _name(self, action: int, state: Observation) -> str:
+        return str(action) if self._names is None else self._names[action - int(state.space.start)]
+
+
+class GymnasiumEnvironment(_InWords):
+    """An environment of `gymnasium`. Terminated and truncated episodes are both done; `info` tells them apart."""
+
+    def __init__(
+        self,
+        make: str | Callable[..., Any],
+        *,
+        instructions: str = "",
+        actions: Sequence[str] | None = None,
+        attempts: int = 1,
+        illegal_reward: float = -1.0,
+        **options: Any,
+    ) -> None:
+        """Make the environment when the first episode begins.
+
+        Args:
+            make: the environment's id, or a function that makes it.
+            instructions: the rules, see `Environment`.
+            actions: names of the actions, the first for the lowest number; numbers unless given.
+            attempts: how often the agent is asked in one state, see `Environment`.
+            illegal_reward: added when no answer was legal, see `Environment`.
+            options: arguments of the environment; `render_mode="ansi"` shows its own drawing, if it has one.
+        """
+        super().__init__(instructions, actions, attempts, illegal_reward)
+        self._make_it, self._options = make, options
+        self._made: Any = None
+
+    def reset(self, seed: int) -> Observation:
+        """Begin an episode with this seed."""
+        if self._made is None:
+            self._made = self._make()
+        observation, info = self._made.reset(seed=seed)
+        return observe(self._made, observation, info, self._made.action_space)
+
+    def step(self, action: Any) -> Step[Observation]:
+        """Act."""
+        observation, reward, terminated, truncated, info = self._made.step(action)
+        told = {**info, "terminated": bool(terminated), "truncated": bool(truncated)}
+        state = observe(self._made, observation, info, self._made.action_space)
+        return state, float(reward), bool(terminated or truncated), told
+
+    def close(self) -> None:
+        """Close the environment."""
+        if self._made is not None:
+            self._made.close()
+
+    def _make(self) -> Any:
+        if not isinstance(self._make_it, str):
+            return self._make_it(**self._options)
+        import gymnasium
+
+        return gymnasium.make(self._make_it, **self._options)
+
+
+Turn = tuple[Observation, float, bool]
+"""What a player sees at its turn, its reward since its last turn, and whether it is out of the game."""
+
+
+class PettingZooEnvironment(_InWords):
+    """A game of `pettingzoo` (its AEC API), in which the agent plays one player.
+
+    The other players move by a function: at random unless given, or by `same_policy(agent)`, which is self-play. Their
+    questions to a model are not learned from. The seed says which player the agent is, each in turn, unless `player`
+    names one; siblings are the same player. The agent's reward of a step is the sum of what its player got until its
+    next turn.
+
+    Give games that are made for turns; `pettingzoo.utils.parallel_to_aec` makes one of a parallel game.
+
+    Attributes:
+        random: for the other players; seeded with each episode's seed.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        *,
+        player: str | None = None,
+        others: Callable[[PettingZooEnvironment, Observation], Any | Awaitable[Any]] | None = None,
+        instructions: str = "",
+        actions: Sequence[str] | None = None,
+        attempts: int = 1,
+        illegal_reward: float = -1.0,
+        **options: Any,
+    ) -> None:
+        """Make the game when the first episode begins.
+
+        Args:
+            make: makes the game, as the module's `env` does.
+            player: the agent's player; each in turn unless given.
+            others: takes this environment and another player's observation, and returns its action; a coroutine
+                function, or a function that runs in the game's thread. `random_action` unless given.
+            instructions: the rules, see `Environment`.
+            actions: names of the actions, the first for the lowest number; numbers unless given.
+            attempts: how often the agent is asked in one state, see `Environment`.
+            illegal_reward: added when no answer was legal, see `Environment`.
+            options: arguments of the game; `render_mode="ansi"` shows its own drawing, if it has one.
+        """
+        super().__init__(instructions, actions, attempts, illegal_reward)
+        self.random = random.Random()
+        self._make, self._options = make, options
+        self._named, self._others = player, others or random_action
+        self._game: Any = None
+        self._thread: OwnThread | None = None
+        self._player = ""
+        self._early = 0.0
+
+    async def reset(self, seed: int) -> Observation:
+        """Begin a game, and let the others move until it is the agent's turn."""
+        await self._run(self._begin, seed)
+        # The moves before the agent's first turn may bring a reward; it counts with the first step.
+        state, self._early, done = await self._until_our_turn()
+        if done:
+            raise ConfigError(f"{self._player} had no turn in the game of seed {seed}; name another player")
+        return state
+
+    async def step(self, action: Any) -> Step[Observation]:
+        """Act, and let the others move until it is the agent's turn again, or the game ends."""
+        await self._run(self._game.step, action)
+        state, reward, done = await self._until_our_turn()
+        early, self._early = self._early, 0.0
+        return state, early + reward, done, state.info
+
+    async def close(self) -> None:
+        """Close the game."""
+        if self._thread is not None:
+            self._thread.end(None if self._game is None else self._game.close)
+
+    async def _until_our_turn(self) -> Turn:
+        while True:
+            state, reward, done = await self._run(self._look)
+            if state.player == self._player:
+                return state, reward, done
+            if done:
+                action = None  # AEC: a player that is out takes one last step, without an action, to leave the game
+            elif inspect.iscoroutinefunction(self._others):
+                action = await self._others(self, state)
+            else:
+                action = await self._run(self._others, self, state)
+            await self._run(self._game.step, action)
+
+    async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        if self._thread is None:  # not in `__init__`: a thread cannot be copied, and the trainer copies environments
+            self._thread = OwnThread()
+        return await self._thread.run(function, *args)
+
+    # The methods below run in the game's thread.
+
+    def _begin(self, seed: int) -> None:
+        if self._game is None:
+            self._game = self._make(**self._options)
+        self._game.reset(seed=seed)
+        self.random.seed(seed)
+        players = list(self._game.possible_agents)
+        if self._named is not None and self._named not in players:
+            raise ConfigError(
+                f"player={self._named!r} is not in the game; choose one of: {', '.join(map(str, players))}"
+            )
+        self._player = players[seed % len(players)] if self._named is None else self._named
+
+    def _look(self) -> Turn:
+        game = self._game
+        if self._player not in game.agents:  # the game removed it together with the last of the others
+            raise ConfigError(f"{self._player} was taken out of the game before it was told how it ended")
+        player = game.agent_selection
+        observation, reward, terminated, truncated, info = game.last()
+        state = observe(game, observation, info, game.action_space(player), player)
+        return state, float(reward), bool(terminated or truncated)
+
+
+def random_action(environment: PettingZooEnvironment, state: Observation) -> Any:
+    """Return a random legal action; the same one for the same seed and the same moves before."""
+    if state.legal is not None:
+        return environment.random.choice(state.legal)
+    state.space.seed(environment.random.randrange(2**31))
+    return state.space.sample()
+
+
+def same_policy(agent: Agent) -> Callable[[PettingZooEnvironment, Observation], Awaitable[Any]]:
+    """Return a player that asks the agent's model as the agent does, each state by itself: self-play.
+
+    An answer that is no legal action becomes a random one.
+    """
+
+    async def other(environment: PettingZooEnvironment, state: Observation) -> Any:
+        conversation = agent.begin(environment.instructions)
+        answer = await agent.select_action(environment.describe(state), conversation)
+        try:
+            return environment.parse_action(answer, state)
+        except ValueError:
+            return random_action(environment, state)
+
+    return other
