@@ -143,7 +143,7 @@ _WITHIN: dict[str, tuple[Callable[[str], Any], Callable[[], list[re.Pattern[str]
 _EXEMPT = {
     "art_patch/demo/tiny_tokenizer.py:make_tokenizer": "escaped words, without a repetition",
     "art_patch/demo/tiny_tokenizer.py:conversation_tokenizer": "escaped words, without a repetition",
-    "art_patch/rollouts/environments/adapters.py:_InWords.parse_action": (
+    "art_patch/rollouts/environments/adapters.py:parse_action": (
         "escaped names of actions, without a repetition; numbers of nine digits"
     ),
     "art_patch/patching/sdk/matching.py:compile_match": "the user's own",

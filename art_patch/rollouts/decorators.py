@@ -26,22 +26,22 @@ def retry(
     exceptions: tuple[type[Exception], ...] = (Exception,),
     on_retry: Callable[[Exception, int], None] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Call the decorated function again when it raises; the last exception is the caller's.
+    """Call the decorated function again when it raises; the exception of the last call is raised to the caller.
 
     Args:
-        max_attempts: calls in all.
+        max_attempts: number of calls, the first one included.
         delay: seconds before the second call.
         backoff_factor: each further wait is this many times as long as the one before.
         exceptions: which exceptions are worth another call; all others are raised at once.
-        on_retry: told the exception and the number of the call that raised it; unless given, a warning is logged.
+        on_retry: called with the exception and the number of the call that raised it; a warning is logged unless given.
 
     Raises:
-        ConfigError: if there would be no call.
+        ConfigError: `max_attempts` is below 1.
     """
     if max_attempts < 1:
         raise ConfigError(f"max_attempts={max_attempts} must be at least 1, which calls once and never again")
 
-    def told(function: Callable[..., Any], error: Exception, attempt: int) -> float:
+    def wait_after(function: Callable[..., Any], error: Exception, attempt: int) -> float:
         if on_retry is not None:
             on_retry(error, attempt)
         else:
@@ -56,8 +56,8 @@ def retry(
                 try:
                     return function(*args, **kwargs)
                 except exceptions as error:
-                    time.sleep(told(function, error, attempt))
-            return function(*args, **kwargs)
+                    time.sleep(wait_after(function, error, attempt))
+            return function(*args, **kwargs)  # outside of the loop, so that its exception is the caller's
 
         @functools.wraps(function)
         async def awaited(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -65,7 +65,7 @@ def retry(
                 try:
                     return await cast("Awaitable[Any]", function(*args, **kwargs))
                 except exceptions as error:
-                    await asyncio.sleep(told(function, error, attempt))
+                    await asyncio.sleep(wait_after(function, error, attempt))
             return await cast("Awaitable[Any]", function(*args, **kwargs))
 
         return cast("Callable[P, R]", awaited) if inspect.iscoroutinefunction(function) else called
@@ -74,7 +74,7 @@ def retry(
 
 
 class Gates:
-    """A semaphore for each key that is in use, each made on the event loop that waits at it."""
+    """A semaphore for each key that is in use."""
 
     def __init__(self, n: int) -> None:
         """Let `n` through at once, for each key."""
@@ -83,7 +83,8 @@ class Gates:
 
     @contextmanager
     def at(self, key: str) -> Generator[asyncio.Semaphore]:
-        """Give the semaphore of a key to whoever is about to wait at it."""
+        """Give the semaphore of a key to a caller that is about to wait at it."""
+        # A semaphore belongs to the event loop that waits at it, and a script may run several loops in turn.
         place = (id(asyncio.get_running_loop()), key)
         gate, users = self._open.get(place) or (asyncio.Semaphore(self._n), 0)
         self._open[place] = gate, users + 1
@@ -94,7 +95,7 @@ class Gates:
             if users:
                 self._open[place] = gate, users
             else:
-                del self._open[place]  # keys may be as many as scenarios
+                del self._open[place]  # else one would stay for every scenario there ever was
 
 
 def limit_concurrency(
@@ -103,11 +104,11 @@ def limit_concurrency(
     """Let at most `n` calls of the decorated coroutine function run at once; the others wait.
 
     Args:
-        n: how many.
-        derive_key: of a call's arguments; calls with different keys do not wait for each other.
+        n: most calls that run at once; for each key, if there is `derive_key`.
+        derive_key: makes a key of a call's arguments; calls with different keys do not wait for each other.
 
     Raises:
-        ConfigError: if none might run.
+        ConfigError: `n` is below 1.
     """
     if n < 1:
         raise ConfigError(f"n={n} must be at least 1, or nothing would ever run")

@@ -1,8 +1,8 @@
-"""Models on the same scenarios, side by side: an earlier policy against a later one, or against a prompted model.
+"""Models on the same scenarios: an earlier policy against a later one, or against a prompted model.
 
-The unit is the scenario: its runs are not independent, so their mean counts once. Limits of a mean are those of the
-normal approximation, 95 %; a difference from the first model is paired by scenario, and its lower bound is the gate's
-(`art_patch.gate.bounds`), 95 % as well.
+The unit is the scenario. Runs of one scenario are not independent, so their mean counts once. The limits of a mean are
+95 % limits of the normal approximation. A difference from the first model is paired by scenario; its 95 % lower bound
+is the gate's (`art_patch.gate.bounds`).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Mean:
     """A metric's mean over scenarios.
 
     Attributes:
-        value: the mean.
-        within: the true one lies within this much of it with 95 % confidence; `nan` for a single scenario.
+        value: the mean over scenarios; `nan` where no run has the metric.
+        within: the true mean lies within this much of it with 95 % confidence; `nan` for a single scenario.
     """
 
     value: float
@@ -46,12 +46,12 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What one model came to.
+    """The results of one model.
 
     Attributes:
-        model: its name.
-        runs: that ended.
-        raised: runs that did not.
+        model: the model's name.
+        runs: number of runs that ended well.
+        raised: number of runs that raised.
         metrics: mean of `reward` and of each metric.
         better_by: mean difference of the reward from the first model's, over scenarios that both have; `None` for the
             first.
@@ -70,21 +70,21 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What all came to, in the order in which they were given.
+    """The results of all models, in the order in which they were given.
 
     Attributes:
-        scenarios: how many.
-        models: what each came to.
+        scenarios: number of scenarios.
+        models: the results of each model; the others are compared with the first.
     """
 
     scenarios: int
     models: tuple[Evaluated, ...]
 
     def __getitem__(self, model: str) -> Evaluated:
-        """Return what the model of this name came to.
+        """Return the results of the model of this name.
 
         Raises:
-            KeyError: it was not asked.
+            KeyError: it was not evaluated.
         """
         for each in self.models:
             if each.model == model:
@@ -92,7 +92,7 @@ class Evaluation:
         raise KeyError(model)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the metrics as JSON values; what cannot be said is `None`."""
+        """Return the metrics as JSON values; a number that is not known is `None`."""
 
         def number(value: float | None) -> float | None:
             return None if value is None or not math.isfinite(value) else value
@@ -116,7 +116,7 @@ class Evaluation:
         }
 
     def table(self, *metrics: str) -> str:
-        """Return a table for people.
+        """Return a table as text, to print.
 
         Args:
             metrics: columns; the reward and all metrics unless given.
@@ -134,9 +134,9 @@ class Evaluation:
         """Draw the models' means as bars, and beside them a curve over steps; needs matplotlib.
 
         Args:
-            path: of the PNG.
-            metric: that is drawn.
-            title: above it.
+            path: where the PNG file is written; its directory is made.
+            metric: name of the metric, `reward` unless given.
+            title: the metric's name unless given.
             curve: (step, value), as `model.history` gives them; without it there are bars alone.
 
         Raises:
@@ -157,11 +157,11 @@ async def evaluate(
     """Let models run the same scenarios, and compare them with the first.
 
     Args:
-        rollout: of a model and a scenario.
-        scenarios: that none was trained on.
-        models: to compare; `await model.checkpoint(step)` is an earlier policy, `Model(...)` another provider's.
-        runs: of each scenario, by each model.
-        pbar_desc: of the progress bar; `None` shows none.
+        rollout: coroutine function of a model and a scenario.
+        scenarios: scenarios that no model was trained on.
+        models: `await model.checkpoint(step)` is an earlier policy, `Model(...)` another provider's model.
+        runs: number of runs of each scenario by each model.
+        pbar_desc: text beside the progress bar; `None` shows none.
         max_exceptions: how many rollouts may raise; below 1, which share of them. One more is raised.
 
     Raises:
@@ -210,7 +210,7 @@ def _evaluated(
 
 
 def _by_scenario(groups: Sequence[TrajectoryGroup], metric: str) -> list[float | None]:
-    """The metric's mean in each group; `None` where no run has it."""
+    """Return the metric's mean in each group; `None` where no run has it."""
     means: list[float | None] = []
     for group in groups:
         given = [run.reward if metric == "reward" else run.metrics.get(metric) for run in group]
@@ -227,7 +227,6 @@ def _mean(values: Sequence[float]) -> Mean:
 
 
 def _table(evaluation: Evaluation, metrics: Sequence[str]) -> str:
-    """Return the table; see `Evaluation.table`."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -242,6 +241,7 @@ def _table(evaluation: Evaluation, metrics: Sequence[str]) -> str:
         counts = [str(each.runs), *([str(each.raised)] if raised else [])]
         means = [_mean_text(each.metrics.get(name)) for name in shown]
         drawn.add_row(each.model, *counts, *means, _signed(each.better_by), _signed(each.at_least))
+    # Wide enough for all columns: rich would cut cells to the width of the terminal.
     console = Console(file=StringIO(), width=max(80, 22 * (len(shown) + 4)), color_system=None)
     console.print(drawn)
     rendered = console.file.getvalue()  # type: ignore[attr-defined]
@@ -252,7 +252,6 @@ def _table(evaluation: Evaluation, metrics: Sequence[str]) -> str:
 
 
 def _plot(evaluation: Evaluation, path: Path, *, metric: str, title: str, curve: Sequence[tuple[int, float]]) -> Path:
-    """Draw the picture; see `Evaluation.plot`."""
     bars = [each for each in evaluation.models if metric in each.metrics]
     if not bars:
         known = ", ".join(dict.fromkeys(name for each in evaluation.models for name in each.metrics))
@@ -261,7 +260,7 @@ def _plot(evaluation: Evaluation, path: Path, *, metric: str, title: str, curve:
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError("a plot needs matplotlib; run: pip install matplotlib") from None
-    # `Figure` itself and not pyplot: no display, no state that outlives it.
+    # `Figure` and not pyplot, which opens a display and keeps every figure until it is closed.
     wide = 7.5 if curve else 2.5 + 0.9 * len(bars)
     page: Any = Figure(figsize=(wide, 3.6), layout="constrained")
     axes: Any = page.subplots(1, 2 if curve else 1, sharey=bool(curve), width_ratios=[2, 1] if curve else None)

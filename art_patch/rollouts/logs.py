@@ -1,7 +1,6 @@
-"""What each step came to, one JSON line at a time: `history.jsonl` in the project's directory.
+"""Metrics of each step, one JSON line at a time: `history.jsonl` in the project's directory.
 
-Metrics carry their split: `val/reward`, `train/reward`, `train/loss`. A step may have several lines, and one that is
-cut off (a full disk, a kill) is passed over.
+Metrics carry their split: `val/reward`, `train/reward`, `train/loss`. A step may have several lines.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ FILE = "history.jsonl"
 
 
 def metrics_of(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """Return what groups came to: means of rewards and metrics, the spread within groups, the share that raised."""
+    """Return means of rewards and metrics, the mean spread of rewards within groups, and the share that raised."""
     runs = [run for group in groups for run in group]
     raised = sum(len(group.exceptions) for group in groups)
     values: defaultdict[str, list[float]] = defaultdict(list)
@@ -29,6 +28,7 @@ def metrics_of(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
             if math.isfinite(value):
                 values[name].append(float(value))
     found = {name: statistics.fmean(of_name) for name, of_name in values.items()}
+    # Within groups, because that is what an update learns from; the spread between scenarios says how they differ.
     spreads = [statistics.stdev(rewards) for group in groups if len(rewards := _rewards(group)) > 1]
     if spreads:
         found["reward_std_dev"] = statistics.fmean(spreads)
@@ -38,15 +38,7 @@ def metrics_of(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
 
 
 def note(directory: Path, *, step: int, split: str, metrics: Mapping[str, float], at: float) -> None:
-    """Append a line.
-
-    Args:
-        directory: the project's.
-        step: of the policy that it is about.
-        split: `train`, `val`, ...
-        metrics: finite numbers by name.
-        at: when.
-    """
+    """Append a line with the metrics of a policy's step; `at` is in seconds since the epoch."""
     line = {"step": step, "at": at} | {f"{split}/{name}": value for name, value in metrics.items()}
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (directory / FILE).open("a") as file:
@@ -73,7 +65,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             read: Any = json.loads(line)
-        except ValueError:
+        except ValueError:  # cut off by a full disk or a kill
             continue
         if isinstance(read, dict) and isinstance(read.get("step"), int):
             found.append(read)

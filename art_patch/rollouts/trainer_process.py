@@ -1,10 +1,9 @@
 """Updates, one after another, in a process of their own: `python -m art_patch.rollouts.trainer_process`.
 
-It stays between updates, because importing what trains takes longer than a small update. One request is a line on
-standard input, `{"groups": [ids], "evaluation": [ids], "config": {...}, "who": ...}`; answers are lines on standard
+The process stays between updates, because importing torch takes longer than a small update. A request is a line on
+standard input, `{"groups": [ids], "evaluation": [ids], "config": {...}, "who": ...}`. The answers are lines on standard
 output: any number of `{"progress": [done, total, note]}`, then `{"done": {...}}` or `{"failed": {"type", "message"}}`.
-When standard input ends the process does, at once: an update may be killed at any moment. The project is that of
-`ART_PATCH_*`.
+When standard input ends, the process ends at once. `ART_PATCH_*` variables name the project.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from art_patch.training import LossConfig, TrainConfig
 
 
 def main() -> None:
-    """See the module."""
-    # What libraries print must not stand between our lines.
+    """Answer requests until standard input ends; never returns."""
+    # Answers keep the real standard output. Everything that libraries print goes to stderr, not between our lines.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     settings, requests = load_settings(), _requests()
@@ -43,13 +42,14 @@ def main() -> None:
 
 
 def _requests() -> queue.SimpleQueue[dict[str, Any]]:
-    """Requests as they come; the end of them is ours."""
     waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def read() -> None:
         for line in sys.stdin:
             waiting.put(json.loads(line))
-        os._exit(0)  # in the middle of an update, too
+        # `sys.exit` would end this thread alone. An update may be killed at any moment: nothing is published before it
+        # is whole.
+        os._exit(0)
 
     threading.Thread(target=read, name="art-patch-requests", daemon=True).start()
     return waiting
@@ -80,7 +80,7 @@ def _answer(answers: TextIO, message: Mapping[str, Any]) -> None:
 
 
 def _give_back_memory() -> None:
-    """A GPU is shared with the engine, which waits for none."""
+    # The engine may share the GPU, and torch keeps freed memory for itself.
     gc.collect()
     if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()

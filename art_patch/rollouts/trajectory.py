@@ -1,10 +1,10 @@
-"""One rollout: what was said, and how good it was.
+"""One rollout: its conversations and its reward.
 
 `messages_and_choices` holds messages as the OpenAI SDK takes them, and the `Choice` of each answer that may be trained
-on. An answer that stands there as a message is context. Conversations beside the main one (a sub-agent, a history that
-was cut) are `additional_histories`; they share the reward.
+on. An answer that is given as a message is context only. Other conversations of the rollout (a sub-agent, a history
+that was cut) are `additional_histories`; they share the reward.
 
-Fields and methods are those of OpenPipe ART, and classes of the user's own may extend this one.
+Fields and methods are those of OpenPipe ART. Scripts may extend the classes.
 """
 
 from __future__ import annotations
@@ -32,25 +32,23 @@ MessagesAndChoices = list[ChatCompletionMessageParam | Choice]
 Tools = list[ChatCompletionToolParam]
 
 MADE_HERE: ContextVar[list[Trajectory] | None] = ContextVar("art_patch_made_here", default=None)
-"""Trajectories that the running rollout has made so far, so that one that fails does not take them along."""
+"""Trajectories that the running rollout has made so far; if it raises, the newest is kept with the exception."""
 
 
 def _read_history(given: Iterable[Any]) -> MessagesAndChoices:
-    """Take messages as they are, of whatever SDK; and choices, from JSON too."""
     if isinstance(given, str | bytes | Mapping):
         raise ValueError("messages_and_choices is a list of messages and choices")
     return [_read_item(item) for item in given]
 
 
 def _read_item(item: Any) -> Any:
-    if isinstance(item, Mapping) and "message" in item and "finish_reason" in item:
+    if isinstance(item, Mapping) and "message" in item and "finish_reason" in item:  # a choice that was read from JSON
         return Choice.model_validate(item)
     return item
 
 
 def _unknown_reward(value: Any) -> Any:
-    """JSON has no number for it."""
-    return math.nan if value is None else value
+    return math.nan if value is None else value  # NaN is `null` in JSON
 
 
 def _read_tools(given: Iterable[Any] | None) -> list[Any] | None:
@@ -58,7 +56,8 @@ def _read_tools(given: Iterable[Any] | None) -> list[Any] | None:
 
 
 def _by(read: Callable[[Any], Any]) -> GetPydanticSchema:
-    """Read and write a field as it is: the SDK's types say what may be in it; checking them would copy all of it."""
+    # pydantic would check the SDK's types and copy every message. A trajectory must hold the very objects that it was
+    # given: the exact tokens hang on each `Choice`.
     return GetPydanticSchema(lambda _type, _handler: core_schema.no_info_plain_validator_function(read))
 
 
@@ -67,11 +66,7 @@ _Tools = Annotated[Tools | None, _by(_read_tools)]
 
 
 def messages_of(history: Iterable[Any]) -> Messages:
-    """Return a history as messages that can be sent: a choice becomes the assistant's message.
-
-    Args:
-        history: messages, and choices of the SDK or of one that is like it.
-    """
+    """Return a history as messages that can be sent: a choice, of any SDK, becomes the assistant's message."""
     return [cast(ChatCompletionMessageParam, _message(item)) for item in history]
 
 
@@ -97,8 +92,8 @@ class History(BaseModel):
     """A conversation of a trajectory.
 
     Attributes:
-        messages_and_choices: see the module.
-        tools: offered in it.
+        messages_and_choices: messages; a `Choice` for each answer that may be trained on.
+        tools: tools that were offered in all of its requests.
     """
 
     messages_and_choices: _Said = Field(default_factory=list)
@@ -113,14 +108,14 @@ class Trajectory(BaseModel):
     """A rollout.
 
     Attributes:
-        messages_and_choices: the main conversation, see the module.
-        tools: offered in it.
-        additional_histories: conversations beside it.
-        reward: how good it was; compared within its group only. NaN is "not known yet", and is never trained on.
-        metrics: further metrics; kept as scores beside the reward.
-        metadata: anything to find it by, JSON values.
-        logs: lines for people.
-        start_time: when it was made.
+        messages_and_choices: the main conversation; a `Choice` for each answer that may be trained on.
+        tools: tools that were offered in the main conversation.
+        additional_histories: the rollout's other conversations, which share the reward.
+        reward: compared within its group only. NaN means "not known yet" and is never trained on.
+        metrics: more numbers, kept as scores beside the reward.
+        metadata: JSON values to find it by.
+        logs: free text, kept for reading.
+        start_time: when the object was made; `finish` counts from there.
     """
 
     messages_and_choices: _Said = Field(default_factory=list)
@@ -133,7 +128,7 @@ class Trajectory(BaseModel):
     start_time: datetime = Field(default_factory=datetime.now, exclude=True)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Be known to the rollout that makes it."""
+        """Join the trajectories of the rollout that makes it."""
         made = MADE_HERE.get()
         if made is not None:
             made.append(self)
@@ -153,11 +148,11 @@ class Trajectory(BaseModel):
         return [item for item in items if isinstance(item, Choice)]
 
     def log(self, message: str) -> None:
-        """Keep a line for people."""
+        """Append a line to `logs`."""
         self.logs.append(message)
 
     def finish(self) -> Self:
-        """Note how long it took, as the metric `duration` in seconds."""
+        """Set the metric `duration`: seconds since it was made."""
         self.metrics["duration"] = (datetime.now() - self.start_time).total_seconds()
         return self
 
@@ -172,7 +167,7 @@ class Trajectory(BaseModel):
             self.metrics[name] = self.metrics.get(name, 0.0) + time.monotonic() - began
 
     def for_logging(self) -> dict[str, Any]:
-        """Return it as JSON values for people; each message says whether it may be trained on."""
+        """Return it as JSON values to print or store; each message says whether it may be trained on."""
         said = zip(self.messages_and_choices, self.messages(), strict=True)
         return {
             "reward": self.reward,
@@ -184,7 +179,7 @@ class Trajectory(BaseModel):
         }
 
     def __str__(self) -> str:
-        """Return what fits on a line."""
+        """Return one line without the messages."""
         return f"Trajectory(reward={self.reward}, metrics={self.metrics}, metadata={self.metadata})"
 
 
@@ -192,10 +187,10 @@ class Failure(BaseModel):
     """A rollout that raised.
 
     Attributes:
-        type: of the exception.
-        message: what it said.
-        traceback: where it was raised.
-        trajectory: what the rollout had made until then; `None` if nothing.
+        type: name of the exception's class.
+        message: the exception as text.
+        traceback: as Python prints it.
+        trajectory: the newest that the rollout had made; `None` if it had made none.
     """
 
     type: str
@@ -205,7 +200,7 @@ class Failure(BaseModel):
 
 
 def remember(error: BaseException, trajectory: Trajectory | None) -> None:
-    """Let the exception carry the trajectory that it ended, unless it has one."""
+    """Let the exception carry the trajectory that it ended, unless it carries one already."""
     if trajectory is not None and getattr(error, _NOTE, None) is None:
         setattr(error, _NOTE, trajectory)
 

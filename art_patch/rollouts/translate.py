@@ -1,11 +1,11 @@
-"""Rollouts -> the store's own records: what is learned by hand looks as if an agent had been recorded.
+"""Rollouts -> the store's own records, the same as if an agent had been recorded.
 
-- Each choice is a call: its prompt is what stands before it, its tokens are those that it carries. Whether it can be
-  trained on is proven as for any call (`trajectories.why_untrainable`); one that came past the model's own client
-  carries none, and says so.
-- A conversation without a choice is one call that nobody trains on, so that it can be read and exported.
-- The reward is the score `reward`, by code; each metric is a score beside it. A reward that is not known is no score.
-- Siblings share a scenario: the group's `scenario_id`, or that of all its trajectories, else the words of the task.
+- Each choice becomes a call: its prompt is everything before it, its tokens are those that it carries. The same test as
+  for any call says whether it can be trained on (`trajectories.why_untrainable`). A choice that did not come through
+  the model's own client carries no tokens.
+- A conversation without a choice becomes one call that is not trained on, so that it can be read and exported.
+- The reward becomes the score `reward` of source `code`, each metric a score beside it; NaN becomes none.
+- Siblings share a scenario: the group's `scenario_id`, or that of all its trajectories, else a hash of the task's text.
 
 Pure.
 """
@@ -33,7 +33,7 @@ SCENARIO = "scenario_id"
 
 
 class Siblings(Protocol):
-    """What of a `TrajectoryGroup` is translated."""
+    """The part of a `TrajectoryGroup` that is translated; the class itself imports this module."""
 
     trajectories: list[Trajectory]
     metadata: dict[str, Any]
@@ -45,7 +45,7 @@ class Translated:
 
     Attributes:
         group: the siblings with their calls.
-        records: everything that the store is to keep, the group itself aside.
+        records: everything to write before the group: trajectories, calls and scores.
     """
 
     group: Group
@@ -56,16 +56,17 @@ def translate(group: Siblings, *, about: JSON, held_out: bool, at: float) -> Tra
     """Return a group as records, under new ids.
 
     Args:
-        group: of rollouts.
-        about: for the metadata of each trajectory, besides the group's and its own.
-        held_out: it is never to be trained on.
-        at: now, for what has no time of its own.
+        group: a group of rollouts; failures are left out.
+        about: added to each trajectory's metadata, under the group's and its own.
+        held_out: whether the group is never to be trained on.
+        at: time of the records that bring none, seconds since the epoch.
 
     Raises:
         ConfigError: a reward is infinite.
     """
     group_id = new_id(at)
     siblings = [_recorded(each, {**about, **group.metadata}, at) for each in group.trajectories]
+    # Without a scenario the group stands alone; an empty key would make siblings of all such groups.
     scenario = _scenario(group, siblings) or f"group:{group_id}"
     siblings = [replace(each, info=replace(each.info, group_key=group_id)) for each in siblings]
     records = tuple(record for each in siblings for record in (each.info, *each.calls, *each.scores))
@@ -86,6 +87,7 @@ def _recorded(trajectory: Trajectory, about: JSON, at: float) -> Recorded:
         started_at=min((call.started_at for call in calls), default=began),
         origin="explicit",
         ended_at=at,
+        # A script's metadata must not name a function for the job to call.
         metadata={key: value for key, value in {**about, **trajectory.metadata}.items() if key != REPLAY} | logs,
     )
     return Recorded(info, calls, _scores(trajectory, key, at))
@@ -94,7 +96,7 @@ def _recorded(trajectory: Trajectory, about: JSON, at: float) -> Recorded:
 def _calls(history: History, trajectory_id: str, began: float) -> list[Call]:
     said = history.messages()
     places = [place for place, item in enumerate(history.messages_and_choices) if hasattr(item, "message")]
-    if not places:
+    if not places:  # no choice: the last answer stands for the conversation, if there is one
         places = [place for place, message in enumerate(said) if message["role"] == "assistant"][-1:]
     return [
         _call(history.messages_and_choices[place], cast("Sequence[JSON]", said), place, history, trajectory_id, began)
