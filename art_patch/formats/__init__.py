@@ -1,8 +1,8 @@
-"""Records to files that others read, and back.
+"""Records to files that other tools read, and back.
 
-`conversation` says what of a trajectory goes out, `rows` makes the rows of training files from it, `complete` keeps
-everything, `foreign` reads what others wrote, `files` moves rows to and from a disk. All but the last are pure; the
-command line reads and writes the store.
+`conversation` takes the conversation out of a trajectory, `rows` makes rows of training files from it, `complete` keeps
+everything, `foreign` reads files of other tools, `files` writes rows to a disk and reads them. All but `files` are pure;
+the command line reads and writes the store.
 """
 
 # pyright: reportUnusedImport=false
@@ -14,8 +14,7 @@ from art_patch._lib.lazy import lazily
 
 if TYPE_CHECKING:
     from art_patch.formats.complete import Bundle, encode, indexed
-    from art_patch.formats.conversation import Unusable
-    from art_patch.formats.corrections import corrected, right_and_wrong
+    from art_patch.formats.conversation import Unusable, corrected, right_and_wrong
     from art_patch.formats.files import STREAM, is_parquet, reading, writing
     from art_patch.formats.foreign import ImportFormat, bundles_of
     from art_patch.formats.rows import (
@@ -33,8 +32,7 @@ else:
         __name__,
         {
             "complete": "Bundle encode indexed",
-            "conversation": "Unusable",
-            "corrections": "corrected right_and_wrong",
+            "conversation": "Unusable corrected right_and_wrong",
             "files": "STREAM is_parquet reading writing",
             "foreign": "ImportFormat bundles_of",
             "rows": "COLUMNS chat_row correction_row digest grpo_row preference_rows sft_prompt_rows sft_row",

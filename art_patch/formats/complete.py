@@ -1,36 +1,43 @@
 """Whole trajectories as JSON and back, nothing lost: `art_patch.trajectory/1`.
 
-A line holds what the store knows of one trajectory: what is known of it (`trajectory`), its calls with all choices,
-token ids and log-probabilities, its scores, spans and corrections, and the group that it is in. Fields with their
-usual value are left out. `bases` are the fingerprints of the models behind the policies that sampled its tokens: tokens
-of another base model mean something else.
+A line holds everything that the store knows of one trajectory: its record (`trajectory`), its calls with all choices,
+token ids and log-probabilities, its scores, spans and corrections, and its group. Fields with their default are left
+out. `bases` are the fingerprints of the base models behind the policies that sampled its tokens, because a token id
+means something else to another base model.
 
-Reading is strict: a field that is unknown or of the wrong type is an error with the field's path, because what is
-wrong here would be trained on.
+Reading is strict: a field that is unknown or of the wrong type is an error with the field's path. A wrong value would
+otherwise be trained on.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any, Final, TypeVar, cast, get_args
+from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_origin, get_type_hints
+
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    create_model,
+)
+from pydantic_core import PydanticCustomError
 
 from art_patch.errors import MalformedFile
 from art_patch.types import (
     JSON,
     REPLAY,
-    Api,
     Call,
-    CallStatus,
     Choice,
     Correction,
-    Origin,
     Record,
     Score,
     SpanInfo,
-    SpanKind,
     Trajectory,
     TrajectoryInfo,
 )
@@ -39,9 +46,7 @@ FORMAT = "art_patch.trajectory/1"
 """Name and version; a reader refuses a version that it does not know."""
 
 IMPORTED: Final = "imported"
-"""`TrajectoryInfo.origin` and `Call.untrainable` of what was never recorded here."""
-
-GROUP_STATES = ("formed", "scored", "trained", "spent", "dead", "stale")
+"""`TrajectoryInfo.origin` and `Call.untrainable` of trajectories that were not recorded here."""
 
 _LAST_TOKEN_ID = (1 << 32) - 1
 _T = TypeVar("_T")
@@ -49,14 +54,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A trajectory with what the store keeps beside it.
+    """A trajectory with everything that the store keeps beside it.
 
     Attributes:
-        trajectory: the calls and scores.
-        spans: the named parts.
+        trajectory: its record, calls and scores.
+        spans: the steps that were named or that a framework reported.
         group: `id`, `scenario_key`, `how`, `held_out`, `state`, `created_at`, `reason` of its group, if it has one.
         bases: fingerprint of the base model behind each policy that answered.
-        corrections: what people say its answers should have been.
+        corrections: the answers that people say it should have given.
     """
 
     trajectory: Trajectory
@@ -67,22 +72,20 @@ class Bundle:
 
     @property
     def records(self) -> list[Record]:
-        """What to write, in an order in which nothing refers to what is not there yet."""
+        """The records to write, each after those that it refers to."""
         whole = self.trajectory
         return [whole.info, *self.spans, *whole.calls, *whole.scores, *self.corrections]
 
     @property
     def offers_replay(self) -> bool:
-        """Whether the run says which function to call again."""
+        """Whether the run names a function that can be called again."""
         return self.trajectory.info.metadata.get(REPLAY) is not None
 
     def without_replay(self) -> Bundle:
-        """Return the bundle without what would have the job call a function: a file must not say what to execute.
-
-        `replay` stays as `null`, because by that name an erasure finds the runs that were made of this one.
-        """
+        """Return the bundle without the names of functions to call: a file must not say what the job executes."""
         info = self.trajectory.info
         metadata = {name: value for name, value in info.metadata.items() if name != "replay_of"}
+        # Kept as `null`: an erasure looks for this name to find the runs that were made of this one.
         if REPLAY in metadata:
             metadata[REPLAY] = None
         return replace(self, trajectory=replace(self.trajectory, info=replace(info, metadata=metadata)))
@@ -117,7 +120,7 @@ def encode(bundle: Bundle) -> dict[str, Any]:
 
 
 def indexed(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of a table: the line as `record`, beside columns to look for it by."""
+    """Return the row of a table: the line as `record`, beside columns to search by."""
     info = line["trajectory"]
     names = ("id", "started_at", "origin", "name", "user_id", "session_id", "scenario_key")
     row = {name: info.get(name) for name in names} | {"origin": info.get("origin", TrajectoryInfo("", 0.0).origin)}
@@ -130,28 +133,29 @@ def decode(line: Mapping[str, Any]) -> Bundle:
     Raises:
         MalformedFile: with the path of the field that is wrong.
     """
+    # Before everything else: of a later version no field may be judged by the rules of this one.
     if line.get("format") != FORMAT:
         said = line.get("format")
         raise MalformedFile(f"format is {said!r}, this release reads {FORMAT}; upgrade art-patch")
-    known = {"format", "trajectory", "calls", "scores", "spans", "corrections", "group", "bases"}
-    _no_more(line, known, "")
-    info = _built(TrajectoryInfo, line.get("trajectory"), "trajectory", _INFO)
+    try:
+        given = _LINE.validate_python(dict(line))
+    except ValidationError as error:
+        raise _malformed(error) from None
+    info = _record(TrajectoryInfo, given.trajectory)
     about = {"trajectory_id": info.id}
-    calls = [_call(_built(Call, each, where, _CALL, **about)) for each, where in _each(line.get("calls", []), "calls")]
-    scores = [_built(Score, each, where, _SCORE, **about) for each, where in _each(line.get("scores", []), "scores")]
-    spans = [_built(SpanInfo, each, where, _SPAN, **about) for each, where in _each(line.get("spans", []), "spans")]
-    corrections = [
-        _built(Correction, each, where, _CORRECTION, **about)
-        for each, where in _each(line.get("corrections", []), "corrections")
-    ]
+    calls = [_call(_record(Call, each, **about)) for each in given.calls]
+    scores = [_record(Score, each, **about) for each in given.scores]
+    spans = [_record(SpanInfo, each, **about) for each in given.spans]
+    corrections = [_record(Correction, each, **about) for each in given.corrections]
     _distinct((call.id for call in calls), "calls")
+    # In the order in which a store gives them, so that reading a file and reading a store give equal bundles.
     calls.sort(key=lambda call: (call.started_at, call.id))
     scores.sort(key=lambda score: (score.at, score.id))
     spans.sort(key=lambda span: (span.started_at, span.id))
     corrections.sort(key=lambda correction: (correction.at, correction.id))
-    group = None if line.get("group") is None else _checked(line["group"], "group", _GROUP, optional=("reason",))
-    bases = _map_of_texts(line.get("bases", {}), "bases")
-    return Bundle(Trajectory(info, tuple(calls), tuple(scores)), tuple(spans), group, bases, tuple(corrections))
+    trajectory = Trajectory(info, tuple(calls), tuple(scores))
+    group = None if given.group is None else given.group.model_dump(exclude_unset=True)
+    return Bundle(trajectory, tuple(spans), group, given.bases, tuple(corrections))
 
 
 def _call(call: Call) -> Call:
@@ -173,6 +177,7 @@ def _shown(record: Any, *, without: str = "") -> dict[str, Any]:
         if each.name == "choices":
             value = [_shown(choice) for choice in value]
         elif each.name == "logprobs":
+            # A forbidden token has -inf, which JSON cannot hold as a number.
             value = [number if math.isfinite(number) else str(number) for number in value]
         elif isinstance(value, tuple):
             value = list(cast("tuple[Any, ...]", value))
@@ -188,186 +193,119 @@ def _default(each: Any) -> Any:
     return MISSING if each.default_factory is MISSING else each.default_factory()
 
 
-# Reading. A check takes the value and its path and returns the value as the record holds it.
+# Reading. pydantic checks a line against the fields and types of the records themselves. The names below are the few
+# fields for which a file is held to more than the record's own type says.
 
-Check = Callable[[Any, str], Any]
-
-
-def _wrong(where: str, wanted: str, value: Any) -> MalformedFile:
-    said = repr(value)
-    return MalformedFile(f"{where} must be {wanted}, not {said if len(said) <= 60 else said[:57] + '...'}")
+_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+_WRITTEN = ("inf", "-inf", "nan")
+"""Numbers that JSON does not have, as `encode` writes them."""
 
 
-def _is(wanted: str, holds: Callable[[Any], bool]) -> Check:
-    def check(value: Any, where: str) -> Any:
-        if not holds(value):
-            raise _wrong(where, wanted, value)
-        return value
-
-    return check
+def _logprob(value: Any, finite: ValidatorFunctionWrapHandler) -> float:
+    return float(value) if value in _WRITTEN else finite(value)
 
 
-def _or_null(check: Check) -> Check:
-    return lambda value, where: None if value is None else check(value, where)
-
-
-def _list_of(check: Check) -> Check:
-    return lambda value, where: tuple(check(each, path) for each, path in _each(value, where))
-
-
-def _one_of(*names: str) -> Check:
-    return _is(f"one of {', '.join(names)}", lambda value: value in names)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-_text = _is("a text", lambda value: isinstance(value, str))
-_name = _is("a text of at least one character", lambda value: isinstance(value, str) and bool(value))
-_number = _is("a number", _is_number)
-_count = _is("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool))
-_truth = _is("true or false", lambda value: isinstance(value, bool))
-_object = _is("an object", lambda value: isinstance(value, dict))
-_policy = _is("NAME@STEP", lambda value: isinstance(value, str) and re.fullmatch(r".+@\d+", value) is not None)
-
-
-def _token_ids(value: Any, where: str) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise _wrong(where, "a list of token ids", value)
-    ids = cast("list[Any]", value)
-    for number in ids:
-        if type(number) is not int or not 0 <= number <= _LAST_TOKEN_ID:
-            raise _wrong(where, "a list of token ids", number)
-    return tuple(ids)
-
-
-def _logprobs(value: Any, where: str) -> tuple[float, ...]:
-    if not isinstance(value, list):
-        raise _wrong(where, "a list of log-probabilities", value)
-    numbers: list[float] = []
-    for number in cast("list[Any]", value):
-        if number not in ("inf", "-inf", "nan") and not _is_number(number):
-            raise _wrong(where, "a list of log-probabilities", number)
-        numbers.append(float(number))
-    return tuple(numbers)
-
-
-def _choice(value: Any, where: str) -> Choice:
-    choice = _built(Choice, value, where, _CHOICE)
+def _as_choice(given: Any) -> Choice:
+    choice = _record(Choice, given)
     if choice.token_ids is not None and choice.logprobs is not None and len(choice.token_ids) != len(choice.logprobs):
-        raise MalformedFile(f"{where}: {len(choice.token_ids)} token ids and {len(choice.logprobs)} log-probabilities")
+        # Training reads them side by side.
+        counts = f"{len(choice.token_ids)} token ids and {len(choice.logprobs)} log-probabilities"
+        raise PydanticCustomError("counts", "{counts}", {"counts": counts})
     return choice
 
 
-_INFO: Mapping[str, Check] = {
-    "id": _name,
-    "started_at": _number,
-    "origin": _one_of(*get_args(Origin)),
-    "ended_at": _or_null(_number),
-    "name": _or_null(_text),
-    "scenario_key": _or_null(_text),
-    "group_key": _or_null(_text),
-    "session_id": _or_null(_text),
-    "user_id": _or_null(_text),
-    "tags": _list_of(_text),
-    "metadata": _object,
-    "error": _or_null(_text),
+_Name = Annotated[str, Field(min_length=1)]
+_Policy = Annotated[str, Field(pattern=r"^.+@\d+$")]
+# `strict=False`: JSON has lists where the records have tuples. What is inside them is still checked strictly.
+_TokenIds = Annotated[tuple[Annotated[int, Field(ge=0, le=_LAST_TOKEN_ID)], ...], Field(strict=False)]
+_Logprobs = Annotated[tuple[Annotated[float, WrapValidator(_logprob)], ...], Field(strict=False)]
+
+
+def _model_of(record: type, **narrower: Any) -> Any:
+    """Return a pydantic model with the record's fields and defaults, except its `trajectory_id`."""
+    hints, made = get_type_hints(record), dict[str, Any]()
+    for each in fields(record):
+        hint = narrower.get(each.name, hints[each.name])
+        if get_origin(hint) is tuple:
+            hint = Annotated[hint, Field(strict=False)]
+        if each.name != "trajectory_id":
+            made[each.name] = (hint, ... if (value := _default(each)) is MISSING else value)
+    return create_model(f"{record.__name__}Line", __config__=_STRICT, **made)
+
+
+_CHOICE: Any = Annotated[
+    _model_of(Choice, token_ids=_TokenIds | None, logprobs=_Logprobs | None), AfterValidator(_as_choice)
+]
+_CALL: Any = _model_of(
+    Call, id=_Name, choices=tuple[_CHOICE, ...], policy=_Policy | None, prompt_token_ids=_TokenIds | None
+)
+_SCORE: Any = _model_of(Score, id=_Name)
+_SPAN: Any = _model_of(SpanInfo, id=_Name)
+_CORRECTION: Any = _model_of(Correction, id=_Name)
+_GROUP: Any = create_model(
+    "Group",
+    __config__=_STRICT,
+    id=(_Name, ...),
+    scenario_key=(str, ...),
+    how=(str, ...),
+    held_out=(bool, ...),
+    state=(Literal["formed", "scored", "trained", "spent", "dead", "stale"], ...),
+    created_at=(float, ...),
+    reason=(str | None, None),
+)
+_LINE: TypeAdapter[Any] = TypeAdapter(
+    create_model(
+        "Line",
+        __config__=_STRICT,
+        format=(str, ...),
+        trajectory=(_model_of(TrajectoryInfo, id=_Name), ...),
+        calls=(list[_CALL], []),
+        scores=(list[_SCORE], []),
+        spans=(list[_SPAN], []),
+        corrections=(list[_CORRECTION], []),
+        group=(_GROUP | None, None),
+        bases=(dict[str, str], {}),
+    )
+)
+
+_WANTED = {
+    "string_type": "a text",
+    "string_too_short": "a text of at least one character",
+    "string_pattern_mismatch": "NAME@STEP",
+    "float_type": "a number",
+    "finite_number": "a number",
+    "int_type": "a whole number",
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "mapping_type": "an object",
+    "model_type": "an object",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "greater_than_equal": f"a token id, 0 to {_LAST_TOKEN_ID}",
+    "less_than_equal": f"a token id, 0 to {_LAST_TOKEN_ID}",
 }
-_CHOICE: Mapping[str, Check] = {
-    "index": _count,
-    "message": _object,
-    "finish_reason": _or_null(_text),
-    "token_ids": _or_null(_token_ids),
-    "logprobs": _or_null(_logprobs),
-}
-_CALL: Mapping[str, Check] = {
-    "id": _name,
-    "started_at": _number,
-    "requested_model": _text,
-    "messages": _list_of(_object),
-    "choices": _list_of(_choice),
-    "tools": _list_of(_object),
-    "params": _object,
-    "span_id": _or_null(_text),
-    "duration_ms": _number,
-    "ttft_ms": _or_null(_number),
-    "policy": _or_null(_policy),
-    "prompt_token_ids": _or_null(_token_ids),
-    "prompt_tokens": _count,
-    "completion_tokens": _count,
-    "status": _one_of(*get_args(CallStatus)),
-    "error": _or_null(_text),
-    "fallback": _or_null(_text),
-    "untrainable": _or_null(_text),
-    "api": _one_of(*get_args(Api)),
-    "shadow_of": _or_null(_text),
-}
-_SPAN: Mapping[str, Check] = {
-    "id": _name,
-    "name": _text,
-    "started_at": _number,
-    "parent_id": _or_null(_text),
-    "ended_at": _or_null(_number),
-    "kind": _one_of(*get_args(SpanKind)),
-    "attributes": _object,
-    "error": _or_null(_text),
-}
-_SCORE: Mapping[str, Check] = {
-    "id": _name,
-    "name": _text,
-    "value": _number,
-    "source": _text,
-    "at": _number,
-    "comment": _or_null(_text),
-    "group_id": _or_null(_text),
-    "rubric": _or_null(_text),
-    "judge": _or_null(_text),
-}
-_CORRECTION: Mapping[str, Check] = {
-    "id": _name,
-    "at": _number,
-    "source": _text,
-    "message": _object,
-    "call_id": _or_null(_text),
-    "comment": _or_null(_text),
-}
-_GROUP: Mapping[str, Check] = {
-    "id": _name,
-    "scenario_key": _text,
-    "how": _text,
-    "held_out": _truth,
-    "state": _one_of(*GROUP_STATES),
-    "created_at": _number,
-    "reason": _or_null(_text),
-}
+"""pydantic's kind of error -> what the field must be."""
 
 
-def _each(value: Any, where: str) -> Iterable[tuple[Any, str]]:
-    if not isinstance(value, list):
-        raise _wrong(where, "a list", value)
-    return ((each, f"{where}[{index}]") for index, each in enumerate(cast("list[Any]", value)))
+def _record(cls: type[_T], given: Any, **about: Any) -> _T:
+    # Attribute by attribute and not `model_dump`, which would copy every message.
+    return cls(**{name: getattr(given, name) for name in given.model_fields_set}, **about)
 
 
-def _checked(value: Any, where: str, checks: Mapping[str, Check], optional: Sequence[str]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _wrong(where, "an object", value)
-    given = cast("dict[str, Any]", value)
-    _no_more(given, checks.keys(), where)
-    for name in checks:
-        if name not in given and name not in optional:
-            raise MalformedFile(f"{where}.{name} is missing")
-    return {name: check(given[name], f"{where}.{name}") for name, check in checks.items() if name in given}
-
-
-def _built(cls: type[_T], value: Any, where: str, checks: Mapping[str, Check], **about: Any) -> _T:
-    optional = [each.name for each in fields(cast(Any, cls)) if _default(each) is not MISSING]
-    return cls(**_checked(value, where, checks, optional), **about)
-
-
-def _no_more(given: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    for name in given.keys() - set(known):
-        raise MalformedFile(f"{where}{'.' if where else ''}{name} is no field of {FORMAT}")
+def _malformed(error: ValidationError) -> MalformedFile:
+    """Return the first of pydantic's errors, with the path of its field."""
+    first = error.errors(include_url=False)[0]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
+    kind, said = first["type"], repr(first["input"])
+    if kind == "missing":
+        return MalformedFile(f"{path} is missing")
+    if kind == "extra_forbidden":
+        return MalformedFile(f"{path} is no field of {FORMAT}")
+    if kind == "counts":
+        return MalformedFile(f"{path}: {first['msg']}")
+    wanted = f"one of {first.get('ctx', {}).get('expected')}" if kind == "literal_error" else _WANTED.get(kind)
+    shown = said if len(said) <= 60 else said[:57] + "..."
+    return MalformedFile(f"{path} must be {wanted}, not {shown}" if wanted else f"{path}: {first['msg']}, not {shown}")
 
 
 def _distinct(ids: Iterable[str], where: str) -> None:
@@ -376,8 +314,3 @@ def _distinct(ids: Iterable[str], where: str) -> None:
         if key in seen:
             raise MalformedFile(f"{where}: id {key!r} comes twice")
         seen.add(key)
-
-
-def _map_of_texts(value: Any, where: str) -> JSON:
-    given = _object(value, where)
-    return {name: _text(each, f"{where}.{name}") for name, each in given.items()}

@@ -1,11 +1,15 @@
-"""What a trajectory says, in the words of the formats that others read. Pure.
+"""A trajectory's conversation, its corrected form, and its messages in the formats that others read. Pure.
 
-Messages are kept by the store as they came, with everything a client may add. Fine-tuning services refuse keys that
-they do not know, and chat templates stumble over `null`, so messages are cleaned on their way out:
+The store keeps messages as they came, with everything that a client may add. Fine-tuning services refuse unknown keys,
+and many chat templates fail on `null`, so messages are cleaned on their way out:
 
-- `openai_message`: the keys of OpenAI's fine-tuning format, nulls left out, arguments of tools as JSON text.
-- `trl_message`: what chat templates of open models read: the content is one text, `developer` is `system`, arguments
-  of tools are objects.
+- `openai_message`: the keys of OpenAI's fine-tuning format, without nulls, arguments of tools as JSON text.
+- `trl_message`: the form that chat templates of open models read: the content is one text, `developer` becomes
+  `system`, arguments of tools are objects.
+
+Corrections are answers that people say should have been given. Of several corrections of a run the newest counts, and
+only the corrected answer is learned, at the end of the conversation before it. Later messages followed from the wrong
+answer, and other calls of the run may have led to it.
 
 `Unusable` says why a conversation cannot be written; the caller counts the reasons.
 """
@@ -15,11 +19,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from art_patch.trajectories import canonical, main_call, number_tool_calls, transcript
-from art_patch.types import JSON, Call, Trajectory
+from art_patch.trajectories import canonical, chosen_choice, main_call, number_tool_calls, transcript
+from art_patch.types import JSON, Call, Choice, Correction, Trajectory
 
 _OPENAI_KEYS = ("role", "content", "name", "refusal", "tool_calls", "tool_call_id", "weight")
 _TRL_KEYS = ("role", "name", "tool_call_id", "reasoning_content")
@@ -38,11 +42,11 @@ class Run:
     """A trajectory as one conversation.
 
     Attributes:
-        prompt: what was asked first.
-        rest: what followed: answers, results of tools, further turns.
-        tools: the tools that the call offered which holds the whole conversation.
-        params: its sampling parameters.
-        cut: the last answer did not come to its end.
+        prompt: the messages of the first request.
+        rest: all later messages: answers, results of tools, further turns.
+        tools: the tools that the last call offered; its messages are the whole conversation.
+        params: the last call's sampling parameters.
+        cut: whether the last answer is incomplete.
     """
 
     prompt: tuple[JSON, ...]
@@ -63,7 +67,7 @@ def run_of(trajectory: Trajectory) -> Run:
     Raises:
         Unusable: if nothing was recorded, or not the whole of it.
     """
-    call = main_call(trajectory)
+    call = main_call(trajectory)  # the one whose messages hold the whole conversation
     if call is None or not call.messages:
         raise Unusable("no call was recorded")
     if call.api == "completions":
@@ -89,10 +93,8 @@ def answered(run: Run) -> Run:
 
 
 def _first_prompt(calls: Sequence[Call], messages: Sequence[JSON]) -> Sequence[JSON]:
-    """The prompt of the earliest call that the conversation goes on from.
-
-    The first assistant message is no boundary: apps put examples into their prompts.
-    """
+    """Return the prompt of the earliest call that the conversation goes on from."""
+    # Not everything before the first assistant message: apps put example answers into their prompts.
     whole = [canonical(message) for message in messages]
     for call in calls:
         prompt = [canonical(message) for message in call.messages]
@@ -102,7 +104,7 @@ def _first_prompt(calls: Sequence[Call], messages: Sequence[JSON]) -> Sequence[J
 
 
 def same_prompt(one: Run, other: Run) -> bool:
-    """Whether two runs were asked the same with the same tools; random ids of tool calls do not count."""
+    """Whether two runs have the same prompt and tools; random ids of tool calls do not count."""
 
     def key(run: Run) -> list[bytes]:
         return [canonical(message) for message in (*number_tool_calls(run.prompt), *run.tools)]
@@ -114,7 +116,7 @@ def openai_message(message: JSON) -> dict[str, Any]:
     """Return the message with the keys that OpenAI's fine-tuning files have.
 
     Raises:
-        Unusable: if it says nothing, or something that was not kept.
+        Unusable: it is an empty answer, or holds media of which only the hash was kept.
     """
     clean = {key: message[key] for key in _OPENAI_KEYS if message.get(key) is not None}
     _check_role(clean.get("role"))
@@ -133,7 +135,7 @@ def trl_message(message: JSON) -> dict[str, Any]:
     """Return the message as chat templates read it.
 
     Raises:
-        Unusable: if it says nothing, or something that is no text.
+        Unusable: it is an empty answer, or holds an image, audio or file.
     """
     clean = {key: message[key] for key in _TRL_KEYS if message.get(key) is not None}
     _check_role(clean.get("role"))
@@ -144,7 +146,7 @@ def trl_message(message: JSON) -> dict[str, Any]:
         content = message.get("refusal") or ""
         if not content:
             raise Unusable("an answer is empty")
-    # Never null: templates add strings to it.
+    # Never null: templates concatenate the content with strings.
     shown: dict[str, Any] = {"role": clean.pop("role"), "content": content, **clean}
     if calls:
         shown["tool_calls"] = [_call_with_object(call) for call in calls]
@@ -185,7 +187,7 @@ def _call_with_object(call: Any) -> dict[str, Any]:
             parsed = json.loads(arguments or "{}")
         except ValueError:
             parsed = None
-        # What is no object stays text: that is what the model wrote.
+        # Text that is no JSON object stays text, because the model wrote it so.
         arguments = parsed if isinstance(parsed, dict) else arguments
     return clean | {"function": {"name": function.get("name"), "arguments": arguments}}
 
@@ -217,3 +219,44 @@ def _without_nulls(value: Any) -> dict[str, Any]:
         for key, item in pairs.items()
         if item is not None
     }
+
+
+def corrected(trajectory: Trajectory, corrections: Sequence[Correction]) -> Trajectory:
+    """Return the run up to the newest corrected answer; unchanged if there is no correction.
+
+    Raises:
+        Unusable: the corrected call is not in the run.
+    """
+    if not corrections:
+        return trajectory
+    call, correction = _newest(trajectory, corrections)
+    finish = "tool_calls" if correction.message.get("tool_calls") else "stop"
+    answer = Choice(0, correction.message, finish)
+    return replace(trajectory, calls=(replace(call, choices=(answer,), status="ok", error=None),))
+
+
+def right_and_wrong(trajectory: Trajectory, corrections: Sequence[Correction]) -> tuple[Trajectory, JSON]:
+    """Return the corrected run, and the answer that the model gave in its place.
+
+    Raises:
+        Unusable: the model gave no answer, or the same answer.
+    """
+    call, correction = _newest(trajectory, corrections)
+    later = trajectory.calls[trajectory.calls.index(call) + 1 :]
+    given = chosen_choice(call, later)
+    if given is None:
+        raise Unusable("the call that was corrected has no answer")
+    if canonical(given.message) == canonical(correction.message):
+        raise Unusable("the correction is what was answered")
+    return corrected(trajectory, corrections), given.message
+
+
+def _newest(trajectory: Trajectory, corrections: Sequence[Correction]) -> tuple[Call, Correction]:
+    correction = max(corrections, key=lambda each: each.at)
+    if correction.call_id is None:
+        call = main_call(trajectory)
+    else:
+        call = next((each for each in trajectory.calls if each.id == correction.call_id), None)
+    if call is None:
+        raise Unusable("the call that was corrected is not there")
+    return call, correction

@@ -1,10 +1,7 @@
 """Rows to files and back: JSON lines, and Parquet through pyarrow (extra `parquet`). One page in memory at a time.
 
-A file holds users' data: it is made with mode 0600, grows as `NAME.part`, and takes its name when it is whole. It never
-replaces another unless it is told to. `-` is stdout and stdin.
-
-In Parquet, messages and tools are columns of type JSON, so that rows whose tools differ keep their own keys; a table of
-structs would fill every schema with the others' keys as nulls. `datasets` gives them back as objects.
+A file holds users' data. It is made with mode 0600, grows as `NAME.part`, and gets its name when it is whole. It
+replaces another file only with `force`. `-` is stdout and stdin.
 """
 
 from __future__ import annotations
@@ -41,16 +38,16 @@ def is_parquet(path: str, asked: bool) -> bool:
 def writing(
     path: str, columns: Mapping[str, Kind] | None, *, parquet: bool = False, force: bool = False
 ) -> Generator[Write]:
-    """Give a function that writes a row; the file is there when the block ends well, and not if it does not.
+    """Give a function that writes a row. The file exists when the block ends well; if it raises, no file is left.
 
     Args:
         path: the file, or `-`.
-        columns: what a Parquet file has; JSON lines take whatever a row has.
-        parquet: instead of JSON lines.
-        force: replace a file that is there.
+        columns: the columns of a Parquet file; JSON lines take all keys of a row.
+        parquet: write Parquet in place of JSON lines.
+        force: replace an existing file.
 
     Raises:
-        ConfigError: if the file is there, or cannot be made.
+        ConfigError: the file exists, or cannot be made.
     """
     make = _parquet_writer(columns or {}) if parquet else _lines_writer
     if path == STREAM:
@@ -65,7 +62,8 @@ def writing(
         raise ConfigError(f"{path} is there already; name another file, or replace it with --force")
     part = target.with_name(f"{target.name}.part")
     try:
-        part.unlink(missing_ok=True)  # what a run that was killed left
+        part.unlink(missing_ok=True)  # left by a run that was killed
+        # O_EXCL: in a directory that others may write, a link of that name must not lead the data elsewhere.
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; name another directory") from error
@@ -74,7 +72,7 @@ def writing(
             with make(file) as write:
                 yield write
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # before the rename, or a power cut could leave the name on an empty file
         part.replace(target)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; free some space, or name another") from error
@@ -84,11 +82,11 @@ def writing(
 
 @contextmanager
 def reading(path: str) -> Generator[Callable[[], Iterator[tuple[str, Row]]]]:
-    """Give a function that reads the rows from the start, each with its place (`line 3`); it may be called again.
+    """Give a function that reads the rows from the start, each with its place (`line 3`); it can be called again.
 
     Raises:
-        ConfigError: if there is no such file.
-        MalformedFile: while reading, with the place.
+        ConfigError: there is no such file.
+        MalformedFile: while rows are read, with the place.
     """
     with _opened(path) as file:
         magic = file.read(len(_MAGIC))
@@ -105,14 +103,14 @@ def reading(path: str) -> Generator[Callable[[], Iterator[tuple[str, Row]]]]:
 @contextmanager
 def _opened(path: str) -> Generator[IO[bytes]]:
     if path == STREAM:
-        # It is read twice: to check all of it, then to import it.
+        # A file is read twice: once to check all rows, once to import them.
         with tempfile.TemporaryFile() as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
             file.seek(0)
             yield file
         return
     try:
-        file = open(path, "rb")  # noqa: SIM115 - the errors of the block are not ours
+        file = open(path, "rb")  # noqa: SIM115 - `with` here would also catch the OSErrors of the caller's block
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     with file:
@@ -134,7 +132,7 @@ def _lines_writer(file: IO[bytes]) -> Generator[Write]:
 def _read_lines(file: IO[bytes], name: str) -> Iterator[tuple[str, Row]]:
     for number, line in enumerate(file, 1):
         if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
+            line = line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark, which Windows editors write
         if not line.strip():
             continue
         place = f"line {number}"
@@ -169,6 +167,8 @@ def _parquet_writer(columns: Mapping[str, Kind]) -> Callable[[IO[bytes]], Any]:
         "integer": pa.int64(),
         "boolean": pa.bool_(),
     }
+    # Messages and tools are columns of type JSON, so that each row keeps its own keys: a table of structs would give
+    # every row the keys of all others, as nulls. `datasets` gives JSON back as objects.
     shown = plain | {"json": pa.json_(), "json_list": pa.list_(pa.json_())}
     before = pa.schema([(name, plain[kind]) for name, kind in columns.items()])
     schema = pa.schema([(name, shown[kind]) for name, kind in columns.items()])
@@ -186,6 +186,7 @@ def _parquet_writer(columns: Mapping[str, Kind]) -> Callable[[IO[bytes]], Any]:
 
             def flush() -> None:
                 if waiting:
+                    # Made as strings and cast, because `from_pylist` cannot make extension types.
                     writer.write_table(pa.Table.from_pylist(waiting, schema=before).cast(schema))
                     waiting.clear()
 
@@ -229,7 +230,7 @@ def _cell(value: Any, is_json: bool) -> Any:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Structs of a table have every key that any row has; what a row lacks is null."""
+    # Structs of a table have every key that any row has, null where the row had none.
     if isinstance(value, dict):
         pairs = cast("dict[str, Any]", value)
         return {key: _without_nulls(item) for key, item in pairs.items() if item is not None}

@@ -1,12 +1,12 @@
-"""Training files of others to trajectories. Pure.
+"""Training files of other tools to trajectories. Pure.
 
-OpenAI's fine-tuning files (also with the older function calls, and its preference files) and TRL's formats.
+Read are OpenAI's fine-tuning files (also with the older function calls), its preference files, and TRL's formats.
 
 - A conversation becomes a trajectory with one call for each assistant message, in order; messages with `weight: 0`
-  are context only. Nothing of it is trainable: no token ids come with text.
+  are context only. None of the calls is trainable, because text comes without token ids.
 - A preference becomes a group of two, scored 1 and 0 unless the row brings scores.
 - Ids are hashes of the row, so that importing a file twice adds nothing. Two equal rows are one trajectory.
-- Columns that mean nothing to us are kept in the trajectory's metadata.
+- Unknown columns are kept in the trajectory's metadata.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _NO_METADATA = {
 
 
 def bundles_of(row: Row, *, expected: ImportFormat = "auto", at: float = 0.0) -> list[Bundle]:
-    """Return what the row says.
+    """Return the trajectories of one row.
 
     Args:
-        row: one line.
-        expected: the format that the user named.
-        at: when it is imported; becomes the start of what has no time of its own.
+        row: a line of a JSON-lines file, or a row of a Parquet file.
+        expected: the format that the user named; `auto` takes any.
+        at: time of the import; becomes the start of trajectories without a time of their own.
 
     Raises:
-        MalformedFile: saying what is wrong, without the line's number.
+        MalformedFile: the row is wrong; the message does not hold the line's number.
     """
     kind = kind_of(row)
     if expected not in ("auto", kind) and not (expected == "sft" and kind == "chat"):
         raise MalformedFile(f"this is a line of format {kind}, not {expected}")
     if kind == "trajectories":
-        record = row.get("record", row)  # a table has columns beside it
+        record = row.get("record", row)  # in a table, columns to search by stand beside it
         if not isinstance(record, dict):
             raise MalformedFile("record must be an object")
         return [decode(cast(Row, record))]
@@ -69,10 +69,10 @@ def bundles_of(row: Row, *, expected: ImportFormat = "auto", at: float = 0.0) ->
 
 
 def kind_of(row: Row) -> ImportFormat:
-    """Return the format that the row's keys tell of.
+    """Return the row's format, by its keys.
 
     Raises:
-        MalformedFile: if it is none that we read.
+        MalformedFile: no known format has these keys.
     """
     if isinstance(row.get("format"), str) and row["format"].startswith(_OURS):
         return "trajectories"
@@ -101,7 +101,7 @@ def _pair(row: Row, key: str, at: float) -> list[Bundle]:
             raise MalformedFile("input must be an object with messages")
         given = source["messages"]
         better, worse = _answers(row, "preferred_output"), _answers(row, "non_preferred_output")
-    if given is None:  # TRL's implicit prompt: what both begin with
+    if given is None:  # TRL's implicit prompt: the messages that both begin with
         shared = 0
         while shared < min(len(better), len(worse)) - 1 and better[shared] == worse[shared]:
             shared += 1
@@ -164,7 +164,8 @@ def _bundle(
         finish = "tool_calls" if answer and answer.get("tool_calls") else "stop"
         calls.append(
             Call(
-                id=f"{key}-{len(calls):04d}",  # calls of one moment are read in the order of their ids
+                # All calls start at `at`, and calls of one moment are read in the order of their ids.
+                id=f"{key}-{len(calls):04d}",
                 trajectory_id=key,
                 started_at=at,
                 requested_model=IMPORTED,
@@ -180,6 +181,7 @@ def _bundle(
     for position in range(len(prompt), len(messages)):
         message = messages[position]
         last = position == len(messages) - 1
+        # A last message of weight 0 counts all the same: without it the conversation would end without an answer.
         if message["role"] == "assistant" and position and (last or message.get("weight") != 0):
             add(messages[:position], message)
     if not calls:
@@ -206,7 +208,7 @@ def _ends_with_answer(messages: list[Message], where: str) -> list[Message]:
 
 
 def _messages(value: Any, where: str, *, role: str = "") -> list[Message]:
-    """The messages in today's words; a plain text is one message of `role`."""
+    """Return the messages in today's format; with `role`, a plain text is one message of that role."""
     if isinstance(value, str) and role:
         return [{"role": role, "content": value}]
     if not isinstance(value, list) or not value:

@@ -18,12 +18,12 @@ from art_patch.formats.conversation import (
     answered,
     openai_message,
     openai_tool,
+    right_and_wrong,
     run_of,
     same_prompt,
     trl_message,
     writable,
 )
-from art_patch.formats.corrections import right_and_wrong
 from art_patch.trajectories import chosen_choice
 from art_patch.types import JSON, Correction, Group, Trajectory
 
@@ -66,7 +66,7 @@ COLUMNS: Mapping[str, Mapping[str, Kind]] = {
         "record": "json",
     },
 }
-"""Columns of each format in a Parquet file, in order. Of whole trajectories only `record` is read back."""
+"""Columns of each format in a Parquet file, in order. Of `trajectories` only `record` is read back."""
 
 
 def chat_row(trajectory: Trajectory) -> Row:
@@ -107,8 +107,8 @@ def preference_rows(
     """Yield pairs of a better and a worse answer to the same prompt.
 
     Args:
-        group: siblings.
-        rewards_G: the reward of each; `None` where there is none.
+        group: the siblings to compare.
+        rewards_G: the reward of each sibling; `None` where there is none.
         all_pairs: every pair instead of the best against the worst.
         margin: pairs whose rewards differ by this much or less are left out.
 
@@ -136,9 +136,9 @@ def preference_rows(
 
 
 def correction_row(trajectory: Trajectory, corrections: Sequence[Correction]) -> Row:
-    """Return a pair for `preference`: what a person says the answer should have been, and what it was.
+    """Return a pair for `preference`: the answer that a person says is right, and the answer that was given.
 
-    Nobody gave them rewards, so their scores are null.
+    Their scores are null, because no one scored them.
     """
     right, wrong = right_and_wrong(trajectory, corrections)
     run = answered(run_of(right))
@@ -148,11 +148,11 @@ def correction_row(trajectory: Trajectory, corrections: Sequence[Correction]) ->
 
 
 def grpo_row(trajectory: Trajectory, *, group: Group | None = None, rewards_G: Sequence[float | None] = ()) -> Row:
-    """Return a prompt to sample from, and how the recorded answers to it fared.
+    """Return a prompt to sample from, and the rewards of the recorded answers to it.
 
     Args:
-        trajectory: whose prompt it is.
-        group: the siblings that it stands for, if it was grouped.
+        trajectory: the run with the prompt.
+        group: its siblings, which the row stands for, if it was grouped.
         rewards_G: the reward of each sibling.
     """
     run = run_of(trajectory)
@@ -173,13 +173,13 @@ def grpo_row(trajectory: Trajectory, *, group: Group | None = None, rewards_G: S
 
 
 def digest(*values: Any) -> bytes:
-    """Return 16 bytes that tell whether values are the same."""
+    """Return 16 bytes that are equal for equal JSON values."""
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).digest()
 
 
 def _extremes(runs: Sequence[tuple[float, Run]]) -> Iterator[tuple[tuple[float, Run], tuple[float, Run]]]:
-    """The best and the worst that share a prompt: one pair for each prompt in the group."""
-    left = list(runs)
+    """Yield the best and the worst run of each prompt in the group."""
+    left = list(runs)  # best first
     while len(left) > 1:
         best = left[0]
         same = [pair for pair in left if same_prompt(best[1], pair[1])]

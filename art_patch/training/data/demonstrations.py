@@ -3,7 +3,7 @@
 They have no token ids, so prompts and answers are rendered (`art_patch.training.data.rendering`); what cannot be
 rendered exactly is left out and counted. Each answer is learned once, however often its run was grouped or copied.
 Turns that extend each other share a row, as recorded ones do. Of a run that was corrected only the corrected answer is
-learned (`art_patch.formats.corrections`). Held-out groups teach nothing.
+learned (`art_patch.formats.conversation`). Held-out groups teach nothing.
 
 In the rows `sampled_T` marks what is learned; there are no log-probabilities to record, and the temperature is 1.
 """
