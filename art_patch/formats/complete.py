@@ -230,7 +230,11 @@ def _model_of(record: type, **narrower: Any) -> Any:
             hint = Annotated[hint, Field(strict=False)]
         if each.name != "trajectory_id":
             made[each.name] = (hint, ... if (value := _default(each)) is MISSING else value)
-    return create_model(f"{record.__name__}Line", __config__=_STRICT, **made)
+    return _model(record.__name__, made)
+
+
+def _model(name: str, fields: dict[str, Any]) -> Any:
+    return create_model(name, __config__=_STRICT, **fields)
 
 
 _CHOICE: Any = Annotated[
@@ -242,29 +246,31 @@ _CALL: Any = _model_of(
 _SCORE: Any = _model_of(Score, id=_Name)
 _SPAN: Any = _model_of(SpanInfo, id=_Name)
 _CORRECTION: Any = _model_of(Correction, id=_Name)
-_GROUP: Any = create_model(
+_GROUP = _model(
     "Group",
-    __config__=_STRICT,
-    id=(_Name, ...),
-    scenario_key=(str, ...),
-    how=(str, ...),
-    held_out=(bool, ...),
-    state=(Literal["formed", "scored", "trained", "spent", "dead", "stale"], ...),
-    created_at=(float, ...),
-    reason=(str | None, None),
+    {
+        "id": (_Name, ...),
+        "scenario_key": (str, ...),
+        "how": (str, ...),
+        "held_out": (bool, ...),
+        "state": (Literal["formed", "scored", "trained", "spent", "dead", "stale"], ...),
+        "created_at": (float, ...),
+        "reason": (str | None, None),
+    },
 )
-_LINE: TypeAdapter[Any] = TypeAdapter(
-    create_model(
+_LINE = TypeAdapter[Any](
+    _model(
         "Line",
-        __config__=_STRICT,
-        format=(str, ...),
-        trajectory=(_model_of(TrajectoryInfo, id=_Name), ...),
-        calls=(list[_CALL], []),
-        scores=(list[_SCORE], []),
-        spans=(list[_SPAN], []),
-        corrections=(list[_CORRECTION], []),
-        group=(_GROUP | None, None),
-        bases=(dict[str, str], {}),
+        {
+            "format": (str, ...),
+            "trajectory": (_model_of(TrajectoryInfo, id=_Name), ...),
+            "calls": (list[_CALL], []),
+            "scores": (list[_SCORE], []),
+            "spans": (list[_SPAN], []),
+            "corrections": (list[_CORRECTION], []),
+            "group": (_GROUP | None, None),
+            "bases": (dict[str, str], {}),
+        },
     )
 )
 

@@ -195,7 +195,7 @@ def edited(*path: Any, value: Any) -> dict[str, Any]:
         (edited("calls", 0, "policy", value="agent"), "calls[0].policy must be NAME@STEP"),
         (edited("calls", 0, "status", value="fine"), "calls[0].status must be one of"),
         (edited("calls", 0, "prompt_token_ids", 0, value=-1), "calls[0].prompt_token_ids[0] must be a token id"),
-        (edited("calls", 0, "prompt_token_ids", 0, value=2**32), "prompt_token_ids[0] must be a token id, 0 to 4294967295, not 4294967296"),
+        (edited("calls", 0, "prompt_token_ids", 0, value=2**32), "a token id, 0 to 4294967295, not 4294967296"),
         (edited("calls", 0, "choices", 0, "token_ids", value=[1]), "calls[0].choices[0]: 1 token ids and 3 log-"),
         (edited("calls", 0, "choices", 0, "logprobs", 0, value="x"), "logprobs[0] must be a number, not 'x'"),
         (edited("calls", 0, "choices", 0, "logprobs", 0, value=math.inf), "logprobs[0] must be a number, not inf"),
