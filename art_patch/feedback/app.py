@@ -1,20 +1,22 @@
-"""The ASGI application: `GET /feedback` asks, `POST /feedback` keeps the answer.
+"""The feedback server: `GET /feedback` shows a page that asks, `POST /feedback` keeps the answer.
 
-A POST is what the page's form sends, or JSON of an app: `{"value": 1, "comment": "..."}` to the very link, answered in
-JSON. Refused: links that are not ours (403) or expired (410), values out of range (422), bodies too long (413) or of
-another kind (415).
+The page has two buttons and a text, in plain HTML: no script, nothing loaded from elsewhere. A POST holds the page's
+form, or JSON of an app (`{"value": 1, "comment": "..."}`), which is answered in JSON. Refused are links that are forged
+(403) or expired (410), values out of range (422), bodies that are too long (413) or of another type (415).
 
-Answers on runs that the store does not hold (never sampled, erased) are thanked for like all others and let go: whose
-data was erased must not come back by a click.
+Answers on runs that the store does not hold (not sampled, or erased) are thanked for and not kept.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
+from html import escape
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qs
 
@@ -25,18 +27,55 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from art_patch.errors import StoreError
-from art_patch.feedback.links import PATH, Expired, Forged, Link, read_link
-from art_patch.feedback.page import HEADERS, LONGEST_COMMENT, form, sentence
+from art_patch._lib.http_server import listen, serve, url_of
+from art_patch.errors import ConfigError, StoreError
+from art_patch.feedback.links import PATH, Expired, Forged, Link, read_link, say_address, secret_of
 from art_patch.recording import Redactor
+from art_patch.store import Store, open_store
 from art_patch.types import Score
 
 if TYPE_CHECKING:
-    from art_patch.settings import Redact
-    from art_patch.store import Store
+    from art_patch.settings import Redact, Settings
 
 MAX_BODY = 16_384
-"""Bytes; a text of the longest kind, each character escaped, fits."""
+"""Bytes; the longest comment fits with every character escaped."""
+
+LONGEST_COMMENT = 2_000
+"""Characters."""
+
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 1rem/1.5 system-ui, sans-serif; margin: 0; min-height: 100vh; display: grid; place-items: center;
+       background: light-dark(#f4f4f2, #1b1b1d); color: light-dark(#222, #e8e8e6); }
+main { box-sizing: border-box; width: min(26rem, 100vw); padding: 1.75rem; }
+h1 { font-size: 1.25rem; margin: 0 0 1rem; }
+p { margin: 0 0 1rem; }
+.answers { display: grid; grid-template-columns: 1fr 1fr; gap: .75rem; margin: 1rem 0 0; }
+button { font: inherit; padding: .9rem .5rem; border-radius: .6rem; cursor: pointer; color: inherit;
+         border: 1px solid light-dark(#bbb, #555); background: light-dark(#fff, #29292c); }
+button:hover, button:focus-visible, button.chosen { border-color: #2f6fdf; outline: 2px solid #2f6fdf; }
+button span { display: block; font-size: 1.9rem; line-height: 1.3; }
+label { display: block; margin: 0 0 .35rem; }
+textarea { box-sizing: border-box; width: 100%; font: inherit; padding: .6rem; border-radius: .6rem; color: inherit;
+           border: 1px solid light-dark(#bbb, #555); background: light-dark(#fff, #29292c); }
+small { color: light-dark(#666, #aaa); }
+"""
+
+_STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+
+_HEADERS = {
+    # Anyone with the address may answer, so it goes nowhere: not to other sites, not into caches or search engines.
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+    "x-robots-tag": "noindex, nofollow",
+    "x-content-type-options": "nosniff",
+    "content-security-policy": (
+        f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; form-action 'self'; "
+        "frame-ancestors 'none'; base-uri 'none'"
+    ),
+}
+
+_ANSWERS = (("1", "\N{THUMBS UP SIGN}", "It helped"), ("0", "\N{THUMBS DOWN SIGN}", "It did not help"))
 
 _JSON, _FORM = "application/json", "application/x-www-form-urlencoded"
 
@@ -47,17 +86,62 @@ class _Refused(Exception):
         self.status = status
 
 
+def run_feedback(
+    settings: Settings,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    advertise: str | None = None,
+    on_ready: Callable[[str], None] | None = None,
+    drain_s: float = 5.0,
+    stop: threading.Event | None = None,
+) -> None:
+    """Serve until SIGTERM, SIGINT or `stop`.
+
+    Args:
+        host: address to listen on. It may be reachable from outside, because every request must bring a signed link.
+        port: 0 takes a free port; `on_ready` is called with the address.
+        advertise: address by which people reach the server, where it differs: a name, a proxy with TLS.
+        on_ready: called with that address once requests are answered.
+        drain_s: how long running requests may take to finish.
+        stop: ends the server when set; for callers that run it in a thread.
+
+    Raises:
+        ConfigError: `advertise` is no address, or the key cannot be read.
+        PortInUse: another process listens there.
+        StoreError: the store cannot be opened.
+        KeyboardInterrupt: it was stopped by SIGINT.
+    """
+    if advertise is not None and not advertise.startswith(("http://", "https://")):
+        raise ConfigError(f"--advertise {advertise} is not an address; write it like https://feedback.example.com")
+    secret = secret_of(settings)
+    with listen(host, port, key=secret.decode(), what="your store") as sock:
+        here = (advertise or settings.feedback_base_url or url_of(host, sock)).rstrip("/")
+        store = open_store(settings.store_url, project=settings.project)
+        try:
+            app = build_app(store, secret=secret, project=settings.project, redact=settings.redact)
+
+            def ready() -> None:
+                say_address(settings, here)
+                if on_ready is not None:
+                    on_ready(here)
+
+            serve(app, sock, drain_s=drain_s, on_ready=ready, stop=stop)
+        finally:
+            store.close()
+
+
 def build_app(
     store: Store, *, secret: bytes, project: str, redact: Redact = None, clock: Callable[[], float] = time.time
 ) -> Starlette:
-    """Return the application.
+    """Return the ASGI application.
 
     Args:
-        store: where answers go.
-        secret: what links are signed with.
-        project: whose they are.
-        redact: see `Settings.redact`; texts pass it before they are kept.
-        clock: seconds since the epoch.
+        store: the project's store, which keeps the answers.
+        secret: the key that links are signed with.
+        project: the name that links are signed for.
+        redact: see `Settings.redact`; comments pass it before they are kept.
+        clock: returns seconds since the epoch.
     """
     desk = _Desk(store, secret, project, redact, clock)
     app = Starlette(
@@ -82,14 +166,14 @@ class _Desk:
     async def ask(self, request: Request) -> Response:
         """Show the page. Writes nothing."""
         self._link(request)
-        return HTMLResponse(form(chosen=request.query_params.get("value", "")), headers=HEADERS)
+        return HTMLResponse(_form(chosen=request.query_params.get("value", "")), headers=_HEADERS)
 
     async def take(self, request: Request) -> Response:
         """Keep an answer."""
         link, signature = self._link(request)
         given = await _body(request)
         value, comment = _value(link.name, given.get("value")), _comment(given.get("comment"))
-        # Derived from the link: a second answer through it replaces the first.
+        # The id is derived from the link, so a second answer through it replaces the first.
         key = "\0".join(("feedback", link.trajectory_id, link.name, signature))
         score_id = hashlib.sha256(key.encode()).hexdigest()[:32]
         score = Score(score_id, link.trajectory_id, link.name, value, "user", self._clock(), comment=comment)
@@ -98,11 +182,11 @@ class _Desk:
         except StoreError:
             raise _Refused(503, "Your answer could not be kept right now. Please try again in a minute.") from None
         if _wants_json(request):
-            return JSONResponse({"noted": True, "name": link.name, "value": value}, headers=HEADERS)
-        return HTMLResponse(form(chosen=f"{value:g}", comment=comment or "", thanks=True), headers=HEADERS)
+            return JSONResponse({"noted": True, "name": link.name, "value": value}, headers=_HEADERS)
+        return HTMLResponse(_form(chosen=f"{value:g}", comment=comment or "", thanks=True), headers=_HEADERS)
 
     def _link(self, request: Request) -> tuple[Link, str]:
-        # Adding a value to a link is allowed, so it is no part of what must be as it was signed.
+        # `&value=1` may be added to a link, so it is not among the signed parts.
         query = [(name, value) for name, value in request.query_params.multi_items() if name != "value"]
         try:
             return read_link(query, self._secret, self._project, now=self._clock())
@@ -112,21 +196,18 @@ class _Desk:
             raise _Refused(410, "This link has expired.") from None
 
     def _keep(self, score: Score) -> None:
+        # A click must not bring back a user whose data was erased.
         if not self._store.transfers.known([score.trajectory_id]):
             return
         self._store.write([score if self._redact is None else self._redact(score)])
 
 
 async def _body(request: Request) -> Mapping[str, Any]:
-    """Return what was sent.
-
-    Raises:
-        _Refused: it is too long or cannot be read.
-    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in (_JSON, _FORM):
         raise _Refused(415, f"Send {_JSON}, or what the page's form sends.")
     content = b""
+    # Counted while it arrives: a length that the client claims proves nothing, and may be missing.
     async for chunk in request.stream():
         content += chunk
         if len(content) > MAX_BODY:
@@ -145,11 +226,6 @@ async def _body(request: Request) -> Mapping[str, Any]:
 
 
 def _value(name: str, given: Any) -> float:
-    """Return the score that was given.
-
-    Raises:
-        _Refused: a score of this name does not have that value.
-    """
     try:
         value = float(given) if isinstance(given, int | float | str) else math.nan
     except (ValueError, OverflowError):
@@ -169,7 +245,7 @@ def _comment(given: Any) -> str | None:
         return None
     if not isinstance(given, str):
         raise _Refused(422, "The comment must be a text.")
-    text = given.replace("\r\n", "\n").strip()  # forms send the former
+    text = given.replace("\r\n", "\n").strip()  # forms send CRLF, JSON of apps mostly LF
     if len(text) > LONGEST_COMMENT:
         raise _Refused(413, f"That is too long; {LONGEST_COMMENT:,} characters can be kept.")
     return text or None
@@ -181,8 +257,8 @@ def _wants_json(request: Request) -> bool:
 
 def _say(request: Request, status: int, words: str) -> Response:
     if _wants_json(request):
-        return JSONResponse({"error": words}, status, headers=HEADERS)
-    return HTMLResponse(sentence(words), status, headers=HEADERS)
+        return JSONResponse({"error": words}, status, headers=_HEADERS)
+    return HTMLResponse(_sentence(words), status, headers=_HEADERS)
 
 
 async def _health(_: Request) -> Response:
@@ -201,3 +277,40 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _server_error(request: Request, _: Exception) -> Response:
     return _say(request, 500, "Something went wrong on our side. Please try again later.")
+
+
+def _form(*, chosen: str = "", comment: str = "", thanks: bool = False) -> str:
+    """Return the page that asks; with `thanks`, the page after an answer, on which it can be changed."""
+    if thanks:
+        head, note = "Thank you", "<p>Your answer was noted. You can still change it here.</p>"
+    else:
+        confirm = "<p>Press the button to confirm your answer.</p>"
+        head, note = "Did this help?", confirm if chosen in ("0", "1") else ""
+    buttons = "".join(
+        f'<button name="value" value="{value}"{_mark(value == chosen)}>'
+        f'<span aria-hidden="true">{sign}</span>{words}</button>'
+        for value, sign, words in _ANSWERS
+    )
+    return _page(
+        head,
+        f'{note}<form method="post"><label for="comment">What should we know? <small>(if you like)</small></label>'
+        f'<textarea id="comment" name="comment" rows="3" maxlength="{LONGEST_COMMENT}">\n{escape(comment)}</textarea>'
+        f'<div class="answers">{buttons}</div></form>',
+    )
+
+
+def _sentence(text: str) -> str:
+    return _page("Feedback", f"<p>{escape(text)}</p>")
+
+
+def _mark(chosen: bool) -> str:
+    return ' class="chosen" autofocus' if chosen else ""
+
+
+def _page(head: str, body: str) -> str:
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="robots" content="noindex">'
+        f"<title>{escape(head)}</title><style>{_STYLE}</style></head>"
+        f"<body><main><h1>{escape(head)}</h1>{body}</main></body></html>"
+    )

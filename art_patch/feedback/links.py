@@ -1,8 +1,8 @@
 """Links: made in the app, read by the server, signed with HMAC-SHA256 by a secret that both know.
 
-`ADDRESS/feedback?trajectory=...&name=...&expires=...&signature=...`. The signature is over the project, too, so that a
-secret which several projects share opens none of them to another's links. `&value=1` may be added to a link: it chooses
-an answer beforehand, and the person still confirms it, so it is not signed.
+`ADDRESS/feedback?trajectory=...&name=...&expires=...&signature=...`. The signature covers the project, too: where
+several projects share a secret, a link of one is not valid in another. `&value=1` may be added to a link. It chooses an
+answer beforehand and is not signed, because the person still confirms it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ADDRESS_FILE = "feedback.address"
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a link allows: one score, `name`, of one trajectory, until `expires_at` (seconds since the epoch)."""
+    """The permission in a link: one score, `name`, of one trajectory, until `expires_at` (seconds since the epoch)."""
 
     trajectory_id: str
     name: str
@@ -61,11 +61,11 @@ def feedback_url(
         trajectory_id: the run; the current one unless given.
         name: of the score: `thumbs` takes 0 or 1, `reward` 0 to 1, any other name -1 to 1.
         expires_s: how long the link holds.
-        base_url: address of the server as people reach it; `ART_PATCH_FEEDBACK_BASE_URL`, else what the server on this
-            machine said last, unless given.
+        base_url: address of the server as people reach it. Unless given, `ART_PATCH_FEEDBACK_BASE_URL`, else the
+            address that the server on this machine noted last.
 
     Raises:
-        ConfigError: if there is no trajectory, no address is known, or the key cannot be read or made.
+        ConfigError: there is no trajectory, no address is known, or the key cannot be read or made.
     """
     if not name:
         raise ConfigError("a feedback link needs the name of a score, such as 'thumbs'")
@@ -79,7 +79,8 @@ def feedback_url(
             "or pass trajectory_id="
         )
     if info is not None:
-        emit(info)  # the server takes feedback on what the store knows
+        # The server takes feedback only on runs in the store, and this run may have made no call yet.
+        emit(info)
     settings = _settings()
     link = Link(target, name, math.ceil(time.time() + expires_s))
     return url_of(link, address_of(settings, base_url), secret_of(settings), settings.project)
@@ -98,21 +99,21 @@ def signature_of(link: Link, secret: bytes, project: str) -> str:
 
 
 def read_link(query: Iterable[tuple[str, str]], secret: bytes, project: str, *, now: float) -> tuple[Link, str]:
-    """Return what a link allows, and its signature.
+    """Return the permission in a link, and its signature.
 
     Args:
         query: names and values of the address.
-        secret: what it must be signed with.
-        project: whose it must be.
+        secret: the key that it must be signed with.
+        project: the project that it must be signed for.
         now: seconds since the epoch.
 
     Raises:
-        Forged: it is not signed so.
-        Expired: it is, and its time is over.
+        Forged: the signature is wrong or missing.
+        Expired: the signature is right and the time is over.
     """
     given: dict[str, str] = {}
     for name, value in query:
-        if name in given:
+        if name in given:  # which of two values was signed is not known
             raise Forged
         given[name] = value
     try:
@@ -121,7 +122,8 @@ def read_link(query: Iterable[tuple[str, str]], secret: bytes, project: str, *, 
     except (KeyError, ValueError):
         raise Forged from None
     expected = signature_of(link, secret, project)
-    # As bytes: texts beyond ASCII are no argument of `compare_digest`. Before the time: that is worth knowing, too.
+    # As bytes, because `compare_digest` refuses texts beyond ASCII. Before the time is compared, because only a signed
+    # time can be believed.
     if not hmac.compare_digest(signature.encode("utf-8", "replace"), expected.encode()):
         raise Forged
     if link.expires_at <= now:
@@ -133,7 +135,7 @@ def address_of(settings: Settings, base_url: str | None = None) -> str:
     """Return the server's address without a slash at its end.
 
     Raises:
-        ConfigError: none is known, or it is no http(s) address.
+        ConfigError: no address is known, or it does not begin with http:// or https://.
     """
     address = base_url or settings.feedback_base_url
     if address is None:
@@ -157,7 +159,7 @@ def say_address(settings: Settings, address: str) -> None:
 
 
 def secret_of(settings: Settings) -> bytes:
-    """Return what links are signed with; a key file is made if there is none.
+    """Return the key that links are signed with; a key file is made if there is none.
 
     Raises:
         ConfigError: the key file cannot be made or read, or others may read it.
@@ -168,5 +170,4 @@ def secret_of(settings: Settings) -> bytes:
 
 
 def _settings() -> Settings:
-    """The settings of the patch that is in force, else those of the environment."""
     return current_settings() or load_settings()

@@ -1,9 +1,9 @@
-"""What came of an agent's runs: how many succeeded, what they took, which tools they asked for, how they failed. Pure.
+"""Statistics of an agent's runs: success, steps, the tools that they asked for, and their errors. Pure.
 
-A run succeeded if nothing in it failed and its reward is at least `success_at`. One that failed did not, whatever its
-reward. One that neither failed nor was judged is unknown, and in no rate.
+A run succeeded if nothing in it failed and its reward is at least `success_at`. A run that failed did not succeed,
+whatever its reward. A run that neither failed nor was judged counts in no rate.
 
-Errors are counted by their pattern: numbers, ids and quoted words are taken out, so that one cause is one line.
+Errors are counted by their pattern, without numbers, ids and quoted words, so that one cause is one line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from art_patch.trackers import Episode
 
 MOST_ERRORS = 20
-"""How many patterns are told of, most frequent first."""
+"""Number of patterns that are returned, most frequent first."""
 
 _LONGEST = 160
 _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|(?<![\w-])(?=(?:[\w-]*\d){3})[\w-]{8,}|\d+(?:\.\d+)?")
@@ -25,16 +25,16 @@ _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|(?<![\w-])(?=(?:[\w-]*\d){3})[\w-]{8,
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What came of some runs; a rate or mean of nothing is `None`.
+    """Statistics of some runs; a rate or mean of nothing is `None`.
 
     Attributes:
-        runs: how many.
-        judged: that have a reward.
-        failed: in which the block or a call failed.
-        succeeded: see above.
-        success_rate: of those that failed or were judged.
-        mean_reward: of those that were judged.
-        mean_steps: calls of the model a run.
+        runs: number of runs that were read.
+        judged: number of runs with a reward.
+        failed: number of runs in which the block or a call failed.
+        succeeded: number of runs that succeeded, as the module defines it.
+        success_rate: `succeeded` as a share of the runs that failed or were judged.
+        mean_reward: mean reward of the judged runs.
+        mean_steps: mean number of calls of the model in a run.
     """
 
     runs: int = 0
@@ -51,10 +51,10 @@ class Action:
     """A tool that the agent asked for.
 
     Attributes:
-        name: of the tool.
-        times: it was asked for.
-        runs: in which it was.
-        share: of all that was asked for.
+        name: the tool's name, as the model called it.
+        times: how often it was asked for.
+        runs: number of runs that asked for it.
+        share: `times` as a share of all tool calls.
     """
 
     name: str
@@ -65,13 +65,13 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class ErrorPattern:
-    """Errors that are one but for what varies.
+    """Errors that differ only in numbers, ids and quoted words.
 
     Attributes:
-        pattern: the error, what varies taken out.
-        times: it came.
-        runs: in which it did.
-        example: the newest of them that was looked at.
+        pattern: the first line of the error, with `#` for each varying part.
+        times: how often it came.
+        runs: number of runs in which it came.
+        example: id of the newest such run.
     """
 
     pattern: str
@@ -82,13 +82,13 @@ class ErrorPattern:
 
 @dataclass(frozen=True, slots=True)
 class Analytics:
-    """All of it.
+    """All statistics.
 
     Attributes:
-        overall: of all runs.
-        by_policy: of the runs that one policy, or `upstream`, answered alone.
-        actions: most frequent first.
-        errors: likewise, `MOST_ERRORS` at most.
+        overall: statistics of all runs.
+        by_policy: statistics of the runs that one policy, or `upstream`, answered alone.
+        actions: the tools, most frequent first.
+        errors: the patterns, most frequent first, at most `MOST_ERRORS`.
     """
 
     overall: Outcomes
@@ -99,7 +99,7 @@ class Analytics:
 
 @dataclass(frozen=True, slots=True)
 class _RunOutcome:
-    """What is kept of a run."""
+    """The part of a run that is kept: the run itself may be large."""
 
     policies: frozenset[str]
     reward: float | None
@@ -108,12 +108,7 @@ class _RunOutcome:
 
 
 def analyse(episodes: Iterable[Episode], *, success_at: float) -> Analytics:
-    """Return what came of these runs. They are looked at one by one and not kept.
-
-    Args:
-        episodes: newest first.
-        success_at: reward from which on a run succeeded.
-    """
+    """Return the statistics of runs, newest first; a run with a reward of `success_at` or more succeeded."""
     seen: list[_RunOutcome] = []
     actions, action_runs = Counter[str](), Counter[str]()
     errors, error_runs = Counter[str](), Counter[str]()
@@ -147,6 +142,7 @@ def analyse(episodes: Iterable[Episode], *, success_at: float) -> Analytics:
 
 def pattern_of(error: str) -> str:
     """Return an error without what varies: `KeyError: 'plum'` becomes `KeyError: #`."""
+    # The first line alone: the others are a traceback, which differs with every change of the code.
     line = next(iter(error.strip().splitlines()), "")
     return _VARYING.sub("#", line)[:_LONGEST]
 

@@ -1,9 +1,8 @@
-"""What was paid, what would have been, and what is left. US dollars; what is not known is `None`, and said in words.
+"""Costs and savings in US dollars. An amount that is not known is `None`, and a note says why.
 
-Upstream is priced by the tokens that were counted: those of our own answers by our own tokenizer, which may count a few
-per cent otherwise than the provider's; discounts for cached prompts are not known. A GPU counts while an engine was
-announced to the apps, busy or idle; an update by the time that it ran, whether it made a policy or not; the judge by
-what its answers cost.
+Upstream is priced by tokens. Our own tokenizer counts those of our own answers, and may differ from the provider's by a
+few per cent; discounts for cached prompts are not known. A GPU costs while an engine was announced to the apps, busy or
+idle. An update costs the time that it ran, whether it made a policy or not. The judge costs the price of its answers.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ Prices = Callable[[str], tuple[float, float] | None]
 
 @dataclass(frozen=True, slots=True)
 class Money:
-    """Dollars. `None` is not known.
+    """Amounts in US dollars; `None` is not known.
 
     Attributes:
-        upstream_usd: what upstream's own answers cost.
-        avoided_usd: what our policies' answers would have cost there.
-        gpu_usd: the engine's GPU.
-        judge_usd: the judge.
-        training_usd: the updates, with those that made no policy.
-        notes: what is not known or left out, and what was in vain, in words.
+        upstream_usd: cost of upstream's own answers.
+        avoided_usd: cost of our policies' answers, had upstream given them.
+        gpu_usd: cost of the engine's GPUs.
+        judge_usd: cost of the judge's answers.
+        training_usd: cost of all updates, also of those that made no policy.
+        notes: sentences on amounts that are not known, or were spent in vain.
     """
 
     upstream_usd: float | None
@@ -39,17 +38,17 @@ class Money:
 
     @property
     def spent_usd(self) -> float | None:
-        """What serving and learning cost."""
+        """Cost of serving and training together."""
         return _sum(self.gpu_usd, self.judge_usd, self.training_usd)
 
     @property
     def saved_usd(self) -> float | None:
-        """What was saved, all costs subtracted; negative if it cost more."""
+        """Savings after all costs; negative if it cost more."""
         return None if self.avoided_usd is None or self.spent_usd is None else self.avoided_usd - self.spent_usd
 
     @property
     def saved_if_all_usd(self) -> float | None:
-        """What would have been saved if our policies had answered every call, at the same other costs."""
+        """Savings if our policies had answered every call, at the same other costs."""
         return None if self.saved_usd is None or self.upstream_usd is None else self.saved_usd + self.upstream_usd
 
 
@@ -57,8 +56,8 @@ def count_money(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None)
     """Return what was paid and saved.
 
     Args:
-        usage: what happened.
-        prices: of upstream.
+        usage: the calls and the times of engine and updates.
+        prices: upstream's prices by model.
         gpu_usd_per_hour: of all GPUs that the engine uses; an update is taken to use as many. `None`: not known.
     """
     notes: list[str] = []
@@ -88,7 +87,7 @@ def count_money(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None)
 
 
 def _upstream(served: Iterable[Served], prices: Prices) -> tuple[float | None, float | None, list[str]]:
-    """Return what upstream's answers cost, what ours would have, and the models without a price."""
+    """Return the cost of upstream's answers, the cost that ours would have had, and the models without a price."""
     sums: list[float | None] = [0.0, 0.0]
     unpriced: set[str] = set()
     for each in served:
@@ -97,7 +96,7 @@ def _upstream(served: Iterable[Served], prices: Prices) -> tuple[float | None, f
             before, price = sums[ours], prices(model)
             if price is None:
                 unpriced.add(model)
-                sums[ours] = None
+                sums[ours] = None  # one unknown price makes the whole sum unknown
             elif before is not None:
                 sums[ours] = before + (prompt * price[0] + completion * price[1]) / 1e6
     return sums[0], sums[1], sorted(unpriced)

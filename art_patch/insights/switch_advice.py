@@ -1,48 +1,82 @@
-"""What happened -> "switch", "do not switch" or "not enough data", and why, in words.
+"""The champion's answers against upstream's -> "switch", "do not switch" or "not enough data", and the reasons.
 
 Quality decides first: the champion may not be worse than upstream by more than a margin, and may not fail more often.
-Then money: answers as good that cost more are no reason to switch; better ones may be. Where prices are not known the
-verdict rests on quality alone and says so. Where scores say too little there is no verdict, whatever is saved.
+Then money: answers that are as good and cost more are no reason to switch; better ones may be. Where prices are not
+known the verdict rests on quality alone and says so. With too few scores there is no verdict, however much is saved.
+
+Two comparisons, because scores mean two things. A reward that users or their code gave has one scale for all runs, so
+the means of both sides are compared. A judge's score only has a meaning among siblings, so each group with runs of both
+sides gives one difference, and the limits are those of `gate.bounds`, from both sides. Only runs that one policy
+answered alone count. Runs without a score are reported separately, never counted as zero.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist, fmean, variance
 from typing import Literal
 
+from art_patch.gate import lower_bound
 from art_patch.insights.costs import Money, Prices, count_money
-from art_patch.insights.policy_comparison import (
-    MIN_GROUPS,
-    MIN_RUNS,
-    Comparison,
-    compare_judged,
-    compare_rewards,
-    difference_interval,
-)
-from art_patch.types import Served, Usage
+from art_patch.types import RunValue, Served, Usage
 
 Answer = Literal["switch", "do not switch", "not enough data"]
 
 MIN_CALLS = 100
-"""Calls that either side needs before their failures are compared."""
+"""Calls that each side needs before their failures are compared."""
+LEVEL = 0.95
+MIN_RUNS = 30
+"""Runs with a reward that each side needs."""
+MIN_GROUPS = 12
+"""Judged groups with runs of both sides that are needed."""
+_MOST_GROUPS = 1_000  # more would take seconds and make the limits hardly narrower
 _MORE_FAILURES = 0.01
 _MANY_FALLBACKS = 0.05
 _SLOWER = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """One column of the report. What is `None` is not known, or there is nothing to tell it from.
+class Comparison:
+    """The comparison by one kind of score.
 
     Attributes:
-        name: of the policy, `other policies`, or `upstream`.
-        calls: that it answered.
-        share: of all calls.
+        kind: `reward`, from users or code; `judged`, among siblings.
+        ours: the champion's mean; `None` where no run is scored.
+        theirs: upstream's mean; `None` where no run is scored.
+        ours_scored: the champion's runs with such a score; for `judged`, the groups with runs of both sides.
+        theirs_scored: the same for upstream.
+        low: the difference is above this with 97.5 % confidence; `None` with too few scores to say.
+        high: the difference is below this with 97.5 % confidence; `None` with too few scores to say.
+    """
+
+    kind: Literal["reward", "judged"]
+    ours: float | None
+    theirs: float | None
+    ours_scored: int
+    theirs_scored: int
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def difference(self) -> float | None:
+        """The champion's mean above upstream's; `None` where one of them is not scored."""
+        return None if self.ours is None or self.theirs is None else self.ours - self.theirs
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One column of the report; a value that is not known is `None`.
+
+    Attributes:
+        name: name of the policy, `other policies`, or `upstream`.
+        calls: number of calls that it answered.
+        share: share of all calls that it answered.
         failed: share of its calls that ended in an error.
         p50_ms: half of its answers took no longer.
-        p95_ms: of 100 answers, 95.
+        p95_ms: 95 % of its answers took no longer.
     """
 
     name: str
@@ -58,17 +92,17 @@ class Report:
     """Whether it is worth it.
 
     Attributes:
-        since: beginning of the time that it is about, seconds since the epoch.
-        until: its end.
-        verdict: in three words.
-        reasons: why.
-        cautions: what else to know before one believes it.
-        sides: the champion, policies before and beside it, upstream.
+        since: beginning of the report's time, seconds since the epoch.
+        until: end of the report's time, seconds since the epoch.
+        verdict: `switch`, `do not switch` or `not enough data`.
+        reasons: sentences that give the reasons for the verdict.
+        cautions: sentences on why the verdict may mislead.
+        sides: the champion, all other policies, upstream.
         fell_back: share of the calls meant for our policies that upstream answered after all.
-        fallbacks: how many, by reason.
-        comparisons: what each kind of score says.
-        unscored: runs of the champion and of upstream that nobody scored.
-        mixed: runs that several answered.
+        fallbacks: number of such calls, by reason.
+        comparisons: the comparison by rewards and the one by the judge.
+        unscored: runs of the champion and of upstream without any score.
+        mixed: runs that more than one policy answered.
         money: what was paid and saved.
     """
 
@@ -90,9 +124,9 @@ def make_report(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None 
     """Return the report.
 
     Args:
-        usage: what happened.
-        prices: of upstream.
-        gpu_usd_per_hour: of all GPUs that the engine uses; `None`: not known.
+        usage: the calls, scores and costs of the report's time.
+        prices: upstream's prices by model.
+        gpu_usd_per_hour: price of all GPUs that the engine uses together; `None`: not known.
         margin: how much worse the champion's mean score may be and still count as good.
     """
     champion, upstream, others = _three(usage)
@@ -147,6 +181,7 @@ def _verdict(
     if found is None or found.low is None or found.high is None:
         return "not enough data", [_what_is_missing(comparisons)]
     said = _in_words(found)
+    # The whole interval is below the margin: worse. A part of it is: unknown. None of it is: good enough.
     if found.high < -margin:
         return "do not switch", [f"{said}: worse than the margin of {margin:g} allows"]
     if found.low <= -margin:
@@ -167,7 +202,7 @@ def _fails_more(champion: Served, upstream: Served) -> str | None:
         return None
     outcomes = [[1.0] * each.failed + [0.0] * (each.calls - each.failed) for each in (champion, upstream)]
     low, _ = difference_interval(outcomes[0], outcomes[1])
-    if low <= _MORE_FAILURES:
+    if low <= _MORE_FAILURES:  # the difference may be chance, or too small to matter
         return None
     shares = [each.failed / each.calls for each in (champion, upstream)]
     return f"{shares[0]:.1%} of its calls fail, {shares[1]:.1%} of upstream's: more than chance explains"
@@ -228,5 +263,50 @@ def _side(name: str, served: Served, all_calls: int) -> Side:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float | None:
-    """Return the smallest value that at least this share of the values does not exceed; `None` of nothing."""
+    """Return the smallest value that at least this share of the values does not exceed; `None` without values."""
+    # The product may come out just above a whole number (0.07 * 100 does), which `ceil` would take to the next one.
     return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)] if ordered else None
+
+
+def compare_rewards(runs: Sequence[RunValue], champion: str | None) -> Comparison:
+    """Compare what users and code gave the champion's runs and upstream's."""
+    ours = [run.reward for run in runs if run.policy == champion and run.reward is not None and champion is not None]
+    theirs = [run.reward for run in runs if run.policy is None and run.reward is not None]
+    means = (fmean(ours) if ours else None, fmean(theirs) if theirs else None)
+    if min(len(ours), len(theirs)) < MIN_RUNS:
+        return Comparison("reward", *means, len(ours), len(theirs))
+    return Comparison("reward", *means, len(ours), len(theirs), *difference_interval(ours, theirs))
+
+
+def compare_judged(runs: Sequence[RunValue], champion: str | None) -> Comparison:
+    """Compare both sides within each group that holds both; copies of calls that the app never saw count, too."""
+    groups: defaultdict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    for run in runs:
+        if run.group_id is not None and run.judged is not None and run.policy in (champion, None):
+            groups[run.group_id][run.policy is None].append(run.judged)
+    pairs = [(fmean(ours), fmean(theirs)) for ours, theirs in groups.values() if ours and theirs]
+    pairs = pairs[-_MOST_GROUPS:]
+    if champion is None or not pairs:
+        return Comparison("judged", None, None, 0, 0)
+    means = (fmean(ours for ours, _ in pairs), fmean(theirs for _, theirs in pairs))
+    if len(pairs) < MIN_GROUPS:
+        return Comparison("judged", *means, len(pairs), len(pairs))
+    differences = [ours - theirs for ours, theirs in pairs]
+    side = (1 + LEVEL) / 2
+    low, high = lower_bound(differences, side), -lower_bound([-each for each in differences], side)
+    return Comparison("judged", *means, len(pairs), len(pairs), low, high)
+
+
+def difference_interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % limits of the difference of two means, after Agresti and Caffo.
+
+    "Simple and effective confidence intervals for proportions", The American Statistician 54, 2000; here for any value
+    with bounds: one value at each end of the scale is added to either side. The scale is 0 to 1, or wider if values are.
+    """
+    low, high = min(0.0, *ours, *theirs), max(1.0, *ours, *theirs)
+    a, b = ([*values, low, high] for values in (ours, theirs))
+    middle = fmean(a) - fmean(b)
+    # Of the mean of n values: n in place of n - 1, so that for shares it is the formula of the paper.
+    error = math.sqrt(sum(variance(values) * (len(values) - 1) / len(values) ** 2 for values in (a, b)))
+    width = NormalDist().inv_cdf((1 + LEVEL) / 2) * error
+    return middle - width, middle + width

@@ -5,10 +5,12 @@ Names are written out because the conventions moved package three times; ours be
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from art_patch.types import JSON, Api, TrajectoryInfo
+from art_patch.otel.messages import input_messages, output_messages
+from art_patch.types import JSON, Api, Call, TrajectoryInfo
 
 _REQUEST: Mapping[str, tuple[str, type]] = {
     "frequency_penalty": ("frequency_penalty", float),
@@ -40,6 +42,47 @@ def request_attributes(params: JSON) -> dict[str, Any]:
     if isinstance(stop, str | list):
         found["gen_ai.request.stop_sequences"] = [text for text in ([stop] if isinstance(stop, str) else stop) if text]
     return found
+
+
+def call_attributes(call: Call, info: TrajectoryInfo) -> dict[str, Any]:
+    """Return the attributes of a call's span that the call itself tells; those without a value are `None`."""
+    return {
+        "gen_ai.operation.name": operation_of(call.api),
+        "gen_ai.request.model": call.requested_model,
+        "gen_ai.response.model": call.policy,
+        "gen_ai.response.finish_reasons": [one.finish_reason for one in call.choices if one.finish_reason],
+        "gen_ai.response.time_to_first_chunk": None if call.ttft_ms is None else call.ttft_ms / 1000,
+        # No usage is recorded as 0, and an attribute of 0 would say that the call was free.
+        "gen_ai.usage.input_tokens": call.prompt_tokens or None,
+        "gen_ai.usage.output_tokens": call.completion_tokens or None,
+        **request_attributes(call.params),
+        **trajectory_attributes(info),
+        "art.span.id": call.span_id,
+        "art.call.id": call.id,
+        "art.served_by": call.policy or "upstream",
+        "art.fallback": call.fallback,
+        "art.status": None if call.status in ("ok", "error") else call.status,
+        "error.type": error_type(call.error or "") if call.status == "error" else None,
+    }
+
+
+def content_attributes(call: Call) -> dict[str, Any]:
+    """Return the attributes that hold the texts of a call, as JSON."""
+    return {
+        "gen_ai.input.messages": as_json(input_messages(call)),
+        "gen_ai.output.messages": as_json(output_messages(call)),
+        "gen_ai.tool.definitions": as_json(call.tools) if call.tools else None,
+    }
+
+
+def without_empty(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes that have a value; OpenTelemetry warns of each `None`."""
+    return {key: value for key, value in attributes.items() if value not in (None, "", [])}
+
+
+def as_json(value: Any) -> str:
+    """Return a value as the text of an attribute, which may hold no objects."""
+    return json.dumps(value, ensure_ascii=False, default=repr)
 
 
 def trajectory_attributes(info: TrajectoryInfo) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class LocalBackend:
         """Let an earlier or a later policy serve and return it; nothing happens if it serves already.
 
         Args:
-            model: a registered model.
+            model: a model that is registered here.
             policy: name of one of its policies, `NAME@STEP`.
 
         Raises:
@@ -138,7 +138,7 @@ class TrainingApi:
     """The object that `start` gives to a script.
 
     Attributes:
-        model: the registered model.
+        model: the model that was registered.
     """
 
     def __init__(self, model: TrainableModel[Any]) -> None:

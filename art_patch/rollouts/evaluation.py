@@ -49,7 +49,7 @@ class Evaluated:
     """The results of one model.
 
     Attributes:
-        model: the model's name.
+        model: the model's name; `NAME@STEP` for a checkpoint.
         runs: number of runs that ended well.
         raised: number of runs that raised.
         metrics: mean of `reward` and of each metric.
@@ -73,7 +73,7 @@ class Evaluation:
     """The results of all models, in the order in which they were given.
 
     Attributes:
-        scenarios: number of scenarios.
+        scenarios: number of scenarios that each model ran.
         models: the results of each model; the others are compared with the first.
     """
 

@@ -43,7 +43,7 @@ class Child:
 
         Args:
             module: what `python -m` runs; it must end when its standard input closes.
-            arguments: its command line.
+            arguments: command line of that module.
             environment: added to the variables of this process.
             log: file that its stderr is appended to.
         """

@@ -1,11 +1,11 @@
-"""From the store to a tracker, what it does not have yet.
+"""From the store to a tracker: every item that the tracker does not have yet.
 
 Items are sent page by page and noted in the store's table `sent` after the tracker took them. A second run sends
-nothing; one that was cut short goes on, and sends at most one page again, under the same ids. Whose data left is noted
-as an export, so that erasing a user names the tracker.
+nothing. A run that was interrupted goes on, and sends at most one page again, under the same ids. The runs that were
+sent are noted as an export, so that erasing a user names the tracker.
 
-Runs are sent when they are at rest, because a tracker has no way to take a span back. Copies that the app never saw
-are not sent.
+Runs are sent once they have ended, because a tracker cannot take a span back. Copies that the app never saw are not
+sent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from art_patch.store import PAGE, Cursor, ExportNote, Filter, SentItem, Store
-from art_patch.trackers.episodes import Episode, Item, Tracker, step_of
+from art_patch.trackers.episodes import Episode, Item, MetricTracker, TableTracker, TraceTracker, Tracker, step_of
 from art_patch.types import JSON, Policy
 
 Progress = Callable[[str, int, int, str], None]
@@ -25,14 +25,14 @@ Progress = Callable[[str, int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Feeding:
-    """What came of it.
+    """The result of `feed`.
 
     Attributes:
-        target: the tracker and where it is.
-        episodes: runs that were looked at.
-        steps: policies that were looked at.
-        written: items that were written.
-        already_there: items that the tracker had.
+        target: the tracker with its address.
+        episodes: number of runs that were read.
+        steps: number of policies that were read.
+        written: number of items that were written.
+        already_there: number of items that the tracker had.
     """
 
     target: str
@@ -54,44 +54,50 @@ def feed(
     filters: JSON | None = None,
     again: bool = False,
 ) -> Feeding:
-    """Write what the tracker does not have yet.
+    """Write the items that the tracker does not have yet.
 
     Args:
-        store: where from.
-        tracker: where to.
-        wanted: which runs; policies are told of in any case.
-        who: for the ledger.
-        progress: told how far it is.
+        store: the project's store, which also notes what was sent.
+        tracker: the tracker to write to.
+        wanted: which runs; policies are sent in any case.
+        who: the person or job, for the ledger.
+        progress: called with stage, done, total and a note after each page.
         now: seconds since the epoch.
-        adapters: where the project's policies lie; no files of a policy that the store says lies elsewhere are sent.
-        filters: what was chosen, for the audit log.
-        again: write also what the tracker was sent already, because it has lost it.
+        adapters: directory of the project's policies; files elsewhere are not sent, whatever the store says.
+        filters: the user's choice of runs, for the audit log.
+        again: also write items that were sent already, because the tracker has lost them.
 
     Raises:
         TrackerError: the tracker cannot be reached, or refused.
         StoreError: the store cannot be read or written.
     """
     seen = Counter[str]()
-    total = store.browse.count(wanted) if tracker.takes_episodes else 0
     with ExitStack() as stack:
         note: ExportNote | None = None
-        for page in pages_of_episodes(store, wanted) if tracker.takes_episodes else ():
-            items = [item for episode in page for item in tracker.of_episode(episode)]
-            new = _new(store, tracker, items, again)
-            if new and note is None:
-                kept = store.transfers.note_export(
-                    tracker.target, tracker.name, who=who, now=now, filters=filters, at_once=True
-                )
-                note = stack.enter_context(kept)
-            if new and note is not None:
-                note.add(item.trajectory_id for item in new if item.trajectory_id is not None)
-                _write(store, tracker, new, now)
-            seen.update(episodes=len(page), written=len(new), already=len(items) - len(new))
-            progress("send", min(seen["episodes"], total), total, f"{seen['written']} new")
+        if isinstance(tracker, TraceTracker):
+            total = store.browse.count(wanted)
+            for page in pages_of_episodes(store, wanted):
+                items = [item for episode in page for item in tracker.of_episode(episode)]
+                new = _new(store, tracker, items, again)
+                if new and note is None:
+                    # Before the first page leaves, so that no data is out without a note of it.
+                    kept = store.transfers.note_export(
+                        tracker.target, tracker.name, who=who, now=now, filters=filters, at_once=True
+                    )
+                    note = stack.enter_context(kept)
+                if new and note is not None:
+                    note.add(item.trajectory_id for item in new if item.trajectory_id is not None)
+                    _write(store, tracker, new, now)
+                seen.update(episodes=len(page), written=len(new), already=len(items) - len(new))
+                # More runs than were counted may be there by now.
+                progress("send", min(seen["episodes"], total), total, f"{seen['written']} new")
         policies = [_with_files(policy, adapters) for policy in store.ledger.policies()]
-        rewards = _rewards(store) if policies else {}
-        items = [item for p in policies for item in tracker.of_step(step_of(p, rewards.get(p.name, ())))]
-        items += tracker.of_episodes()
+        items = list[Item]()
+        if isinstance(tracker, MetricTracker) and policies:
+            rewards = _rewards(store)
+            items += [item for p in policies for item in tracker.of_step(step_of(p, rewards.get(p.name, ())))]
+        if isinstance(tracker, TableTracker):
+            items += tracker.of_episodes()
         new = _new(store, tracker, items, again)
         _write(store, tracker, new, now)
         seen.update(written=len(new), already=len(items) - len(new))
@@ -99,7 +105,8 @@ def feed(
 
 
 def _with_files(policy: Policy, adapters: Path) -> Policy:
-    """Return the policy; without its path unless that is its own: whoever may write the store may write any."""
+    """Return the policy, without its path if that is not the policy's own directory."""
+    # Any process that may write the store could name a directory there, whose files would then be sent.
     path = None if policy.path is None else Path(policy.path)
     own = path is not None and path.name == policy.name and path.parent.resolve() == adapters.resolve()
     return policy if own else replace(policy, path=None)
@@ -120,7 +127,7 @@ def _pages(store: Store, wanted: Filter) -> Iterator[list[str]]:
 
 
 def _rewards(store: Store) -> dict[str, list[float]]:
-    """Rewards of the runs that one policy answered alone, by that policy."""
+    """Return, by policy, the rewards of the runs that it answered alone."""
     found: dict[str, list[float]] = defaultdict(list)
     for ids in _pages(store, Filter()):
         for one in store.browse.summaries(ids):
@@ -138,4 +145,5 @@ def _new(store: Store, tracker: Tracker, items: Iterable[Item], again: bool) -> 
 def _write(store: Store, tracker: Tracker, items: list[Item], now: float) -> None:
     if items:
         tracker.write(items)
+        # Afterwards: items that the tracker did not take are sent again.
         store.sent.add(tracker.target, [SentItem(one.key, one.digest, one.trajectory_id) for one in items], now=now)

@@ -1,22 +1,26 @@
-"""What a tracker is told, as plain records: episodes, and the steps of training. Pure; knows no tracker.
+"""The records that trackers are given (episodes, training steps), the protocols of a tracker, and shared names. Pure.
 
-An episode is a run of the agent as it is in the store, with what it is learned by. A step is what the job keeps of one
-policy; its metrics become flat metrics, because that is what every tracker plots. A metric that nobody measured is left
-out: a gap in a curve, never a zero.
+An episode is a run of the agent as it is in the store, with its reward. A training step is one policy with everything
+that the job recorded of it. Its nested metrics become flat ones, because every tracker plots those. A metric that was
+not measured is left out, so that a curve has a gap and never a zero.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
+from urllib.parse import urlsplit
 
 from art_patch.types import JSON, Policy, PolicyState, Trajectory
 
 _BOOKKEEPING = frozenset({"checks", "config", "corrections_upto", "history", "job", "waits"})
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
 _DECIDED: Mapping[PolicyState, float] = {"champion": 1.0, "retired": 1.0, "rejected": 0.0}
 
 
@@ -25,8 +29,8 @@ class Episode:
     """A run of the agent.
 
     Attributes:
-        trajectory: with its calls, spans and scores.
-        reward: what it is learned by; `None` if nobody judged it.
+        trajectory: the run with its calls, spans and scores.
+        reward: the reward that it is trained with; `None` if it was not judged.
     """
 
     trajectory: Trajectory
@@ -61,10 +65,10 @@ class TrainingStep:
     """One policy.
 
     Attributes:
-        policy: it.
+        policy: the policy as it is in the store.
         metrics: by name, such as `train/kl_nats`, `gate/lower_bound`, `gate/won`, `reward/mean`; finite.
         history: metrics of each optimizer step of the update, in order; finite.
-        params: what the update was set to, such as `learning_rate`; JSON where it is no text.
+        params: settings of the update, such as `learning_rate`; JSON where a value is no text.
     """
 
     policy: Policy
@@ -75,13 +79,13 @@ class TrainingStep:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing that a tracker is to have.
+    """One thing to write to a tracker.
 
     Attributes:
         key: unique at the tracker.
-        digest: of what it is now; a tracker that has this one is not sent it again.
+        digest: changes with the content; an item that was sent with this digest is not sent again.
         payload: as the tracker's client takes it.
-        trajectory_id: whose data it is; `None` for a policy's.
+        trajectory_id: the run whose data it is; `None` for a policy's.
     """
 
     key: str
@@ -91,46 +95,54 @@ class Item:
 
 
 class Tracker(Protocol):
-    """Where items go.
+    """A place where items are written. It also is a `MetricTracker`, a `TraceTracker`, or both.
 
     Attributes:
-        name: of the kind.
+        name: the kind of tracker, such as `wandb`.
         target: the kind with its address, without secrets.
-        takes_episodes: whether it has a place for runs; they are not read for one that has none.
     """
 
     name: str
     target: str
-    takes_episodes: bool
-
-    def of_step(self, step: TrainingStep) -> Iterable[Item]:
-        """Return what it is to have of a policy."""
-        ...
-
-    def of_episode(self, episode: Episode) -> Iterable[Item]:
-        """Return what it is to have of a run."""
-        ...
-
-    def of_episodes(self) -> Iterable[Item]:
-        """Return what it is to have of all runs together, once it was told of each."""
-        ...
 
     def write(self, items: Sequence[Item]) -> None:
-        """Write them; return once the tracker has them.
+        """Write items; return once the tracker has them.
 
         Raises:
-            TrackerError: it cannot be reached, or refused.
+            TrackerError: the tracker cannot be reached, or refused.
         """
         ...
 
 
-def step_of(policy: Policy, rewards: Sequence[float] = ()) -> TrainingStep:
-    """Return what is told of a policy.
+@runtime_checkable
+class MetricTracker(Tracker, Protocol):
+    """A tracker for training steps."""
 
-    Args:
-        policy: with its metrics.
-        rewards: of the runs that it answered alone.
-    """
+    def of_step(self, step: TrainingStep) -> Iterable[Item]:
+        """Return the items of a policy."""
+        ...
+
+
+@runtime_checkable
+class TraceTracker(Tracker, Protocol):
+    """A tracker for runs of the agent; a tracker that is none is never given runs, and they are not read for it."""
+
+    def of_episode(self, episode: Episode) -> Iterable[Item]:
+        """Return the items of a run."""
+        ...
+
+
+@runtime_checkable
+class TableTracker(TraceTracker, Protocol):
+    """A tracker that also writes tables over all runs."""
+
+    def of_episodes(self) -> Iterable[Item]:
+        """Return the items of all runs together, after `of_episode` was called with each."""
+        ...
+
+
+def step_of(policy: Policy, rewards: Sequence[float] = ()) -> TrainingStep:
+    """Return the training step of a policy; `rewards` are those of the runs that it answered alone."""
     metrics = dict(_flat(policy.metrics, ""))
     if policy.parent is not None and policy.state in _DECIDED:
         metrics["gate/won"] = _DECIDED[policy.state]
@@ -148,7 +160,8 @@ def step_of(policy: Policy, rewards: Sequence[float] = ()) -> TrainingStep:
 
 def _flat(metrics: JSON, prefix: str) -> Iterable[tuple[str, float]]:
     for key, value in metrics.items():
-        if key in _BOOKKEEPING or not key.isidentifier():  # counts by reason: sentences are no names
+        # Counts by reason have sentences for keys, which no tracker takes as a metric's name.
+        if key in _BOOKKEEPING or not key.isidentifier():
             continue
         name = f"{prefix}{key}"
         if isinstance(value, bool | int | float):
@@ -156,3 +169,21 @@ def _flat(metrics: JSON, prefix: str) -> Iterable[tuple[str, float]]:
                 yield name, float(value)
         elif isinstance(value, Mapping):
             yield from _flat(cast("JSON", value), f"{name}/")
+
+
+def without_login(url: str) -> str:
+    """Return an address without user and password, for messages and logs."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in parts.netloc else url
+
+
+def trace_id_of(trajectory_id: str) -> str:
+    """Return the trace id, 32 hex digits, under which a run is sent: its own id if that is one, else a hash of it."""
+    own = trajectory_id.lower()
+    # A trace id of zeros is invalid by OpenTelemetry's specification.
+    return own if _TRACE_ID.fullmatch(own) and int(own, 16) else hash_of(trajectory_id, 16).hex()
+
+
+def hash_of(text: str, size: int) -> bytes:
+    """Return a hash of `size` bytes, the same in every process, so that sending twice makes the same ids."""
+    return hashlib.blake2b(text.encode(), digest_size=size).digest()

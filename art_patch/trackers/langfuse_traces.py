@@ -1,10 +1,9 @@
-"""Episodes in Langfuse: a trace a run, a generation a call, its session and user, scores; and each policy's training.
+"""Episodes in Langfuse: a trace a run, a generation a call, its session, user and scores; and each policy's training.
 
-Spans go to Langfuse's OpenTelemetry endpoint as `otlp` makes them; scores, which do not arrive that way, through the
-API of Langfuse's own client. Langfuse replaces what comes again under the same id: a score under its id and its time,
-so the time that is sent is the run's, which never changes, and the score's own stands in its metadata.
+Spans go to Langfuse's OpenTelemetry endpoint as `otlp` makes them. Scores do not arrive that way, so they go through
+the API of Langfuse's own client. Langfuse replaces an item that comes again under the same id.
 
-A policy is a trace `training NAME@STEP` whose metadata are its metrics. It is sent again when they change.
+A policy is a trace `training NAME@STEP` with its metrics as metadata. It is sent again when they change.
 """
 
 from __future__ import annotations
@@ -21,13 +20,23 @@ from langfuse.api.core import ApiError
 from opentelemetry import trace
 
 from art_patch._lib.version import __version__
-from art_patch.trackers.address import without_login
-from art_patch.trackers.episodes import Episode, Item, TrainingStep
+from art_patch.trackers.episodes import Episode, Item, TrainingStep, hash_of, without_login
 from art_patch.trackers.otlp import Otlp, context_of
-from art_patch.trackers.trace_ids import hash_of
 from art_patch.types import Score, TrajectoryInfo
 
-_BATCH = 100  # scores a request
+_BATCH = 100  # scores in one request
+
+
+def langfuse_api(root: str, public_key: str, secret_key: str) -> LangfuseAPI:
+    """Return Langfuse's own client for its REST API; `root` is the address without a slash at its end."""
+    return LangfuseAPI(
+        base_url=root,
+        username=public_key,
+        password=secret_key,
+        x_langfuse_public_key=public_key,
+        x_langfuse_sdk_name="art_patch",
+        x_langfuse_sdk_version=__version__,
+    )
 
 
 class Langfuse(Otlp):
@@ -40,25 +49,18 @@ class Langfuse(Otlp):
         """Open nothing yet; connections are made when something is written.
 
         Args:
-            base_url: of Langfuse.
-            public_key: of the project in Langfuse.
-            secret_key: likewise.
-            service: `service.name` of what is sent.
-            content: send texts, too.
+            base_url: address of Langfuse, without a path.
+            public_key: public key of the project in Langfuse.
+            secret_key: secret key of the same project.
+            service: `service.name` of the spans.
+            content: whether the texts of calls, spans and scores are sent.
         """
         root = base_url.rstrip("/")
         login = base64.b64encode(f"{public_key}:{secret_key}".encode()).decode()
         headers = {"authorization": f"Basic {login}", "x-langfuse-ingestion-version": "4"}
         super().__init__(f"{root}/api/public/otel", service=service, content=content, headers=headers)
         self.target = f"langfuse {without_login(root)} {public_key}"
-        self._api = LangfuseAPI(
-            base_url=root,
-            username=public_key,
-            password=secret_key,
-            x_langfuse_public_key=public_key,
-            x_langfuse_sdk_name="art_patch",
-            x_langfuse_sdk_version=__version__,
-        )
+        self._api = langfuse_api(root, public_key, secret_key)
 
     def of_step(self, step: TrainingStep) -> Iterable[Item]:
         """Return the training of a policy as a trace of one span."""
@@ -76,7 +78,7 @@ class Langfuse(Otlp):
         yield Item(f"policy:{policy.name}", hash_of(json.dumps(metrics, sort_keys=True), 8).hex(), span)
 
     def of_all(self, info: TrajectoryInfo) -> dict[str, Any]:
-        """Return the attributes that every span of a run has; Langfuse finds a trace's own on each of them."""
+        """Return the attributes that every span of a run has; Langfuse reads the trace's own from any of them."""
         return super().of_all(info) | {
             "langfuse.trace.name": info.name,
             "session.id": info.session_id,
@@ -94,6 +96,8 @@ class Langfuse(Otlp):
             value=float(score.value),
             comment=score.comment if self.content else None,
             metadata={name: value for name, value in about.items() if value is not None},
+            # Langfuse replaces a score only if id and time are the same. The score's own time may change, so it is in
+            # the metadata, and here stands the run's, which never does.
             timestamp=datetime.fromtimestamp(episode.trajectory.info.started_at, UTC),
         )
 

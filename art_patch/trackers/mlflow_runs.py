@@ -1,11 +1,13 @@
-"""The steps of training as MLflow's runs: one run a policy, in an experiment of the project's name.
+"""Training steps as MLflow's runs: one run a policy, in an experiment of the project's name.
 
-A run bears the policy's name and the tag `art_patch.policy`, by which it is found again; its metrics are the policy's
-metrics at its step, and `update/...` of each optimizer step; its parameters what the update was set to; its tags base,
-parent and state; its artifact the adapter's manifest, which names the base and the hash of every file. A metric that
-changed since is logged once more, and the later one holds.
+A run has the policy's name, and the tag `art_patch.policy`, by which it is found again. It holds
 
-`uri` is MLflow's: an address of its server, or `sqlite:////absolute/mlflow.db`.
+- metrics: those of the policy at its step, and `update/...` of each optimizer step,
+- parameters: the settings of the update; tags: base, parent and state,
+- an artifact: the adapter's manifest, which names the base and the hash of every file.
+
+A metric that changed is logged once more, and MLflow shows the later value. Runs of the agent go to MLflow as traces,
+over OTLP. `uri` is MLflow's: an address of its server, or `sqlite:////absolute/mlflow.db`.
 """
 
 from __future__ import annotations
@@ -22,8 +24,7 @@ from mlflow.exceptions import MlflowException  # pyright: ignore[reportMissingIm
 
 from art_patch.errors import TrackerError
 from art_patch.policies import MANIFEST
-from art_patch.trackers.address import without_login
-from art_patch.trackers.episodes import Episode, Item, TrainingStep
+from art_patch.trackers.episodes import Item, TrainingStep, without_login
 from art_patch.types import Policy
 
 POLICY_TAG = "art_patch.policy"
@@ -33,7 +34,7 @@ _BATCH = 100  # parameters and tags that MLflow takes at once; of metrics it tak
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Something of one run; `metrics` are name, value, step."""
+    """A part of one of MLflow's runs; `metrics` are name, value, step."""
 
     policy: Policy
     metrics: Sequence[tuple[str, float, int]] = ()
@@ -46,15 +47,14 @@ class Mlflow:
     """An MLflow tracking server or database."""
 
     name = "mlflow"
-    takes_episodes = False
 
     def __init__(self, uri: str, *, experiment: str, clock: Callable[[], float] = time.time) -> None:
         """Make the client; the experiment is made when there is something to write.
 
         Args:
-            uri: MLflow's tracking address.
-            experiment: its name.
-            clock: seconds since the epoch; a later metric of the same step counts.
+            uri: an address, or the URL of a database.
+            experiment: name of the experiment, here that of the project.
+            clock: seconds since the epoch; of two values at the same step MLflow shows the later one.
         """
         self.target = f"mlflow {without_login(uri)} {experiment}"
         self._experiment = experiment
@@ -75,17 +75,8 @@ class Mlflow:
         if manifest is not None and manifest.is_file():
             yield Item(f"{key}:manifest", "", _Part(policy, files=[manifest]))
 
-    def of_episode(self, episode: Episode) -> Iterable[Item]:
-        """Return nothing: runs of the agent go to MLflow as traces, over OTLP."""
-        del episode
-        return ()
-
-    def of_episodes(self) -> Iterable[Item]:
-        """Return nothing, likewise."""
-        return ()
-
     def write(self, items: Sequence[Item]) -> None:
-        """Log it all.
+        """Log items.
 
         Raises:
             TrackerError: MLflow cannot be reached, or refused.
@@ -112,6 +103,7 @@ class Mlflow:
             return known[0].info.run_id
         at_ms = int(policy.created_at * 1000)
         run = self._client.create_run(experiment, start_time=at_ms, tags={POLICY_TAG: name}, run_name=name)
+        # At once, because MLflow shows an open run as running until somebody ends it.
         self._client.set_terminated(run.info.run_id, end_time=at_ms)
         return run.info.run_id
 

@@ -1,19 +1,18 @@
-"""Episodes as OpenTelemetry traces over OTLP/HTTP with protobuf: one trace a run, in the words of `gen_ai.*`.
+"""Episodes as OpenTelemetry traces over OTLP/HTTP with protobuf: one trace a run, with `gen_ai.*` attributes.
 
-The run is `invoke_agent NAME`; below it lie its spans, and each call as `chat MODEL` under the span that it was made
-in. Scores are log records `gen_ai.evaluation.result` of the run's span, as the conventions have it since span events
-went. What people and models said goes along only if asked for.
+The run is the span `invoke_agent NAME`. Below it are its own spans, and each call as `chat MODEL` under the span in
+which it was made. Scores are log records `gen_ai.evaluation.result` of the run's span, as the conventions say. Texts of
+people and models are sent only with `content`.
 
-Ids are made of ours, so sending twice makes the same spans: the trace is the trajectory's own id where that is a trace
-id (a uuid7 is one; so is that of a run which an app's own trace identified: it becomes a part of that trace), else a
-hash of it. Span ids are hashes.
+Sending twice makes the same ids. The trace id is the trajectory's id if that is a valid trace id, else a hash of it. A
+uuid7 is a valid one, and so is the id of a run that an app's own trace identified: the run joins that trace. Span ids
+are hashes.
 
-The client is OpenTelemetry's own; its variables (`OTEL_EXPORTER_OTLP_HEADERS`, `_TIMEOUT`, `_CERTIFICATE`, ...) hold.
+The client is OpenTelemetry's own and reads its variables (`OTEL_EXPORTER_OTLP_HEADERS`, `_TIMEOUT`, ...).
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,16 +33,15 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from art_patch._lib.version import __version__
 from art_patch.errors import TrackerError
 from art_patch.otel import (
+    as_json,
+    call_attributes,
+    content_attributes,
     error_type,
-    input_messages,
     operation_of,
-    output_messages,
-    request_attributes,
     trajectory_attributes,
+    without_empty,
 )
-from art_patch.trackers.address import without_login
-from art_patch.trackers.episodes import Episode, Item, TrainingStep
-from art_patch.trackers.trace_ids import hash_of, trace_id_of
+from art_patch.trackers.episodes import Episode, Item, hash_of, trace_id_of, without_login
 from art_patch.types import Call, Score, SpanInfo, TrajectoryInfo
 
 DEFAULT_ENDPOINT = "http://localhost:4318"
@@ -64,7 +62,6 @@ class Otlp:
     """A collector, or any backend that speaks OTLP."""
 
     name = "otlp"
-    takes_episodes = True
     keys = "OTEL_EXPORTER_OTLP_HEADERS"
 
     def __init__(
@@ -78,10 +75,10 @@ class Otlp:
         """Open nothing yet; connections are made when something is written.
 
         Args:
-            endpoint: without `/v1/traces`.
-            service: `service.name` of what is sent.
-            content: send texts, too.
-            headers: of every request; by default OpenTelemetry's variables say.
+            endpoint: address of the collector, without `/v1/traces`.
+            service: `service.name` of the spans.
+            content: whether the texts of calls, spans and scores are sent.
+            headers: sent with every request; those of OpenTelemetry's variables unless given.
         """
         root = endpoint.rstrip("/")
         self.target = f"otlp {without_login(root)}"
@@ -89,11 +86,6 @@ class Otlp:
         self._resource = Resource({"service.name": service})
         self._spans = OTLPSpanExporter(f"{root}/v1/traces", headers=headers, compression=Compression.Gzip)
         self._logs = OTLPLogExporter(f"{root}/v1/logs", headers=headers, compression=Compression.Gzip)
-
-    def of_step(self, step: TrainingStep) -> Iterable[Item]:
-        """Return nothing: a policy is no trace."""
-        del step
-        return ()
 
     def of_episode(self, episode: Episode) -> Iterable[Item]:
         """Return the run, its spans, calls and scores."""
@@ -111,10 +103,6 @@ class Otlp:
         for score in trajectory.scores:
             digest = hash_of(f"{score.name} {score.value!r} {score.at!r} {score.comment}", 8).hex()
             yield Item(f"score:{score.id}", digest, self.of_score(score, run, episode), trajectory.id)
-
-    def of_episodes(self) -> Iterable[Item]:
-        """Return nothing: each run was told of by itself."""
-        return ()
 
     def of_all(self, info: TrajectoryInfo) -> dict[str, Any]:
         """Return the attributes that every span of a run has."""
@@ -159,7 +147,7 @@ class Otlp:
                     raise self.refused(f"scores as logs ({told.first})")
 
     def refused(self, what: str) -> TrackerError:
-        """Return the error that says what was not taken."""
+        """Return the error for items that were not taken."""
         return TrackerError(
             f"{self.target} did not take {what}; look at the address, its log, and {self.keys}, then send again"
         )
@@ -192,36 +180,19 @@ class Otlp:
         if self.content:
             for key, attribute in _CONTENT.get(span.kind, _OTHER_CONTENT):
                 value = span.attributes.get(key)
-                attributes[attribute] = value if value is None or isinstance(value, str) else _json(value)
+                attributes[attribute] = value if value is None or isinstance(value, str) else as_json(value)
         name = span.name if operation is None else f"{operation} {span.name}"
         return self.span(name, own, parent, attributes, span.started_at, span.ended_at or episode.ended_at, span.error)
 
     def _call(self, call: Call, own: trace.SpanContext, parent: trace.SpanContext, episode: Episode) -> ReadableSpan:
-        operation = operation_of(call.api)
-        attributes: dict[str, Any] = {
-            "gen_ai.operation.name": operation,
-            "gen_ai.provider.name": "openai" if call.policy is None else "vllm",
-            "gen_ai.request.model": call.requested_model,
-            "gen_ai.response.model": call.policy,
-            "gen_ai.response.finish_reasons": [one.finish_reason for one in call.choices if one.finish_reason],
-            "gen_ai.response.time_to_first_chunk": None if call.ttft_ms is None else call.ttft_ms / 1000,
-            "gen_ai.usage.input_tokens": call.prompt_tokens or None,
-            "gen_ai.usage.output_tokens": call.completion_tokens or None,
-            **request_attributes(call.params),
-            **self.of_all(episode.trajectory.info),
-            "art.span.id": call.span_id,
-            "art.call.id": call.id,
-            "art.served_by": call.policy or "upstream",
-            "art.fallback": call.fallback,
-            "art.status": None if call.status in ("ok", "error") else call.status,
-        }
+        info = episode.trajectory.info
+        attributes = call_attributes(call, info) | self.of_all(info)
+        attributes["gen_ai.provider.name"] = "openai" if call.policy is None else "vllm"
         if self.content:
-            attributes["gen_ai.input.messages"] = _json(input_messages(call))
-            attributes["gen_ai.output.messages"] = _json(output_messages(call))
-            attributes["gen_ai.tool.definitions"] = _json(call.tools) if call.tools else None
+            attributes |= content_attributes(call)
         until = call.started_at + call.duration_ms / 1000
         failed = (call.error or "") if call.status == "error" else None
-        name = f"{operation} {call.requested_model}"
+        name = f"{operation_of(call.api)} {call.requested_model}"
         return self.span(name, own, parent, attributes, call.started_at, until, failed, kind="CLIENT")
 
     def span(
@@ -244,7 +215,7 @@ class Otlp:
             own,
             parent,
             self._resource,
-            {key: value for key, value in found.items() if value not in (None, "", [])},
+            without_empty(found),
             kind=trace.SpanKind[kind],
             status=status,
             start_time=_ns(start),
@@ -254,7 +225,7 @@ class Otlp:
 
 
 class _Told(logging.Handler):
-    """Keeps the first thing that OpenTelemetry's client says: it tells why only its log, and repeats itself."""
+    """Keeps the first line that OpenTelemetry's client logs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -262,14 +233,15 @@ class _Told(logging.Handler):
         self._heard = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep what is said first."""
+        """Keep the first record."""
         if not self._heard:
             self.first, self._heard = record.getMessage()[:_LONGEST_REASON], True
 
 
 @contextmanager
 def _told() -> Generator[_Told]:
-    """Hear the client's log while the block runs, instead of having it on stderr."""
+    """Catch the client's log while the block runs."""
+    # The exporters return only success or failure. The reason is in their log, once for each retry.
     logger, told = logging.getLogger("opentelemetry.exporter"), _Told()
     propagate, logger.propagate = logger.propagate, False
     logger.addHandler(told)
@@ -284,10 +256,6 @@ def context_of(trajectory_id: str, key: str) -> trace.SpanContext:
     """Return the ids of a span of a run: `key` names it among all spans."""
     trace_id = int(trace_id_of(trajectory_id), 16)
     return trace.SpanContext(trace_id, int.from_bytes(hash_of(key, 8)), is_remote=False, trace_flags=_SAMPLED)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=repr)
 
 
 def _ns(seconds: float) -> int:

@@ -1,10 +1,10 @@
-"""The facts of `art-patch status` in Prometheus' text format, version 0.0.4.
+"""The facts of `art-patch status` in Prometheus' text format, version 0.0.4. Pure.
 
-In: the facts, as `status --json` prints them. Out: text; pure. Nothing that users said is in it.
+In: the facts, as `status --json` prints them. Out: text without any words of users.
 
-What the store holds can become less (`prune`, `erase`), so these metrics are gauges. What an app's process counts only
-grows until the process ends; those are counters, with the process in the label `process`. Units are Prometheus' own:
-seconds since the epoch, shares from 0 to 1.
+Counts of the store can fall (`prune`, `erase`), so they are gauges. Counts of an app's process only grow until the
+process ends, so they are counters, with the process in the label `process`. Units are Prometheus' own: seconds since
+the epoch, shares from 0 to 1.
 """
 
 from __future__ import annotations
@@ -59,12 +59,7 @@ class _Family:
 
 
 def exposition(facts: JSON, *, version: str) -> str:
-    """Return the text.
-
-    Args:
-        facts: as `art-patch status --json` prints them.
-        version: of this package.
-    """
+    """Return the facts that `art-patch status --json` prints as Prometheus' text; `version` is this package's."""
     mine = {"project": str(facts["project"])}
     families = [
         _Family("art_patch_info", "Version of art_patch.", samples=[(mine | {"version": version}, 1)]),
@@ -79,6 +74,7 @@ def exposition(facts: JSON, *, version: str) -> str:
         *_counts("art_patch_judge_", _JUDGE, facts["recorded"]["judge"], mine),
         *_apps(facts["apps"], mine),
     ]
+    # A family without samples would announce a metric that has no value.
     return "".join(f"{line}\n" for family in families if family.samples for line in family.lines())
 
 

@@ -1,6 +1,6 @@
 """Runs as rows of two tables: one row a run, newest first, and one row a tool. Pure; knows no tracker.
 
-A cell is a number, a text, `True`, `False` or `None`. What people and models said is in no cell unless asked for.
+A cell is a number, a text, `True`, `False` or `None`. Cells hold texts of people and models only with `content`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ CONTENT_COLUMNS = ("input", "output")
 ACTION_COLUMNS = (
     "tool", "times", "share", "runs", "results", "failed_results", "success_share", "mean_reward",
 )  # fmt: skip
-"""Results are those that a framework or the app told of (steps of the kind `tool`); the reward is that of the runs that
-asked for the tool. A rate or mean of nothing is `None`."""
+"""Results come from spans of the kind `tool`, which a framework or the app reported; the reward is the mean of the runs
+that asked for the tool. A rate or mean of nothing is `None`."""
 
 
 def episode_row(episode: Episode, *, content: bool) -> tuple[Cell, ...]:
@@ -62,7 +62,7 @@ class ActionTable:
     """Counts what the agent did, run by run."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Count nothing yet."""
         self._times, self._runs = Counter[str](), Counter[str]()
         self._results, self._failed = Counter[str](), Counter[str]()
         self._rewards: dict[str, list[float]] = defaultdict(list)

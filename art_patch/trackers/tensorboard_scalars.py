@@ -1,10 +1,10 @@
-"""The steps of training as TensorBoard's scalars, in its own event files.
+"""Training steps as TensorBoard's scalars, in its own event files.
 
-The run `NAME` has one point a policy: what was measured of `NAME@STEP` stands at STEP. The run `NAME@STEP` has the
-optimizer steps of that policy's update, as `update/loss` and so on. A metric that changed since, such as the mean
-reward of a policy that still serves, is written once more at its step, and the later one holds.
+The run `NAME` has one point a policy: the metrics of `NAME@STEP` stand at STEP. The run `NAME@STEP` has the optimizer
+steps of that policy's update, as `update/loss` and so on. A metric that changed, such as the mean reward of a policy
+that still serves, is written once more at its step; TensorBoard shows the later value.
 
-Episodes are no scalars; they are in the metrics of the policies that played them.
+Runs of the agent are not sent; they are in the metrics of the policies that answered them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import quote
 from tensorboard.summary import Writer
 
 from art_patch.errors import TrackerError
-from art_patch.trackers.episodes import Episode, Item, TrainingStep
+from art_patch.trackers.episodes import Item, TrainingStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,6 @@ class TensorBoard:
     """A directory of event files."""
 
     name = "tensorboard"
-    takes_episodes = False
 
     def __init__(self, directory: Path) -> None:
         """Name the directory; it is made when there is something to write."""
@@ -42,7 +41,7 @@ class TensorBoard:
         self.target = f"tensorboard {self._directory}"
 
     def of_step(self, step: TrainingStep) -> Iterable[Item]:
-        """Return each metric of the policy, and the history of its update as one."""
+        """Return an item for each metric of the policy, and one for the whole history of its update."""
         policy = step.policy
         for name, value in step.metrics.items():
             scalar = _Scalar(policy.model, name, value, policy.step, policy.created_at)
@@ -55,15 +54,6 @@ class TensorBoard:
             ]
             yield Item(f"history:{policy.name}", str(len(step.history)), scalars)
 
-    def of_episode(self, episode: Episode) -> Iterable[Item]:
-        """Return nothing: a run is no scalar."""
-        del episode
-        return ()
-
-    def of_episodes(self) -> Iterable[Item]:
-        """Return nothing, likewise."""
-        return ()
-
     def write(self, items: Sequence[Item]) -> None:
         """Write new event files beside those that are there.
 
@@ -73,6 +63,8 @@ class TensorBoard:
         scalars: list[_Scalar] = [scalar for item in items for scalar in item.payload]
         try:
             with ExitStack() as stack:
+                # Each `Writer` begins a new file, because event files are not appended to; TensorBoard reads all of them.
+                # `@` and spaces stay readable; other characters that a file's name may not hold are quoted.
                 runs = {
                     run: stack.enter_context(closing(Writer(str(self._directory / quote(run, safe="@ ")))))
                     for run in sorted({scalar.run for scalar in scalars})

@@ -6,16 +6,16 @@
 | `NAME@STEP` | `update` | a point an optimizer step, over `update_step`; settings as config; the adapter as output |
 | the project's name | `episodes` | the tables `episodes`, one row a run of the agent, and `actions`, one row a tool |
 
-The adapter is an artifact `NAME` of the type `model`, a version a policy, with the alias `step-STEP`. As at MLflow it
-holds the manifest, which names the base and the hash of every file; the weights go along if asked for.
+The adapter is an artifact `NAME` of the type `model`, a version a policy, with the alias `step-STEP`. It holds the
+manifest, which names the base and the hash of every file; with `weights` also the weights.
 
-A run of W&B's has an id made of ours and is resumed. A metric that changed since is one more point at its step, and the
-later one holds. The tables are written whole, as W&B's next version of them, whenever a row changed or is gone; they
-are of the newest `MOST_ROWS` runs that were looked at.
+The id of a run of W&B's is a hash of our names, so a second export resumes the run. A metric that changed is one more
+point at its step, and W&B shows the later one. The tables hold the newest `MOST_ROWS` runs that were read. They are
+written whole, as a new version, whenever a row changed or is gone.
 
-Offline, each sending that has something new writes files of its own beside the earlier ones; `wandb sync` takes those
-of one run in the order in which they were written, and resumes it likewise. Only the summary it takes from the last of
-them alone (tables, too, are shown by the summary), so whatever is written of a run, its whole summary goes along.
+Offline, each export with something new writes files beside the earlier ones; `wandb sync` takes the files of one run in
+the order in which they were written. It takes the summary from the last file alone, and the summary shows the tables.
+So whenever anything of a run is written, its whole summary is written with it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ import wandb  # pyright: ignore[reportMissingImports] - not in the tests' own en
 
 from art_patch.errors import TrackerError
 from art_patch.policies import MANIFEST
-from art_patch.trackers.address import without_login
-from art_patch.trackers.episodes import Episode, Item, TrainingStep
+from art_patch.trackers.episodes import Episode, Item, TrainingStep, hash_of, without_login
 from art_patch.trackers.run_tables import (
     ACTION_COLUMNS,
     CONTENT_COLUMNS,
@@ -43,7 +42,6 @@ from art_patch.trackers.run_tables import (
     Cell,
     episode_row,
 )
-from art_patch.trackers.trace_ids import hash_of
 from art_patch.types import JSON, Policy
 
 MOST_ROWS = 200_000
@@ -63,7 +61,7 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Something of one of W&B's runs; points of the same place on the axis become one."""
+    """A part of one of W&B's runs; points with the same value on the axis become one point."""
 
     job: _Job
     run: str
@@ -77,7 +75,6 @@ class Wandb:
     """A project in Weights & Biases, or a directory that is synchronised later."""
 
     name = "wandb"
-    takes_episodes = True
 
     def __init__(
         self,
@@ -89,15 +86,15 @@ class Wandb:
         content: bool = False,
         weights: bool = False,
     ) -> None:
-        """Ask W&B's own settings where to; connections are made when something is written.
+        """Read W&B's own settings; connections are made when something is written.
 
         Args:
-            project: in W&B.
-            group: our project's name.
-            entity: W&B's team or user; by default W&B says.
-            offline: directory for offline runs; by default W&B's mode says whether, and W&B's settings where.
-            content: texts of the last call in the table, too.
-            weights: all files of an adapter, not the manifest alone.
+            project: name of the project in W&B.
+            group: name of our project, which groups the runs.
+            entity: W&B's team or user; W&B's own setting unless given.
+            offline: directory for offline runs; W&B's mode and settings decide unless given.
+            content: whether the table holds the texts of each run's last call.
+            weights: whether all files of an adapter are sent, or the manifest alone.
 
         Raises:
             TrackerError: W&B is switched off.
@@ -126,7 +123,7 @@ class Wandb:
         if policy.state == "champion":
             self._summaries["policies", policy.model]["champion"] = policy.name
             yield Item(f"model:{policy.model}:champion", policy.name, self._part("policies", policy.model))
-        if policy.parent is None:  # the base model alone: nothing was updated
+        if policy.parent is None:  # the base model, which no update made
             return
         self._summaries["update", policy.name]["state"] = policy.state
         yield Item(f"{key}:run", "", self._part("update", policy.name, config=_config(policy)))
@@ -143,7 +140,7 @@ class Wandb:
             yield Item(f"{key}:{kind}", "", self._part("update", policy.name, adapter=(policy, files)))
 
     def of_episode(self, episode: Episode) -> Iterable[Item]:
-        """Return the run's row, which is noted as the run's own and is written with the table."""
+        """Return the run's row; it is written with the table, and noted by itself so that erasing finds it."""
         key = episode.trajectory.id
         self._actions.add(episode)
         row = episode_row(episode, content=self._content)
@@ -154,7 +151,7 @@ class Wandb:
     def of_episodes(self) -> Iterable[Item]:
         """Return the tables."""
         columns = (*EPISODE_COLUMNS, *(CONTENT_COLUMNS if self._content else ()))
-        # Also without rows: those that W&B has may have been erased here.
+        # Without rows, too: the rows that W&B has may have been erased here.
         tables = (
             _Table("episodes", columns, self._rows),
             _Table("actions", ACTION_COLUMNS, self._actions.rows()),
@@ -163,7 +160,7 @@ class Wandb:
         yield Item("tables", digest, self._part("episodes", self._group, tables=tables))
 
     def write(self, items: Sequence[Item]) -> None:
-        """Write the runs of W&B's that these are of.
+        """Write items, by W&B's run.
 
         Raises:
             TrackerError: W&B cannot be reached, or refused.
@@ -184,7 +181,7 @@ class Wandb:
             ) from error
 
     def _part(self, job: _Job, run: str, **holds: Any) -> _Part:
-        """Return it, and keep what the summary has of it: of each metric the last on the axis."""
+        """Return a part, and add its points to the run's summary: the last value of each metric on the axis."""
         part = _Part(job, run, **holds)
         known = self._summaries[job, run]
         for point in part.points:
@@ -195,10 +192,11 @@ class Wandb:
 
     @contextmanager
     def _open(self, job: _Job, name: str) -> Generator[Any]:
-        """Begin one of W&B's runs or go on with it, and wait until W&B has all of it."""
+        """Begin one of W&B's runs or resume it; at the end of the block wait until W&B has all of it."""
         with TemporaryDirectory(prefix="art_patch-wandb-", ignore_cleanup_errors=True) as passing:
             place = self._directory or Path(passing)
-            place.mkdir(parents=True, exist_ok=True, mode=0o700)  # W&B writes runs there as the umask has it
+            # Private, because W&B writes its files there with the rights that the umask leaves.
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
             run: Any = wandb.init(
                 project=self._project,
                 entity=self._entity,
@@ -240,7 +238,7 @@ class Wandb:
     def _log_adapter(self, run: Any, policy: Policy, files: Sequence[Path]) -> None:
         about = {"policy": policy.name, "parent": policy.parent, "base": policy.base, "base_sha256": policy.base_sha256}
         artifact: Any = wandb.Artifact(policy.model, type="model", metadata=about)
-        for file in files:  # they never change, so W&B needs no copy of them until it has sent them
+        for file in files:  # a policy's files never change, so W&B need not copy them before it sends them
             artifact.add_file(str(file), name=file.name, policy="immutable", skip_cache=True)
         logged = run.log_artifact(artifact, aliases=[f"step-{policy.step}"])
         if self._directory is None:
@@ -265,7 +263,7 @@ def _config(policy: Policy) -> JSON:
 
 
 def _quiet() -> Any:
-    """W&B's settings without its own metrics of this machine, its code and its terminal."""
+    # W&B would also send the terminal's text, the script's code, git's state and figures of this machine.
     return wandb.Settings(
         silent=True,
         console="off",

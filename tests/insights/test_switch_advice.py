@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 
 from art_patch.insights import Report, make_report
 from art_patch.insights.costs import Money, count_money
-from art_patch.insights.policy_comparison import Comparison, compare_judged, compare_rewards, difference_interval
-from art_patch.insights.switch_advice import Side, quantile
+from art_patch.insights.switch_advice import (
+    Comparison,
+    Side,
+    compare_judged,
+    compare_rewards,
+    difference_interval,
+    quantile,
+)
 from art_patch.types import RunValue, Served, Usage
 
 WEEK_S = 7 * 86_400.0

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from art_patch.store import Filter
-from art_patch.trackers import Episode, feed
+from art_patch.trackers import feed
 from art_patch.trackers.episodes import Item, TrainingStep
 from art_patch.types import Policy
 from tests.trackers.policies import filled
@@ -15,19 +15,13 @@ from tests.trackers.policies import filled
 class Collecting:
     """A tracker that keeps where each policy's files lie."""
 
-    name, target, takes_episodes = "collecting", "collecting:here", False
+    name, target = "collecting", "collecting:here"
 
     def __init__(self) -> None:
         self.paths: dict[str, str | None] = {}
 
     def of_step(self, step: TrainingStep) -> Iterable[Item]:
         self.paths[step.policy.name] = step.policy.path
-        return ()
-
-    def of_episode(self, episode: Episode) -> Iterable[Item]:
-        return ()
-
-    def of_episodes(self) -> Iterable[Item]:
         return ()
 
     def write(self, items: Sequence[Item]) -> None:

@@ -210,7 +210,7 @@ def _send(
 
     from art_patch.cli.views.output import answer, bars, stdout
     from art_patch.errors import ConfigError
-    from art_patch.trackers import feed
+    from art_patch.trackers import TraceTracker, feed
 
     now = time.time()
     wanted = replace(filters.make_filter(since=since), until=now - settle)
@@ -227,6 +227,10 @@ def _send(
     if as_json:
         return answer(asdict(done))
     there = f"; {done.already_there} were there already" if done.already_there else ""
-    source = f"{done.episodes} runs and {done.steps} policies" if tracker.takes_episodes else f"{done.steps} policies"
+    source = (
+        f"{done.episodes} runs and {done.steps} policies"
+        if isinstance(tracker, TraceTracker)
+        else f"{done.steps} policies"
+    )
     words = f"{done.written} new items of {source} written to {done.target}{there}"
     return stdout().print(words, markup=False, soft_wrap=True)
