@@ -301,7 +301,8 @@ def difference_interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple
     """Return the 95 % limits of the difference of two means, after Agresti and Caffo.
 
     "Simple and effective confidence intervals for proportions", The American Statistician 54, 2000; here for any value
-    with bounds: one value at each end of the scale is added to either side. The scale is 0 to 1, or wider if values are.
+    with bounds: one value at each end of the scale is added to either side. The scale is 0 to 1, or wider if the values
+    are.
     """
     low, high = min(0.0, *ours, *theirs), max(1.0, *ours, *theirs)
     a, b = ([*values, low, high] for values in (ours, theirs))

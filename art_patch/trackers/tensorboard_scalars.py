@@ -63,7 +63,7 @@ class TensorBoard:
         scalars: list[_Scalar] = [scalar for item in items for scalar in item.payload]
         try:
             with ExitStack() as stack:
-                # Each `Writer` begins a new file, because event files are not appended to; TensorBoard reads all of them.
+                # Each `Writer` begins a new file, as event files are not appended to; TensorBoard reads all of them.
                 # `@` and spaces stay readable; other characters that a file's name may not hold are quoted.
                 runs = {
                     run: stack.enter_context(closing(Writer(str(self._directory / quote(run, safe="@ ")))))

@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
-from pathlib import Path
 
 from roles import add_options, learner, roles, scenarios_of
 from rollout import side_by_side
 
 import art_patch as art
+from art_patch.demo.example_script import base_and_trained, run_evaluation
 
 
 async def evaluate(asked: argparse.Namespace) -> art.Evaluation:
@@ -22,9 +20,10 @@ async def evaluate(asked: argparse.Namespace) -> art.Evaluation:
         scenarios = await scenarios_of(asked, who)
         model = learner(asked, who, scenarios)
         await model.register(backend)
-        policies = [await model.checkpoint(0), await model.checkpoint(await model.get_step())]
         judge = who.judged(asked.task, may_fail=False)
-        found = await side_by_side(policies, scenarios.system_prompt, scenarios.held_out(), judge, runs=4)
+        found = await side_by_side(
+            await base_and_trained(model), scenarios.system_prompt, scenarios.held_out(), judge, runs=4
+        )
         found.plot(
             asked.plot,
             title=f"RULER by {who.judge}, held-out scenarios",
@@ -33,16 +32,5 @@ async def evaluate(asked: argparse.Namespace) -> art.Evaluation:
     return found
 
 
-def main() -> None:
-    """Read the options, evaluate, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser)
-    parser.add_argument("--plot", type=Path, default=Path(__file__).with_name("result.png"), help="(%(default)s)")
-    parser.add_argument("--json", action="store_true", help="JSON in place of the table")
-    asked = parser.parse_args()
-    found = asyncio.run(evaluate(asked))
-    print(json.dumps(found.to_json()) if asked.json else found.table("reward", "words"))
-
-
 if __name__ == "__main__":
-    main()
+    run_evaluation(evaluate, __doc__, script=__file__, columns=("reward", "words"), options=add_options)

@@ -20,6 +20,7 @@ from scenarios import Scenarios, write_scenarios
 from stand_in import STAND_IN_HELPER, TASK, serve_helper, serve_judge, tiny
 
 import art_patch as art
+from art_patch.demo.example_script import shared_options
 from art_patch.demo.judge import STAND_IN_MODEL
 from art_patch.rewards import ruler_score_group
 
@@ -71,9 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--helper-base-url", help="address of the helper where it is not OpenAI's")
     parser.add_argument("--judge", help="that ranks answers, as litellm names it; a stand-in unless given")
     parser.add_argument("--judge-base-url", help="address of the judge where it is not the provider's own")
-    parser.add_argument("--base-model", help="model directory or Hugging Face id; a tiny one is made unless given")
-    parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn (%(default)s)")
-    parser.add_argument("--path", help="directory for what is kept; the user's data directory unless given")
+    shared_options(parser)
 
 
 @contextmanager

@@ -8,14 +8,13 @@ held-out scenarios, base and trained model judged side by side at the end) and `
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
 import time
 
 from roles import add_options, learner, roles, scenarios_of
 from rollout import rollout, side_by_side
 
 import art_patch as art
+from art_patch.demo.example_script import base_and_trained, run_training
 
 STEPS, QUESTIONS, SIBLINGS = 8, 16, 10
 
@@ -37,23 +36,12 @@ async def train(asked: argparse.Namespace) -> dict[str, float]:
                 after_each=who.judged(asked.task, may_fail=True),
             )
             await model.train(groups, config=config)
-        policies = [await model.checkpoint(0), await model.checkpoint(await model.get_step())]
+        policies = await base_and_trained(model)
         judge = who.judged(asked.task, may_fail=False)
         found = await side_by_side(policies, scenarios.system_prompt, scenarios.held_out(), judge, runs=4)
     before, after = (each.metrics["reward"].value for each in found.models)
     return {"before": round(before, 3), "after": round(after, 3), "wall_s": round(time.monotonic() - began, 1)}
 
 
-def main() -> None:
-    """Read the options, train, say what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser)
-    parser.add_argument("--steps", type=int, default=STEPS, help="updates (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    asked = parser.parse_args()
-    found = asyncio.run(train(asked))
-    print(json.dumps(found) if asked.json else f"score {found['before']} -> {found['after']}, {found['wall_s']} s")
-
-
 if __name__ == "__main__":
-    main()
+    run_training(train, __doc__, steps=STEPS, metric="score", options=add_options)

@@ -7,14 +7,13 @@ Goes on where an earlier run of the same seed and directory ended. With `--json`
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
 import time
 
 from game import held_out, lessons
 from rollout import learner, rollout
 
 import art_patch as art
+from art_patch.demo.example_script import before_and_after, run_training
 
 STEPS, BOARDS, SIBLINGS = 24, 16, 10
 
@@ -34,25 +33,8 @@ async def train(asked: argparse.Namespace) -> dict[str, float]:
             )
             await model.train(groups, config=config)
         after = await art.evaluate(rollout, held_out(size), [model], runs=4)
-    return {
-        "before": round(before.models[0].metrics["reward"].value, 3),
-        "after": round(after.models[0].metrics["reward"].value, 3),
-        "wall_s": round(time.monotonic() - began, 1),
-    }
-
-
-def main() -> None:
-    """Read the options, train, say what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base-model", help="model directory or Hugging Face id; a tiny one is made unless given")
-    parser.add_argument("--steps", type=int, default=STEPS, help="updates (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn (%(default)s)")
-    parser.add_argument("--path", help="directory for what is kept; the user's data directory unless given")
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    asked = parser.parse_args()
-    found = asyncio.run(train(asked))
-    print(json.dumps(found) if asked.json else f"reward {found['before']} -> {found['after']}, {found['wall_s']} s")
+    return before_and_after(before, after, "reward", began)
 
 
 if __name__ == "__main__":
-    main()
+    run_training(train, __doc__, steps=STEPS, metric="reward")

@@ -17,6 +17,8 @@ from inbox import Inbox
 from questions import Asked
 from synthetic import make
 
+from art_patch.demo.example_script import shared_options
+
 _EMAILS = 500
 _EXAMINATIONS, _QUESTIONS = 4, 24
 
@@ -64,9 +66,7 @@ class Own:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that training and evaluation share."""
-    parser.add_argument("--base-model", help="model directory or Hugging Face id; a tiny one is made unless given")
-    parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn (%(default)s)")
-    parser.add_argument("--path", help="directory for what is kept; the user's data directory unless given")
+    shared_options(parser)
     parser.add_argument("--inbox", type=Path, help="one's own; made-up ones unless given")
     parser.add_argument("--questions", type=Path, help="JSON lines about that inbox")
 

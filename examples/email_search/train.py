@@ -7,8 +7,6 @@ Goes on where an earlier run of the same seed and directory ended. With `--json`
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
 import time
 
 from rollout import NAME, rollout
@@ -16,6 +14,7 @@ from scenarios import add_options, chosen
 from stand_in import tiny
 
 import art_patch as art
+from art_patch.demo.example_script import before_and_after, run_training
 
 STEPS, QUESTIONS, SIBLINGS = 11, 24, 12
 
@@ -38,23 +37,8 @@ async def train(asked: argparse.Namespace) -> dict[str, float]:
             slower = learning_rate * (1 - step / asked.steps)  # late in training most of an update is noise
             await model.train(groups, config=art.TrainConfig(learning_rate=slower, seed=asked.seed))
         after = await art.evaluate(rollout, scenarios.held_out(), [model], runs=2)
-    return {
-        "before": round(before.models[0].metrics["right"].value, 3),
-        "after": round(after.models[0].metrics["right"].value, 3),
-        "wall_s": round(time.monotonic() - began, 1),
-    }
-
-
-def main() -> None:
-    """Read the options, train, say what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser)
-    parser.add_argument("--steps", type=int, default=STEPS, help="updates (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    asked = parser.parse_args()
-    found = asyncio.run(train(asked))
-    print(json.dumps(found) if asked.json else f"right {found['before']} -> {found['after']}, {found['wall_s']} s")
+    return before_and_after(before, after, "right", began)
 
 
 if __name__ == "__main__":
-    main()
+    run_training(train, __doc__, steps=STEPS, metric="right", options=add_options)

@@ -6,15 +6,13 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
 from functools import partial
-from pathlib import Path
 
 from games import held_out, tiny
-from rollout import NAME, rollout
+from rollout import NAME, add_options, rollout
 
 import art_patch as art
+from art_patch.demo.example_script import base_and_trained, run_evaluation
 
 
 async def evaluate(asked: argparse.Namespace) -> art.Evaluation:
@@ -23,30 +21,17 @@ async def evaluate(asked: argparse.Namespace) -> art.Evaluation:
     model = art.TrainableModel(name=NAME, project=f"{NAME}-{asked.seed}", base_model=base_model)
     with art.LocalBackend(path=asked.path) as backend:
         await model.register(backend)
-        policies = [await model.checkpoint(0), await model.checkpoint(await model.get_step())]
-        found = await art.evaluate(partial(rollout, limit=asked.limit), held_out(), policies)
+        found = await art.evaluate(partial(rollout, limit=asked.limit), held_out(), await base_and_trained(model))
         found.plot(
             asked.plot,
-            figure="score",
+            metric="score",
             title=f"2048, score of held-out games of at most {asked.limit} moves",
             curve=await model.history("train/score"),
         )
     return found
 
 
-def main() -> None:
-    """Read the options, evaluate, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base-model", help="as it was given to train.py")
-    parser.add_argument("--limit", type=int, default=30, help="as it was given to train.py (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="as it was given to train.py (%(default)s)")
-    parser.add_argument("--path", help="as it was given to train.py")
-    parser.add_argument("--plot", type=Path, default=Path(__file__).with_name("result.png"), help="(%(default)s)")
-    parser.add_argument("--json", action="store_true", help="JSON in place of the table")
-    asked = parser.parse_args()
-    found = asyncio.run(evaluate(asked))
-    print(json.dumps(found.to_json()) if asked.json else found.table("score", "max_tile", "moves", "illegal"))
-
-
 if __name__ == "__main__":
-    main()
+    run_evaluation(
+        evaluate, __doc__, script=__file__, columns=("score", "max_tile", "moves", "illegal"), options=add_options
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from typing import Any
 
@@ -9,8 +10,15 @@ from agent import Played, play
 from game import Game
 
 import art_patch as art
+from art_patch.demo.example_script import shared_options
 
 NAME = "game_2048"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that training and evaluation share."""
+    shared_options(parser)
+    parser.add_argument("--limit", type=int, default=30, help="moves of a game (%(default)s)")
 
 
 async def rollout(model: art.Model[Any], game: Game, limit: int) -> art.Trajectory:
