@@ -1,8 +1,9 @@
-"""AG2, from release 1 on: what an agent is asked is a trajectory, with its tools and the agents that they ask.
+"""AG2, from release 1 on: a question to an agent is a trajectory, with its tools and the agents that it asks.
 
-A middleware of AG2's own kind, the outermost of each agent that is made. It surrounds a turn of the agent and each of
-its tools, in the task that goes on, so that is put in force; an agent that is asked by another's tool is a step of it.
-The session is the stream, which `reply.ask()` goes on with. Agents of AG2 Classic are recorded as without this module.
+Each agent that is made gets a middleware of AG2's own kind, as the outermost one. It surrounds a turn of the agent and
+each of its tools, and puts their step in force in the task that runs them. An agent that another agent asks by a tool
+is a step of it. The session is the stream, which `reply.ask()` continues. Agents of AG2 Classic are recorded as without
+this module.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ class Turn:
     """A `BaseMiddleware`, in all but the base class: AG2 is not imported here. One a turn."""
 
     def __init__(self, agent: str) -> None:
-        """Hear nothing yet."""
+        """Begin without a run; the turn opens it."""
         self._agent = agent
         self._run: Run | None = None
         self._step: Step | None = None
 
     async def on_turn(self, call_next: Any, event: Any, context: Any) -> Any:
-        """Surround what the agent does for one message."""
+        """Surround the agent's work on one message."""
         self._open(context)
         try:
             response = await self._surround(call_next(event, context), self._agent, "agent", event)
@@ -43,11 +44,11 @@ class Turn:
         return await self._surround(call_next(event, context), event.name, "tool", event)
 
     async def on_llm_call(self, call_next: Any, events: Any, context: Any) -> Any:
-        """The patch records it."""
+        """Pass on; the patch of the SDK records the call."""
         return await call_next(events, context)
 
     async def on_human_input(self, call_next: Any, event: Any, context: Any) -> Any:
-        """What a person says is in the messages."""
+        """Pass on; the person's answer is in the next messages."""
         return await call_next(event, context)
 
     async def _surround(self, work: Awaitable[Any], name: str, kind: str, event: Any) -> Any:
@@ -92,20 +93,16 @@ class Turns:
     """Makes a middleware for each turn of an agent."""
 
     def __init__(self, agent: str) -> None:
-        """Make none yet."""
+        """Take the agent's name."""
         self._agent = agent
 
     def __call__(self, event: Any, context: Any) -> Turn:
-        """Make one."""
+        """Return the middleware of one turn."""
         return Turn(self._agent)
 
 
 def arm(ag2: Any) -> None:
-    """Give every agent that is made the middleware.
-
-    Args:
-        ag2: `ag2`.
-    """
+    """Give every agent that is made from now on the middleware."""
     made = getattr(ag2, "Agent", None)
     if made is None or hasattr(made.__init__, "__wrapped__"):
         return
@@ -124,6 +121,6 @@ def _add(agent: Any) -> None:
 
 
 def _texts(said: Any) -> str | None:
-    """The texts of a request, or of a tool's result."""
+    """Return the texts of a request, or of a tool's result."""
     texts = (getattr(part, "content", getattr(part, "data", None)) for part in said.parts)
     return "\n".join(str(text) for text in texts if text is not None) or None

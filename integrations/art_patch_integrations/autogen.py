@@ -1,8 +1,9 @@
 """AutoGen: a run of a team, or of an agent on its own, is a trajectory of that name.
 
-From release 0.7 on AutoGen tells of agents and tools by OpenTelemetry spans, which `opentelemetry_spans` makes steps of
-if the app has a tracer provider. No span says which agents are one team, and without a provider there are none. So what
-runs a team or an agent is wrapped: the run is in force as long as that lasts, also in the tasks that a team starts.
+From release 0.7 on AutoGen emits OpenTelemetry spans for agents and tools. `opentelemetry_spans` makes steps of them,
+if the app has a tracer provider. No span says which agents form one team, and without a provider there are no spans. So
+the methods that run a team or an agent are wrapped: the run is in force until they end, also in the tasks that a team
+starts.
 """
 
 from __future__ import annotations
@@ -17,17 +18,13 @@ from art_patch.context.integration import Inside, Run, guarded
 
 
 def arm(agentchat: Any) -> None:
-    """Wrap what runs teams and agents.
-
-    Args:
-        agentchat: `autogen_agentchat.teams` or `autogen_agentchat.agents`.
-    """
+    """Wrap the methods of `autogen_agentchat.teams` or `autogen_agentchat.agents` that run teams and agents."""
     for name in ("BaseGroupChat", "BaseChatAgent"):
         made = getattr(agentchat, name, None)
         if made is None or hasattr(made.run_stream, "__wrapped__"):
             continue
         made.run_stream = _streaming(made.run_stream)
-        if name == "BaseChatAgent":  # a team's `run` streams
+        if name == "BaseChatAgent":  # a team's `run` calls its `run_stream`, which is wrapped already
             made.run = _running(made.run)
 
 
@@ -66,7 +63,7 @@ async def _streaming(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Asy
         async with aclosing(wrapped(*args, **kwargs)) as items:
             async for item in items:
                 yield item
-    except GeneratorExit:  # nobody reads on
+    except GeneratorExit:  # the app stopped reading, which is no failure
         _end(begun, None)
         raise
     except BaseException as error:

@@ -1,13 +1,13 @@
-"""CrewAI: a kickoff of a crew, a flow, or an agent on its own is a trajectory, told by the events of its bus.
+"""CrewAI: a kickoff of a crew, a flow, or an agent on its own is a trajectory, made of the events of its bus.
 
-Tasks, agents, tools with their results, retrievals, guardrails and a flow's methods are its steps. A flow that is
-started with an `id` is a turn of that session. A guardrail that refuses a task's output scores the run `guardrail` 0,
-tools that the model names or calls wrongly `valid` 0.
+Tasks, agents, tools with their results, retrievals, guardrails and a flow's methods are its steps. The `id` with which
+a flow is started is its session. A guardrail that refuses a task's output scores the run `guardrail` 0; a tool that the
+model names or calls wrongly scores it `valid` 0.
 
 Listeners of the bus run in threads of their own, too late for the call that follows an event. So `emit` itself is
-wrapped: there, what begins is put in force in the thread or task that goes on with it. What has begun and not ended is
-found by the context in which that began, as CrewAI finds it; by the crew for tasks in threads without a context; by the
-flow for its methods. Older releases never say that a flow has failed: it has when a method has.
+wrapped, and a step is put in force in the thread or task that emits its beginning. An open step is found again by the
+context in which it began, as CrewAI does; by the crew for tasks in threads without a context; by the flow for its
+methods. Older releases emit no event when a flow fails, so a flow has failed when one of its methods has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import wrapt
 from art_patch.context.integration import Inside, Run, Step, guarded
 
 MOST_OPEN = 10_000
-"""Crews and flows that may be at work; the oldest are forgotten, in case that they never end."""
+"""Most open crews and flows; beyond that the oldest are forgotten, in case they never end."""
 
 _KINDS: dict[str, Any] = {
     "CrewKickoff": "agent",
@@ -54,7 +54,7 @@ class _Open(NamedTuple):
 
 _here: ContextVar[_Open | None] = ContextVar("art_patch_crewai", default=None)
 _owners: OrderedDict[int, _Open] = OrderedDict()
-"""Crews and flows, by the object."""
+"""Open crews and flows, by the id of their object."""
 
 
 @guarded("integrations.crewai")
@@ -67,7 +67,7 @@ def hear(source: Any, event: Any) -> None:
     if found is None or found[1] not in _KINDS:
         return
     if type(source).__module__.startswith("crewai.") and found[1] in ("Flow", "MethodExecution"):
-        return  # an agent's own loop is a flow
+        return  # CrewAI runs an agent's own loop as a flow
     if found[2] == "Started":
         _begin(found[1], source, event)
     else:
@@ -99,7 +99,7 @@ def _begin(what: str, source: Any, event: Any) -> None:
 
 def _end(what: str, source: Any, event: Any) -> None:
     opened = _owners.get(id(source)) if what == "Flow" else _here.get()
-    lost: list[_Open] = []  # what never said that it ended
+    lost: list[_Open] = []  # parts inside whose end was never emitted
     while opened is not None and not (opened.what == what and opened.source is source):
         lost.append(opened)
         opened = opened.above
@@ -123,11 +123,7 @@ def _end(what: str, source: Any, event: Any) -> None:
 
 
 def arm(bus: Any) -> None:
-    """Hear what the event bus emits.
-
-    Args:
-        bus: `crewai.events.event_bus`.
-    """
+    """Wrap `emit` of the event bus; `bus` is `crewai.events.event_bus`."""
     made = bus.CrewAIEventsBus
     if hasattr(made.emit, "__wrapped__"):
         return

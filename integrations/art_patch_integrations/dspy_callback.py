@@ -1,12 +1,12 @@
 """DSPy: a call of a module is a run; the modules and tools inside it are its steps.
 
-A callback among those of `dspy.settings`, also after the app sets its own. What an adapter cannot parse, for which DSPy
-asks again in another format, scores the run `valid` 0. What the metric of `dspy.Evaluate` says of a prediction scores
-the run that made it, under the metric's name.
+The callback joins those of `dspy.settings`, also after the app sets its own. An answer that an adapter cannot parse, so
+that DSPy asks again in another format, scores the run `valid` 0. The metric of `dspy.Evaluate` scores the run that made
+a prediction, under the metric's name.
 
-DSPy tells of a beginning and of the end in one task, around the work, so a module or tool is in force while it works.
-Which module a part belongs to says DSPy's own tree; in the threads of `dspy.Parallel`, which older releases forget to
-tell of it, what is in force does.
+DSPy reports beginning and end in one task, around the work, so a module or tool is in force while it works. DSPy's own
+tree says to which module a part belongs. Older releases do not tell the threads of `dspy.Parallel` of that tree; there,
+the run in force decides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import wrapt
 from art_patch.context.integration import Inside, Run, Step, guarded
 
 MOST_OPEN = 10_000
-"""Parts, and predictions under evaluation, that are kept; the oldest are forgotten, in case that they never end."""
+"""Most open parts, and most predictions under evaluation; beyond that the oldest are forgotten."""
 
 
 class _Open(NamedTuple):
@@ -35,7 +35,7 @@ class Callback:
     """A `BaseCallback`, in all but the base class: DSPy is not imported here."""
 
     def __init__(self, active: Any) -> None:
-        """Hear nothing yet; `active` is the context variable with the id of the part around the next."""
+        """Begin without open parts; `active` is DSPy's context variable with the id of the enclosing part."""
         self._active = active
         self._lock = RLock()
         self._open: OrderedDict[str, _Open] = OrderedDict()
@@ -69,7 +69,7 @@ class Callback:
 
     @guarded("integrations.dspy")
     def on_adapter_parse_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
-        """An answer was parsed, or could not be."""
+        """An answer was parsed, or its parsing failed."""
         around = self._open.get(self._active.get())
         if exception is not None and around is not None:
             around.run.score("valid", 0, comment=str(exception).strip())
@@ -117,11 +117,7 @@ class Callback:
 
 
 def arm(dspy: Any) -> None:
-    """Put a callback among those of the app; also after it sets others.
-
-    Args:
-        dspy: the package.
-    """
+    """Add a callback to those of the app; also after the app sets others."""
     told, settings = dspy.utils.callback, type(dspy.settings)
     if hasattr(settings.configure, "__wrapped__"):
         return
@@ -134,12 +130,12 @@ def arm(dspy: Any) -> None:
         return wrapped(*args, **kwargs)
 
     settings.configure, settings.context = adding(settings.configure), adding(settings.context)
-    dspy.configure, dspy.context = dspy.settings.configure, dspy.settings.context  # bound before
+    dspy.configure, dspy.context = dspy.settings.configure, dspy.settings.context  # bound to the old methods at import
     dspy.settings.callbacks.append(callback)
 
 
 def _name(module: Any) -> str:
-    """`Predict(Colour)`, `Predict(question -> answer)`, or the class of a module of the app's."""
+    """Return `Predict(Colour)`, `Predict(question -> answer)`, or the class of the app's own module."""
     name, signature = type(module).__name__, getattr(module, "signature", None)
     if signature is None:
         return name

@@ -1,11 +1,11 @@
-"""Haystack: what it tells its tracer becomes runs: pipelines and agents, and inside them components and tools.
+"""Haystack: the operations that it reports to its tracer become runs (pipelines, agents) and steps (components, tools).
 
-The proxy in front of the app's tracer, if there is one, is heard; what the app has set goes on. The outermost is a run:
-its name is `name` of the pipeline's metadata. Components have the names that the pipeline gives them. Of tools and
-retrievals is kept what went in and came out; Haystack's content tracing need not be on for that. Before release 3 the
-calls of an agent's tools are told of together, as its `tool_invoker`.
+The proxy in front of the app's tracer is wrapped; the app's own tracer works as before. The outermost operation is a
+run, named by `name` in the pipeline's metadata. Components have their names in the pipeline. Inputs and outputs are
+kept for tools and retrievals; Haystack's content tracing need not be on for that. Before release 3 Haystack reports all
+tool calls of an agent together, as its `tool_invoker`.
 
-A pipeline that hands out its results one by one is not in force between them: its components name it as their parent.
+A pipeline that streams its results is not in force between them; its components name it as their parent.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from art_patch.context.integration import Run, Step, guarded
 
 _PIPELINES = ("haystack.pipeline.run", "haystack.async_pipeline.run")
 _COMPONENTS = {"Retriever": "retrieval", "ToolInvoker": "tool"}
-"""Kinds of components whose content is kept, by the end of their class's name."""
+"""End of a component's class name -> kind of its step; for these, inputs and outputs are kept."""
 _INPUT = ("haystack.component.input", "haystack.agent.step.tool.input")
 _OUTPUT = ("haystack.component.output", "haystack.agent.step.tool.output")
 
 
 @dataclass
 class _Place:
-    """Where a span of Haystack's is in our tree.
+    """The place of one of Haystack's spans in our tree.
 
     Attributes:
-        run: whose part it is.
-        step: its own, or the one around it.
-        own: which of the two.
-        keeps: whether what goes in and comes out is kept.
-        outermost: whether it says when the run ends.
-        content: what went in and came out.
+        run: the run that it belongs to.
+        step: the span's own step, or the step around it.
+        own: whether `step` is the span's own.
+        keeps: whether input and output are kept.
+        outermost: whether the run ends with it.
+        content: content tags, with input and output among them.
     """
 
     run: Run
@@ -48,7 +48,7 @@ class _Place:
 
 
 class _Heard(wrapt.ObjectProxy):  # pyright: ignore[reportMissingTypeArgument]
-    """A span of the app's tracer, whose content is heard."""
+    """A span of the app's tracer that also keeps content tags here."""
 
     def __init__(self, span: Any, place: _Place | None) -> None:
         super().__init__(span)
@@ -56,11 +56,11 @@ class _Heard(wrapt.ObjectProxy):  # pyright: ignore[reportMissingTypeArgument]
 
     @property
     def art_patch_place(self) -> _Place | None:
-        """Where it is."""
+        """The span's place, or `None`."""
         return self._self_place
 
     def set_content_tag(self, key: str, value: Any) -> None:
-        """Hear it, though the app's tracer may not."""
+        """Keep a tag, even if the app's tracer does not, and pass it on."""
         place = self._self_place
         if place is not None and place.own and place.keeps:
             place.content[key] = value
@@ -68,11 +68,7 @@ class _Heard(wrapt.ObjectProxy):  # pyright: ignore[reportMissingTypeArgument]
 
 
 def arm(tracer: Any) -> None:
-    """Hear what the tracer is told.
-
-    Args:
-        tracer: `haystack.tracing.tracer`.
-    """
+    """Wrap the tracer's proxy; `tracer` is the module `haystack.tracing.tracer`."""
     proxy = tracer.ProxyTracer
     if not isinstance(proxy.__dict__["trace"], wrapt.ObjectProxy):
         proxy.trace = wrapt.FunctionWrapper(proxy.trace, _tracing)
@@ -111,7 +107,7 @@ def _begun(operation: str, tags: Mapping[str, Any], above: _Place | None) -> _Pl
 
 
 def _known(operation: str, tags: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """Name and kind of a step; none for what is a part of a step."""
+    """Return name and kind of a step; `None` for an operation inside a step."""
     if operation in _PIPELINES:
         return str((tags.get("haystack.pipeline.metadata") or {}).get("name") or "Pipeline"), "span"
     if operation == "haystack.component.run":
@@ -131,7 +127,9 @@ def _ended(place: _Place | None, error: BaseException | None) -> None:
         return
     if place.own and place.step is not None:
         made = _first(place.content, _OUTPUT)
-        refused = made.get("error") if isinstance(made, dict) and len(made) == 1 else None  # which the model is told
+        refused = (
+            made.get("error") if isinstance(made, dict) and len(made) == 1 else None
+        )  # the error that the model reads
         place.step.end(made, error=error or refused, input=_first(place.content, _INPUT))
     if place.outermost:
         place.run.end(error=error)

@@ -1,8 +1,8 @@
-"""Instructor: a question for a structure is a run, with all times that it was asked again; what was refused scores it.
+"""Instructor: a request for a structure is a run, with all its retries; each refused answer scores it.
 
-Each answer that the response model does not accept, of which Instructor's hook `parse:error` tells, scores the run
-`valid` 0. The run has the model's name, or is the app's own. Questions without a response model are recorded as without
-this module; of parts of a stream that the model does not accept, Instructor does not tell.
+Each answer that the response model does not accept scores the run `valid` 0; Instructor's hook `parse:error` reports
+it. The run has the response model's name, or is the app's own. Requests without a response model are recorded as
+without this module. Instructor does not report parts of a stream that the model does not accept.
 """
 
 from __future__ import annotations
@@ -16,15 +16,11 @@ import wrapt
 from art_patch.context.integration import Run, guarded
 
 _RETRYING = ("retry_sync", "retry_async", "retry_sync_v2", "retry_async_v2")
-"""What asks until an answer is accepted; before version 2 of Instructor's core, and since."""
+"""Functions that ask until an answer is accepted: before version 2 of Instructor's core, and since."""
 
 
 def arm(patch: Any) -> None:
-    """Surround what asks until an answer is accepted.
-
-    Args:
-        patch: `instructor.core.patch` or `instructor.v2.core.patch`.
-    """
+    """Wrap the functions that ask, in `instructor.core.patch` or `instructor.v2.core.patch`."""
     for name in _RETRYING:
         retry = getattr(patch, name, None)
         if retry is not None and not isinstance(retry, wrapt.ObjectProxy):
@@ -60,9 +56,9 @@ async def _awaited(run: Run, wrapped: Any, args: Any, kwargs: Any) -> Any:
 
 @guarded("integrations.instructor")
 def _begun(kwargs: dict[str, Any]) -> Run:
-    """Begin a run that hears of what is refused."""
+    """Begin a run that each refused answer scores."""
     run = Run(getattr(kwargs["response_model"], "__name__", None))
-    hooks = import_module("instructor.core.hooks").Hooks()  # imported by now
+    hooks = import_module("instructor.core.hooks").Hooks()  # the app has imported it by now
 
     @guarded("integrations.instructor")
     def refused(error: Exception, **_: Any) -> None:

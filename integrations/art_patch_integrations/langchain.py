@@ -1,16 +1,17 @@
-"""LangChain and LangGraph: graphs, nodes, tools, retrievals and what parsers refused become part of the trajectory.
+"""LangChain and LangGraph: graphs, nodes, tools, retrievals and refused answers become part of the trajectory.
 
 A callback handler, registered for everything that LangChain runs in this process.
 
 - A run of a graph is a run: its name is the graph's, its session the thread (`thread_id`), its output the last state.
-  Nodes, tools, retrievals and graphs inside the graph are its steps. One that stops in an interrupt and is resumed by
-  the same process is one trajectory; by another process, two of one session. In the app's `trajectory()` or
-  OpenTelemetry trace the graph is a step of that.
-- The tools and parsers of a chain outside of a graph take part there, too. Where there is neither, a chain is left
-  alone: it may be one of several in a conversation, which the app knows, or the stitching finds.
-- An answer that a parser could not read is judged `valid` 0.
+  Nodes, tools, retrievals and inner graphs are its steps. A graph that stops in an interrupt and is resumed by the same
+  process is one trajectory; if another process resumes it, there are two trajectories of one session. Inside the app's
+  `trajectory()` or OpenTelemetry trace the graph is a step of that.
+- Tools and parsers of a chain outside of a graph are recorded there, too. A chain with neither a graph nor the app's
+  trajectory around it is left alone: it may be one of several calls in a conversation, which the app or the stitching
+  puts together.
+- An answer that a parser could not read scores `valid` 0.
 
-Calls are recorded by the patch of the SDK, never here: the step is put in force right before the model is called.
+The patch of the SDK records the calls, never this module: the step is put in force right before the model is called.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _armed: list[Any] = []
 
 
 def arm(module: Any) -> None:
-    """Have the handler registered, as soon as LangChain has brought the place where that is done."""
+    """Register the handler once LangChain has imported the module for that."""
     if not _armed:
         _armed.append(module)
         wrapt.register_post_import_hook(_register, "langchain_core.tracers.context")
@@ -45,19 +46,19 @@ def _register(context: Any) -> None:
 
 
 class Callbacks:
-    """What LangChain calls. With LangChain's own class as a base, which is not imported before the app does."""
+    """The callbacks. `_register` adds LangChain's own base class, which only the app imports."""
 
     run_inline = True  # in the task that calls the model, not in a thread beside it
 
     def __init__(self) -> None:
-        """Nothing runs."""
+        """Begin with an empty tree."""
         self._tree = Tree()
 
     @guarded(_PLACE)
     def on_chain_start(
         self, serialized: Any, inputs: Any, *, run_id: Any, parent_run_id: Any = None, **told: Any
     ) -> None:
-        """A graph, a node of it, or anything else that is none of the below begins."""
+        """A graph, a node of it, or another part without a callback of its own begins."""
         if is_node(told):
             self._tree.step(run_id, parent_run_id, told.get("name") or "node", "node")
         else:
@@ -95,7 +96,7 @@ class Callbacks:
     def on_retriever_start(
         self, serialized: Any, query: str, *, run_id: Any, parent_run_id: Any = None, **told: Any
     ) -> None:
-        """Documents are looked for."""
+        """A retrieval begins."""
         self._tree.step(run_id, parent_run_id, told.get("name") or "retriever", "retrieval", input=query)
 
     on_retriever_end = on_chain_end
@@ -106,7 +107,8 @@ class Callbacks:
         self, serialized: Any, messages: Any, *, run_id: Any, parent_run_id: Any = None, **told: Any
     ) -> None:
         """A model is about to be called."""
-        # Of several in one the ends come in an order in which nothing can be taken back; their node is in force.
+        # In a batch the ends come in another order than the beginnings, so steps could not be taken back. The node
+        # around them stays in force.
         if told.get("batch_size", 1) == 1:
             self._tree.model(run_id, parent_run_id)
 
@@ -114,7 +116,7 @@ class Callbacks:
 
     @guarded(_PLACE)
     def on_llm_new_token(self, token: Any, *, run_id: Any, **_: Any) -> None:
-        """A stream has begun, and knows where it belongs; what the app does between two chunks does not."""
+        """A stream has begun and has its step; the app's own work between two chunks must not get it."""
         part = self._tree.get(run_id)
         if part is not None:
             part.leave()
@@ -133,7 +135,7 @@ class Callbacks:
     def _judge(self, run_id: Any, error: BaseException, *names: str) -> None:
         part = self._tree.get(run_id)
         if part is not None and part.whole is not None and is_a(error, *names) and not hasattr(error, _TOLD):
-            setattr(error, _TOLD, True)  # it is told again by everything around
+            setattr(error, _TOLD, True)  # every enclosing part reports the same error
             part.whole.run.score("valid", 0, comment=str(error))
 
 

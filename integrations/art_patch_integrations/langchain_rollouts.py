@@ -4,8 +4,9 @@
 
     groups = [art.TrajectoryGroup(wrap_rollout(model, rollout)(scenario) for _ in range(4)) for scenario in scenarios]
 
-What the rollout asks by `init_chat_model()` becomes the conversations of the trajectory that it returns, branches and
-sub-agents each their own, with exact tokens. Asked asynchronously and not streamed; anything else is refused.
+The rollout's calls through `init_chat_model()` become the conversations of the trajectory that it returns, with exact
+tokens; each branch and sub-agent has its own. Only asynchronous calls without streaming can be captured; others are
+refused.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def wrap_rollout(
     """Return the rollout with its conversations filled in.
 
     Args:
-        model: whom `init_chat_model()` asks inside the rollout.
-        rollout: returns a trajectory with its reward; what messages it has are replaced by what was asked.
+        model: the model that `init_chat_model()` asks inside the rollout.
+        rollout: returns a trajectory with its reward; its messages are replaced by the captured ones.
     """
 
     @functools.wraps(rollout)
@@ -58,12 +59,12 @@ def init_chat_model(model: str | None = None, *, model_provider: str | None = No
     """Return a `ChatOpenAI` that asks the model of the rollout around it.
 
     Args:
-        model: accepted as scripts write it there; the rollout's model is asked, whatever its name.
-        model_provider: as above.
-        options: of `ChatOpenAI`; the temperature is 1 unless given.
+        model: accepted for scripts that give it; the rollout's model is asked in any case.
+        model_provider: accepted likewise and not used.
+        options: arguments of `ChatOpenAI`; the temperature is 1 unless given.
 
     Raises:
-        ConfigError: there is no rollout around this.
+        ConfigError: it is called outside of a rollout.
     """
     asked = _MODEL.get()
     if asked is None:
@@ -82,7 +83,7 @@ def init_chat_model(model: str | None = None, *, model_provider: str | None = No
 
 
 class _OnlyAsync:
-    """Stands where the client for calls in a thread would, which nothing could capture."""
+    """In place of the synchronous client, whose calls in a thread could not be captured."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

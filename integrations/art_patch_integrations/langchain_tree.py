@@ -1,6 +1,6 @@
-"""The tree of what LangChain runs, told by ids in whatever order and thread: which of it is a step of which run.
+"""The tree of LangChain's runs: which part is a step of which run. Parts come by id, in any order and from any thread.
 
-What is told of nothing that has ended stays small: the oldest parts are forgotten from so many on.
+If parts never end, the tree stays small: beyond `MOST_KEPT` the oldest are forgotten.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Kind = Literal["node", "tool", "retrieval"]
 
 @dataclass(slots=True, eq=False)
 class Whole:
-    """A run of a graph, as often as it is resumed.
+    """A run of a graph, from its start through all interrupts and resumptions.
 
     Attributes:
-        run: the trajectory, or a part in the app's own.
-        thread: graph and thread that it is resumed in.
+        run: the trajectory, or a part of the app's own trajectory.
+        thread: graph and thread by which it is found when it is resumed.
         waits: whether an interrupt has stopped it.
-        step: the graph, where the trajectory is the app's own.
-        loose: whether this is no graph, but what the app calls outside of one.
+        step: the graph's step, where the trajectory is the app's own.
+        loose: whether there is no graph, and the parts are called by the app itself.
     """
 
     run: Run
@@ -39,14 +39,14 @@ class Whole:
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """What LangChain calls a run: of a graph, a node, a chain, a tool, a model.
+    """One of LangChain's own runs: of a graph, a node, a chain, a tool or a model.
 
     Attributes:
-        whole: which run it is a part of; nothing as long as no graph is seen.
-        step: the step that it is, or is in.
-        told: what it was started with, for as long as it may turn out to be a graph.
-        ends: what ends with it: its step, or the whole.
-        inside: what it has put in force.
+        whole: the run that it is a part of; `None` until a graph is known.
+        step: its own step, or the step around it.
+        told: its start's arguments, kept while it may turn out to be a graph.
+        ends: the step or the whole that ends with it.
+        inside: the step that it has put in force.
     """
 
     whole: Whole | None = None
@@ -62,26 +62,26 @@ class Part:
             self.inside.enter()
 
     def leave(self) -> None:
-        """Take it back; once."""
+        """Take the step back; can be called twice."""
         if self.inside is not None:
             self.inside.leave()
 
 
 class Tree:
-    """See the module. Thread-safe."""
+    """All open parts. Thread-safe."""
 
     def __init__(self) -> None:
-        """Nothing runs."""
+        """Begin without parts."""
         self._parts: OrderedDict[Any, Part] = OrderedDict()
         self._threads: OrderedDict[tuple[str, str], Whole] = OrderedDict()
         self._lock = threading.RLock()
 
     def get(self, run_id: Any) -> Part | None:
-        """Return what runs under an id."""
+        """Return the open part of an id."""
         return self._parts.get(run_id)
 
     def chain(self, run_id: Any, parent_run_id: Any, told: dict[str, Any]) -> None:
-        """Something begins that is no step in itself; it may be a graph, which only its nodes tell in old versions."""
+        """A part begins that is no step itself. It may be a graph: in old versions only its nodes show that."""
         above = self._above(parent_run_id)
         part = Part(above.whole, above.step, told)
         with self._lock:
@@ -100,7 +100,7 @@ class Tree:
         step = above.whole.run.step(name, kind, parent=above.step, **known)
         part = Part(above.whole, step, ends=step)
         self._keep(run_id, part)
-        part.enter()  # for calls of the SDK without LangChain in between
+        part.enter()  # for calls that a node makes by the SDK itself
 
     def model(self, run_id: Any, parent_run_id: Any) -> None:
         """A model is called."""
@@ -111,7 +111,7 @@ class Tree:
             part.enter()
 
     def end(self, run_id: Any, output: Any = None, error: BaseException | str | None = None, **known: Any) -> None:
-        """Something ended: well, badly, or in an interrupt."""
+        """A part ended: well, with an error, or in an interrupt."""
         with self._lock:
             part = self._parts.pop(run_id, None)
         if part is None:
@@ -129,7 +129,7 @@ class Tree:
             self._whole_ends(part.ends, output, error)
 
     def _above(self, parent_run_id: Any) -> Part:
-        """What something begins in; if LangChain knows of nothing, then in what the app has opened itself."""
+        """Return the enclosing part; without one, the app's own trajectory, if there is one."""
         part = self._parts.get(parent_run_id)
         if part is None:
             part = Part(Whole(Run(), loose=True) if _surrounding() is not None else None)
@@ -137,7 +137,7 @@ class Tree:
 
     def _is_graph(self, part: Part) -> None:
         told, part.told = part.told, {}
-        if not told:  # known as one already, or not told of here
+        if not told:  # it is known as a graph already, or its start was not reported here
             return
         if part.whole is None or part.whole.loose:
             shared = _surrounding() is not None
@@ -148,7 +148,7 @@ class Tree:
             part.step = part.ends = part.whole.run.step(told.get("name") or "graph", "agent", parent=part.step)
 
     def _run(self, told: dict[str, Any]) -> Whole:
-        """Begin a run, or go on with the one of the same graph and thread that this resumes."""
+        """Begin a run, or go on with the run of the same graph and thread that this resumes."""
         known = told_of_run(told)
         thread = None if known["session_id"] is None else (str(known["name"]), str(known["session_id"]))
         before = None if thread is None else self._threads.pop(thread, None)
@@ -179,7 +179,7 @@ class Tree:
 
 
 def _surrounding() -> str | None:
-    """Where the trajectory in force comes from: the app, or its tracing; one that is captured is not recorded here."""
+    """Return the origin of the trajectory in force: the app's block, or its tracing."""
     return getattr(current_trajectory(), "origin", None)
 
 

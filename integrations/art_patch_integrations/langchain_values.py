@@ -1,7 +1,7 @@
-"""What LangChain hands to callbacks, as plain values: messages, documents, commands, states.
+"""The objects that LangChain gives to callbacks, as plain values: messages, documents, commands, states.
 
-Of a long list the last items are kept, because a conversation's outcome is at its end. How long texts may be is seen to
-where they are recorded.
+Of a long list the last items are kept, because a conversation's outcome is at its end. The recorder limits the length
+of texts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SESSION = ("thread_id", "session_id", "conversation_id")
 
 
 def shown(value: Any, depth: int = 0) -> Any:
-    """Return the value with LangChain's own classes taken apart; what is none of them stays as it is."""
+    """Return the value with LangChain's own classes taken apart; other values stay as they are."""
     if depth > _DEEPEST:
         return value
     match _form(type(value)):
@@ -35,7 +35,7 @@ def shown(value: Any, depth: int = 0) -> Any:
             return {key: shown(each, depth + 1) for key, each in value}
         case "dataclass":
             told = {each.name: getattr(value, each.name) for each in fields(value) if getattr(value, each.name)}
-            if told.keys() == {"update"}:  # a command that sends nobody anywhere
+            if told.keys() == {"update"}:  # a command that only updates the state
                 return shown(told["update"], depth + 1)
             return {key: shown(each, depth + 1) for key, each in told.items()}
         case "sequence":
@@ -47,7 +47,7 @@ def shown(value: Any, depth: int = 0) -> Any:
 
 @lru_cache(maxsize=1024)
 def _form(kind: type) -> str:
-    """What a value of this class is; asked of every value that comes by."""
+    """Return the form of a class; cached, because it is asked for every value."""
     known: Mapping[str, Any] = getattr(kind, "model_fields", {}) if issubclass(kind, BaseModel) else {}
     for form, is_one in (
         ("message", known.keys() >= {"content", "type"}),
@@ -64,7 +64,7 @@ def _form(kind: type) -> str:
 
 
 def is_node(told: Mapping[str, Any]) -> bool:
-    """Whether what was started is a node of a graph, or a task of one that is written as a function."""
+    """Whether a part is a node of a graph, or a task of a graph that is written as a function."""
     tags, metadata = told.get("tags") or (), told.get("metadata") or {}
     if "langsmith:hidden" in tags:
         return False
@@ -75,7 +75,7 @@ def is_node(told: Mapping[str, Any]) -> bool:
 
 
 def told_of_run(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `Run` takes, from what a graph was started with: its name, and its metadata and tags."""
+    """Return the arguments of `Run` for a graph: its name, session, user, tags and metadata."""
     metadata: dict[str, Any] = dict(told.get("metadata") or {})
     session = next((metadata[key] for key in _SESSION if metadata.get(key) is not None), None)
     user = metadata.get("user_id")
@@ -92,7 +92,7 @@ def told_of_run(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def output_of_tool(output: Any) -> tuple[Any, dict[str, Any]]:
-    """Return what a tool gave back, and what else is known of it: the id of its call, and how it failed."""
+    """Return a tool's result, and the id and error of its call."""
     if getattr(output, "type", None) != "tool":
         return shown(output), {}
     failed = str(output.content) if getattr(output, "status", None) == "error" else None
@@ -100,5 +100,5 @@ def output_of_tool(output: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def is_a(error: object, *names: str) -> bool:
-    """Whether an error is of a class of one of these names, which need not be imported for that."""
+    """Whether an error's class or a base of it has one of these names; the classes need not be imported."""
     return any(kind.__name__ in names for kind in type(error).__mro__)

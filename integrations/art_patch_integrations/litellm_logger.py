@@ -1,12 +1,12 @@
-"""LiteLLM: records what it sends by HTTP clients of its own (`hosted_vllm/`, `anthropic/`, `gemini/`, `responses()`).
+"""LiteLLM: records the calls that it sends by its own HTTP clients (`hosted_vllm/`, `anthropic/`, `gemini/`, ...).
 
-A `CustomLogger` in `litellm.callbacks`. LiteLLM tells of a call right before it is sent, in the caller's context, and
-of its end in a thread. What goes through the OpenAI SDK (`openai/`) the patch sees, so it is left alone here. The
-others are recorded and cannot be routed; `api_base=` with the address of `art-patch proxy` routes them. Calls in
-another provider's tongue (`litellm.anthropic.messages`, `generate_content()`) are not recorded.
+A `CustomLogger` in `litellm.callbacks`. LiteLLM reports a call right before it is sent, in the caller's context, and
+its end in a thread. Calls through the OpenAI SDK (`openai/`) are left alone, because the patch sees them. The others
+are recorded and cannot be routed; `api_base=` with the address of `art-patch proxy` routes them. Calls in the format of
+another provider (`litellm.anthropic.messages`, `generate_content()`) are not recorded.
 
-Where LiteLLM speaks OpenAI's tongue, request and answer are kept as they were sent, token ids included; of other
-providers and of streams, what LiteLLM made of them. Whose a call is says what is in force, as for any other.
+Where LiteLLM uses OpenAI's format, request and answer are kept as they were sent, with token ids. For other providers
+and for streams, LiteLLM's translation is kept. A call belongs to the trajectory in force, like any other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from art_patch.context.integration import OwnCall, guarded, record_call
 
 MOST_OPEN = 1_000
-"""Calls under way; the oldest count as given up, such as streams that were not read to their end."""
+"""Most open calls; beyond that the oldest count as given up, such as streams that were not read to the end."""
 
 _FOREIGN = ("anthropic_messages", "generate_content")
 
@@ -26,11 +26,11 @@ _APIS: dict[str, Any] = {"/chat/completions": "chat", "/responses": "responses"}
 
 
 class Calls:
-    """The calls under way, by LiteLLM's own id. One id is one call, its retries included."""
+    """The open calls, by LiteLLM's own id. One id is one call with all its retries."""
 
     def __init__(self) -> None:
-        """None yet."""
-        self._lock = RLock()  # the garbage collector may tell of an end in the middle of a beginning
+        """Begin without open calls."""
+        self._lock = RLock()  # re-entrant: the garbage collector may end a call while another begins
         self._open: OrderedDict[str, tuple[OwnCall, bool]] = OrderedDict()
 
     @guarded("integrations.litellm")
@@ -80,11 +80,7 @@ class Calls:
 
 
 def arm(litellm: Any) -> None:
-    """Add a logger to those of the app.
-
-    Args:
-        litellm: the package. Its class of loggers is imported with it.
-    """
+    """Add a logger to those of the app."""
     from litellm.integrations.custom_logger import CustomLogger
 
     if any(type(each).__name__ == "ArtPatchLogger" for each in litellm.callbacks):
@@ -92,7 +88,7 @@ def arm(litellm: Any) -> None:
     calls = Calls()
 
     class ArtPatchLogger(CustomLogger):
-        """What LiteLLM calls; everything it does is in `Calls`."""
+        """The callbacks; `Calls` does the work."""
 
         def log_pre_api_call(self, model: Any, messages: Any, kwargs: Any) -> None:
             calls.sent(model, messages, kwargs)

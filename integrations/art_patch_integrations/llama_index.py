@@ -1,13 +1,13 @@
 """LlamaIndex: runs of agents, workflows, query engines and chat engines are trajectories, by its instrumentation.
 
-A span handler of LlamaIndex's root dispatcher. The outermost agent, workflow or engine is the run; those inside it,
-tools, hand-overs, retrievals with their documents and steps of the app's own workflows are its steps. A memory's
-`session_id` is the session. An answer that a parser or a schema does not accept scores the run `valid` 0. LLMs,
-retrievers and tools that an app calls outside of all that are recorded as without this module.
+A span handler of LlamaIndex's root dispatcher. The outermost agent, workflow or engine is the run. Inner ones, tools,
+hand-overs, retrievals with their documents, and steps of the app's own workflows are its steps. The session is a
+memory's `session_id`. An answer that a parser or a schema does not accept scores the run `valid` 0. LLMs, retrievers
+and tools that an app calls outside of all these are recorded as without this module.
 
-The dispatcher tells of a part in the task or thread that runs it, and there it is put in force; the start of a workflow
-alone is told elsewhere, but each of its steps is told of. An engine that streams asks the model when its answer is
-read, after the run.
+The dispatcher reports a part in the task or thread that runs it, where the part is put in force. Only the start of a
+workflow is reported elsewhere, but each of its steps is reported in place. An engine that streams asks the model when
+its answer is read, which is after the run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from art_patch.context.integration import Inside, Run, Step, guarded
 
 MOST_OPEN = 10_000
-"""Parts that may be open; the oldest are forgotten, in case that they never end."""
+"""Most open parts; beyond that the oldest are forgotten, in case they never end."""
 
 _KINDS: dict[tuple[str, str], Any] = {
     ("Workflow", "run"): "agent",
@@ -29,7 +29,7 @@ _KINDS: dict[tuple[str, str], Any] = {
     **{("BaseTool", method): "tool" for method in ("call", "acall")},
 }
 _AGENTS = ("BaseWorkflowAgent", "AgentWorkflow", "FunctionAgent", "ReActAgent", "CodeActAgent")
-"""Workflows whose steps say nothing that calls and tools do not."""
+"""Workflows whose steps are not recorded, because their calls and tools say the same."""
 _PARSING = ("structured_predict", "astructured_predict")
 
 
@@ -47,9 +47,9 @@ class Handler:
     """A `BaseSpanHandler`, in all but the base class: LlamaIndex is not imported here."""
 
     def __init__(self) -> None:
-        """Hear nothing yet."""
-        self.open_spans: dict[str, Any] = {}  # what the dispatcher's shutdown would end; of no use here
-        self._lock = RLock()  # the garbage collector may tell of an end in the middle of a beginning
+        """Begin without open parts."""
+        self.open_spans: dict[str, Any] = {}  # the dispatcher's shutdown reads it
+        self._lock = RLock()  # re-entrant: the garbage collector may end a part while another begins
         self._spans: OrderedDict[str, _Open] = OrderedDict()
 
     @guarded("integrations.llama_index")
@@ -103,14 +103,14 @@ class Handler:
         self._end(found, None, err)
 
     def capture_propagation_context(self) -> dict[str, Any]:
-        """Nothing goes to other processes."""
+        """Return nothing to send to other processes."""
         return {}
 
     def restore_propagation_context(self, context: dict[str, Any]) -> None:
-        """Nothing comes from other processes."""
+        """Take nothing from other processes."""
 
     def close(self) -> None:
-        """Nothing is kept here."""
+        """Do nothing; nothing is buffered here."""
 
     def _close(self, id_: str) -> _Open | None:
         with self._lock:
@@ -128,11 +128,7 @@ class Handler:
 
 
 def arm(instrumentation: Any) -> None:
-    """Add a span handler to the root dispatcher.
-
-    Args:
-        instrumentation: `llama_index_instrumentation`.
-    """
+    """Add a span handler to the root dispatcher of `llama_index_instrumentation`."""
     root = instrumentation.root_dispatcher
     if not any(isinstance(each, Handler) for each in root.span_handlers):
         root.add_span_handler(Handler())
@@ -151,7 +147,7 @@ def _run(instance: Any, known: Any) -> Run:
 
 
 def _method(kind: Any, instance: Any, known: Any) -> tuple[Any, str, Any]:
-    """Kind, name and input of a part that is an object's method."""
+    """Return kind, name and input of a part that is an object's method."""
     if kind == "tool":
         given = {**known, **known.get("kwargs", {})}
         given = {key: each for key, each in given.items() if key != "kwargs" and type(each).__name__ != "Context"}
@@ -165,7 +161,7 @@ def _method(kind: Any, instance: Any, known: Any) -> tuple[Any, str, Any]:
 
 
 def _workflow_step(place: str, method: str, event: Any) -> tuple[Any, str, Any] | None:
-    """Kind, name and input of a step of a workflow; None for what is no step, or says nothing."""
+    """Return kind, name and input of a workflow's step; `None` for a part that is not recorded."""
     if event is None:
         return None
     if place not in _AGENTS:

@@ -1,7 +1,8 @@
-"""MCP: a call of a server's tool is a step, with the server's name, what went in and what came back.
+"""MCP: a call of a server's tool is a step, with the server's name, its input and its result.
 
-Whichever framework asks: the client's session is heard. The step is part of the run in force, below the framework's own
-step of the tool, if it tells of one; without a run, nothing is kept. What a tool reports as its error is the step's.
+The client's session is wrapped, so it works under every framework. The step is part of the run in force, below the
+framework's own step of the tool, if there is one. Without a run nothing is kept. An error that a tool reports is the
+step's error.
 """
 
 from __future__ import annotations
@@ -14,15 +15,11 @@ import wrapt
 from art_patch.context.integration import Run, Step, guarded
 
 _servers: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-"""Names of the servers of sessions. Since release 2 a session knows it itself."""
+"""Names of the servers of sessions. From release 2 on a session knows it itself."""
 
 
 def arm(module: Any) -> None:
-    """Hear sessions.
-
-    Args:
-        module: `mcp.client.session`.
-    """
+    """Wrap the sessions of `mcp.client.session`."""
     session = module.ClientSession
     if not isinstance(session.__dict__["call_tool"], wrapt.ObjectProxy):
         session.call_tool = wrapt.FunctionWrapper(session.call_tool, _calling)

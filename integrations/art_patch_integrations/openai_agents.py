@@ -1,12 +1,12 @@
 """OpenAI Agents SDK: its traces become runs, its agents, tools, hand-overs and guardrails their steps.
 
-A trace processor of the SDK's own kind, beside those that the app has set; what goes to OpenAI is the app's affair and
-stays so. A trace is a run: workflow name -> name, `group_id` -> session. A guardrail that trips scores its run
-`guardrail` 0. Calls of the model are recorded by the patch; here they only learn whose they are, and so do calls that a
-tool or a guardrail makes of its own.
+A trace processor of the SDK's own kind, beside those that the app has set; the export to OpenAI stays as the app has
+it. A trace is a run: its workflow name is the name, its `group_id` the session. A guardrail that trips scores its run
+`guardrail` 0. The patch records the calls of the model. Here they get their step, as do calls that a tool or a
+guardrail makes itself.
 
-The SDK tells of a span in the task that opens it, right before the call. With its tracing switched off, nothing is told
-and calls are recorded as without this module. A trace that is taken up again (`RunState`) goes on as the same
+The SDK reports a span in the task that opens it, right before the call. With its tracing switched off it reports
+nothing, and calls are recorded as without this module. A trace that is resumed (`RunState`) goes on as the same
 trajectory.
 """
 
@@ -21,11 +21,11 @@ import wrapt
 from art_patch.context.integration import Inside, Run, Step, guarded
 
 MOST_OPEN = 10_000
-"""Runs, and spans, that may be open; the oldest are forgotten, in case that they never end."""
+"""Most open runs, and most open spans; beyond that the oldest are forgotten, in case they never end."""
 
 _KINDS = {"agent": "agent", "function": "tool", "mcp_tools": "tool", "guardrail": "guardrail", "custom": "span"}
 _CALLS = ("generation", "response", "function", "guardrail")
-"""What calls the model, or may. All are `with` blocks in the SDK, so what is put in force is taken back."""
+"""Spans in which the model may be called. All are `with` blocks in the SDK, so each step is taken back."""
 _TOLD = {
     "agent": ("tools", "handoffs", "output_type"),
     "function": ("input", "mcp_data"),
@@ -46,9 +46,9 @@ class Processor:
     """A `TracingProcessor`, in all but the base class: the SDK is not imported here."""
 
     def __init__(self, tracing: Any) -> None:
-        """Hear nothing yet; `tracing` is the SDK's module."""
+        """Begin without open runs; `tracing` is the SDK's module."""
         self._tracing = tracing
-        self._lock = RLock()  # the garbage collector may tell of an end in the middle of a beginning
+        self._lock = RLock()  # re-entrant: the garbage collector may end a span while another begins
         self._runs: OrderedDict[str, Run] = OrderedDict()
         self._spans: OrderedDict[str, _Open] = OrderedDict()
 
@@ -97,7 +97,7 @@ class Processor:
         if inside is not None:
             inside.leave()
         data, kind, error = span.span_data, span.span_data.type, _error(span.error)
-        if kind == "handoff":  # to whom is known by now only
+        if kind == "handoff":  # the target is known only at the end
             known = {"from_agent": data.from_agent, "to_agent": data.to_agent}
             run.step(data.to_agent or "handoff", "handoff", parent=step).end(error=error, **known)
         elif own and step is not None:
@@ -107,16 +107,16 @@ class Processor:
             run.score("guardrail", 0, comment=data.name)
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Nothing is kept here."""
+        """Do nothing; nothing is buffered here."""
 
     def force_flush(self) -> None:
-        """Nothing is kept here."""
+        """Do nothing; nothing is buffered here."""
 
     def _run(self, trace_id: str) -> Run | None:
         run = self._runs.get(trace_id)
         if run is not None:
             return run
-        trace = self._tracing.get_current_trace()  # one that is taken up again begins without telling
+        trace = self._tracing.get_current_trace()  # a trace that is resumed reports no beginning
         return self._begin(trace) if trace is not None and trace.trace_id == trace_id else None
 
     def _begin(self, trace: Any) -> Run:
@@ -129,13 +129,9 @@ class Processor:
 
 
 def arm(tracing: Any) -> None:
-    """Add a processor to those of the app; also after it replaces them all.
-
-    The SDK makes its provider, which opens an HTTP client, at the first trace; so it is not asked for here.
-
-    Args:
-        tracing: `agents.tracing`. An app's own package of that name is left alone.
-    """
+    """Add a processor to those of the app; also after the app replaces them all."""
+    # The class is wrapped, because asking for the SDK's provider would make it, and it opens an HTTP client.
+    # An app's own package named `agents.tracing` has no such class and is left alone.
     made = getattr(getattr(tracing, "provider", None), "DefaultTraceProvider", None)
     if made is None or hasattr(made.set_processors, "__wrapped__"):
         return

@@ -1,14 +1,14 @@
 """Frameworks that emit OpenTelemetry spans of agents and tools: the spans become steps of the trajectory.
 
 A span processor in every tracer provider of the SDK that the app makes after `patch()`, and in the global one. It reads
-the words of OpenTelemetry (`gen_ai.operation.name`), OpenInference, Langfuse and Traceloop, given when a span starts,
-and the names that OpenTelemetry's conventions give to spans. The outermost such span is a run: the trace's id, or the
-app's own trajectory; `gen_ai.conversation.id` or `session.id` is its session. Spans of model calls are none of ours, as
-the patch records the calls; each belongs to the step that surrounds it.
+the attributes of OpenTelemetry (`gen_ai.operation.name`), OpenInference, Langfuse and Traceloop that a span has at its
+start, and span names of OpenTelemetry's conventions. The outermost such span is a run: its id is the trace's, or it
+joins the app's own trajectory. Its session is `gen_ai.conversation.id` or `session.id`. Spans of model calls are passed
+over, because the patch records the calls; each call belongs to the step that surrounds it.
 
-Pydantic AI (`Agent.instrument_all()`): a tool or an output that the model must give again scores the run `valid` 0. Of
-an output that fails its validation no span tells; that the model is asked again, and no tool was called, does. Releases
-before 2 do not say which tool calls they repeat.
+Pydantic AI (`Agent.instrument_all()`): a tool call or an output that the model must give again scores the run `valid`
+0. No span reports an output that fails its validation. It is inferred: the model is asked again, and no tool was
+called. Releases before 2 do not say which tool calls they repeat.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from art_patch.context.integration import Run, Step, guarded
 from art_patch_integrations import opentelemetry_words as words
 
 MOST_OPEN = 10_000
-"""Spans that may be open; the oldest are forgotten, in case that they never end."""
+"""Most open spans; beyond that the oldest are forgotten, in case they never end."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,8 +45,8 @@ class Processor:
     """A `SpanProcessor`, in all but the base class: the SDK is not imported here."""
 
     def __init__(self) -> None:
-        """Hear nothing yet."""
-        self._lock = RLock()  # the garbage collector may tell of an end in the middle of a beginning
+        """Begin without open spans."""
+        self._lock = RLock()  # re-entrant: the garbage collector may end a span while another begins
         self._spans: OrderedDict[int, _Open] = OrderedDict()
 
     @guarded("integrations.opentelemetry")
@@ -87,22 +87,18 @@ class Processor:
             found.run.end()
 
     def _on_ending(self, span: Any) -> None:
-        """Called by the SDK."""
+        """Do nothing; the SDK calls it."""
 
     def shutdown(self) -> None:
-        """Nothing is kept here."""
+        """Do nothing; nothing is buffered here."""
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Nothing is kept here."""
+        """Do nothing; nothing is buffered here."""
         return True
 
 
 def arm(sdk: Any) -> None:
-    """Add a processor to the tracer providers of the app.
-
-    Args:
-        sdk: `opentelemetry.sdk.trace`.
-    """
+    """Add a processor to the tracer providers of the app; `sdk` is `opentelemetry.sdk.trace`."""
     provider = sdk.TracerProvider
     if hasattr(provider.__init__, "__wrapped__"):
         return

@@ -1,7 +1,7 @@
-"""What a span says, in the words of OpenTelemetry, OpenInference, Langfuse, Traceloop, and of single frameworks.
+"""Attributes of spans, by the conventions of OpenTelemetry, OpenInference, Langfuse, Traceloop and single frameworks.
 
-Words are attributes. Strands, Google ADK and Microsoft's Agent Framework give them after the start only, but name their
-spans by the conventions: the operation, and whose it is. Strands says what went in and came out in events.
+Strands, Google ADK and Microsoft's Agent Framework set attributes only after the start, but their span names follow the
+conventions: the operation, then the agent's or the tool's name. Strands has inputs and outputs in events.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "traceloop.span.kind": {"agent": "agent", "tool": "tool", "workflow": "span", "task": "span"},
 }  # fmt: skip
 NAMED: dict[str, Any] = KINDS["gen_ai.operation.name"] | {"workflow.run": "agent", "executor.process": "node"}
-"""By the first word of the span's name; the last two are Microsoft's."""
+"""First word of a span's name -> kind; the last two are Microsoft's."""
 UNNAMED = {"gen_ai.tool.name": "tool", "agent_name": "agent"}
-"""What a span of Pydantic AI is that names no operation, as in its first releases."""
+"""Attribute -> kind, for spans of Pydantic AI's first releases, which name no operation."""
 NAME = (
     "gen_ai.tool.name", "gen_ai.agent.name", "agent_name", "tool.name", "agent.name", "traceloop.entity.name",
     "gen_ai.workflow.name", "workflow.name",
@@ -44,10 +44,10 @@ RETRY = ("pydantic_ai.tool.retry.cause", "pydantic_ai.output.retry.cause")
 
 
 def kind(span: Any) -> Any:
-    """What a span is that begins; none if it is neither of an agent nor of what it does."""
+    """Return the kind of a span at its start; `None` for a span that is no part of an agent's work."""
     told = words(span)
     if "mcp.method.name" in told:
-        return None  # of a call of an MCP server's tool its client tells more
+        return None  # `mcp_client` reports more of the same call
     known = next((kinds[told[word]] for word, kinds in KINDS.items() if told.get(word) in kinds), None)
     if known is not None:
         return known
@@ -59,23 +59,23 @@ def kind(span: Any) -> Any:
 
 
 def name(span: Any) -> str:
-    """Whose span it is."""
+    """Return the name of the agent or tool."""
     first_word, _, rest = span.name.partition(" ")
     return first(words(span), NAME) or (rest if rest and first_word in NAMED else span.name)
 
 
 def given(span: Any) -> str | None:
-    """What went in."""
+    """Return the input."""
     return first(words(span), INPUT) or _event(span, "gen_ai.tool.message", "content")
 
 
 def returned(span: Any) -> str | None:
-    """What came out."""
+    """Return the output."""
     return first(words(span), OUTPUT) or _event(span, "gen_ai.choice", "message")
 
 
 def error(span: Any) -> str | None:
-    """Why it failed."""
+    """Return the error."""
     if span.status.status_code is not StatusCode.ERROR:
         return None
     raised = _event(span, "exception", "exception.message")
@@ -83,17 +83,17 @@ def error(span: Any) -> str | None:
 
 
 def words(span: Any) -> Mapping[str, Any]:
-    """Its attributes."""
+    """Return the attributes."""
     return span.attributes or {}
 
 
 def first(told: Mapping[str, Any], of: Iterable[str]) -> str | None:
-    """The first of several words that is said."""
+    """Return the first of several attributes that has a value."""
     return next((str(told[word]) for word in of if told.get(word) not in (None, "")), None)
 
 
 def is_pydantic(span: Any) -> bool:
-    """Whether it is Pydantic AI's."""
+    """Whether Pydantic AI made the span."""
     return getattr(span.instrumentation_scope, "name", None) == "pydantic-ai"
 
 

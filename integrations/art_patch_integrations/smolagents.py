@@ -1,9 +1,9 @@
 """smolagents: a run of an agent is a trajectory, with its tools, the code that it runs, and the agents that it manages.
 
-What makes the steps of a run is wrapped, and so are tools. A run is in force while a step is made, not while whoever
-streams it looks at one; but it stays in force from a tool's call to its result, as tools run in threads meanwhile. An
-answer that cannot be read, a tool that is called wrongly, and a final answer that a check refuses score the run
-`valid` 0.
+The generator that makes the steps of a run is wrapped, and so are tools. A run is in force while a step is made, and
+not while the app looks at a step between two. From a tool's call to its result it stays in force, because tools run in
+threads meanwhile. An answer that cannot be read, a tool that is called wrongly, and a final answer that a check refuses
+score the run `valid` 0.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from art_patch import current_trajectory
 from art_patch.context.integration import Inside, Run, Step, guarded
 
 _WRONG = ("AgentParsingError", "AgentToolCallError", "AgentError")
-"""The model's fault; the last is a check's refusal. Those of tools and code are none of these."""
+"""Errors of the model; the last one is a check's refusal. Errors of tools and code have other classes."""
 _MIDST = ("ToolCall", "ToolOutput")
 _END = object()
 
 
 class _Running:
-    """A run of an agent, of its own or inside another's."""
+    """A run of an agent, by itself or inside another agent's run."""
 
     def __init__(self, agent: Any, task: Any) -> None:
         name = getattr(agent, "name", None) or type(agent).__name__
@@ -36,14 +36,14 @@ class _Running:
 
     @guarded("integrations.smolagents")
     def go(self) -> None:
-        """The next step is made from here on."""
+        """Put the run in force, as the next step begins."""
         if self.inside is None:
             self.inside = self.run.inside(self.code or self.step)
             self.inside.enter()
 
     @guarded("integrations.smolagents")
     def hear(self, item: Any) -> None:
-        """Take what was made."""
+        """Take an item that the agent made."""
         what = type(item).__name__
         is_code = what == "ToolCall" and item.name == "python_interpreter"
         if what not in _MIDST or is_code:
@@ -51,14 +51,14 @@ class _Running:
         if is_code:
             self.code = self.run.step(item.name, "tool", parent=self.step, input=item.arguments)
         elif what == "ActionStep" and item is not self.judged:
-            self.judged = item  # the last one may come twice
+            self.judged = item  # smolagents may yield the last step twice
             self._judge(item)
         elif what == "FinalAnswerStep":
             self.output = item.output
 
     @guarded("integrations.smolagents")
     def end(self, error: BaseException | None = None) -> None:
-        """It is over."""
+        """End the run."""
         self._leave()
         self.step.end(None if self.output is None else str(self.output), error=error)
         self.run.end(error=error)
@@ -91,7 +91,7 @@ def _running(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Iterator[An
             if item is _END:
                 break
             yield item
-    except GeneratorExit:  # nobody reads on
+    except GeneratorExit:  # the app stopped reading, which is no failure
         items.close()
         running.end()
         raise
@@ -138,11 +138,7 @@ def _called(begun: tuple[Step, Inside] | None, result: Any, error: BaseException
 
 
 def arm(smolagents: Any) -> None:
-    """Wrap what makes the steps of agents, and tools.
-
-    Args:
-        smolagents: `smolagents`.
-    """
+    """Wrap the methods that make the steps of agents, and that call tools."""
     agent, tool = smolagents.MultiStepAgent, smolagents.Tool
     if not hasattr(tool.__call__, "__wrapped__"):
         agent._run_stream = _running(agent._run_stream)
