@@ -53,6 +53,8 @@ RETIRED = set(
         "pulse",
         "figures",
         "course",
+        "door",
+        "doors",
     ]
 )
 """Words that identifiers of the package no longer hold; CHANGELOG says what took their place."""

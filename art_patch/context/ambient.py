@@ -21,7 +21,7 @@ from opentelemetry import trace
 from opentelemetry.context.context import Context
 
 from art_patch.context.call_spans import is_call_span
-from art_patch.context.registered_spans import OpenTrajectory, Told, told_of
+from art_patch.context.registered_spans import OpenTrajectory, RegisteredSpan, registered
 from art_patch.types import TrajectoryInfo
 
 _KEY = otel.create_key("art-patch-ambient")
@@ -87,10 +87,10 @@ def ambient() -> Ambient:
     return _in_force(ambient_of(otel.get_current()))
 
 
-def told_around(here: Ambient) -> Told | None:
-    """Return what an integration has told of the active OpenTelemetry span, if no block of ours is inside the span."""
-    told = told_of(trace.get_current_span().get_span_context().span_id)
-    return told if told is not None and here.open in (None, told.open) and here.span_id == told.below else None
+def registered_around(here: Ambient) -> RegisteredSpan | None:
+    """Return the active OpenTelemetry span if an integration has registered it and no block of ours was entered inside it."""
+    span = registered(trace.get_current_span().get_span_context().span_id)
+    return span if span is not None and here.open in (None, span.open) and here.span_id == span.below else None
 
 
 def identify(*, using: bool = True, call: bool = False) -> Identity:
@@ -113,11 +113,11 @@ def identify(*, using: bool = True, call: bool = False) -> Identity:
     if active.is_valid and is_call_span(span):
         # What surrounds the instrumented call is what we look for; it may be nothing.
         active, context = getattr(span, "parent", None), None
-    told = None if active is None else told_of(active.span_id)
-    if told is not None and here.open in (None, told.open):
-        told.open.used = told.open.used or using
-        step_id = told.step_id if here.span_id == told.below else here.span_id
-        return Identity(told.open.info, step_id, here.group_key, False, context)
+    known = None if active is None else registered(active.span_id)
+    if known is not None and here.open in (None, known.open):
+        known.open.used = known.open.used or using
+        step_id = known.step_id if here.span_id == known.below else here.span_id
+        return Identity(known.open.info, step_id, here.group_key, False, context)
     if here.open is not None:
         here.open.used = here.open.used or using
         return Identity(here.open.info, here.span_id, here.group_key, False, context)

@@ -25,8 +25,17 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 from art_patch._lib.faults import faults, is_fault
 from art_patch._lib.ids import new_id
-from art_patch.context.ambient import Ambient, Entered, OpenTrajectory, ambient, enter, identify, leave, told_around
-from art_patch.context.registered_spans import Told, forget, tell
+from art_patch.context.ambient import (
+    Ambient,
+    Entered,
+    OpenTrajectory,
+    ambient,
+    enter,
+    identify,
+    leave,
+    registered_around,
+)
+from art_patch.context.registered_spans import RegisteredSpan, forget, register
 from art_patch.recording import described, emit
 from art_patch.types import JSON, REPLAY, Score, SpanInfo, SpanKind, TrajectoryInfo
 
@@ -52,14 +61,14 @@ class Step:
         id: its own, for steps below it.
     """
 
-    __slots__ = ("_keep", "_known", "_told", "id", "run")
+    __slots__ = ("_attributes", "_keep", "_known", "id", "run")
 
-    def __init__(self, run: Run, known: tuple[str, str | None, SpanKind], told: JSON, keep: _Keep) -> None:
+    def __init__(self, run: Run, known: tuple[str, str | None, SpanKind], attributes: JSON, keep: _Keep) -> None:
         """Made by `Run.step`."""
         self.run = run
         self.id = new_id()
         self._known = (*known, time.time())
-        self._told: JSON | None = told  # until it is over
+        self._attributes: JSON | None = attributes  # until it is over
         self._keep = keep
 
     def end(self, output: object = None, *, error: BaseException | str | None = None, **attributes: object) -> None:
@@ -70,13 +79,13 @@ class Step:
             error: why it failed.
             attributes: anything else that is known by now.
         """
-        told, self._told = self._told, None
-        if told is None:
+        begun_with, self._attributes = self._attributes, None
+        if begun_with is None:
             return
-        told = {**told, **_told(output=output, **attributes)}
+        known = {**begun_with, **_json_values(output=output, **attributes)}
         name, parent_id, kind, began = self._known
         error = described(error)
-        self._keep(SpanInfo(self.id, self.run.id, name, began, parent_id, time.time(), kind, told, error))
+        self._keep(SpanInfo(self.id, self.run.id, name, began, parent_id, time.time(), kind, known, error))
 
 
 class Run:
@@ -103,19 +112,19 @@ class Run:
             metadata: anything else, as JSON values, without `replay`: whoever calls the app may have given it.
         """
         here = ambient()
-        told = told_around(here)
+        around = registered_around(here)
         self._group_key = here.group_key
-        self._below = here.span_id if told is None else told.step_id
+        self._below = here.span_id if around is None else around.step_id
         self._own = False
-        if here.open is not None or told is not None:
-            self._open = here.open or cast(Told, told).open
+        if here.open is not None or around is not None:
+            self._open = here.open or cast(RegisteredSpan, around).open
         else:
             info = identify(using=False).trajectory
             self._own = info is None
             info = info or TrajectoryInfo(id or new_id(), time.time(), "explicit", group_key=here.group_key)
             info = _named(info, name=name, session_id=session_id, user_id=user_id)
             of_framework = {key: value for key, value in (metadata or {}).items() if key != REPLAY}
-            info = replace(info, tags=info.tags or tuple(tags), metadata=info.metadata or _told(**of_framework))
+            info = replace(info, tags=info.tags or tuple(tags), metadata=info.metadata or _json_values(**of_framework))
             self._open = OpenTrajectory(info)
 
     @property
@@ -136,7 +145,7 @@ class Run:
             known: anything else.
         """
         above = self._below if parent is None else parent.id
-        return Step(self, (name, above, kind), _told(input=input, **known), self._keep)
+        return Step(self, (name, above, kind), _json_values(input=input, **known), self._keep)
 
     def inside(self, step: Step | None = None) -> Inside:
         """Return what puts the run, and a step of it, in force: a context manager, or `enter()` and `leave()`."""
@@ -147,7 +156,7 @@ class Run:
 
     def take_span(self, span_id: int, step: Step | None = None) -> None:
         """Say that calls under an OpenTelemetry span, which begins here, are this run's, and a step's."""
-        tell(span_id, Told(self._open, self._below if step is None else step.id, ambient().span_id))
+        register(span_id, RegisteredSpan(self._open, self._below if step is None else step.id, ambient().span_id))
 
     @staticmethod
     def drop_span(span_id: int) -> None:
@@ -157,8 +166,8 @@ class Run:
     def score(self, name: str, value: float, *, comment: str | None = None) -> None:
         """Judge the run by what the framework saw, such as an answer that did not validate (0)."""
         if math.isfinite(value):
-            said = None if comment is None else comment[:MOST_CHARS]
-            self._keep(Score(new_id(), self.id, name, float(value), "code", time.time(), comment=said))
+            short = None if comment is None else comment[:MOST_CHARS]
+            self._keep(Score(new_id(), self.id, name, float(value), "code", time.time(), comment=short))
 
     def know(self, *, session_id: str | None = None, user_id: str | None = None) -> None:
         """Say what turned out late; it is written when the run ends. What is known already stays."""
@@ -175,7 +184,7 @@ class Run:
         if output is not None:  # a trajectory has no result of its own; a step that lasted as long as it did has one
             info = self._open.info
             whole = SpanInfo(new_id(), self.id, info.name or "run", info.started_at, self._below, kind="agent")
-            emit(replace(whole, ended_at=time.time(), attributes=_told(output=output), error=described(error)))
+            emit(replace(whole, ended_at=time.time(), attributes=_json_values(output=output), error=described(error)))
         emit(replace(self._open.info, ended_at=time.time(), error=described(error)))
 
     def _keep(self, record: SpanInfo | Score) -> None:
@@ -237,7 +246,7 @@ def _named(info: TrajectoryInfo, **known: str | None) -> TrajectoryInfo:
     return replace(info, **{name: getattr(info, name) or value for name, value in known.items()})
 
 
-def _told(**values: object) -> JSON:
+def _json_values(**values: object) -> JSON:
     return {name: _plain(value) for name, value in values.items() if value is not None}
 
 

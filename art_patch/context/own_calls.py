@@ -2,7 +2,7 @@
 
 The patch cannot see such a call; it only sees that one goes by (`patching.bypass`), and stands around it while it does.
 An integration that hears of the call at that moment records it here, once. What is not told of by then is counted as
-unseen. No call that the patch sees goes by such a door, so nothing is recorded twice.
+unseen. No call that the patch sees takes such a bypass, so nothing is recorded twice.
 """
 
 from __future__ import annotations

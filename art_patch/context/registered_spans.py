@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of which an integration has told: whose parts they are.
+"""OpenTelemetry spans that an integration has registered, each with the trajectory and step that it belongs to.
 
 A framework that emits spans keeps them active around its calls, in whatever task or thread. So no block of ours is
 needed there: who knows the innermost span of a call knows the step. Bounded; the oldest are forgotten first.
@@ -39,7 +39,7 @@ class OpenTrajectory:
         return waiting
 
 
-class Told(NamedTuple):
+class RegisteredSpan(NamedTuple):
     """A span.
 
     Attributes:
@@ -53,25 +53,25 @@ class Told(NamedTuple):
     below: str | None
 
 
-_told: OrderedDict[int, Told] = OrderedDict()
+_spans: OrderedDict[int, RegisteredSpan] = OrderedDict()
 # Re-entrant: the garbage collector may end a span, by closing its generator, while this thread begins another.
 _lock = RLock()
 
 
-def tell(span_id: int, told: Told) -> None:
+def register(span_id: int, span: RegisteredSpan) -> None:
     """Remember a span."""
     with _lock:
-        _told[span_id] = told
-        if len(_told) > MOST:
-            _told.popitem(last=False)
+        _spans[span_id] = span
+        if len(_spans) > MOST:
+            _spans.popitem(last=False)
 
 
 def forget(span_id: int) -> None:
     """Forget a span that is over."""
     with _lock:
-        _told.pop(span_id, None)
+        _spans.pop(span_id, None)
 
 
-def told_of(span_id: int) -> Told | None:
+def registered(span_id: int) -> RegisteredSpan | None:
     """Return what is known of a span."""
-    return _told.get(span_id)
+    return _spans.get(span_id)

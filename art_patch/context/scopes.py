@@ -26,7 +26,7 @@ from art_patch.context.ambient import (
     identify,
     lasting,
     leave,
-    told_around,
+    registered_around,
 )
 from art_patch.context.carrying import carry
 from art_patch.errors import ConfigError
@@ -108,8 +108,8 @@ class _Span(Scope[str]):
 
     def _open(self) -> tuple[Ambient, str]:
         here, now = ambient(), time.time()
-        told = told_around(here)
-        opened = here.open if told is None else told.open
+        around = registered_around(here)
+        opened = here.open if around is None else around.open
         info = None if opened is None else opened.info
         if info is None:
             info = identify(using=False).trajectory
@@ -117,7 +117,7 @@ class _Span(Scope[str]):
         if info is None:
             info = TrajectoryInfo(new_id(), now, "explicit", name=self._name, group_key=here.group_key)
             opened = OpenTrajectory(info)
-        parent_id = here.span_id if told is None else told.step_id
+        parent_id = here.span_id if around is None else around.step_id
         part = SpanInfo(new_id(), info.id, self._name, now, parent_id=parent_id)
         self._spans.append((opened, part, roots))
         inside = here.copy()

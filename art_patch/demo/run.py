@@ -111,7 +111,7 @@ def run_demo(
     directory = settings.directory
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     base = build_model(
-        directory.parent / "models" / f"shop-{seed}{_told_apart(program)}",
+        directory.parent / "models" / f"shop-{seed}{_tools_suffix(program)}",
         seed=seed,
         tools=program.tools,
         progress=lambda done, total, loss: tell.progress("warm-up", done, total, f"loss {loss:.3f}"),
@@ -303,7 +303,7 @@ def _ungated(config: CycleConfig) -> CycleConfig:
     )
 
 
-def _told_apart(program: Program) -> str:
+def _tools_suffix(program: Program) -> str:
     """A part of the model's name: what agents offer differs, and a model is made for one offer."""
     if as_written(program.tools) == as_written(TOOLS):
         return ""

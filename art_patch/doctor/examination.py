@@ -49,7 +49,7 @@ def examine(
         packages.python,
         lambda: packages.sdk(packages.installed_version, lambda: import_module(MODULE)),
         lambda: packages.patchers(packages.installed_version),
-        lambda: packages.doors(packages.installed_version),
+        lambda: packages.bypasses(packages.installed_version),
         lambda: configuration.chosen(found),
         lambda: configuration.mistaken(wrong),
         lambda: configuration.strangers(environment),

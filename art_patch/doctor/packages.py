@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from art_patch.doctor.finding import Finding
-from art_patch.patching import DOORS
+from art_patch.patching import BYPASSES
 
 Installed = Callable[[str], str | None]
 """From the name of a distribution to its version, `None` if it is not installed."""
@@ -85,11 +85,11 @@ def patchers(installed: Installed) -> list[Finding]:
     return [Finding("other patchers", "ok", f"{', '.join(found)}: they see each call too, the routed ones included")]
 
 
-def doors(installed: Installed) -> list[Finding]:
+def bypasses(installed: Installed) -> list[Finding]:
     """Which installed packages have calls that the patch cannot see."""
     found = [
-        Finding("doors", "warn", f"{door.package} {number}, not seen: {door.bypasses}", door.cure)
-        for door in DOORS
-        if (number := installed(door.package))
+        Finding("bypasses", "warn", f"{one.package} {number}, not seen: {one.unseen}", one.cure)
+        for one in BYPASSES
+        if (number := installed(one.package))
     ]
-    return found or [Finding("doors", "ok", "no package is installed that goes past the OpenAI SDK")]
+    return found or [Finding("bypasses", "ok", "no package is installed that goes past the OpenAI SDK")]

@@ -142,7 +142,7 @@ def _share(name: str, answers: Sequence[Answered], of: _Of, config: GateConfig, 
     return not_worse(name, pairs, allowed=config.max_worse, level=config.level, seed=seed, less_is_better=True)
 
 
-def _said(choice: Choice) -> tuple[str, ...]:
+def _words(choice: Choice) -> tuple[str, ...]:
     """An answer without what is never the same twice, the ids of its tool calls."""
     calls = cast("Sequence[JSON]", choice.message.get("tool_calls") or ())
     functions = [cast("JSON", call.get("function") or {}) for call in calls]
@@ -154,7 +154,7 @@ def _different(answers: Sequence[Answered]) -> Finding:
     """How many of a turn's answers differ."""
 
     def metric(of: Sequence[Given]) -> float:
-        return fmean(len(set(map(_said, given.choices))) / max(1, len(given.choices)) for given in of)
+        return fmean(len(set(map(_words, given.choices))) / max(1, len(given.choices)) for given in of)
 
     ours, theirs = metric([a.candidate for a in answers]), metric([a.champion for a in answers])
     return Finding("different answers", ours, theirs, None, True, f"different answers {ours:.3g} against {theirs:.3g}")
@@ -172,7 +172,7 @@ def _same(answers: Sequence[Answered], limits: CollapseConfig) -> Finding:
 def _collision(given: Sequence[tuple[str, Given]]) -> float:
     said: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for key, of in given:
-        said[key] += map(_said, of.choices)
+        said[key] += map(_words, of.choices)
     total: dict[tuple[str, ...], float] = defaultdict(float)
     within = 0.0
     for spoken in said.values():
@@ -189,7 +189,7 @@ def _length(answers: Sequence[Answered], limits: CollapseConfig) -> Finding:
     by_ids = all(choice.token_ids for choice in every)
 
     def size(choice: Choice) -> int:
-        return len(choice.token_ids or ()) if by_ids else sum(map(len, _said(choice)))
+        return len(choice.token_ids or ()) if by_ids else sum(map(len, _words(choice)))
 
     ours = fmean([size(choice) for a in answers for choice in a.candidate.choices] or [0])
     theirs = fmean([size(choice) for a in answers for choice in a.champion.choices] or [0])

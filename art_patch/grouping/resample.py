@@ -119,7 +119,7 @@ def turn_group(
     answer = turn.answer
     given = [] if answer is None else [replace(turn.call, choices=(answer,), status="ok")]
     siblings = tuple(_sibling(turn, call, new_id, at) for call in (*given, *alternatives))
-    if len({_said(sibling) for sibling in siblings}) < 2:
+    if len({_answer(sibling) for sibling in siblings}) < 2:
         return None
     return Group(
         new_id(),
@@ -144,7 +144,7 @@ def _sibling(turn: ResampleTurn, call: Call, new_id: Callable[[], str], at: floa
     return Trajectory(info, (replace(call, id=new_id(), trajectory_id=key, span_id=None, shadow_of=turn.call.id),))
 
 
-def _said(sibling: Trajectory) -> str:
+def _answer(sibling: Trajectory) -> str:
     message = sibling.calls[0].choices[0].message
     calls: Any = message.get("tool_calls") or ()
     return repr((message.get("content") or "", [call.get("function") for call in calls]))

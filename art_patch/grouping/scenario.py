@@ -73,9 +73,9 @@ def task_of(first: Call, *, across: bool = False, seen: dict[str, tuple[str, tup
     text, attached = "", ()
     for message in first.messages:
         if message.get("role") == "user":
-            text, attached = _said(message)
+            text, attached = _text_and_media(message)
             break
-        said, also = _said(message)
+        said, also = _text_and_media(message)
         before.append([message.get("role"), _normalised(said), also])
     setting = "" if across else digest([before, tools_key(first)])
     masked = mask(text)
@@ -124,7 +124,7 @@ def is_held_out(scenario_key: str, share: float) -> bool:
     return int.from_bytes(hashed) < share * 2**64
 
 
-def _said(message: JSON) -> tuple[str, tuple[str, ...]]:
+def _text_and_media(message: JSON) -> tuple[str, tuple[str, ...]]:
     """The text of a message, and hashes of what else is in it."""
     content: Any = message.get("content") or ""
     if isinstance(content, str):

@@ -62,8 +62,8 @@ class Status(NamedTuple):
         shadowed: answers in the background, of the champion in mode `shadow` and of a challenger in state `shadow`.
         shadow_skipped: calls that they were not asked because the budget was spent or too many were waiting.
         shadow_failed: calls that they were asked and did not answer.
-        doors: through which calls reach us: the SDK, and the integrations that were armed.
-        bypasses: doors through which calls went past the patch, with how often, as far as we can see.
+        instrumented: the SDK with its version, and the integrations that were armed.
+        bypasses: how many calls went around the patch, by the way that they took, as far as we can see.
         errors: our own faults and the store's troubles, counted by place.
         degraded: what does not work right now, in plain sentences.
     """
@@ -81,7 +81,7 @@ class Status(NamedTuple):
     shadowed: int = 0
     shadow_skipped: int = 0
     shadow_failed: int = 0
-    doors: tuple[str, ...] = ()
+    instrumented: tuple[str, ...] = ()
     bypasses: Mapping[str, int] = MappingProxyType({})
     errors: Mapping[str, int] = MappingProxyType({})
     degraded: tuple[str, ...] = ()
@@ -137,7 +137,7 @@ class _Process:
         self.hooked = False
         self.installed: dict[str, EntryPoint] | None = None
         self.armed: set[str] = set()
-        self.doors: dict[str, str] = {}
+        self.instrumented: dict[str, str] = {}
         self.reporter = _Reporter()
         self.refused: tuple[str, ...] = ()
         self.by_launcher = False
@@ -367,7 +367,7 @@ def _arm(entry: EntryPoint, module: Any) -> None:
     """
     try:
         entry.load()(module)
-        _process.doors[entry.name] = f"integration {entry.name}"
+        _process.instrumented[entry.name] = f"integration {entry.name}"
     except Exception as error:
         faults.trouble("integrations", error)
         if _process.runtime is not None:
@@ -382,7 +382,9 @@ def _put_on(module: Any) -> None:
         return
     try:
         _process.wrapping.put_on(module)
-        _process.doors["sdk"] = f"openai {getattr(sys.modules.get('openai._version'), '__version__', '(unknown)')}"
+        _process.instrumented["sdk"] = (
+            f"openai {getattr(sys.modules.get('openai._version'), '__version__', '(unknown)')}"
+        )
     except Exception as error:
         faults.trouble("patching.wrap", error)
         runtime.degraded["sdk"] = "This version of the OpenAI SDK is not known; calls are not recorded nor routed."
@@ -428,7 +430,7 @@ def _facts(runtime: Runtime) -> dict[str, Any]:
         "shadowed": shadow.asked,
         "shadow_skipped": shadow.skipped,
         "shadow_failed": shadow.failed,
-        "doors": tuple(_process.doors.values()),
+        "instrumented": tuple(_process.instrumented.values()),
         "bypasses": bypasses_seen(),
         "errors": faults.counts,
         "degraded": (*_process.refused, *runtime.sentences()),

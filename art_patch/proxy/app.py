@@ -1,4 +1,4 @@
-"""The ASGI application: who may call, which door a request takes, and the answer on its way back."""
+"""The ASGI application: who may call, which of the two ways a request takes, and the answer on its way back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from art_patch._lib.asgi import Caller, Gone, Pairs
 from art_patch.context import group, trajectory
 from art_patch.patching import status
-from art_patch.proxy.headers import KEY, TRAJECTORY, first, for_caller, said
+from art_patch.proxy.headers import KEY, TRAJECTORY, caller_context, first, for_caller
 from art_patch.proxy.upstream import Sent, Unreachable, Upstream
 from art_patch.serving import PageGuard, error_body
 
@@ -46,16 +46,16 @@ def build_app(base_url: str, *, key: str | None = None, names: Collection[str] |
         key: what callers must send as `x-art-key`.
         names: see `PageGuard`.
     """
-    door = _Door()
+    gateway = _Gateway()
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        door.upstream = Upstream(base_url)
+        gateway.upstream = Upstream(base_url)
         yield
-        await door.upstream.close()
+        await gateway.upstream.close()
 
     app = Starlette(
-        routes=[Route("/health", _health), Route(f"{PREFIX}/{{rest:path}}", door)],
+        routes=[Route("/health", _health), Route(f"{PREFIX}/{{rest:path}}", gateway)],
         middleware=[
             Middleware(PageGuard, names=names, json_paths=[f"{PREFIX}{surface}" for surface in SURFACES]),
             *([Middleware(_KeyGuard, key=key)] if key else []),
@@ -73,7 +73,7 @@ async def _health(_: Request) -> Response:
     return JSONResponse(facts | {"recorded": now.recorded, "degraded": list(now.degraded)})
 
 
-class _Door:
+class _Gateway:
     """Everything below `/v1`."""
 
     upstream: Upstream
@@ -134,7 +134,7 @@ async def _relay(response: Any, caller: Caller, headers: Pairs) -> None:
 @contextmanager
 def _context_of(caller: Caller) -> Generator[Pairs]:
     """Make the caller's context ours while its call runs; gives the headers that tell the caller about it."""
-    about, run_id = said(caller.headers), None
+    about, run_id = caller_context(caller.headers), None
     if first(caller.headers, b"traceparent") is not None:
         carrier = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in caller.headers}
         otel.attach(propagate.extract(carrier))  # for this request's task alone, and never taken back

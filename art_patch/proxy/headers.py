@@ -26,7 +26,7 @@ _HOP_BY_HOP = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CallerContext:
     """What a caller says about its call.
 
     Attributes:
@@ -49,10 +49,10 @@ class Said:
         return any((self.trajectory_id, self.scenario, self.session_id, self.user_id))
 
 
-def said(headers: Iterable[tuple[bytes, bytes]]) -> Said:
+def caller_context(headers: Iterable[tuple[bytes, bytes]]) -> CallerContext:
     """Return what the `x-art-*` headers say; an empty one says nothing."""
     given = {name.lower(): value.decode("utf-8", "replace").strip() for name, value in headers}
-    return Said(
+    return CallerContext(
         trajectory_id=given.get(TRAJECTORY) or None,
         scenario=given.get(b"x-art-scenario") or None,
         session_id=given.get(b"x-art-session-id") or None,

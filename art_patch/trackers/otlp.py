@@ -138,7 +138,7 @@ class Otlp:
         """
         spans = [item.payload for item in items if isinstance(item.payload, ReadableSpan)]
         logs = [item.payload for item in items if isinstance(item.payload, ReadableLogRecord)]
-        with _told() as told:
+        with _export_errors() as told:
             for start in range(0, len(spans), _BATCH):
                 if self._spans.export(spans[start : start + _BATCH]) is not SpanExportResult.SUCCESS:
                     raise self.refused(f"spans ({told.first})")
@@ -224,7 +224,7 @@ class Otlp:
         )
 
 
-class _Told(logging.Handler):
+class _ExportErrors(logging.Handler):
     """Keeps the first line that OpenTelemetry's client logs."""
 
     def __init__(self) -> None:
@@ -239,10 +239,10 @@ class _Told(logging.Handler):
 
 
 @contextmanager
-def _told() -> Generator[_Told]:
+def _export_errors() -> Generator[_ExportErrors]:
     """Catch the client's log while the block runs."""
     # The exporters return only success or failure. The reason is in their log, once for each retry.
-    logger, told = logging.getLogger("opentelemetry.exporter"), _Told()
+    logger, told = logging.getLogger("opentelemetry.exporter"), _ExportErrors()
     propagate, logger.propagate = logger.propagate, False
     logger.addHandler(told)
     try:

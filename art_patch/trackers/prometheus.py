@@ -132,7 +132,11 @@ def _apps(apps: Iterable[Mapping[str, Any]], mine: Mapping[str, str]) -> Iterabl
         "art_patch_app_bypassed_total",
         "Calls of the process that went past the patch.",
         "counter",
-        [({**labels, "door": door}, count) for labels, app in told for door, count in sorted(app["bypasses"].items())],
+        [
+            ({**labels, "bypass": name}, count)
+            for labels, app in told
+            for name, count in sorted(app["bypasses"].items())
+        ],
     )
     yield _Family(
         "art_patch_app_last_seen_timestamp_seconds",

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from art_patch import current_trajectory
 from art_patch.context.integration import Inside, Run, Step
-from art_patch_integrations.langchain_values import is_a, shown, told_of_run
+from art_patch_integrations.langchain_values import is_a, run_facts, shown
 
 MOST_KEPT = 10_000
 Kind = Literal["node", "tool", "retrieval"]
@@ -149,7 +149,7 @@ class Tree:
 
     def _run(self, told: dict[str, Any]) -> Whole:
         """Begin a run, or go on with the run of the same graph and thread that this resumes."""
-        known = told_of_run(told)
+        known = run_facts(told)
         thread = None if known["session_id"] is None else (str(known["name"]), str(known["session_id"]))
         before = None if thread is None else self._threads.pop(thread, None)
         inputs = told.get("inputs")

@@ -74,7 +74,7 @@ def is_node(told: Mapping[str, Any]) -> bool:
     return path[-1:] == (True,) and told.get("name") == metadata.get("langgraph_node")
 
 
-def told_of_run(told: Mapping[str, Any]) -> dict[str, Any]:
+def run_facts(told: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `Run` for a graph: its name, session, user, tags and metadata."""
     metadata: dict[str, Any] = dict(told.get("metadata") or {})
     session = next((metadata[key] for key in _SESSION if metadata.get(key) is not None), None)

@@ -18,7 +18,7 @@ from openai import _base_client
 
 from art_patch.doctor import Finding, adapter, configuration, job, machine, packages, serving, storage
 from art_patch.errors import ConfigError, EngineError
-from art_patch.patching import DOORS
+from art_patch.patching import BYPASSES
 from art_patch.serving import EngineClient, Found
 from art_patch.settings import load_settings
 from art_patch.store import HEAD, open_store
@@ -60,22 +60,22 @@ def test_an_sdk_that_cannot_be_wrapped_is_red():
     assert (found.level, found.cure) == ("bad", "pip install openai")
 
 
-def test_doors_and_patchers_are_those_that_are_installed():
-    found = packages.doors(has(litellm="1.106.2", anthropic="0.9", numpy="2"))
+def test_bypasses_and_patchers_are_those_that_are_installed():
+    found = packages.bypasses(has(litellm="1.106.2", anthropic="0.9", numpy="2"))
     assert [(one.level, one.text.split(",")[0]) for one in found] == [
         ("warn", "litellm 1.106.2"),
         ("warn", "anthropic 0.9"),
     ]
     assert all(one.cure for one in found)
-    assert [one.level for one in packages.doors(has())] == ["ok"]
+    assert [one.level for one in packages.bypasses(has())] == ["ok"]
     (other,) = packages.patchers(has(langfuse="5.0.4", sentry_sdk="2.75", numpy="2"))
     assert "langfuse 5.0.4, sentry-sdk 2.75" in other.text
     assert packages.patchers(has())[0].text == "none"
 
 
-def test_every_door_has_a_cure_in_one_line():
-    assert len({door.package for door in DOORS}) == len(DOORS)
-    for package, bypasses, cure in DOORS:
+def test_every_bypass_has_a_cure_in_one_line():
+    assert len({each.package for each in BYPASSES}) == len(BYPASSES)
+    for package, unseen, cure in BYPASSES:
         assert package
         for words in (bypasses, cure):
             assert words

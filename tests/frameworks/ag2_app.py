@@ -43,4 +43,4 @@ async def main() -> None:
 asyncio.run(main())
 told = art.status()
 art.unpatch()
-print(json.dumps({"doors": told.doors, "errors": dict(told.errors), "bypasses": dict(told.bypasses)}))
+print(json.dumps({"instrumented": told.instrumented, "errors": dict(told.errors), "bypasses": dict(told.bypasses)}))

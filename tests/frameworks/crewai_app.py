@@ -92,4 +92,6 @@ with art.trajectory("app"):
 agent("Loner").llm.call("hi")
 told = art.status()
 art.unpatch()
-print("\n" + json.dumps({"doors": told.doors, "errors": dict(told.errors), "bypasses": dict(told.bypasses)}))
+print(
+    "\n" + json.dumps({"instrumented": told.instrumented, "errors": dict(told.errors), "bypasses": dict(told.bypasses)})
+)

@@ -71,5 +71,10 @@ assert art.flush(30)
 told = art.status()
 art.unpatch()
 assert dspy.Predict(Colour)(at="sky").colour == "blue"  # not recorded any more
-shown = {"doors": told.doors, "errors": dict(told.errors), "bypasses": dict(told.bypasses), "heard": heard.modules}
+shown = {
+    "instrumented": told.instrumented,
+    "errors": dict(told.errors),
+    "bypasses": dict(told.bypasses),
+    "heard": heard.modules,
+}
 print(json.dumps(shown))

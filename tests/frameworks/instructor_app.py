@@ -41,5 +41,10 @@ assert art.flush(30)
 told = art.status()
 art.unpatch()
 client.chat.completions.create(model="gpt-unpatched", **ASKED)
-shown = {"doors": told.doors, "errors": dict(told.errors), "bypasses": dict(told.bypasses), "refused": len(refused)}
+shown = {
+    "instrumented": told.instrumented,
+    "errors": dict(told.errors),
+    "bypasses": dict(told.bypasses),
+    "refused": len(refused),
+}
 print(json.dumps(shown))

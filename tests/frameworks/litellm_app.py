@@ -58,5 +58,10 @@ from litellm.litellm_core_utils.thread_pool_executor import executor  # noqa: E4
 executor.shutdown()  # where it tells of ends
 told = art.status()
 art.unpatch()
-shown = {"doors": told.doors, "errors": dict(told.errors), "bypasses": dict(told.bypasses), "warned": warned}
+shown = {
+    "instrumented": told.instrumented,
+    "errors": dict(told.errors),
+    "bypasses": dict(told.bypasses),
+    "warned": warned,
+}
 print(json.dumps(shown))

@@ -51,4 +51,6 @@ with ThreadPoolExecutor(2) as pool:
     list(pool.map(lambda name: agent(ToolCallingAgent, name, tools=[]).run("hi"), ("left", "right")))
 told = art.status()
 art.unpatch()
-print("\n" + json.dumps({"doors": told.doors, "errors": dict(told.errors), "bypasses": dict(told.bypasses)}))
+print(
+    "\n" + json.dumps({"instrumented": told.instrumented, "errors": dict(told.errors), "bypasses": dict(told.bypasses)})
+)

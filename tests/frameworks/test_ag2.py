@@ -46,7 +46,7 @@ def test_what_an_agent_is_asked_is_one_trajectory(tmp_path: Path):
         server.answer = planned(PLAN)
         told = run_app(python, "ag2_app.py", url, server.url)
         asked = [seen.body["model"] for seen in server.seen]
-    assert "integration ag2" in told["doors"]
+    assert "integration ag2" in told["instrumented"]
     assert (told["errors"], told["bypasses"]) == ({}, {})
     guide, again, app, *both = found = trajectories(url)
     assert sorted(call.requested_model for each in found for call in each.calls) == sorted(asked)

@@ -55,7 +55,7 @@ def test_a_run_is_one_trajectory(tmp_path: Path):
         server.answer = planned(PLAN)
         told = run_app(python, "autogen_app.py", url, server.url)
         asked = [seen.body["model"] for seen in server.seen]
-    assert {"integration autogen_agentchat.agents", "integration autogen_agentchat.teams"} <= set(told["doors"])
+    assert {"integration autogen_agentchat.agents", "integration autogen_agentchat.teams"} <= set(told["instrumented"])
     assert (told["errors"], told["bypasses"]) == ({}, {})
     found = {each.info.name: each for each in trajectories(url)}
     assert sorted(call.requested_model for each in found.values() for call in each.calls) == sorted(asked)

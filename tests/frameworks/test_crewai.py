@@ -66,7 +66,7 @@ def test_a_run_is_one_trajectory(tmp_path: Path):
         server.answer = planned(PLAN)
         told = run_app(python, "crewai_app.py", url, server.url)
         asked = [seen.body["model"] for seen in server.seen]
-    assert "integration crewai.events.event_bus" in told["doors"]
+    assert "integration crewai.events.event_bus" in told["instrumented"]
     assert (told["errors"], told["bypasses"]) == ({}, {})
     found = {each.info.name: each for each in trajectories(url)}
     assert sorted(call.requested_model for each in found.values() for call in each.calls) == sorted(asked)

@@ -72,7 +72,7 @@ def test_a_program_is_one_trajectory(tmp_path: Path, wanted: list[str]):
     with serving() as server:
         server.answer = answer
         told = run_app(python, "dspy_app.py", url, server.url)
-    assert "integration dspy" in told["doors"]
+    assert "integration dspy" in told["instrumented"]
     assert (told["errors"], told["bypasses"], told["heard"]) == ({}, {}, 10)
     guide, *judged = trajectories(url)
     assert tree(guide) == TREE

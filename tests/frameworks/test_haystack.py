@@ -37,7 +37,7 @@ def test_a_run_is_one_trajectory(tmp_path: Path, wanted: list[str]):
     with serving() as server:
         server.answer = reply
         told = run_app(python, "haystack_app.py", url, server.url)
-    assert "integration haystack.tracing.tracer" in told["doors"]
+    assert "integration haystack.tracing.tracer" in told["instrumented"]
     assert (told["errors"], told["bypasses"]) == ({}, {})
     found = trajectories(url)
     inside = ["span Pipeline", "  span painter", *(f"    {line}" for line in agent("gpt-inside", oldest=oldest))]

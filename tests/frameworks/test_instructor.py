@@ -37,7 +37,7 @@ def test_a_question_is_one_trajectory(tmp_path: Path, wanted: list[str]):
     with serving() as server:
         server.answer = planned(PLAN)
         told = run_app(python, "instructor_app.py", url, server.url)
-    assert any(door.startswith("integration instructor.") for door in told["doors"])
+    assert any(door.startswith("integration instructor.") for door in told["instrumented"])
     assert (told["errors"], told["bypasses"], told["refused"]) == ({}, {}, 4)
     again, awaited, never, app = found = trajectories(url)
     assert [tree(each) for each in found] == [

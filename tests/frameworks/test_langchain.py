@@ -154,7 +154,7 @@ def test_a_graph_is_one_trajectory(tmp_path: Path, asked: tuple[str, ...]):
         server.answer = answer
         told = run_app(python, "langchain_app.py", url, server.url)
         sent = [seen.body["model"] for seen in server.seen][:-AFTER_UNPATCHING]
-    assert told["doors"][1:] == ["integration langchain_core"]
+    assert told["instrumented"][1:] == ["integration langchain_core"]
     assert (told["errors"], told["bypasses"]) == ({}, {})
     found = trajectories(url)
     assert sorted(call.requested_model for each in found for call in each.calls) == sorted(sent)

@@ -25,7 +25,7 @@ def test_every_call_once(tmp_path: Path):
         asked = Counter(seen.body["model"] for seen in server.seen)
     warned = told.pop("warned")
     past = {"litellm": 5, "litellm.responses": 3}
-    assert "integration litellm" in told["doors"]
+    assert "integration litellm" in told["instrumented"]
     assert (told["errors"], told["bypasses"]) == ({}, past)
     assert [line.partition(": pass")[0] for line in warned] == [
         f"art_patch: a call went past the patch ({door}), recorded, but not routed" for door in past

@@ -62,7 +62,7 @@ def test_a_run_is_one_trajectory(tmp_path: Path):
         server.answer = planned(PLAN)
         told = run_app(python, "llama_index_app.py", url, server.url)
         asked = [seen.body["model"] for seen in server.seen]
-    assert "integration llama_index_instrumentation" in told["doors"]
+    assert "integration llama_index_instrumentation" in told["instrumented"]
     assert (told["errors"], told["bypasses"]) == ({}, {})
     found = {each.info.name: each for each in trajectories(url)}
     assert sorted(call.requested_model for each in found.values() for call in each.calls) == sorted(asked)

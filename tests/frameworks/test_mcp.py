@@ -33,7 +33,7 @@ def test_a_tool_of_a_server(tmp_path: Path):
     with serving() as server:
         server.answer = planned({"gpt-painter": [("look", {"at": "void"}), ("look", {"at": "sky"})]})
         told = run_app(python, "mcp_app.py", url, server.url)
-    assert "integration mcp.client.session" in told["doors"]
+    assert "integration mcp.client.session" in told["instrumented"]
     assert (told["errors"], told["bypasses"]) == ({}, {})
     [found] = trajectories(url)
     assert tree(found) == TREE

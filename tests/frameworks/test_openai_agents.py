@@ -76,7 +76,7 @@ def test_a_workflow_is_one_trajectory(tmp_path: Path):
         server.answer = answer
         told = run_app(python, "openai_agents_app.py", url, server.url)
         asked = [seen.body["model"] for seen in server.seen]
-    assert "integration agents.tracing" in told["doors"]
+    assert "integration agents.tracing" in told["instrumented"]
     assert (told["errors"], told["bypasses"]) == ({}, {"openai-agents websocket": 1})
     found = trajectories(url)
     assert sorted(call.requested_model for each in found for call in each.calls) == sorted(asked)

@@ -84,7 +84,7 @@ def test_spans_become_steps(tmp_path: Path, name: str):
     with serving() as server:
         server.answer = reply
         told = run_app(python, f"probes/{framework.probe}_probe.py", url, server.url)
-    assert "integration opentelemetry.sdk.trace" in told["doors"]
+    assert "integration opentelemetry.sdk.trace" in told["instrumented"]
     assert told["errors"] == {}
     found = {each.calls[0].requested_model.rpartition("/")[2]: each for each in trajectories(url)}
     shown = {model: [line.replace("openai/", "") for line in tree(each)] for model, each in found.items()}

@@ -66,7 +66,7 @@ def test_a_run_is_one_trajectory(tmp_path: Path):
         server.answer = answer
         told = run_app(python, "pydantic_ai_app.py", url, server.url)
         asked = [seen.body["model"] for seen in server.seen]
-    assert "integration opentelemetry.sdk.trace" in told["doors"]
+    assert "integration opentelemetry.sdk.trace" in told["instrumented"]
     assert (told["errors"], told["bypasses"]) == ({}, {})
     guide, app, traced = found = trajectories(url)
     assert sorted(call.requested_model for each in found for call in each.calls) == sorted(asked)

@@ -64,7 +64,7 @@ def test_a_run_is_one_trajectory(tmp_path: Path):
         server.answer = planned(PLAN)
         told = run_app(python, "smolagents_app.py", url, server.url)
         asked = [seen.body["model"] for seen in server.seen]
-    assert "integration smolagents" in told["doors"]
+    assert "integration smolagents" in told["instrumented"]
     assert (told["errors"], told["bypasses"]) == ({}, {})
     everything = trajectories(url)
     assert sorted(call.requested_model for each in everything for call in each.calls) == sorted(asked)

@@ -1,4 +1,4 @@
-"""Calls that go past the patch are told once for each door, counted, and otherwise left alone."""
+"""Calls that go past the patch are reported once for each bypass, counted, and otherwise left alone."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("door", "resource", "arguments"),
+    ("bypass", "resource", "arguments"),
     [("openai responses websocket", "responses", {}), ("openai realtime", "realtime", {"model": "m"})],
 )
-def test_websockets(bench, caplog, websocket_server, door, resource, arguments):
+def test_websockets(bench, caplog, websocket_server, bypass, resource, arguments):
     bench.patch()
     # openai 1 speaks TLS unless it is told the whole address.
     socket_url = websocket_server.replace("http", "ws", 1)
@@ -83,10 +83,10 @@ def test_websockets(bench, caplog, websocket_server, door, resource, arguments):
             pass
         getattr(client, resource).connect(**arguments).enter().close()
     asyncio.run(run())
-    assert status().bypasses == {door: 4}
+    assert status().bypasses == {bypass: 4}
     (told,) = warnings_in(caplog)
-    assert door in told
-    assert cure_of(next(each for each in WATCHED if each.name == door)) in told
+    assert bypass in told
+    assert cure_of(next(each for each in WATCHED if each.name == bypass)) in told
 
 
 @pytest.mark.parametrize("why", ["off", "suppress", "wrap", "unpatch"])
@@ -238,7 +238,7 @@ def test_litellm_responses(bench, tmp_path):
     assert len(told) == 2
 
 
-def test_every_door_has_a_cure():
-    assert len({(door.name, door.module) for door in WATCHED}) == len(WATCHED)
-    assert all(cure_of(door) for door in WATCHED)
-    assert all(place.count(".") == 1 for door in WATCHED for place in door.places)
+def test_every_bypass_has_a_cure():
+    assert len({(bypass.name, bypass.module) for bypass in WATCHED}) == len(WATCHED)
+    assert all(cure_of(bypass) for bypass in WATCHED)
+    assert all(place.count(".") == 1 for bypass in WATCHED for place in bypass.places)

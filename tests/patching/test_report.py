@@ -34,8 +34,8 @@ def test_the_store_and_the_command_line_know_of_the_process(bench, client, tmp_p
     assert report.id.endswith(f":{os.getpid()}")
     told = {key: report.facts[key] for key in ("mode", "recorded", "dropped", "bypasses", "degraded")}
     assert told == {"mode": "record", "recorded": 1, "dropped": 0, "bypasses": {}, "degraded": []}
-    assert report.facts["doors"] == list(art.status().doors)
-    assert report.facts["doors"][0].startswith("openai ")
+    assert report.facts["instrumented"] == list(art.status().instrumented)
+    assert report.facts["instrumented"][0].startswith("openai ")
 
     monkeypatch.setattr("sys.argv", ["art-patch", "status", "--home", str(tmp_path), "--json"])
     try:

@@ -32,7 +32,7 @@ FACTS: dict[str, Any] = {
     },
     "apps": [
         {"id": "web 17", "at": 1_700_000_001.0, "mode": "route", "recorded": 9, "dropped": 0, "fallbacks": 1,
-         "shadowed": 0, "doors": ["openai"], "bypasses": {"websocket": 2}, "degraded": []},
+         "shadowed": 0, "instrumented": ["openai"], "bypasses": {"websocket": 2}, "degraded": []},
     ],
 }  # fmt: skip
 
@@ -70,7 +70,7 @@ def expected() -> dict[tuple[str, str, frozenset[tuple[str, str]]], float]:
     counters: list[tuple[str, dict[str, str], float]] = [
         *((f"app_{key}_total", {"process": "web 17"}, FACTS["apps"][0][key])
           for key in ("recorded", "dropped", "fallbacks", "shadowed")),
-        ("app_bypassed_total", {"process": "web 17", "door": "websocket"}, 2),
+        ("app_bypassed_total", {"process": "web 17", "bypass": "websocket"}, 2),
     ]  # fmt: skip
     return {
         (kind, f"art_patch_{name}", frozenset(labels.items())): float(value)

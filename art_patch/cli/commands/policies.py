@@ -152,8 +152,8 @@ def policies(
     from art_patch.errors import ConfigError
 
     if (command := context.invoked_subcommand) is not None:
-        said = [name for name in context.params if _is_said(context, name)]
-        if said:
+        given = [name for name in context.params if _is_given(context, name)]
+        if given:
             raise ConfigError(f"options of `art-patch policies {command}` go behind its name; there are some before it")
         return
 
@@ -165,7 +165,7 @@ def policies(
         _print(found, route, time.time())
 
 
-def _is_said(context: typer.Context, name: str) -> bool:
+def _is_given(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 

@@ -212,9 +212,11 @@ def _print_apps(apps: list[dict[str, Any]], now: float) -> None:
     notes: list[str] = []
     for app in apps:
         numbers = (app["mode"], *(str(app[key]) for key in ("recorded", "dropped", "fallbacks", "shadowed")))
-        table.add_row(app["id"], f"{ago(now - app['at'])} ago", *numbers, ", ".join(app["doors"]) or "nothing yet")
+        table.add_row(
+            app["id"], f"{ago(now - app['at'])} ago", *numbers, ", ".join(app["instrumented"]) or "nothing yet"
+        )
         notes += [
-            f"{app['id']}: {count} calls went past the patch by {door}" for door, count in app["bypasses"].items()
+            f"{app['id']}: {count} calls went past the patch by {name}" for name, count in app["bypasses"].items()
         ]
         notes += [f"{app['id']}: {sentence}" for sentence in app["degraded"]]
     console = stdout()

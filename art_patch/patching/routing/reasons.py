@@ -11,7 +11,7 @@ _NOT_THE_ENGINE = frozenset({400, 413, 422})
 _UNREADABLE = "the SDK cannot read"
 
 
-def told(target: Target, reason: str) -> str:
+def as_recorded(target: Target, reason: str) -> str:
     """Return the reason as it is recorded: with the challenger's name in front, if that was asked."""
     return f"{target.champion}: {reason}" if target.asks_challenger else reason
 

@@ -22,7 +22,7 @@ from art_patch.context import Identity, identify
 from art_patch.patching.rewriting.engine_request import patience_s
 from art_patch.patching.rewriting.response_rewriter import EmptyAnswer, InvalidAnswer, ResponseRewriter, StreamRewriter
 from art_patch.patching.routing.pins import Key
-from art_patch.patching.routing.reasons import is_about_the_engine, is_connect_timeout, reason, told
+from art_patch.patching.routing.reasons import as_recorded, is_about_the_engine, is_connect_timeout, reason
 from art_patch.patching.routing.sticky import sticky_key
 from art_patch.patching.routing.target import Target
 from art_patch.patching.runtime import Runtime
@@ -164,7 +164,7 @@ class RoutedCall:
             return None
         target = self._pinned(target)
         if not self.runtime.allows(challenger=target.asks_challenger):
-            self.exchange.fallback = told(target, "the engine failed repeatedly and is left alone for a moment")
+            self.exchange.fallback = as_recorded(target, "the engine failed repeatedly and is left alone for a moment")
             return None
         self._legs += 1
         self._attempt_began = time.monotonic()
@@ -191,7 +191,7 @@ class RoutedCall:
             self.exchange.forget_answer()
             self.exchange.server = self.client.base_url
             challenger = attempt is not None and attempt.target.asks_challenger
-            self.exchange.fallback = reason(error) if attempt is None else told(attempt.target, reason(error))
+            self.exchange.fallback = reason(error) if attempt is None else as_recorded(attempt.target, reason(error))
             status: Any = getattr(error, "status_code", None)
             # A champion may have been replaced this second: ask the store who serves now.
             may_be_gone = status == 404 and self._legs < _MAX_LEGS

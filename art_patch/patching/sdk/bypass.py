@@ -1,4 +1,4 @@
-"""Calls that go past the patch, as far as they can be seen: counted, and told once for each door with its cure.
+"""Calls that go past the patch, as far as they can be seen: counted, and reported once for each bypass, with its cure.
 
 Some libraries bring their own HTTP or websocket client beside the OpenAI SDK, so no patch of the SDK can see what goes
 through it. Their functions are wrapped when their modules are imported, never before; the wrappers count and pass
@@ -25,17 +25,17 @@ import wrapt
 from art_patch._lib.faults import faults
 from art_patch.context import Passage, identify, is_passing, passing
 from art_patch.patching.runtime import Runtime
-from art_patch.patching.sdk.bypasses import DOORS
+from art_patch.patching.sdk.bypasses import BYPASSES
 
 logger = logging.getLogger("art_patch")
 
 
 class Watched(NamedTuple):
-    """A door that can be seen being used.
+    """A bypass whose use can be seen.
 
     Attributes:
         name: as `status().bypasses` and the warning name it.
-        package: its entry in the table of doors, which knows the cure.
+        package: its entry in the table of bypasses, which knows the cure.
         module: whose import brings it.
         places: `Class.function` in it; one call goes through one of them, once.
         passes: whether a call of that function, of this object, goes past the SDK; all do unless given.
@@ -117,9 +117,9 @@ WATCHED = (
 """All that we can see."""
 
 
-def cure_of(door: Watched) -> str:
+def cure_of(bypass: Watched) -> str:
     """Return the one line that brings the calls back."""
-    return next(known.cure for known in DOORS if known.package == door.package)
+    return next(known.cure for known in BYPASSES if known.package == bypass.package)
 
 
 class _Site(NamedTuple):
@@ -142,7 +142,7 @@ class Detector:
 
     @property
     def seen(self) -> Mapping[str, int]:
-        """How often each door was used."""
+        """How often each bypass was used."""
         with self._lock:
             return dict(self._seen)
 
@@ -152,14 +152,14 @@ class Detector:
             self._seen.clear()
 
     def put_on(self, runtime: Callable[[], Runtime | None]) -> None:
-        """Watch the doors of what is imported, and of what will be; `runtime` tells whose calls they would be."""
+        """Watch the bypasses of what is imported, and of what will be; `runtime` tells whose calls they would be."""
         with self._lock:
             self._runtime = runtime
-            for door in WATCHED:
+            for bypass in WATCHED:
                 if not self._hooked:
-                    wrapt.register_post_import_hook(partial(self._imported, door), door.module)
-                elif door.module in sys.modules:
-                    self._imported(door, sys.modules[door.module])
+                    wrapt.register_post_import_hook(partial(self._imported, bypass), bypass.module)
+                elif bypass.module in sys.modules:
+                    self._imported(bypass, sys.modules[bypass.module])
             self._hooked = True
 
     def take_off(self) -> None:
@@ -171,17 +171,17 @@ class Detector:
                     setattr(site.owner, site.name, site.original)
                     self._sites.remove(site)
 
-    def _imported(self, door: Watched, module: Any) -> None:
+    def _imported(self, bypass: Watched, module: Any) -> None:
         with self._lock:
             if self._runtime is None:
                 return
-            for place in door.places:
+            for place in bypass.places:
                 try:
-                    self._wrap(door, module, *place.split("."))
+                    self._wrap(bypass, module, *place.split("."))
                 except Exception as error:
                     faults.trouble("patching.bypass", error)
 
-    def _wrap(self, door: Watched, module: Any, owner_name: str, name: str) -> None:
+    def _wrap(self, bypass: Watched, module: Any, owner_name: str, name: str) -> None:
         owner = getattr(module, owner_name, None)
         if not isinstance(owner, type) or name not in owner.__dict__:
             return
@@ -190,41 +190,41 @@ class Detector:
         original = owner.__dict__[name]
 
         def sent_past_us(wrapped: Callable[..., Any], of: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not self._passes(door, of):
+            if not self._passes(bypass, of):
                 return wrapped(*args, **kwargs)
             passage = Passage()
             try:
                 with passing(passage):
                     sent = wrapped(*args, **kwargs)
             except BaseException:
-                self._count(door, recorded=passage.recorded)
+                self._count(bypass, recorded=passage.recorded)
                 raise
             if inspect.iscoroutine(sent):
-                return self._awaited(door, passage, sent)
-            self._count(door, recorded=passage.recorded)
+                return self._awaited(bypass, passage, sent)
+            self._count(bypass, recorded=passage.recorded)
             return sent
 
         wrapper: Any = wrapt.FunctionWrapper(original, sent_past_us)
         setattr(owner, name, wrapper)
         self._sites.append(_Site(owner, name, original, wrapper))
 
-    def _passes(self, door: Watched, of: Any) -> bool:
+    def _passes(self, bypass: Watched, of: Any) -> bool:
         if is_passing():
             return False
         try:
-            return door.passes is None or door.passes(of)
+            return bypass.passes is None or bypass.passes(of)
         except Exception as error:
             faults.fault("patching.bypass", error)
             return False
 
-    async def _awaited(self, door: Watched, passage: Passage, sent: Coroutine[Any, Any, Any]) -> Any:
+    async def _awaited(self, bypass: Watched, passage: Passage, sent: Coroutine[Any, Any, Any]) -> Any:
         try:
             with passing(passage):
                 return await sent
         finally:
-            self._count(door, recorded=passage.recorded)
+            self._count(bypass, recorded=passage.recorded)
 
-    def _count(self, door: Watched, *, recorded: bool) -> None:
+    def _count(self, bypass: Watched, *, recorded: bool) -> None:
         try:
             runtime = None if self._runtime is None else self._runtime()
             if runtime is None or runtime.target.mode == "off" or identify(using=False, call=True).suppressed:
@@ -232,14 +232,14 @@ class Detector:
             if recorded and runtime.target.mode == "record":
                 return
             with self._lock:
-                self._seen[door.name] += 1
-                first = self._seen[door.name] == 1
+                self._seen[bypass.name] += 1
+                first = self._seen[bypass.name] == 1
             if first:
                 logger.warning(
                     "art_patch: a call went past the patch (%s), %s: %s",
-                    door.name,
+                    bypass.name,
                     "recorded, but not routed" if recorded else "neither recorded nor routed",
-                    cure_of(door),
+                    cure_of(bypass),
                 )
         except Exception as error:
             faults.fault("patching.bypass", error)
@@ -250,5 +250,5 @@ detector = Detector()
 
 
 def bypasses_seen() -> Mapping[str, int]:
-    """Return how often each door past the patch was used."""
+    """Return how often each bypass past the patch was used."""
     return detector.seen

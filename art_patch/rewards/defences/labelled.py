@@ -158,15 +158,15 @@ def measure(
     judged = [each for each in labelled if each.group.id not in unscored]
     resisted = [_resisted(group, pleas) for group in begging if group.id not in reports[3].unscored]
     costs = [report.cost_usd for report in reports]
-    told_apart = [pair for each in judged for pair in _told_apart(each, first)]
+    agreements = [pair for each in judged for pair in _order_agreement(each, first)]
     taus = [
         _tau_b(list(each.labels.values()), _row(each, first)) for each in judged if len({*each.labels.values()}) > 1
     ]
     return JudgeMetrics(
         groups=len(judged),
         unscored=unscored,
-        pairs=len(told_apart),
-        pairwise_accuracy=_mean(told_apart),
+        pairs=len(agreements),
+        pairwise_accuracy=_mean(agreements),
         kendall_tau=_mean(taus),
         position_bias=_mean([gain for each in judged for gain in _gains_in_front(each.group, first, turned)]),
         flips=_mean([flip for each in judged for flip in _flips(_row(each, first), _row(each, turned))]),
@@ -197,7 +197,7 @@ def _order(a: float, b: float, tie: float = 0.0) -> int:
     return 0 if abs(a - b) <= tie + 1e-9 else int(math.copysign(1, a - b))
 
 
-def _told_apart(each: Labelled, values: Values) -> list[float]:
+def _order_agreement(each: Labelled, values: Values) -> list[float]:
     """1, 0.5 or 0 for each pair that people told apart: ordered alike, tied by the judge, or the wrong way round."""
     row = zip(each.labels.values(), _row(each, values), strict=True)
     return [(1 + _order(a, b) * _order(x, y)) / 2 for (a, x), (b, y) in combinations(row, 2) if a != b]

@@ -212,11 +212,11 @@ def _to_bytes(job: TrainJob) -> bytes:
         "parent": None if job.parent is None else str(job.parent),
         "target": str(job.target),
         "config": asdict(job.config),
-        "groups": _told(job.groups),
+        "groups": _group_records(job.groups),
         "demonstrations": len(job.demonstrations),
         "rehearsal": len(job.rehearsal),
         "pairs": [pair.source for pair in job.pairs],
-        "evaluation": _told(job.evaluation),
+        "evaluation": _group_records(job.evaluation),
         "others": job.others,
         "mean_reward": job.mean_reward,
         "metrics": job.metrics,
@@ -224,7 +224,7 @@ def _to_bytes(job: TrainJob) -> bytes:
     return tensor_file.to_bytes(arrays, facts)
 
 
-def _told(groups: Iterable[TrainGroup]) -> list[JSON]:
+def _group_records(groups: Iterable[TrainGroup]) -> list[JSON]:
     return [
         {"id": group.id, "siblings": [[each.trajectory_id, each.on_policy] for each in group.siblings]}
         for group in groups

@@ -35,5 +35,10 @@ def done() -> None:
     assert art.flush(30)
     told = art.status()
     art.unpatch()
-    shown = {"doors": told.doors, "errors": dict(told.errors), "bypasses": dict(told.bypasses), "warned": _warned}
+    shown = {
+        "instrumented": told.instrumented,
+        "errors": dict(told.errors),
+        "bypasses": dict(told.bypasses),
+        "warned": _warned,
+    }
     print("\n" + json.dumps(shown), flush=True)  # some frameworks leave the line open
