@@ -88,7 +88,7 @@ def ambient() -> Ambient:
 
 
 def registered_around(here: Ambient) -> RegisteredSpan | None:
-    """Return the active OpenTelemetry span if an integration has registered it and no block of ours was entered inside it."""
+    """Return the active OpenTelemetry span if an integration registered it and no block of ours is inside it."""
     span = registered(trace.get_current_span().get_span_context().span_id)
     return span if span is not None and here.open in (None, span.open) and here.span_id == span.below else None
 

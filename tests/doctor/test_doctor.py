@@ -77,7 +77,7 @@ def test_every_bypass_has_a_cure_in_one_line():
     assert len({each.package for each in BYPASSES}) == len(BYPASSES)
     for package, unseen, cure in BYPASSES:
         assert package
-        for words in (bypasses, cure):
+        for words in (unseen, cure):
             assert words
             assert "\n" not in words
             assert len(words) <= 120
