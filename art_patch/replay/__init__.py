@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 from art_patch._lib.lazy import lazily
 
 if TYPE_CHECKING:
-    from art_patch.replay.pool import AppProcesses, question_of
-    from art_patch.replay.process import RunLost
+    from art_patch.replay.processes import AppProcesses, RunLost, question_of
 else:
     __getattr__ = lazily(
         __name__,
         {
-            "pool": "AppProcesses question_of",
-            "process": "RunLost",
+            "processes": "AppProcesses RunLost question_of",
         },
     )

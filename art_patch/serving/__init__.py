@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from art_patch.serving.embedded.scheduler import EngineLimits
     from art_patch.serving.exact_route import exact_url
     from art_patch.serving.guard import PageGuard
-    from art_patch.serving.http_errors import error_body
+    from art_patch.serving.request_checks import error_body
     from art_patch.serving.server import run_server
     from art_patch.serving.vllm.command import VllmOptions, check_extra, check_rank
     from art_patch.serving.vllm.engine import VllmEngine
@@ -36,7 +36,7 @@ else:
             "embedded.scheduler": "EngineLimits",
             "exact_route": "exact_url",
             "guard": "PageGuard",
-            "http_errors": "error_body",
+            "request_checks": "error_body",
             "server": "run_server",
             "vllm.command": "VllmOptions check_extra check_rank",
             "vllm.engine": "VllmEngine",

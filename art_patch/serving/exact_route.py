@@ -17,8 +17,7 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from art_patch.serving.contract import MAX_BODY_BYTES
-from art_patch.serving.http_errors import ApiError
+from art_patch.serving.request_checks import read_body
 from art_patch.trajectories import hang
 
 PREFIX = "/exact"
@@ -47,7 +46,7 @@ class ExactRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         began, started_at = time.perf_counter(), time.time()
-        body = await _read(receive)
+        body = await read_body(receive)
         if body is None:
             return
         asked = _object(body)
@@ -97,22 +96,6 @@ class _Answer:
         headers = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
         await self._send({**start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
         await self._send({"type": "http.response.body", "body": body})
-
-
-async def _read(receive: Receive) -> bytes | None:
-    """The request's body; `None` if the caller went away."""
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > MAX_BODY_BYTES:
-            raise ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
-        if not message.get("more_body"):
-            return b"".join(parts)
 
 
 def _given(body: bytes, receive: Receive) -> Receive:

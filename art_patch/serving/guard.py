@@ -7,6 +7,7 @@ of its own names, and say that their JSON is JSON, which no page can do without 
 
 from __future__ import annotations
 
+import hmac
 import re
 from collections.abc import Collection
 
@@ -14,7 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from art_patch._lib.http_server import is_loopback
-from art_patch.serving.http_errors import error_body
+from art_patch.serving.request_checks import error_body
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]\\]+)(?::\d+)?")
 
@@ -64,6 +65,30 @@ class PageGuard:
         match = _HOST.fullmatch(host)
         name = match[1].strip("[]") if match else ""
         return _is_loopback(name) or name in (self._names or ())
+
+
+class KeyGuard:
+    """The ASGI middleware that asks for the API key on every route but `/health`."""
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app = app
+        self._api_key = api_key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a request, or pass it on."""
+        if scope["type"] == "http" and scope["path"] != "/health" and not shows_key(scope, self._api_key):
+            message = "The API key is missing or wrong. Send it as `Authorization: Bearer KEY`."
+            response = JSONResponse(error_body(401, message, code="invalid_api_key"), status_code=401)
+            await response(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def shows_key(scope: Scope, key: str) -> bool:
+    """Whether a request carries this key, as `Authorization: Bearer KEY`."""
+    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    # Takes the same time wherever the two differ, so that nobody can guess a key byte by byte.
+    return hmac.compare_digest(given, f"Bearer {key}".encode())
 
 
 def _is_loopback(name: str) -> bool:

@@ -6,7 +6,6 @@ SIGTERM stops accepting, lets running requests finish (`drain_s` at most) and re
 
 from __future__ import annotations
 
-import hmac
 import json
 import logging
 import threading
@@ -22,15 +21,14 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from art_patch._lib.http_server import bind, is_loopback, serve, url_of
 from art_patch._lib.key_files import ADMIN_KEY_FILE
 from art_patch.errors import AdapterRejected
 from art_patch.serving.contract import Overloaded, Served, UnknownPolicy
 from art_patch.serving.exact_route import PREFIX, ExactRoute
-from art_patch.serving.guard import PageGuard
-from art_patch.serving.http_errors import ApiError, error_body
+from art_patch.serving.guard import KeyGuard, PageGuard, shows_key
+from art_patch.serving.request_checks import ApiError, error_body
 
 _CHAT, _LOAD, _UNLOAD = "/v1/chat/completions", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
@@ -58,7 +56,7 @@ def build_app(
     started = int(time.time())
 
     def check_key(request: Request) -> None:
-        if api_key is None and not (admin_key and _shows(request.scope, admin_key)):
+        if api_key is None and not (admin_key and shows_key(request.scope, admin_key)):
             raise ApiError(401, _NO_ADMIN, code="invalid_api_key")
 
     async def health(_: Request) -> Response:
@@ -100,7 +98,7 @@ def build_app(
         ],
         middleware=[
             Middleware(PageGuard, names=names, json_paths=(_CHAT, f"{PREFIX}{_CHAT}", _LOAD, _UNLOAD)),
-            *([Middleware(_KeyGuard, api_key=api_key)] if api_key else []),
+            *([Middleware(KeyGuard, api_key=api_key)] if api_key else []),
         ],
         exception_handlers={
             ApiError: _api_error,
@@ -186,25 +184,6 @@ _NO_ADMIN = (
     "whoever loads or unloads policies must show the project's key; send the content of its file "
     f"{ADMIN_KEY_FILE} as `Authorization: Bearer KEY`, or run `art-patch` as the user and in the home of the server"
 )
-
-
-class _KeyGuard:
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
-        self._app = app
-        self._api_key = api_key
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != "/health" and not _shows(scope, self._api_key):
-            message = "The API key is missing or wrong. Send it as `Authorization: Bearer KEY`."
-            response = JSONResponse(error_body(401, message, code="invalid_api_key"), status_code=401)
-            await response(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-
-def _shows(scope: Scope, key: str) -> bool:
-    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-    return hmac.compare_digest(given, f"Bearer {key}".encode())
 
 
 async def _lora_body(request: Request) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
 from art_patch.formats.complete import decode
 from art_patch.grouping import ReplayConfig, choose_comparisons, choose_replays
 from art_patch.replay import RunLost
-from art_patch.replay.process import AppProcess
+from art_patch.replay.processes import AppProcess
 from art_patch.rewards import Judge
 from art_patch.types import Trajectory, TrajectoryInfo
 from tests.pipeline.test_cycle import CONFIG, QUESTIONS, Place, base, eager, is_short, judge, place

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
+from art_patch.serving.embedded.cohort import Sampler
 from art_patch.serving.embedded.generation import SamplingParams
-from art_patch.serving.embedded.sampling import Sampler
 
 LOGITS = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
 

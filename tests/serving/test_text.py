@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.serving.embedded.output_text import OutputText, StopCutter
-from art_patch.serving.embedded.tool_calls import ToolCall, ToolCallParser, parse_tool_calls
+from art_patch.serving.embedded.output_text import OutputText, StopCutter, ToolCall, ToolCallParser, parse_tool_calls
 from tests.support.tiny import make_tokenizer
 
 GOOD = '<tool_call>\n{"name": "lookup", "arguments": {"item": "plum"}}\n</tool_call>'

@@ -19,12 +19,12 @@ import pytest
 from art_patch.errors import ConfigError
 from art_patch.serving import Found, VllmOptions, check_extra, check_rank, choose, gpus, share_out
 from art_patch.serving import choice as choice_module
-from art_patch.serving.http_errors import ApiError
+from art_patch.serving.request_checks import ApiError
 from art_patch.serving.vllm import environment as environment_module
 from art_patch.serving.vllm.command import command, environment
 from art_patch.serving.vllm.environment import find_vllm, look
+from art_patch.serving.vllm.forward import check_request, conversation_of
 from art_patch.serving.vllm.process import MARK, VllmProcess, mark, marked, sweep
-from art_patch.serving.vllm.request import check_request, conversation_of
 from tests.serving.asking import wait_until
 
 OPTIONS = VllmOptions(Path("/v/bin/python"), Path("/models/m"), "agent", model_type="qwen3")

@@ -10,24 +10,22 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import time
+import uuid
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from art_patch.serving.contract import MAX_BODY_BYTES, Overloaded, UnknownPolicy
+from art_patch.serving.contract import Overloaded, UnknownPolicy
 from art_patch.serving.embedded.chat_request import ChatRequest, parse_chat_request
-from art_patch.serving.embedded.chat_response import ChatResponse, ChoiceState
-from art_patch.serving.embedded.generation import Generation, GenerationCancelled, GenerationFailed
+from art_patch.serving.embedded.generation import EngineReason, Generation, GenerationCancelled, GenerationFailed, Piece
+from art_patch.serving.embedded.output_text import OutputText, ToolCall
 from art_patch.serving.embedded.prompts import PromptEncoder, PromptError
 from art_patch.serving.embedded.scheduler import EngineLimits
-from art_patch.serving.http_errors import ApiError, error_body
+from art_patch.serving.request_checks import ApiError, error_body, read_body
 
 _LARGE_BODY_BYTES = 64 << 10  # tokenising more than this would hold up everybody's streams
-
-
-class _ClientGone(Exception):
-    pass
 
 
 class Generates(Protocol):
@@ -57,7 +55,9 @@ class ChatEndpoint:
         try:
             if scope["method"] != "POST":
                 raise ApiError(405, "use POST")
-            body = await _read_body(receive)
+            body = await read_body(receive)
+            if body is None:
+                return
             if len(body) > _LARGE_BODY_BYTES:
                 request, prompt_ids = await asyncio.to_thread(self._understand, body)
             else:
@@ -65,8 +65,6 @@ class ChatEndpoint:
             generation = self._start(request, prompt_ids)
         except ApiError as error:
             await _send_json(send, error.status, error.body())
-            return
-        except _ClientGone:
             return
         watcher = asyncio.create_task(_cancel_on_disconnect(receive, generation))
         response = ChatResponse(request, prompt_ids, self._engine.prompts)
@@ -143,22 +141,6 @@ async def _stream(send: Send, request: ChatRequest, response: ChatResponse, gene
     await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
 
-async def _read_body(receive: Receive) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise _ClientGone
-        part = message.get("body", b"")
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
-        parts.append(part)
-        if not message.get("more_body"):
-            return b"".join(parts)
-
-
 async def _cancel_on_disconnect(receive: Receive, generation: Generation) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -183,3 +165,129 @@ def _dump(content: dict[str, Any]) -> bytes:
 
 
 _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+JSON = dict[str, Any]
+
+
+class ChatResponse:
+    """Formats the answer to one request."""
+
+    def __init__(self, request: ChatRequest, prompt_ids: list[int], prompts: PromptEncoder) -> None:
+        self._request = request
+        self._prompt_ids = prompt_ids
+        self._prompts = prompts
+        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._sampled = 0
+
+    def whole(self, pieces: Sequence[Piece]) -> JSON:
+        """The response body; one piece a choice."""
+        choices = [self._choice(piece) for piece in sorted(pieces, key=lambda piece: piece.index)]
+        body = {**self._head("chat.completion"), "choices": choices, "usage": self._usage()}
+        if self._request.return_token_ids:
+            body["prompt_token_ids"] = self._prompt_ids
+        return body
+
+    def first_chunk(self, index: int) -> JSON:
+        """Opens a choice of a stream."""
+        choice: JSON = {"index": index, "delta": {"role": "assistant", "content": ""}}
+        choice |= {"logprobs": None, "finish_reason": None}
+        chunk = {**self._head("chat.completion.chunk"), "choices": [choice]}
+        if self._request.return_token_ids:
+            chunk["prompt_token_ids"] = self._prompt_ids
+        return chunk
+
+    def chunks(self, piece: Piece, state: ChoiceState) -> list[JSON]:
+        """What to send for the next piece of a choice."""
+        self._sampled += len(piece.token_ids)
+        parts = state.text.push(piece.token_ids)
+        if piece.reason is not None:
+            parts += state.text.close()
+        delta = state.delta(parts)
+        proof = self._request.return_token_ids or self._request.logprobs
+        if not delta and piece.reason is None and not proof:
+            return []
+        choice: JSON = {"index": piece.index, "delta": delta, "logprobs": self._logprobs(piece)}
+        choice["finish_reason"] = _finish_reason(piece.reason, state.calls)
+        if piece.reason is not None:
+            choice["stop_reason"] = state.text.stop_string
+        if self._request.return_token_ids:
+            choice["token_ids"] = piece.token_ids
+        return [{**self._head("chat.completion.chunk"), "choices": [choice]}]
+
+    def usage_chunk(self) -> JSON:
+        """Ends a stream whose caller asked for usage."""
+        return {**self._head("chat.completion.chunk"), "choices": [], "usage": self._usage()}
+
+    def text(self) -> OutputText:
+        """A fresh pipeline for one choice."""
+        params = self._request.params
+        return OutputText(
+            self._prompts.decode, stops=params.stops, parse_tools=params.parse_tools, one_call=params.one_call
+        )
+
+    def _choice(self, piece: Piece) -> JSON:
+        self._sampled += len(piece.token_ids)
+        text = self.text()
+        parts = [*text.push(piece.token_ids), *text.close()]
+        content = "".join(part for part in parts if isinstance(part, str))
+        calls = [part for part in parts if isinstance(part, ToolCall)]
+        message: JSON = {"role": "assistant", "content": content if content or not calls else None}
+        if calls:
+            message["tool_calls"] = [_call(call) for call in calls]
+        choice: JSON = {"index": piece.index, "message": message, "logprobs": self._logprobs(piece)}
+        choice |= {"finish_reason": _finish_reason(piece.reason, len(calls)), "stop_reason": text.stop_string}
+        if self._request.return_token_ids:
+            choice["token_ids"] = piece.token_ids
+        return choice
+
+    def _head(self, kind: str) -> JSON:
+        model = self._request.model
+        return {
+            "id": self._id, "object": kind, "created": self._created, "model": model, "system_fingerprint": model,
+        }  # fmt: skip
+
+    def _usage(self) -> JSON:
+        prompt = len(self._prompt_ids)
+        return {
+            "prompt_tokens": prompt, "completion_tokens": self._sampled, "total_tokens": prompt + self._sampled,
+        }  # fmt: skip
+
+    def _logprobs(self, piece: Piece) -> JSON | None:
+        if not self._request.logprobs:
+            return None
+        content: list[JSON] = []
+        for token_id, logprob in zip(piece.token_ids, piece.logprobs, strict=True):
+            token, token_bytes = self._prompts.token_entry(token_id)
+            content.append({"token": token, "logprob": logprob, "bytes": token_bytes, "top_logprobs": []})
+        return {"content": content, "refusal": None}
+
+
+class ChoiceState:
+    """How far one choice of a stream has got."""
+
+    def __init__(self, text: OutputText) -> None:
+        self.text = text
+        self.calls = 0
+
+    def delta(self, parts: Sequence[str | ToolCall]) -> JSON:
+        """Formats new parts; empty where there are none."""
+        delta: JSON = {}
+        content = "".join(part for part in parts if isinstance(part, str))
+        if content:
+            delta["content"] = content
+        calls = [part for part in parts if isinstance(part, ToolCall)]
+        if calls:
+            delta["tool_calls"] = [{"index": self.calls + i, **_call(call)} for i, call in enumerate(calls)]
+            self.calls += len(calls)
+        return delta
+
+
+def _call(call: ToolCall) -> JSON:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
+
+
+def _finish_reason(reason: EngineReason | None, calls: int) -> str | None:
+    return "tool_calls" if reason == "stop" and calls else reason

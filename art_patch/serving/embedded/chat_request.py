@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from art_patch.serving.embedded.generation import SamplingParams
-from art_patch.serving.http_errors import ApiError
-from art_patch.serving.parameters import refuse_unsupported, short
+from art_patch.serving.request_checks import ApiError, refuse_unsupported, short
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _UNDERSTOOD = frozenset(

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
-from art_patch.errors import AdapterRejected
+from art_patch.errors import AdapterRejected, ConfigError, ModelNotFound
 from art_patch.policies import (
     BaseModel,
     Probe,
@@ -28,7 +30,6 @@ from art_patch.policies import (
 from art_patch.serving.contract import Overloaded, UnknownPolicy
 from art_patch.serving.embedded.chat_endpoint import ChatEndpoint
 from art_patch.serving.embedded.generation import Generation
-from art_patch.serving.embedded.loading import load_model
 from art_patch.serving.embedded.lora_bank import make_bank
 from art_patch.serving.embedded.prompts import PromptEncoder
 from art_patch.serving.embedded.scheduler import EngineLimits, Policy, Scheduler
@@ -218,3 +219,38 @@ def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     ids: Any = getattr(config, "eos_token_id", None)
     found = set(ids) if isinstance(ids, list) else {ids}
     return frozenset(int(token_id) for token_id in found | {tokenizer.eos_token_id} if token_id is not None)
+
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(directory: Path, *, device: str = "auto", dtype: str = "auto") -> tuple[Any, Any]:
+    """Loads model and tokenizer, ready for inference.
+
+    Args:
+        directory: A checkpoint.
+        device: `auto` is CUDA where there is any, else the CPU.
+        dtype: `auto` is float32 on the CPU and the checkpoint's own elsewhere.
+
+    Returns:
+        The causal language model and its tokenizer.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if dtype not in {"auto", *_DTYPES}:
+        raise ConfigError(f"dtype {dtype!r} is unknown. Use auto, {', '.join(_DTYPES)}.")
+    if dtype == "auto" and device == "cpu":
+        dtype = "float32"
+    disable_progress_bar()  # a server's log is no place for it
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=_DTYPES.get(dtype, dtype), use_safetensors=True
+        )
+        model.to(device)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelNotFound(f"{directory} cannot be loaded: {error}") from error
+    if not getattr(tokenizer, "chat_template", None):
+        raise ModelNotFound(f"{directory} has no chat template. Use an instruction-tuned model, or add one.")
+    model.eval().requires_grad_(False)
+    return model, tokenizer

@@ -9,8 +9,7 @@
 - `environment`  finds or builds the virtual environment that vLLM lives in
 - `command`      the command line and variables of one vLLM, as data
 - `process`      one vLLM with all its children: started, ended, swept up; it runs under `art_patch._lib.group_guard`
-- `link`         HTTP over the unix socket
-- `proof`        whether what is served is what was trained
+- `link`         HTTP over the unix socket, and the proof that a policy computes what it was trained to
 - `replica`      one vLLM that is kept alive
 - `engine`       all of them, as the contract has it
 - `forward`      a chat completion on its way through

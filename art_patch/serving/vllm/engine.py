@@ -24,9 +24,8 @@ from art_patch.policies import CONFIG, WEIGHTS, BaseModel, ValidatedAdapter, che
 from art_patch.serving.contract import Overloaded, UnknownPolicy
 from art_patch.serving.vllm.command import VllmOptions, command, environment
 from art_patch.serving.vllm.forward import Forward
-from art_patch.serving.vllm.link import Unreachable
+from art_patch.serving.vllm.link import Poisoned, Unreachable
 from art_patch.serving.vllm.process import VllmProcess, sweep
-from art_patch.serving.vllm.proof import Poisoned
 from art_patch.serving.vllm.replica import Loaded, Replica
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
@@ -20,9 +20,8 @@ from starlette.types import Receive, Scope, Send
 from art_patch._lib.asgi import Caller, Gone
 from art_patch.errors import EngineError
 from art_patch.serving.contract import MAX_BODY_BYTES, UnknownPolicy
-from art_patch.serving.http_errors import ApiError
+from art_patch.serving.request_checks import ApiError, refuse_unsupported
 from art_patch.serving.vllm.replica import Loaded, Replica
-from art_patch.serving.vllm.request import check_request, conversation_of
 
 _log = logging.getLogger(__name__)
 
@@ -151,3 +150,43 @@ def _understand(body: bytes) -> tuple[str, bytes]:
         raise ApiError(400, "the body must be a JSON object")
     fields = cast("dict[str, Any]", parsed)
     return check_request(fields), conversation_of(fields)
+
+
+_UNDERSTOOD = frozenset(
+    {
+        "add_generation_prompt", "allowed_token_ids", "bad_words", "chat_template_kwargs", "continue_final_message",
+        "frequency_penalty", "ignore_eos", "include_reasoning", "include_stop_str_in_output", "logit_bias",
+        "logprobs", "max_completion_tokens", "max_tokens", "messages", "min_p", "min_tokens", "model", "n",
+        "parallel_tool_calls", "presence_penalty", "priority", "reasoning_effort",
+        "repetition_penalty", "response_format", "return_token_ids", "seed", "skip_special_tokens",
+        "spaces_between_special_tokens", "stop", "stop_token_ids", "stream", "stream_options", "structured_outputs",
+        "temperature", "tool_choice", "tools", "top_k", "top_logprobs", "top_p", "truncate_prompt_tokens",
+    }
+)  # fmt: skip
+
+
+def check_request(fields: Mapping[str, Any]) -> str:
+    """Returns the policy that is asked.
+
+    Raises:
+        ApiError: 400, naming the parameter.
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    refuse_unsupported(given, _UNDERSTOOD)
+    model = given.get("model")
+    if not isinstance(model, str) or not model:
+        raise ApiError(400, "model must be a string", param="model")
+    if not isinstance(given.get("messages"), list) or not given["messages"]:
+        raise ApiError(400, "messages must be a list that is not empty", param="messages")
+    return model
+
+
+def conversation_of(fields: Mapping[str, Any]) -> bytes:
+    """Returns what every call of a conversation begins with: its messages up to the first that is not the user's."""
+    opening: list[Any] = []
+    for message in cast("list[Any]", fields["messages"]):
+        role: Any = cast("dict[str, Any]", message).get("role") if isinstance(message, dict) else None
+        if role not in ("system", "developer", "user"):
+            break
+        opening.append(message)
+    return json.dumps(opening).encode()

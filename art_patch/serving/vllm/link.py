@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +12,7 @@ from typing import Any, cast
 import aiohttp
 
 from art_patch.errors import EngineError
+from art_patch.policies import Probe, check_probe
 
 _ADDRESS = "http://vllm"  # a unix socket has no host; HTTP wants one
 
@@ -96,3 +98,86 @@ def _message(answer: bytes) -> str:
         return str(cast("dict[str, Any]", error)["message"])
     except (ValueError, KeyError, TypeError):
         return answer[:300].decode(errors="replace")
+
+
+_LIKELIEST = 20
+"""How many tokens vLLM tells of at a place unless it was started for more."""
+
+_PROBE = (1, 2, 3)
+"""A prompt that every vocabulary has."""
+
+
+class Poisoned(EngineError):
+    """It answers with numbers that are not finite; no policy of this process can be trusted any more."""
+
+
+async def check_finite(link: Link, model: str, *, timeout_s: float = 60.0) -> None:
+    """Samples one token.
+
+    Raises:
+        EngineError: no answer came.
+        Poisoned: its log-probability is not finite.
+    """
+    body = {"model": model, "prompt": list(_PROBE), "max_tokens": 1, "temperature": 0, "logprobs": 0}
+    answer = await _complete(link, body, timeout_s)
+    logprobs = (answer["choices"][0].get("logprobs") or {}).get("token_logprobs") or []
+    if len(logprobs) != 1 or not _finite(logprobs):
+        raise Poisoned(f"{model} answered with a log-probability of {logprobs}")
+
+
+async def score(
+    link: Link, model: str, probe: Probe, expected: Sequence[float], *, timeout_s: float = 120.0
+) -> list[float]:
+    """Returns the log-probability at temperature 1 of each target of the probe, given the tokens before it.
+
+    One token is sampled at each place, and vLLM tells of the likeliest there. Not by `prompt_logprobs`: with a LoRA
+    loaded, vLLM 0.32 ends with an error if any other request is in the same batch. A target that is not among the
+    likeliest counts as what was expected of it, or as the least likely of them if more was expected.
+
+    Raises:
+        EngineError: no answer came.
+        Poisoned: one is not finite.
+    """
+    prompts = [list(probe.token_ids[:end]) for end in range(1, len(probe.token_ids))]
+    body = {"model": model, "prompt": prompts, "max_tokens": 1, "temperature": 0, "logprobs": _LIKELIEST}
+    answer = await _complete(link, {**body, "return_tokens_as_token_ids": True}, timeout_s)
+    choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+    if len(choices) != len(prompts):
+        raise EngineError(f"vLLM answered {len(prompts)} prompts with {len(choices)} choices")
+    found: list[float] = []
+    for choice, target, most in zip(choices, probe.targets, expected, strict=True):
+        likeliest: dict[str, float] = choice["logprobs"]["top_logprobs"][0]
+        if not likeliest or not _finite(list(likeliest.values())):
+            raise Poisoned(f"{model} answered with log-probabilities that are not finite")
+        found.append(likeliest.get(f"token_id:{target}", min(most, *likeliest.values())))
+    return found
+
+
+async def prove(link: Link, name: str, base: str, probe: Probe | None, *, dtype: str) -> None:
+    """Passes if the policy computes what it was trained to compute.
+
+    Raises:
+        AdapterRejected: it does not; the process itself is well.
+        Poisoned: its numbers are not finite.
+        EngineError: the process does not answer.
+    """
+    await check_finite(link, name)
+    if probe is not None:
+        served = await score(link, name, probe, probe.logprobs)
+        check_probe(name, probe, served, await score(link, base, probe, probe.base_logprobs), dtype=dtype)
+
+
+async def _complete(link: Link, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    try:
+        answer = await link.post("/v1/completions", body, timeout_s=timeout_s)
+    except Refused as error:
+        if "JSON compliant" in str(error):  # what vLLM makes of a NaN
+            raise Poisoned(f"{body['model']} answered with numbers that are not finite") from error
+        raise
+    if not isinstance(answer, dict) or not answer.get("choices"):
+        raise EngineError(f"vLLM answered a completion with {answer!r:.200}")
+    return cast("dict[str, Any]", answer)
+
+
+def _finite(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) and math.isfinite(value) for value in values)

@@ -18,9 +18,8 @@ from typing import Any
 
 from art_patch.errors import AdapterRejected, EngineError
 from art_patch.policies import Probe
-from art_patch.serving.vllm.link import Link, Refused
+from art_patch.serving.vllm.link import Link, Poisoned, Refused, check_finite, prove
 from art_patch.serving.vllm.process import VllmProcess
-from art_patch.serving.vllm.proof import Poisoned, check_finite, prove
 
 _log = logging.getLogger(__name__)
 
