@@ -119,9 +119,11 @@ def run_feedback(
         here = (advertise or settings.feedback_base_url or url_of(host, sock)).rstrip("/")
         store = open_store(settings.store_url, project=settings.project)
         try:
+            # The store is opened before the address is noted: an app never learns of a server that cannot keep answers.
             app = build_app(store, secret=secret, project=settings.project, redact=settings.redact)
 
             def ready() -> None:
+                # Only now, when requests are answered, may apps hand out links to it.
                 say_address(settings, here)
                 if on_ready is not None:
                     on_ready(here)
@@ -152,6 +154,7 @@ def build_app(
         ],
         exception_handlers={_Refused: _refusal, HTTPException: _http_error, Exception: _server_error},
     )
+    # A redirect would repeat the signed address in a header.
     app.router.redirect_slashes = False
     return app
 
@@ -174,10 +177,12 @@ class _Desk:
         given = await _body(request)
         value, comment = _value(link.name, given.get("value")), _comment(given.get("comment"))
         # The id is derived from the link, so a second answer through it replaces the first.
+        # Databases refuse NUL in ids and names, so two links never give one key.
         key = "\0".join(("feedback", link.trajectory_id, link.name, signature))
         score_id = hashlib.sha256(key.encode()).hexdigest()[:32]
         score = Score(score_id, link.trajectory_id, link.name, value, "user", self._clock(), comment=comment)
         try:
+            # The database would block the event loop, and so every other answer.
             await run_in_threadpool(self._keep, score)
         except StoreError:
             raise _Refused(503, "Your answer could not be kept right now. Please try again in a minute.") from None
@@ -217,8 +222,10 @@ async def _body(request: Request) -> Mapping[str, Any]:
         if kind == _JSON:
             given = json.loads(text)
         else:
+            # A browser sends few fields; the limit bounds the work on hostile bodies.
             given = {name: values[-1] for name, values in parse_qs(text, max_num_fields=10).items()}
     except (ValueError, RecursionError):
+        # What is no object, or no JSON at all, is refused below in one sentence.
         given = None
     if not isinstance(given, dict):
         raise _Refused(400, "That could not be read.")
@@ -231,6 +238,7 @@ def _value(name: str, given: Any) -> float:
     except (ValueError, OverflowError):
         value = math.nan
     if name == "thumbs":
+        # NaN equals nothing, so it is refused here and below.
         fits, wanted = value in (0.0, 1.0), "0 or 1"
     else:
         lowest = 0.0 if name == "reward" else -1.0

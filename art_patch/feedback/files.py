@@ -85,6 +85,7 @@ def _rows(text: str) -> Iterator[Any]:
         whole = [_line(line, number) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if isinstance(whole, dict):
         page = cast("dict[str, Any]", whole)
+        # An answer of the API, saved as it came, has its rows in `data`.
         whole = page["data"] if isinstance(page.get("data"), list) else [page]
     yield from cast("list[Any]", whole)
 
@@ -140,6 +141,7 @@ def _text(value: Any) -> str | None:
 
 
 def _number(value: Any) -> float | None:
+    # CSV has texts only: `True` and `0.5` come as words.
     if isinstance(value, str):
         value = _WORDS.get(value.strip().lower(), value)
     try:
@@ -156,6 +158,7 @@ def _moment(text: str | None, place: str) -> float | None:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise MalformedFile(f"{place}: {text!r} is no time; nothing was imported") from None
+    # Both tools write UTC where they write no zone.
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 

@@ -26,6 +26,7 @@ from art_patch.settings import Settings, load_settings
 PATH = "/feedback"
 DAY_S = 86_400
 
+# Part of the signed text, so that no signature made with this secret for another purpose is a link.
 _PURPOSE = "art_patch.feedback/1"
 _KEY_FILE = "feedback.key"
 _ADDRESS_FILE = "feedback.address"
@@ -94,6 +95,7 @@ def url_of(link: Link, address: str, secret: bytes, project: str) -> str:
 
 def signature_of(link: Link, secret: bytes, project: str) -> str:
     """Return the signature as text for a query."""
+    # As JSON and not joined by a separator, which an id might hold.
     signed = json.dumps([_PURPOSE, project, link.trajectory_id, link.name, link.expires_at])
     return base64.urlsafe_b64encode(hmac.digest(secret, signed.encode(), hashlib.sha256)).decode().rstrip("=")
 
@@ -120,6 +122,7 @@ def read_link(query: Iterable[tuple[str, str]], secret: bytes, project: str, *, 
         link = Link(given["trajectory"], given["name"], int(given["expires"]))
         signature = given["signature"]
     except (KeyError, ValueError):
+        # A missing part and a wrong signature look the same from outside.
         raise Forged from None
     expected = signature_of(link, secret, project)
     # As bytes, because `compare_digest` refuses texts beyond ASCII. Before the time is compared, because only a signed

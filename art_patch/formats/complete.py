@@ -94,6 +94,7 @@ class Bundle:
         """Return the bundle with the calls of these policies marked as not trainable."""
         unknown = set(strangers)
         calls = tuple(
+            # A call that is untrainable already keeps its own reason.
             replace(call, untrainable=IMPORTED) if call.policy in unknown and call.untrainable is None else call
             for call in self.trajectory.calls
         )
@@ -172,6 +173,7 @@ def _shown(record: Any, *, without: str = "") -> dict[str, Any]:
     shown: dict[str, Any] = {}
     for each in fields(record):
         value = getattr(record, each.name)
+        # Most fields of most calls have their default, and files hold many calls.
         if each.name == without or value == _default(each):
             continue
         if each.name == "choices":

@@ -72,9 +72,11 @@ def run_of(trajectory: Trajectory) -> Run:
         raise Unusable("no call was recorded")
     if call.api == "completions":
         raise Unusable("a completion is not a chat")
+    # The Responses API can keep earlier turns at the provider; what was sent is then not the whole prompt.
     if any(name in call.params for name in _KEPT_BY_PROVIDER):
         raise Unusable("the provider holds a part of the prompt")
     messages = transcript(trajectory)
+    # `rest` begins where the first call was answered, so all later turns are part of it.
     asked = len(_first_prompt(trajectory.calls, messages))
     answer = min(call.choices, key=lambda choice: choice.index, default=None)
     cut = call.status != "ok" or (answer is not None and answer.finish_reason in (None, "length"))
@@ -95,6 +97,7 @@ def answered(run: Run) -> Run:
 def _first_prompt(calls: Sequence[Call], messages: Sequence[JSON]) -> Sequence[JSON]:
     """Return the prompt of the earliest call that the conversation goes on from."""
     # Not everything before the first assistant message: apps put example answers into their prompts.
+    # Canonical forms are equal where a client sent an answer back with nulls or keys in another order.
     whole = [canonical(message) for message in messages]
     for call in calls:
         prompt = [canonical(message) for message in call.messages]
@@ -121,6 +124,7 @@ def openai_message(message: JSON) -> dict[str, Any]:
     clean = {key: message[key] for key in _OPENAI_KEYS if message.get(key) is not None}
     _check_role(clean.get("role"))
     if clean["role"] != "assistant":
+        # Only an answer may be without content.
         clean.setdefault("content", "")
     calls = clean.pop("tool_calls", None)
     if calls:
@@ -143,6 +147,7 @@ def trl_message(message: JSON) -> dict[str, Any]:
         clean["role"] = "system"
     content, calls = _text(message.get("content")), message.get("tool_calls") or ()
     if clean["role"] == "assistant" and not (content or calls):
+        # Chat templates know no refusals; to a model it is the text of the answer.
         content = message.get("refusal") or ""
         if not content:
             raise Unusable("an answer is empty")
@@ -168,6 +173,7 @@ def writable(row: dict[str, Any]) -> dict[str, Any]:
         text = json.dumps(row, ensure_ascii=False, allow_nan=False)
     except ValueError:
         raise Unusable("it holds a number that JSON does not have (NaN or infinite)") from None
+    # Found by the text: half a pair may stand anywhere in the row.
     return json.loads(_SURROGATES.sub("\ufffd", text)) if _SURROGATES.search(text) else row
 
 
@@ -206,6 +212,7 @@ def _text(content: Any) -> str:
 
 
 def _check_media(content: Any) -> None:
+    # A text that looks like such a hash was written by somebody; only in parts it stands for media.
     if not isinstance(content, str | None) and _HASHED_MEDIA.search(json.dumps(content)):
         raise Unusable("an image, audio or file was recorded as its hash only")
 
@@ -231,6 +238,7 @@ def corrected(trajectory: Trajectory, corrections: Sequence[Correction]) -> Traj
         return trajectory
     call, correction = _newest(trajectory, corrections)
     finish = "tool_calls" if correction.message.get("tool_calls") else "stop"
+    # Without tokens: nobody sampled it, so GRPO does not train on it.
     answer = Choice(0, correction.message, finish)
     return replace(trajectory, calls=(replace(call, choices=(answer,), status="ok", error=None),))
 

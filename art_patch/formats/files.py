@@ -91,6 +91,7 @@ def reading(path: str) -> Generator[Callable[[], Iterator[tuple[str, Row]]]]:
     with _opened(path) as file:
         magic = file.read(len(_MAGIC))
         name = "stdin" if path == STREAM else path
+        # By content and not by name, because stdin has no name.
         read = _read_parquet if magic == _MAGIC else _read_lines
 
         def rows() -> Iterator[tuple[str, Row]]:
@@ -114,6 +115,7 @@ def _opened(path: str) -> Generator[IO[bytes]]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     with file:
+        # A pipe (`<(...)` of a shell) cannot be read twice.
         if not file.seekable():
             raise ConfigError(f"{path} is no file; give `-` and send it to stdin")
         yield file
@@ -137,6 +139,7 @@ def _read_lines(file: IO[bytes], name: str) -> Iterator[tuple[str, Row]]:
             continue
         place = f"line {number}"
         try:
+            # Bytes and not text: `json` tells the encoding, and an error names the byte.
             row: Any = json.loads(line.rstrip(b"\r\n"))
         except UnicodeDecodeError as error:
             raise MalformedFile(f"{name}, {place}: not UTF-8 at byte {error.start}") from None
@@ -191,6 +194,7 @@ def _parquet_writer(columns: Mapping[str, Kind]) -> Callable[[IO[bytes]], Any]:
                     waiting.clear()
 
             def write(row: Row) -> None:
+                # A row group is written at once, so rows wait in memory until it is full.
                 waiting.append({name: cell(row.get(name), kind) for name, kind in columns.items()})
                 if len(waiting) >= _GROUP_ROWS:
                     flush()

@@ -55,6 +55,7 @@ def bundles_of(row: Row, *, expected: ImportFormat = "auto", at: float = 0.0) ->
         if not isinstance(record, dict):
             raise MalformedFile("record must be an object")
         return [decode(cast(Row, record))]
+    # The whole row, so that the same conversation with another score is another trajectory.
     key = hashlib.blake2b(_stable(row), digest_size=16).hexdigest()
     if kind == "preference":
         return _pair(row, key, at)
@@ -102,6 +103,7 @@ def _pair(row: Row, key: str, at: float) -> list[Bundle]:
         given = source["messages"]
         better, worse = _answers(row, "preferred_output"), _answers(row, "non_preferred_output")
     if given is None:  # TRL's implicit prompt: the messages that both begin with
+        # At least one message stays on either side: the answer itself.
         shared = 0
         while shared < min(len(better), len(worse)) - 1 and better[shared] == worse[shared]:
             shared += 1
@@ -222,6 +224,7 @@ def _messages(value: Any, where: str, *, role: str = "") -> list[Message]:
         message = {key: item for key, item in cast("Message", each).items() if item is not None}
         _check(message, path)
         if "function_call" in message:
+            # Older function calls have no ids; tool calls need one, to which the result refers.
             last_call = f"call_{index}"
             called = _function(message.pop("function_call"), f"{path}.function_call")
             message["tool_calls"] = [{"id": last_call, "type": "function", "function": called}]
@@ -280,6 +283,7 @@ def _function(value: Any, path: str) -> Message:
         raise MalformedFile(f"{path}.name is missing")
     function = cast(Message, value)
     arguments = function.get("arguments", "{}")
+    # TRL has objects where OpenAI has their JSON as text.
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return {"name": function["name"], "arguments": text}
 
@@ -304,6 +308,7 @@ def _tools(row: Row) -> list[Message]:
 
 
 def _stable(row: Row) -> bytes:
+    # Sorted: a file that was written again may have its keys in another order.
     return json.dumps(row, sort_keys=True, separators=(",", ":"), default=repr).encode("ascii")
 
 

@@ -75,6 +75,7 @@ def chat_row(trajectory: Trajectory) -> Row:
     row: Row = {"messages": [openai_message(message) for message in run.messages]}
     if run.tools:
         row["tools"] = [openai_tool(tool) for tool in run.tools]
+        # The key only has a meaning beside tools.
         if isinstance(run.params.get("parallel_tool_calls"), bool):
             row["parallel_tool_calls"] = run.params["parallel_tool_calls"]
     return writable(row)
@@ -93,6 +94,7 @@ def sft_prompt_rows(trajectory: Trajectory) -> list[Row]:
     rows: list[Row] = []
     for position, call in enumerate(trajectory.calls):
         choice = chosen_choice(call, trajectory.calls[position + 1 :])
+        # An answer that was cut off teaches to stop in the middle.
         if call.status == "ok" and choice is not None and choice.finish_reason not in (None, "length"):
             row: Row = {"prompt": _trl(call.messages), "completion": _trl([choice.message])}
             rows.append(writable(row | _tools(call.tools)))
@@ -123,9 +125,11 @@ def preference_rows(
                 runs.append((reward, run))
     if len(runs) < 2:
         raise Unusable("fewer than two siblings have both a reward and an answer")
+    # The sort is stable, so equal rewards give the same pairs in every export.
     runs.sort(key=lambda pair: pair[0], reverse=True)
     found = 0
     for (better, chosen), (worse, rejected) in combinations(runs, 2) if all_pairs else _extremes(runs):
+        # Siblings may differ in their prompt, such as in a date; such a pair would teach the date.
         if better - worse > margin and same_prompt(chosen, rejected):
             found += 1
             row: Row = {"prompt": _trl(chosen.prompt), "chosen": _trl(chosen.rest), "rejected": _trl(rejected.rest)}
@@ -140,6 +144,7 @@ def correction_row(trajectory: Trajectory, corrections: Sequence[Correction]) ->
 
     Their scores are null, because no one scored them.
     """
+    # The wrong answer stands alone: messages after it followed from it.
     right, wrong = right_and_wrong(trajectory, corrections)
     run = answered(run_of(right))
     row: Row = {"prompt": _trl(run.prompt), "chosen": _trl(run.rest), "rejected": _trl([wrong])}

@@ -20,6 +20,7 @@ MOST_ERRORS = 20
 """Number of patterns that are returned, most frequent first."""
 
 _LONGEST = 160
+# Quoted words; words of 8 or more characters with at least 3 digits, such as ids; numbers.
 _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|(?<![\w-])(?=(?:[\w-]*\d){3})[\w-]{8,}|\d+(?:\.\d+)?")
 
 
@@ -117,12 +118,14 @@ def analyse(episodes: Iterable[Episode], *, success_at: float) -> Analytics:
         calls = episode.trajectory.calls
         policies = frozenset(call.policy or "upstream" for call in calls)
         seen.append(_RunOutcome(policies, episode.reward, episode.failed, len(calls)))
+        # Twice: `times` counts each error, `runs` each run once, however often the error came in it.
         asked, failures = episode.actions, Counter(map(pattern_of, _errors(episode)))
         actions.update(asked)
         action_runs.update(asked.keys())
         errors.update(failures)
         error_runs.update(failures.keys())
         for pattern in failures:
+            # Episodes come newest first, so the first example stays.
             examples.setdefault(pattern, episode.trajectory.id)
     alone: dict[str, list[_RunOutcome]] = defaultdict(list)
     for one in seen:
@@ -157,6 +160,7 @@ def _outcomes(seen: Sequence[_RunOutcome], success_at: float) -> Outcomes:
     rewards = [one.reward for one in seen if one.reward is not None]
     failed = sum(one.failed for one in seen)
     succeeded = sum(not one.failed and one.reward is not None and one.reward >= success_at for one in seen)
+    # A failed run counts as known: without it, an agent that always fails would have no success rate.
     known = sum(one.failed or one.reward is not None for one in seen)
     return Outcomes(
         runs=len(seen),

@@ -67,18 +67,22 @@ def count_money(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None)
     if unmetered := sum(each.unmetered for each in usage.served):
         notes.append(f"{unmetered} answered calls tell no tokens; they count as if they were free")
     window_s = usage.until - usage.since
+    # Counted too high rather than too low: a report must not promise savings that are not there.
     engine_s = window_s if usage.engine_s is None else usage.engine_s
     if gpu_usd_per_hour is None:
         notes.append("no price of a GPU hour is known: give --gpu-usd-per-hour, 0 if it costs nothing more")
     elif usage.engine_s is None and any(each.policy is not None for each in usage.served):
         notes.append("no engine told since when it serves: its GPU counts for the whole time")
+    # A sum without some of the answers would be too low.
     judge_usd = None if usage.judge_unpriced else usage.judge_usd
     if usage.judge_unpriced:
         known = f", at least ${usage.judge_usd:.2f}" if usage.judge_usd else ""
         notes.append(f"{usage.judge_unpriced} calls of the judge have no known price{known}")
+    # Without updates training cost nothing, whatever a GPU hour costs.
     training_usd = _hours(usage.update_s, gpu_usd_per_hour) if usage.update_s or usage.updates else 0.0
     if usage.updates_lost:
         notes.append(f"updates that made no policy: {usage.updates_lost}; the time that they took counts")
+    # One update of unknown length makes the sum unknown; a partial sum would look like the whole.
     if usage.updates_untimed:
         training_usd = None
         notes.append(f"{usage.updates_untimed} of {usage.updates} updates do not say how long they took")

@@ -132,9 +132,11 @@ def make_report(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None 
     champion, upstream, others = _three(usage)
     money = count_money(usage, prices, gpu_usd_per_hour=gpu_usd_per_hour)
     comparisons = (compare_rewards(usage.runs, usage.champion), compare_judged(usage.runs, usage.champion))
+    # Rewards first: they are the users' own, and judged groups only stand in for them.
     decisive = next((each for each in comparisons if each.low is not None), None)
     all_calls = sum(each.calls for each in usage.served)
     fallbacks = sum(usage.fell_back.values())
+    # Fallbacks were answered by upstream and count there, so they are added here.
     meant = sum(each.calls for each in (champion, others)) + fallbacks
     sides = [
         _side(usage.champion or "no champion", champion, all_calls),
@@ -154,6 +156,7 @@ def make_report(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None 
         comparisons=comparisons,
         unscored={
             name: sum(
+                # No user saw a copy, so none could have scored it.
                 run.policy == policy and run.reward is None and run.judged is None and not run.copy
                 for run in usage.runs
             )
@@ -175,6 +178,7 @@ def _verdict(
 ) -> tuple[Answer, list[str]]:
     if usage.champion is None:
         return "not enough data", ["no policy serves; start `art-patch serve --base MODEL`"]
+    # Before the scores, because calls that fail get no score and would not be missed there.
     if (worse := _fails_more(champion, upstream)) is not None:
         return "do not switch", [worse]
     found = next((each for each in comparisons if each.low is not None and each.high is not None), None)
@@ -232,6 +236,7 @@ def _cautions(usage: Usage, decisive: Comparison | None, sides: Sequence[Side], 
     ours, theirs = sides[0].p95_ms, sides[-1].p95_ms
     if ours is not None and theirs is not None and ours > _SLOWER * theirs:
         said.append(f"its slow answers (p95) take {ours / theirs:.1f} times as long as upstream's")
+    # Groups compare runs of one task; rewards of two sides may come from different users or times of day.
     if decisive is not None and decisive.kind == "reward" and usage.mode != "canary":
         said.append("who answered was not drawn by lot, so the runs may differ; `art-patch mode canary` draws")
     return said
@@ -285,13 +290,16 @@ def compare_judged(runs: Sequence[RunValue], champion: str | None) -> Comparison
         if run.group_id is not None and run.judged is not None and run.policy in (champion, None):
             groups[run.group_id][run.policy is None].append(run.judged)
     pairs = [(fmean(ours), fmean(theirs)) for ours, theirs in groups.values() if ours and theirs]
+    # The newest ones, as the dictionary keeps the order of the runs.
     pairs = pairs[-_MOST_GROUPS:]
+    # Without a champion every run here is upstream's, and there is nothing to compare.
     if champion is None or not pairs:
         return Comparison("judged", None, None, 0, 0)
     means = (fmean(ours for ours, _ in pairs), fmean(theirs for _, theirs in pairs))
     if len(pairs) < MIN_GROUPS:
         return Comparison("judged", *means, len(pairs), len(pairs))
     differences = [ours - theirs for ours, theirs in pairs]
+    # Each side errs in 2.5 % of cases, so both limits hold together in 95 %.
     side = (1 + LEVEL) / 2
     low, high = lower_bound(differences, side), -lower_bound([-each for each in differences], side)
     return Comparison("judged", *means, len(pairs), len(pairs), low, high)

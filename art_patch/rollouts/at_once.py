@@ -57,6 +57,7 @@ def bar(description: str | None, total: int) -> Generator[Bar]:
     try:
         yield Bar(display, task)
     finally:
+        # The finished bar stays as it is until the last one ends, with its clock stopped.
         display.stop_task(task)
         _end_bar(display)
 
@@ -182,6 +183,7 @@ async def at_once(coroutines: Sequence[Any]) -> list[Any]:
     try:
         return list(await asyncio.gather(*tasks))
     finally:
+        # Cancelling a task that is done does nothing.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -12,7 +12,6 @@ import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from openai.types.chat import ChatCompletion
@@ -74,6 +73,7 @@ class LocalBackend:
             "max_lora_rank": max_lora_rank, "replicas": replicas, "tensor_parallel_size": tensor_parallel_size,
             "gpu_memory_utilization": gpu_memory_utilization, "tool_parser": tool_parser,
         }  # fmt: skip
+        # Options that are not given are left to `art-patch serve` and its own defaults.
         self._options = {name: str(value) for name, value in options.items() if value is not None}
         self._home = None if path is None else Path(path)
         self._store = store
@@ -119,13 +119,12 @@ class LocalBackend:
         """Close at the end of the block."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Close."""
         self.close()
 
     def _runtime(self, model: Model[Any]) -> ModelRuntime:
+        # Two objects of one model share the runtime, and so its store, engine and trainer.
         key = (model.project, model.name)
         if key not in self._runtimes:
             settings = load_settings(project=model.project, home=self._home, store=self._store)

@@ -64,6 +64,7 @@ class ModelClient(AsyncOpenAI):
     def __init__(self, *, lane: Lane, **options: Any) -> None:
         """Ask along `lane`; the options are the SDK's."""
         self._lane = lane
+        # The SDK's ten minutes are too short for the last of a crowd.
         options.setdefault("timeout", Timeout(_ANSWER_S, connect=_CONNECT_S))
         super().__init__(**options)
 

@@ -86,6 +86,7 @@ class Gates:
         """Give the semaphore of a key to a caller that is about to wait at it."""
         # A semaphore belongs to the event loop that waits at it, and a script may run several loops in turn.
         place = (id(asyncio.get_running_loop()), key)
+        # `users` counts those that wait or run, so that the semaphore goes with the last of them.
         gate, users = self._open.get(place) or (asyncio.Semaphore(self._n), 0)
         self._open[place] = gate, users + 1
         try:

@@ -178,6 +178,7 @@ async def evaluate(
         pbar_desc=pbar_desc,
         max_exceptions=max_exceptions,
     )
+    # All groups ran in one gathering, model after model; here they are cut apart again.
     first, *others = [
         (model.name, found[place * len(asked) : (place + 1) * len(asked)]) for place, model in enumerate(models)
     ]
@@ -193,10 +194,12 @@ def _evaluated(
     better_by = at_least = None
     if against is not None:
         pairs = zip(_by_scenario(groups, "reward"), _by_scenario(against, "reward"), strict=True)
+        # A scenario counts only where both models have a reward, or the difference would depend on which runs raised.
         differences = [ours - theirs for ours, theirs in pairs if ours is not None and theirs is not None]
         if differences:
             better_by = fmean(differences)
             bound = lower_bound(differences, _LEVEL)
+            # The bound is infinite where too few scenarios allow no claim.
             at_least = bound if math.isfinite(bound) else None
     return Evaluated(
         model=name,
@@ -222,6 +225,7 @@ def _by_scenario(groups: Sequence[TrajectoryGroup], metric: str) -> list[float |
 def _mean(values: Sequence[float]) -> Mean:
     if not values:
         return Mean(math.nan, math.nan)
+    # Half the width of the interval; one scenario has no spread to estimate it by.
     within = _WITHIN_SE * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return Mean(fmean(values), within)
 
@@ -231,6 +235,7 @@ def _table(evaluation: Evaluation, metrics: Sequence[str]) -> str:
     from rich.console import Console
     from rich.table import Table
 
+    # Models may have different metrics; the columns are all of them, in the order of their first appearance.
     shown = list(metrics) or list(dict.fromkeys(name for each in evaluation.models for name in each.metrics))
     raised = any(each.raised for each in evaluation.models)
     drawn = Table(box=SIMPLE_HEAD)
@@ -263,6 +268,7 @@ def _plot(evaluation: Evaluation, path: Path, *, metric: str, title: str, curve:
     # `Figure` and not pyplot, which opens a display and keeps every figure until it is closed.
     wide = 7.5 if curve else 2.5 + 0.9 * len(bars)
     page: Any = Figure(figsize=(wide, 3.6), layout="constrained")
+    # Shared y axis, so that the curve and the bars can be compared by eye.
     axes: Any = page.subplots(1, 2 if curve else 1, sharey=bool(curve), width_ratios=[2, 1] if curve else None)
     left, right = axes if curve else (None, axes)
     if left is not None:
@@ -294,6 +300,7 @@ def _draw_bars(axes: Any, bars: Sequence[Evaluated], metric: str) -> None:
     for place, mean, above in zip(places, means, within, strict=True):
         axes.annotate(
             f"{mean.value:.3g}",
+            # Above the zero line in any case, where it does not cover the bar of a negative mean.
             (place, max(0.0, mean.value + above)),
             xytext=(0, 3),
             textcoords="offset points",

@@ -41,6 +41,7 @@ def note(directory: Path, *, step: int, split: str, metrics: Mapping[str, float]
     """Append a line with the metrics of a policy's step; `at` is in seconds since the epoch."""
     line = {"step": step, "at": at} | {f"{split}/{name}": value for name, value in metrics.items()}
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # One short write at the end of the file: lines of two scripts do not mix.
     with (directory / FILE).open("a") as file:
         file.write(json.dumps(line) + "\n")
 
@@ -57,6 +58,7 @@ def history(directory: Path, metric: str) -> list[tuple[int, float]]:
 def best_step(directory: Path, metric: str, steps: Iterable[int]) -> int | None:
     """Return which of the steps has the highest mean of a metric, the latest of equal ones; `None` if none has any."""
     means = dict(history(directory, metric))
+    # Of equal means the latest step, which has learned more.
     return max((step for step in steps if step in means), key=lambda step: (means[step], step), default=None)
 
 
@@ -67,6 +69,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
             read: Any = json.loads(line)
         except ValueError:  # cut off by a full disk or a kill
             continue
+        # The file is the user's to edit; a line of another form is passed over.
         if isinstance(read, dict) and isinstance(read.get("step"), int):
             found.append(read)
     return found

@@ -111,6 +111,7 @@ class Model(BaseModel, Generic[ConfigT]):
             key = self.inference_api_key or "none"
             lane = Lane(self.name, self.get_inference_name, self._policy_changed)
             self._client = ModelClient(lane=lane, base_url=self._address(), api_key=key)
+        # A client that was made before its loop belongs to the first loop that asks for it.
         self._loop = loop or self._loop
         return self._client
 

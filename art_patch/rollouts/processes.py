@@ -129,6 +129,7 @@ class Trainer:
             raise
 
     def _update(self, request: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
+        # A second update waits here, in its own thread, for the end of the first.
         with self._one:
             if self._child is None or not self._child.alive():
                 self._child = Child("art_patch.rollouts.trainer_process", (), self._environment, self._log)
@@ -137,6 +138,7 @@ class Trainer:
                 child.send(request)
             except OSError:
                 raise self._died(child) from None
+            # Any number of progress lines, then one that ends the update.
             while (answer := child.read()) is not None:
                 if "done" in answer:
                     return answer["done"]

@@ -36,6 +36,7 @@ def main() -> None:
         request = requests.get()
         try:
             _answer(answers, {"done": asdict(_update(settings, request, answers))})
+        # Any other exception ends this process, and the script is shown the end of its log.
         except ArtPatchError as error:
             _answer(answers, {"failed": {"type": type(error).__name__, "message": str(error)}})
         _give_back_memory()
@@ -60,6 +61,7 @@ def _update(settings: Settings, request: Mapping[str, Any], answers: TextIO) -> 
         _answer(answers, {"progress": [done, total, note]})
 
     given = request["config"]
+    # `asdict` made dictionaries of both; only the outer one becomes a record again by itself.
     config = TrainConfig(**given | {"loss": LossConfig(**given["loss"])})
     store = open_store(settings.store_url, create=False, project=settings.project)
     try:

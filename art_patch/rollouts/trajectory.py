@@ -74,6 +74,7 @@ def _message(item: Any) -> Mapping[str, Any]:
     message: Any = getattr(item, "message", item)
     if isinstance(message, Mapping):
         return cast("Mapping[str, Any]", message)
+    # Only the fields of a request: an answer of the SDK has more, many of them null.
     content, calls = message.content, message.tool_calls
     plain: dict[str, Any] = {"role": "assistant", "content": content}
     if calls:
@@ -125,6 +126,7 @@ class Trajectory(BaseModel):
     metrics: dict[str, float | int | bool] = Field(default_factory=dict)
     metadata: dict[str, Any] = Field(default_factory=dict)
     logs: list[str] = Field(default_factory=list)
+    # Not in JSON: a trajectory that is read back would otherwise go on counting from its first making.
     start_time: datetime = Field(default_factory=datetime.now, exclude=True)
 
     def model_post_init(self, context: Any, /) -> None:
@@ -139,6 +141,7 @@ class Trajectory(BaseModel):
 
     def histories(self) -> list[History]:
         """Return all conversations, the main one first."""
+        # `model_construct` copies nothing: appending to this history appends to the trajectory.
         main = History.model_construct(messages_and_choices=self.messages_and_choices, tools=self.tools)
         return [main, *self.additional_histories]
 
@@ -164,6 +167,7 @@ class Trajectory(BaseModel):
             yield
         finally:
             name = f"{metric_name}_duration"
+            # Added up, because a rollout may enter the block once a turn.
             self.metrics[name] = self.metrics.get(name, 0.0) + time.monotonic() - began
 
     def for_logging(self) -> dict[str, Any]:
@@ -202,6 +206,8 @@ class Failure(BaseModel):
 def remember(error: BaseException, trajectory: Trajectory | None) -> None:
     """Let the exception carry the trajectory that it ended, unless it carries one already."""
     if trajectory is not None and getattr(error, _NOTE, None) is None:
+        # On the exception itself, because it travels through code of the script. The first one stays: it was set
+        # nearest to where the exception was raised.
         setattr(error, _NOTE, trajectory)
 
 

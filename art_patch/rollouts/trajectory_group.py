@@ -52,8 +52,10 @@ class _Meta(type(BaseModel)):
         logs: Iterable[str] = (),
     ) -> TrajectoryGroup | PendingGroup:
         """Return the group, or a `PendingGroup` if anything is awaitable."""
+        # Read once, because a generator cannot be read a second time.
         given = list(trajectories)
         rest: dict[str, Any] = {"metadata": metadata, "exceptions": list(exceptions), "logs": list(logs)}
+        # One coroutine makes the group pending; finished trajectories beside it are taken as they are.
         if any(isinstance(each, Awaitable) for each in given):
             return PendingGroup(given, rest)
         return super().__call__(given, **rest)
@@ -111,6 +113,7 @@ class TrajectoryGroup(BaseModel, metaclass=_Meta):
             _judged(trajectory, sibling.scores[-1])
             for trajectory, sibling in zip(self.trajectories, scored.trajectories, strict=True)
         ]
+        # A copy, so that the script may judge the same group again with another rubric.
         return self.model_copy(update={"trajectories": judged})
 
     def __iter__(self) -> Iterator[Trajectory]:  # type: ignore[override]
@@ -220,6 +223,7 @@ async def gather_trajectory_groups(
         ConfigError: `max_exceptions` is below 0.
     """
     waiting = list(groups)
+    # The length of a group that a coroutine makes is not known yet; it counts as one rollout.
     total = sum(len(each) if isinstance(each, PendingGroup) else 1 for each in waiting)
 
     async def one(group: Awaitable[TrajectoryGroup]) -> list[TrajectoryGroup]:
@@ -227,6 +231,7 @@ async def gather_trajectory_groups(
             there = await group  # it counts its rollouts itself
         else:
             (only,) = await run_all([group])
+            # The coroutine itself raised, so there is no group; the exception is counted.
             if isinstance(only, BaseException):
                 return []
             there = only

@@ -69,6 +69,7 @@ def translate(group: Siblings, *, about: JSON, held_out: bool, at: float) -> Tra
     # Without a scenario the group stands alone; an empty key would make siblings of all such groups.
     scenario = _scenario(group, siblings) or f"group:{group_id}"
     siblings = [replace(each, info=replace(each.info, group_key=group_id)) for each in siblings]
+    # A trajectory before its calls and scores, which refer to it.
     records = tuple(record for each in siblings for record in (each.info, *each.calls, *each.scores))
     return Translated(Group(group_id, scenario, "group_key", tuple(siblings), held_out=held_out), records)
 
@@ -95,6 +96,7 @@ def _recorded(trajectory: Trajectory, about: JSON, at: float) -> Recorded:
 
 def _calls(history: History, trajectory_id: str, began: float) -> list[Call]:
     said = history.messages()
+    # By attribute and not by class: choices of other SDKs are answers, too, only without exact tokens.
     places = [place for place, item in enumerate(history.messages_and_choices) if hasattr(item, "message")]
     if not places:  # no choice: the last answer stands for the conversation, if there is one
         places = [place for place, message in enumerate(said) if message["role"] == "assistant"][-1:]
@@ -114,6 +116,7 @@ def _call(item: Any, said: Sequence[JSON], place: int, history: History, traject
         token_ids=None if exact is None else exact.token_ids,
         logprobs=None if exact is None else exact.logprobs,
     )
+    # A choice without exact tokens brings no time, policy or parameters; the defaults say so.
     call = Call(
         id=new_id(),
         trajectory_id=trajectory_id,
@@ -129,10 +132,12 @@ def _call(item: Any, said: Sequence[JSON], place: int, history: History, traject
         prompt_tokens=0 if exact is None else exact.prompt_tokens,
         completion_tokens=len(answer.token_ids or ()),
     )
+    # The verdict is part of the record, so that every reader of the store sees the same.
     return replace(call, untrainable=why_untrainable(call))
 
 
 def _scores(trajectory: Trajectory, key: str, at: float) -> tuple[Score, ...]:
+    # The reward comes last, so a metric of the same name cannot replace it.
     values: Mapping[str, float] = {**trajectory.metrics, REWARD: trajectory.reward}
     return tuple(
         Score(new_id(at), key, name, float(value), "code", at) for name, value in values.items() if math.isfinite(value)
@@ -143,6 +148,7 @@ def _scenario(group: Siblings, siblings: Sequence[Recorded]) -> str | None:
     given = {str(each.metadata[SCENARIO]) for each in group.trajectories if SCENARIO in each.metadata}
     if SCENARIO in group.metadata:
         given = {str(group.metadata[SCENARIO])}
+    # Trajectories that name different scenarios are siblings all the same; then the text of the task names the group.
     if len(given) == 1:
         return f"scenario:{given.pop()}"
     first = next((each.calls[0] for each in siblings if each.calls), None)

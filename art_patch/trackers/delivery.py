@@ -131,12 +131,14 @@ def _rewards(store: Store) -> dict[str, list[float]]:
     found: dict[str, list[float]] = defaultdict(list)
     for ids in _pages(store, Filter()):
         for one in store.browse.summaries(ids):
+            # A run that several policies answered says nothing of any one of them.
             if one.reward is not None and len(one.policies) == 1:
                 found[one.policies[0]].append(one.reward)
     return found
 
 
 def _new(store: Store, tracker: Tracker, items: Iterable[Item], again: bool) -> list[Item]:
+    # The last item of a key wins, as it does at the tracker.
     every = {item.key: item for item in items}
     there = {} if again else store.sent.digests(tracker.target, list(every))
     return [item for key, item in every.items() if there.get(key) != item.digest]

@@ -40,6 +40,7 @@ class Episode:
     def ended_at(self) -> float:
         """When its block, its last call or its last span ended, whichever was latest."""
         trajectory = self.trajectory
+        # A run without a block has no end of its own, and a call can outlast the block: a stream that is read later.
         calls = (call.started_at + call.duration_ms / 1000 for call in trajectory.calls)
         spans = (span.ended_at or span.started_at for span in trajectory.spans)
         return max(trajectory.info.ended_at or trajectory.info.started_at, *calls, *spans, trajectory.info.started_at)
@@ -55,6 +56,7 @@ class Episode:
         return Counter(
             str(cast("Mapping[str, Any]", asked.get("function") or {}).get("name"))
             for call in self.trajectory.calls
+            # The app goes on with the first choice; tools in the others were never called.
             for choice in call.choices[:1]
             for asked in cast("Sequence[Mapping[str, Any]]", choice.message.get("tool_calls") or ())
         )
@@ -145,6 +147,7 @@ def step_of(policy: Policy, rewards: Sequence[float] = ()) -> TrainingStep:
     """Return the training step of a policy; `rewards` are those of the runs that it answered alone."""
     metrics = dict(_flat(policy.metrics, ""))
     if policy.parent is not None and policy.state in _DECIDED:
+        # A retired policy was the champion once, so it won. The base model was never at the gate.
         metrics["gate/won"] = _DECIDED[policy.state]
     if rewards:
         metrics |= {"reward/mean": math.fsum(rewards) / len(rewards), "reward/runs": float(len(rewards))}

@@ -73,6 +73,7 @@ class Langfuse(Otlp):
             **{prefix + name.replace("/", "."): value for name, value in metrics.items()},
             **{f"{prefix}config.{name}": value for name, value in step.params.items()},
         }
+        # A span without length, at the time at which the policy was made: how long the update took is in its metrics.
         own, at = context_of(f"policy:{policy.name}", "policy"), policy.created_at
         span = self.span(f"training {policy.name}", own, None, attributes, at, at, None)
         yield Item(f"policy:{policy.name}", hash_of(json.dumps(metrics, sort_keys=True), 8).hex(), span)
@@ -107,6 +108,7 @@ class Langfuse(Otlp):
         Raises:
             TrackerError: Langfuse did not take them.
         """
+        # Spans first: a score is attached to the trace that they make.
         super().write(items)
         scores = [item.payload for item in items if isinstance(item.payload, CreateScoreRequest)]
         for start in range(0, len(scores), _BATCH):
@@ -116,5 +118,6 @@ class Langfuse(Otlp):
                 raise self.refused(f"scores (HTTP {error.status_code})") from error
             except httpx.HTTPError as error:
                 raise self.refused(f"scores ({error})") from error
+            # A request that succeeds can still have rejected some of its scores.
             if isinstance(answer, CreateScoreBatchResults) and answer.rejected:
                 raise self.refused(f"{answer.rejected} scores ({answer.errors[0].message})")

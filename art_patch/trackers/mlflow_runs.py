@@ -84,6 +84,7 @@ class Mlflow:
         parts: dict[str, list[_Part]] = {}
         for item in items:
             part: _Part = item.payload
+            # By run, because finding a run takes a request.
             parts.setdefault(part.policy.name, []).append(part)
         try:
             experiment = self._found_experiment()
@@ -97,6 +98,7 @@ class Mlflow:
         return self._client.create_experiment(self._experiment) if known is None else known.experiment_id
 
     def _found_run(self, experiment: str, name: str, policy: Policy) -> str:
+        # The name stands in a filter of MLflow's own query language.
         quoted = name.replace("'", "\\'")
         known = self._client.search_runs([experiment], f"tags.`{POLICY_TAG}` = '{quoted}'", max_results=1)
         if known:
@@ -112,6 +114,7 @@ class Mlflow:
         metrics = [Metric(name, value, at_ms, step) for part in parts for name, value, step in part.metrics]
         params = [Param(name, value) for part in parts for name, value in part.params.items()]
         tags = [RunTag(name, value) for part in parts for name, value in part.tags.items()]
+        # One loop for all three lists: a slice beyond the end of the shorter ones is empty.
         for start in range(0, max(len(metrics), len(params), len(tags)), _BATCH):
             some = slice(start, start + _BATCH)
             self._client.log_batch(run, metrics=metrics[some], params=params[some], tags=tags[some])

@@ -92,8 +92,11 @@ class Otlp:
         trajectory = episode.trajectory
         run = context_of(trajectory.id, f"trajectory:{trajectory.id}")
         inside = {span.id: context_of(trajectory.id, f"span:{span.id}") for span in trajectory.spans}
+        # A run and its spans are sent after they ended and never change, so their digest is empty; that of a score
+        # follows its value.
         yield Item(f"trajectory:{trajectory.id}", "", self._run(episode, run), trajectory.id)
         for span in trajectory.spans:
+            # A parent that was not recorded leaves the span directly under the run.
             parent = inside.get(span.parent_id or "", run)
             yield Item(f"span:{span.id}", "", self._span(span, inside[span.id], parent, episode), trajectory.id)
         for call in trajectory.calls:
@@ -139,6 +142,7 @@ class Otlp:
         spans = [item.payload for item in items if isinstance(item.payload, ReadableSpan)]
         logs = [item.payload for item in items if isinstance(item.payload, ReadableLogRecord)]
         with _export_errors() as told:
+            # Spans before scores, which refer to a span.
             for start in range(0, len(spans), _BATCH):
                 if self._spans.export(spans[start : start + _BATCH]) is not SpanExportResult.SUCCESS:
                     raise self.refused(f"spans ({told.first})")
@@ -157,6 +161,7 @@ class Otlp:
         attributes = {
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.agent.name": info.name,
+            # Langfuse reads these three names, not those of `gen_ai`.
             "session.id": info.session_id,
             "user.id": info.user_id,
             "langfuse.trace.tags": list(info.tags),
@@ -182,6 +187,7 @@ class Otlp:
                 value = span.attributes.get(key)
                 attributes[attribute] = value if value is None or isinstance(value, str) else as_json(value)
         name = span.name if operation is None else f"{operation} {span.name}"
+        # A span whose end was not recorded ends with the run.
         return self.span(name, own, parent, attributes, span.started_at, span.ended_at or episode.ended_at, span.error)
 
     def _call(self, call: Call, own: trace.SpanContext, parent: trace.SpanContext, episode: Episode) -> ReadableSpan:
@@ -190,6 +196,7 @@ class Otlp:
         attributes["gen_ai.provider.name"] = "openai" if call.policy is None else "vllm"
         if self.content:
             attributes |= content_attributes(call)
+        # A stream that the app abandoned is no failure of the call: only `error` is.
         until = call.started_at + call.duration_ms / 1000
         failed = (call.error or "") if call.status == "error" else None
         name = f"{operation_of(call.api)} {call.requested_model}"
@@ -210,6 +217,7 @@ class Otlp:
         """Return a span; attributes without a value are left out."""
         found = dict(attributes) | ({} if error is None else {"error.type": error_type(error)})
         status = trace.Status() if error is None else trace.Status(trace.StatusCode.ERROR, error)
+        # Made directly: a tracer would choose ids and times itself.
         return ReadableSpan(
             name,
             own,
@@ -234,6 +242,7 @@ class _ExportErrors(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep the first record."""
+        # The first line is the cause; later ones say that it is tried again.
         if not self._heard:
             self.first, self._heard = record.getMessage()[:_LONGEST_REASON], True
 
@@ -243,6 +252,7 @@ def _export_errors() -> Generator[_ExportErrors]:
     """Catch the client's log while the block runs."""
     # The exporters return only success or failure. The reason is in their log, once for each retry.
     logger, told = logging.getLogger("opentelemetry.exporter"), _ExportErrors()
+    # Else the same lines would also appear on stderr, once for each retry.
     propagate, logger.propagate = logger.propagate, False
     logger.addHandler(told)
     try:

@@ -66,6 +66,7 @@ def exposition(facts: JSON, *, version: str) -> str:
         _Family(
             "art_patch_mode",
             "1 for the mode that the project is in.",
+            # A sample for each mode, 0 or 1, so that a query over time sees a mode end.
             samples=[(mine | {"mode": mode}, mode == facts["mode"]) for mode in get_args(Mode)],
         ),
         *_policies(facts, mine),
@@ -99,6 +100,7 @@ def _policies(facts: JSON, mine: Mapping[str, str]) -> Iterable[_Family]:
         samples=() if champion is None else [({**mine, "policy": champion}, int(champion.rpartition("@")[2]))],
     )
     if challenger is not None:
+        # A shadow answers no session.
         share = 0.0 if challenger["percent"] is None else challenger["percent"] / 100
         labels = {**mine, "policy": str(challenger["policy"]), "state": str(challenger["state"])}
         yield _Family("art_patch_challenger_share", "Share of the sessions it answers.", samples=[(labels, share)])
@@ -150,4 +152,5 @@ def _escaped(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
+    # In labels quotes are escaped, too; in HELP lines they must not be.
     return _escaped(text).replace('"', r"\"")

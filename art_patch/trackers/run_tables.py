@@ -74,12 +74,14 @@ class ActionTable:
         self._runs.update(asked.keys())
         for name in asked if episode.reward is not None else ():
             self._rewards[name].append(episode.reward or 0.0)
+        # A tool that was still at work when the run ended has no result.
         done = [span for span in episode.trajectory.spans if span.kind == "tool" and span.ended_at is not None]
         self._results.update(span.name for span in done)
         self._failed.update(span.name for span in done if span.error is not None)
 
     def rows(self) -> list[tuple[Cell, ...]]:
         """Return the tools in the order of `ACTION_COLUMNS`, most frequent first."""
+        # Tools may have results without having been asked for by a model: the app called them itself.
         names = sorted({*self._times, *self._results}, key=lambda name: (-self._times[name], name))
         return [self._row(name) for name in names]
 

@@ -52,6 +52,7 @@ class TensorBoard:
                 for number, metrics in enumerate(step.history)
                 for name, value in metrics.items()
             ]
+            # An update's history only grows, so its length tells whether it changed.
             yield Item(f"history:{policy.name}", str(len(step.history)), scalars)
 
     def write(self, items: Sequence[Item]) -> None:

@@ -100,6 +100,7 @@ class Wandb:
             TrackerError: W&B is switched off.
         """
         settings: Any = wandb.setup().settings
+        # W&B itself would accept everything and keep nothing.
         if offline is None and settings.mode == "disabled":
             raise TrackerError("WANDB_MODE is disabled, so W&B would take nothing; unset it, or say --offline DIR")
         if offline is None and settings.mode in ("offline", "dryrun"):
@@ -137,6 +138,7 @@ class Wandb:
         files = self._files(policy)
         if files:
             kind = "weights" if self._weights else "manifest"
+            # Keyed by kind: after an export of manifests alone the weights can still be sent.
             yield Item(f"{key}:{kind}", "", self._part("update", policy.name, adapter=(policy, files)))
 
     def of_episode(self, episode: Episode) -> Iterable[Item]:
@@ -165,6 +167,7 @@ class Wandb:
         Raises:
             TrackerError: W&B cannot be reached, or refused.
         """
+        # Opening a run of W&B's takes seconds, so all its parts are written at one opening.
         parts: dict[tuple[_Job, str], list[_Part]] = {}
         for item in items:
             if isinstance(item.payload, _Part):
@@ -186,6 +189,7 @@ class Wandb:
         known = self._summaries[job, run]
         for point in part.points:
             axis = _AXES[job]
+            # The summary shows the last value on the axis, whichever was written last.
             later = point[axis] >= known.get(axis, point[axis])
             known |= point if later else {name: value for name, value in point.items() if name not in known}
         return part
@@ -204,6 +208,8 @@ class Wandb:
                 job_type=job,
                 name=name,
                 id=hash_of(f"{self._group}:{job}:{name}", 8).hex(),
+                # Goes on with the run of this id, or begins it. `create_new`: this process opens several runs, one
+                # after another.
                 resume="allow",
                 reinit="create_new",
                 dir=str(place),
@@ -213,6 +219,7 @@ class Wandb:
             try:
                 yield run
             except BaseException:
+                # W&B then shows the run as failed, and not as one that still runs.
                 run.finish(exit_code=1)
                 raise
             run.finish()
@@ -222,12 +229,14 @@ class Wandb:
         if axis is not None:
             run.define_metric(axis)
             run.define_metric("*", step_metric=axis)
+        # Each `log` makes a row, so all metrics of one place on the axis go into one.
         points: dict[float, dict[str, float]] = {}
         for point in (point for part in parts for point in part.points):
             points.setdefault(point[cast(str, axis)], {}).update(point)
         for _, point in sorted(points.items()):
             run.log(point)
         for part in parts:
+            # A run that is resumed has its config already, and W&B refuses changes unless told otherwise.
             run.config.update(part.config, allow_val_change=True)
             for table in part.tables:
                 whole = wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
@@ -253,6 +262,7 @@ class Wandb:
             return []
         if not self._weights:
             return [manifest]
+        # No links: one could lead to any file of this machine.
         return sorted(file for file in manifest.parent.iterdir() if file.is_file() and not file.is_symlink())
 
 

@@ -238,6 +238,8 @@ class PettingZooEnvironment(_InWords):
                 return state, reward, done
             if done:
                 action = None  # AEC: a player that is out takes one last step, without an action, to leave the game
+            # On the event loop, as `same_policy` asks a model there; other functions may use the game, so they run in
+            # its thread.
             elif inspect.iscoroutinefunction(self._others):
                 action = await self._others(self, state)
             else:
@@ -277,6 +279,7 @@ def random_action(environment: PettingZooEnvironment, state: Observation) -> Any
     """Return a random legal action; the same one for the same seed and the same moves before."""
     if state.legal is not None:
         return environment.random.choice(state.legal)
+    # The space has a generator of its own, which would not follow the seed of the episode.
     state.space.seed(environment.random.randrange(2**31))
     return state.space.sample()
 

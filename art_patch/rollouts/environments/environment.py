@@ -38,6 +38,7 @@ class Environment(Generic[StateT, ActionT]):
     """
 
     instructions: str = ""
+    # Class attributes, so that a script's class can set them without a constructor.
     attempts: int = 1
     illegal_reward: float = -1.0
 

@@ -106,6 +106,7 @@ class EnvironmentPool:
             except BaseException:
                 await worker.close()
                 raise
+            # Only here, after an episode without an error; `reset` begins the next one from any state.
             self._free.append(worker)
 
     async def close(self) -> None:

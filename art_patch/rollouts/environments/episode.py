@@ -55,6 +55,7 @@ class Agent:
             trajectory: the episode's; question and answer are appended there.
         """
         conversation = trajectory.histories()[-1].messages_and_choices
+        # The first state stands in the main conversation; each later one opens a conversation of its own.
         if not self.keeps_history and trajectory.choices():
             instructions = [each for each in trajectory.messages_and_choices[:1] if _is_system(each)]
             trajectory.additional_histories.append(History(messages_and_choices=instructions))
@@ -106,6 +107,7 @@ async def _play(
             break
         state, reward, done, info = step
         earned, steps = earned + float(reward), steps + 1
+        # Replaced and not added up: an environment reports totals, such as a score.
         trajectory.metrics.update(info.get("metrics", {}))
     trajectory.reward = earned
     trajectory.metrics |= {"actions": steps, "illegal": illegal, "cut": not (done or illegal)}

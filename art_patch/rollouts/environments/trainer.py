@@ -75,6 +75,7 @@ class GRPOTrainer:
         self.updates = 0
         self._make = maker_of(environment)
         self._config = _config(config or TrainConfig(), learning_rate, batch_size, kl_penalty)
+        # A group of one has nothing to be compared with; 0 groups fail the check below.
         self._groups, rest = divmod(episodes_per_batch, group_size) if group_size >= 2 else (0, 0)
         if self._groups < 1 or rest:
             raise ConfigError(
@@ -112,7 +113,9 @@ class GRPOTrainer:
             return await gather_trajectory_groups(
                 (
                     TrajectoryGroup(
-                        (episode(seed) for _ in range(self._group_size)), metadata={"scenario_id": f"seed {seed}"}
+                        # The seed names the scenario, so groups of one seed are the same scenario in every update.
+                        (episode(seed) for _ in range(self._group_size)),
+                        metadata={"scenario_id": f"seed {seed}"},
                     )
                     for seed in chosen
                 ),
@@ -150,6 +153,7 @@ class GRPOTrainer:
         model = self._model()
         found = read_checkpoint(path, model=model.name)
         await model.backend().promote(model, found.policy)
+        # After the promotion: if it fails, the trainer stays where it was.
         self.updates, self._begun = found.updates, found.begun
 
     def _next_seeds(self) -> list[int]:
