@@ -260,6 +260,7 @@ def right_and_wrong(trajectory: Trajectory, corrections: Sequence[Correction]) -
 
 
 def _newest(trajectory: Trajectory, corrections: Sequence[Correction]) -> tuple[Call, Correction]:
+    # A later correction replaces an earlier one, as a person changes their mind.
     correction = max(corrections, key=lambda each: each.at)
     if correction.call_id is None:
         call = main_call(trajectory)

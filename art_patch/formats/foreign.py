@@ -228,6 +228,7 @@ def _messages(value: Any, where: str, *, role: str = "") -> list[Message]:
             last_call = f"call_{index}"
             called = _function(message.pop("function_call"), f"{path}.function_call")
             message["tool_calls"] = [{"id": last_call, "type": "function", "function": called}]
+        # The older format has no id in the result; it belongs to the call before it.
         elif message["role"] == "function":
             if not last_call:
                 raise MalformedFile(f"{path}: the result of a function that was not called")

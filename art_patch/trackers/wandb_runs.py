@@ -47,6 +47,7 @@ from art_patch.types import JSON, Policy
 MOST_ROWS = 200_000
 """As many as W&B takes in a table."""
 
+# How long W&B may take to send what it has queued, before the export fails.
 _FINISH_S = 600.0
 _Job: TypeAlias = Literal["policies", "update", "episodes"]
 _AXES: Mapping[_Job, str] = {"policies": "policy_step", "update": "update_step"}
