@@ -1,6 +1,6 @@
 """Running the app's own `replayable` functions again, in processes of the app.
 
-`pool` keeps the processes, `process` is the job's side of one, `worker` is the program that runs in it.
+`processes` is the job's side: it starts them, asks them and keeps idle ones. `worker` is the program they run.
 """
 
 # pyright: reportUnusedImport=false

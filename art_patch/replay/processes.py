@@ -1,7 +1,9 @@
-"""The app as a process of its own, which runs one of its functions when it is asked to (`art_patch.replay.worker`).
+"""Processes of the app that run its `replayable` functions again, and a pool of idle ones.
 
-One line of JSON asks, one answers. Whatever the app does to its process stays there: when it ends, or is overdue, it
-is killed with all that it has started, and the run that it was at is lost.
+One line of JSON asks a process (`art_patch.replay.worker`), one line answers. Whatever the app does to its process
+stays there. A process that takes too long is killed with everything it started, and its run is lost.
+
+A process knows one function. A function that cannot be loaded is not tried a second time. Threads may share a pool.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _END_S = 10.0
 
 
 class RunLost(Exception):
-    """The process ended, or had to be, before it answered."""
+    """The process ended, or was killed, before it answered."""
 
 
 class AppProcess:
@@ -61,6 +63,8 @@ class AppProcess:
         Raises:
             RunLost: if it ended or took too long.
         """
+        # A read from a pipe has no time-out: at the deadline the timer kills the group, and the read ends with the
+        # pipe.
         timer = Timer(timeout_s, self._overdue)
         timer.start()
         try:
@@ -79,7 +83,7 @@ class AppProcess:
         return json.loads(line)
 
     def end(self) -> None:
-        """Let it end, and see that it does."""
+        """Close its input, so that it ends by itself; kill it if it does not."""
         with suppress(OSError, subprocess.TimeoutExpired):
             if self.usable:
                 self._process.communicate(timeout=_END_S)
@@ -107,10 +111,10 @@ class AppProcess:
 
 
 class AppProcesses:
-    """See the module."""
+    """The pool: idle processes wait for the next run of the same function."""
 
     def __init__(self, config: ReplayConfig) -> None:
-        """Start none yet."""
+        """Prepare; `take` starts processes when they are needed."""
         self._config = config
         self._lock = Lock()
         self._free: list[AppProcess] = []
@@ -130,6 +134,7 @@ class AppProcesses:
             mine = [process for process in self._free if (process.target, process.redacted) == same]
             process = mine.pop() if mine else None
             self._free = mine
+        # After the lock: ending may take seconds, and other threads give their processes back meanwhile.
         for other in others:
             other.end()
         if process is not None and process.usable:
@@ -148,7 +153,7 @@ class AppProcesses:
             self._free.append(process)
 
     def stop(self) -> None:
-        """Begin nothing more, and end what goes on now."""
+        """Start no more processes, and kill those that run."""
         self._stopped = True
         for process in list(self._all):
             process.kill()
@@ -162,7 +167,7 @@ class AppProcesses:
     def _started(self, target: str, redacted: bool) -> AppProcess:
         process = AppProcess(target, self._config, redacted=redacted)
         self._all.append(process)
-        if self._stopped:
+        if self._stopped:  # `stop` may have gone through the list just before this one was in it
             process.kill()
         try:
             word = process.ask(None, self._config.timeout_s)

@@ -1,12 +1,12 @@
-"""`python -m art_patch.replay.worker TARGET [redacted]`: an app process that repeats runs of one `replayable` function.
+"""`python -m art_patch.replay.worker TARGET [redacted]`: a process of the app that repeats runs of one function.
 
-In: one line of JSON for each run, on standard input. Out: one line each, on standard output, after a first one that
-says whether the function is there. The app's own input and output are `/dev/null`. Calls go to the champion (mode
-`route`) and are recorded as any app's; settings come from the environment.
+In: one line of JSON for each run, on standard input. Out: first a line that says whether the function was found, then
+one line for each run, on standard output. The app's own input and output are `/dev/null`. Calls go to the champion
+(mode `route`) and are recorded like any app's; settings come from the environment.
 
-The targets come from the store, and whoever may write to it should not be able to run anything else. So a module or
-script is executed only if its source offers the function (`_offers`), which is looked up without executing anything,
-and a script only if it lies inside the working directory. Only functions that were offered are called.
+Security: targets come from the store, and write access to the store must not become the right to run any code. A module
+or script is executed only if its source marks the function as `replayable` (`_offers`, which executes nothing), and a
+script only if it lies inside the working directory. Only marked functions are called.
 """
 
 from __future__ import annotations
@@ -161,6 +161,7 @@ def _top_level(node: ast.AST) -> Iterator[ast.AST]:
 
 def _load_script(path: Path) -> str:
     sys.argv[:] = [str(path)]
+    # As Python does for a script: modules beside it are found first.
     sys.path.insert(0, str(path.parent))
     spec = spec_from_file_location(_MODULE, path)
     if spec is None or spec.loader is None:
@@ -172,6 +173,7 @@ def _load_script(path: Path) -> str:
 
 def _own_pipes() -> tuple[TextIO, TextIO]:
     """Keep standard input and output for ourselves: what the app prints is no answer of ours."""
+    # Copied before they are replaced. `dup` makes descriptors that the app's own children do not inherit.
     questions = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -200,8 +202,9 @@ def _repeat(function: Callable[..., Any], question: Mapping[str, Any], loop: asy
             result = function(*question["args"], **question["kwargs"])
             if inspect.isawaitable(result):
                 loop.run(_result_of(result), context=copy_context())  # else it would have the first run's
-    except BaseException as error:  # `sys.exit()`, too, is how a run ends
+    except BaseException as error:  # a run may also end with `sys.exit()`
         raised = type(error).__name__
+    # Only when everything is in the store may the job read the run.
     return {"raised": raised, "written": flush(_FLUSH_S)}
 
 

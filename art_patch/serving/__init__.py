@@ -1,8 +1,10 @@
-"""Serving: the contract every engine keeps, the gate for adapters, and two engines.
+"""Serving: OpenAI requests to tokens, by policy name, with one of two engines behind one HTTP contract.
 
-`contract` describes the HTTP routes, `client` calls them, `adapters` checks and publishes LoRAs: these import neither
-torch nor transformers. `server` is the HTTP side; behind it is `embedded`, which computes in the same process, or
-`vllm`, which keeps vLLM processes alive and forwards to them.
+`contract` describes the HTTP routes and `client` calls them; both import neither torch nor transformers. `server`
+answers the routes. Behind it is `embedded`, which computes in the server's process, or `vllm`, which keeps vLLM
+processes alive and forwards to them. `choice` picks one of the two for this machine. `guard` keeps web pages and
+callers without a key out, `request_checks` refuses parameters that no engine here honours, `exact_route` adds exact
+tokens.
 """
 
 # pyright: reportUnusedImport=false

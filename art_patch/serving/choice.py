@@ -1,4 +1,4 @@
-"""Which engine serves: what the user asked for, or what this machine is good for, and why."""
+"""Choose the engine: the one the user asked for, else the best one that this machine can run, with the reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ class Choice(NamedTuple):
     Attributes:
         vllm: the environment of vLLM; `None` is the embedded engine.
         gpus: those that may be used.
-        why: in words.
     """
 
     vllm: Found | None
@@ -42,10 +41,12 @@ def choose(kind: str, device: str, *, python: Path | None, environments: Path) -
     here = [] if device == "cpu" else _one_of(gpus(), device)
     if kind == "embedded":
         return Choice(None, here, "asked for")
+    # A CPU build of vLLM is used only if it is asked for by name.
     if kind == "auto" and not here:
         return Choice(None, here, "no GPU" if device == "auto" else f"--device {device}")
     found = find_vllm(python, environments)
     if kind == "auto":
+        # No error: whoever asked for nothing in particular gets an engine that works, and the reason names the cure.
         if found is None or found.device != "cuda":
             return Choice(None, here, f"a GPU is here, but no vLLM for it; build its environment: {BUILD}")
         return Choice(found, here, f"vLLM {found.vllm} on {len(here)} GPU(s)")

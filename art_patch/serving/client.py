@@ -1,9 +1,7 @@
-"""The job's way to an engine: `EngineClient`, over the transport of the OpenAI SDK.
+"""`EngineClient`: how the job and the commands call an engine.
 
-Uses the SDK's generic `post`, which openai 1, 2 and 3 share, so no HTTP library is named here. The SDK takes seconds to
-import, so what only looks (is it there, whom does it serve) goes by the standard library: a rollback needs no more. No
-retries: a call that failed says so, and the caller decides. Every failure is an `EngineError`: an `AdapterRejected`
-where an adapter was refused, an `EngineRefused` where the engine answered with another HTTP error.
+Nothing is retried; the caller decides. Every failure is an `EngineError`: an `AdapterRejected` if the engine refused an
+adapter, an `EngineRefused` if it answered with another HTTP error, an `EngineError` itself if it gave no answer.
 """
 
 from __future__ import annotations
@@ -46,7 +44,6 @@ class EngineClient:
             base_url: `http://127.0.0.1:8000`, with or without `/v1`.
             api_key: Where the engine asks for one.
             admin_key: Where it asks for none but before it loads and unloads; sent with these requests alone.
-            timeout_s: For each request.
         """
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self._api_key = api_key or "none"  # the SDK demands some key; without one the engine does not look at it
@@ -58,10 +55,7 @@ class EngineClient:
         """Returns a client that has the project's keys.
 
         Args:
-            settings: Of the project.
-            base_url: See above.
             key_file: The file that the store's route names.
-            timeout_s: For each request.
 
         Raises:
             ConfigError: The key is not to be read, see `engine_key`.
@@ -83,6 +77,8 @@ class EngineClient:
 
     @cached_property
     def _client(self) -> Any:
+        # Imported late, because the SDK takes seconds to import: `health` and `models` use the standard library, and a
+        # rollback needs no more. Its generic `post` is the same in openai 1, 2 and 3, so no HTTP library is named here.
         from openai import OpenAI
 
         return OpenAI(base_url=self.base_url, api_key=self._api_key, max_retries=0, timeout=self._timeout_s)
@@ -96,7 +92,7 @@ class EngineClient:
         return True
 
     def answers(self, *, timeout_s: float = 5.0) -> bool:
-        """Whether anybody answers there, well or not."""
+        """Whether a server answers at that address, with success or with an error."""
         try:
             self._look("/health", timeout_s=timeout_s)
         except EngineRefused:
@@ -174,6 +170,7 @@ class EngineClient:
             raise self._unreachable(getattr(error, "reason", error)) from error
 
     def _change(self, path: str, name: str) -> None:
+        # Sent with these two requests alone: no other route needs the key, and it should not travel with every chat.
         shown = {} if self._admin_key is None else {"Authorization": f"Bearer {self._admin_key}"}
         self._request(path, {"lora_name": name}, shown)
 
@@ -201,7 +198,7 @@ class EngineClient:
 
 
 def _error_of(content: bytes) -> object:
-    """What an HTTP error says, as the SDK gives it."""
+    """The `error` object of a response body, as the SDK gives it in `APIStatusError.body`."""
     try:
         answer: Any = json.loads(content)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a serving engine answers, and how the job talks to one. vLLM and the embedded engine both keep it.
+"""The HTTP contract of an engine, and the two protocols behind it. vLLM and the embedded engine both keep it.
 
 HTTP, on loopback, every error as `{"error": {"message", "type", "param", "code"}}`:
 
@@ -13,9 +13,9 @@ HTTP, on loopback, every error as `{"error": {"message", "type", "param", "code"
     A log-probability is that of the token under the distribution at the request's temperature before any top_p cut,
     `log_softmax(logits / T)`; at temperature 0 it is `log_softmax(logits)`. Left out, temperature and top_p are 1,
     whatever the checkpoint suggests. `model` is the policy that answered. Requests wait by `priority`, smaller first,
-    0 where none is given: what is not urgent gives way to the app's calls.
-    A parameter that cannot be honoured exactly is refused with 400, an unknown policy with 404, a full queue with 503:
-    callers then turn to their provider.
+    default 0. Requests of the job have a larger number and so wait for the app's calls.
+    A parameter that cannot be honoured exactly is refused with 400, an unknown policy with 404, a full queue with 503.
+    Patched apps then ask their provider.
 `POST /exact/v1/chat/completions`
     The same for scripts that train by hand, see `art_patch.serving.exact_route`; `GET /exact/v1/models` goes with it.
 `POST /v1/load_lora_adapter {"lora_name": "agent@3"}`
@@ -45,7 +45,7 @@ class UnknownPolicy(EngineError):
 
 
 class Overloaded(EngineError):
-    """It cannot take this request now: too much waits already, it starts again, or it is closing."""
+    """It cannot take this request now: the queue is full, it is restarting, or it is closing."""
 
 
 class Served(Protocol):
@@ -106,7 +106,7 @@ class Served(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends it; twice does no harm."""
+        """Ends it now; can be called twice."""
         ...
 
 

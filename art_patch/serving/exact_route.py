@@ -1,10 +1,10 @@
 """Chat completions for scripts that train by hand: each choice carries its exact tokens, whatever client asks.
 
-`POST /exact/v1/chat/completions` is `/v1/chat/completions` of the engine behind, but for two things. The model's bare
-NAME stands for the policy that serves at the moment of the call, and a whole answer's choices carry `art_patch`
-(`art_patch.trajectories.token_payload`): any client that keeps fields which it does not know, such as the OpenAI SDK's,
-hands them to the trainer by keeping the choice. Token ids and log-probabilities stand where callers meet them only if
-they were asked for. Streams pass as they are: nobody gets a choice of them.
+`POST /exact/v1/chat/completions` differs from `/v1/chat/completions` in two things. The model's bare NAME stands for
+the policy that serves at the moment of the call. Each choice of a whole answer carries `art_patch`
+(`art_patch.trajectories.token_payload`): clients that keep unknown fields, such as the OpenAI SDK, hand the tokens to
+the trainer together with the choice. The usual fields for token ids and log-probabilities are filled only if the
+request asked for them. Streams pass unchanged.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ class ExactRoute:
         if body is None:
             return
         asked = _object(body)
-        if asked is None:  # the engine says what is wrong with it
+        if asked is None:  # not a JSON object: the engine's own route answers with the error
             await self._chat(scope, _given(body, receive), send)
             return
+        # Resolved once and sent on as NAME@STEP: a promotion during the call must not change whose tokens these are.
         sent = {**asked, "model": await self._policy(asked.get("model"))}
         if asked.get("stream"):
             await self._chat(scope, _given(_dump(sent), receive), send)
@@ -68,6 +69,7 @@ class ExactRoute:
     async def _policy(self, model: Any) -> Any:
         if self._serves is None or not isinstance(model, str) or "@" in model:
             return model
+        # In a thread, because it reads the store and the event loop must go on streaming.
         return await asyncio.to_thread(self._serves, model) or model
 
 
@@ -93,6 +95,7 @@ class _Answer:
     async def replace(self, body: bytes) -> None:
         """Send this in place of what was held back."""
         start = cast("Message", self._start)
+        # The body has grown, so the length that the engine wrote is wrong.
         headers = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
         await self._send({**start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
         await self._send({"type": "http.response.body", "body": body})

@@ -1,8 +1,7 @@
-"""What keeps web pages away from a server on loopback: a browser on this machine reaches it, too.
+"""Middleware that decides who may call a server: no web page (`PageGuard`), nobody without the API key (`KeyGuard`).
 
-A page gets there by a name of its own that resolves to 127.0.0.1 (DNS rebinding), which the `Host` header shows; by a
-request across origins, which the `Origin` header shows; or by a form. Programs send no `Origin`, call the server by one
-of its own names, and say that their JSON is JSON, which no page can do without asking first. All else is refused.
+A browser on this machine reaches loopback, too. `PageGuard` refuses the three ways in which a web page can use that: by
+a domain name that resolves to 127.0.0.1 (DNS rebinding), by a request across origins, and by a form.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ class PageGuard:
         """Guard `app`.
 
         Args:
-            app: the application.
             names: by which it may be called besides loopback's own; `None` beyond loopback, where it has any name.
             json_paths: where a POST must say that it is JSON.
         """
@@ -46,16 +44,21 @@ class PageGuard:
         await self._app(scope, receive, send)
 
     def _why_not(self, scope: Scope) -> tuple[int, str] | None:
+        # DNS rebinding: the page's own domain resolves to 127.0.0.1, so for the browser it is no other origin. But then
+        # `Host` holds that domain.
         host = _values(scope, b"host")
         if self._names is not None and not (len(host) == 1 and self._is_here(host[0])):
             known = "".join(f", {name}" for name in sorted(self._names))
             return 403, f"this server answers to 127.0.0.1 and localhost{known} only; call it by one of these names"
+        # Programs send no `Origin`; a browser sends it with fetches across origins and with every POST.
         if any(origin.partition("://")[2] != "".join(host) for origin in _values(scope, b"origin")):
             return 403, "this server does not answer web pages; call it from a program, which sends no Origin"
-        # Sent by browsers alone, also with what needs no Origin, such as an image's address.
+        # Only browsers send this header, and they also send it where there is no `Origin`, as for an image's address.
         if not {"none", "same-origin"}.issuperset(_values(scope, b"sec-fetch-site")):
             return 403, "this server does not answer web pages; call it from a program"
         if scope["method"] == "POST" and scope["path"] in self._json_paths:
+            # A form can send a body that looks like JSON without asking first (CORS preflight), but not under this
+            # type.
             kind = "".join(_values(scope, b"content-type")).partition(";")[0].strip()
             if kind != "application/json":
                 return 415, "the body must be JSON and say so; send the header content-type: application/json"

@@ -1,4 +1,9 @@
-"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`, whatever went wrong."""
+"""Refusals that both engines share: errors in OpenAI's shape, unsupported parameters, bodies that are too large.
+
+Every error is `{"error": {"message", "type", "param", "code"}}`. A parameter passes if the engine understands it, if it
+has no effect on the answer, or if it has its neutral value. Any other one is refused with 400: callers then ask their
+provider, and a parameter that was silently ignored would give them a different answer than they asked for.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +37,10 @@ def error_body(status: int, message: str, *, param: str | None = None, code: str
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-# They say who calls, not what to answer.
+# They identify the caller and leave the answer as it is.
 _WITHOUT_EFFECT = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
-# Honoured only where they ask for nothing; every value listed is the parameter's neutral one.
+# Accepted with these values only, because with them the parameter changes nothing. SDKs and agent frameworks send many
+# of these on every call without being asked to.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "logit_bias": ({},),
@@ -60,7 +66,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def refuse_unsupported(fields: Mapping[str, Any], understood: Collection[str]) -> None:
-    """Passes if every field is understood, has no effect on the answer, or asks for nothing.
+    """Return if every field is understood, has no effect on the answer, or has its neutral value.
 
     Raises:
         ApiError: 400, naming the parameter.

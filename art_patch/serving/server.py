@@ -50,8 +50,6 @@ def build_app(
         api_key: Asked for on every route but `/health`.
         admin_key: Asked for before a policy is loaded or unloaded, where there is no `api_key`. Without either nobody
             may.
-        names: See `PageGuard`.
-        serves: See `ExactRoute`.
     """
     started = int(time.time())
 
@@ -96,7 +94,7 @@ def build_app(
             Route(_LOAD, load, methods=["POST"]),
             Route(_UNLOAD, unload, methods=["POST"]),
         ],
-        middleware=[
+        middleware=[  # the first is the outermost: a web page is refused before its key is looked at
             Middleware(PageGuard, names=names, json_paths=(_CHAT, f"{PREFIX}{_CHAT}", _LOAD, _UNLOAD)),
             *([Middleware(KeyGuard, api_key=api_key)] if api_key else []),
         ],
@@ -132,15 +130,12 @@ def run_server(
         engine: Closed on return, whatever happens.
         host: Address to listen on. Beyond loopback a key is required.
         port: 0 takes a free one; `on_ready` tells which.
-        api_key: See `build_app`.
-        admin_key: See `build_app`.
         names: Other names of this server, such as that of a reverse proxy in front of it.
         policies: Loaded before the first request is answered.
         spare: Loaded too, each if it can be: one that cannot is told in the log, and callers get 404 for it.
         on_ready: Called with the base URL, `http://HOST:PORT`, once requests are answered.
         drain_s: How long running requests may take to finish.
         stop: Ends the server when set; for callers that run it in a thread, where signals do not arrive.
-        serves: See `ExactRoute`.
 
     Raises:
         ConfigError: An address beyond loopback without a key.
@@ -149,7 +144,10 @@ def run_server(
         KeyboardInterrupt: It was stopped by SIGINT; after draining.
     """
     try:
+        # Bound before vLLM is started, so that a port that is taken shows at once and not after minutes. The socket
+        # listens only when the engine is ready: until then callers are refused instead of waiting.
         with bind(host, port, key=api_key, what="the model") as sock:
+            # Beyond loopback the server has any name, and a key is required instead.
             known = (host, *names) if is_loopback(str(sock.getsockname()[0])) else None
             serve(
                 build_app(engine, api_key=api_key, admin_key=admin_key, names=known, serves=serves),
@@ -170,12 +168,12 @@ def run_server(
 async def _begin(engine: Served, policies: Sequence[str], spare: Sequence[str]) -> None:
     await engine.start()
     for name in (*policies, *spare):
-        if name in engine.policies():
+        if name in engine.policies():  # the bare base is served from the start
             continue
         try:
             await engine.load(name)
         except AdapterRejected as error:
-            if name not in spare:
+            if name not in spare:  # without the champion the server is of no use
                 raise
             _log.warning("%s is not served: %s", name, error)
 
@@ -201,6 +199,7 @@ async def _lora_body(request: Request) -> dict[str, Any]:
 
 def _check_path(engine: Served, body: dict[str, Any]) -> None:
     """The engine alone decides which directory a name means; a path may only confirm it."""
+    # vLLM's own API loads any path. Here it must be the published directory, whose files are validated.
     path = body.get("lora_path")
     if path is not None:
         own = engine.adapters_root / body["lora_name"]

@@ -1,8 +1,14 @@
-"""`POST /v1/chat/completions`: plain ASGI, because this is the hot path.
+"""`POST /v1/chat/completions` of the embedded engine, as plain ASGI because this is the hot path.
 
-Reads the body, checks it, renders the prompt, starts a generation and sends its pieces on, as one JSON body or as
-server-sent events. A client that goes away cancels its generation. Once a stream has begun, a failure is sent as an
-error event and the stream ends without `[DONE]`, so no client takes half an answer for a whole one.
+`ChatEndpoint` reads the body, checks it, renders the prompt, starts a generation and sends its pieces on, as one JSON
+body or as server-sent events. A client that goes away cancels its generation. If a stream fails after it has begun, an
+error event is sent and the stream ends without `[DONE]`, so that no client takes half an answer for a whole one.
+
+`ChatResponse` formats the pieces. Whole answers and streams run the same `OutputText`, so a stream put together equals
+the whole answer. With `return_token_ids` the names are vLLM's: `prompt_token_ids` at the top level (in a stream on each
+choice's first chunk), `token_ids` on each choice. In a stream, ids and log-probabilities are never held back: where
+text is, they go out on a chunk without text. `finish_reason` is `tool_calls` if the answer has a call and the model
+ended by itself; an answer that ran out of tokens has `length` even after a call.
 """
 
 from __future__ import annotations
@@ -66,6 +72,7 @@ class ChatEndpoint:
         except ApiError as error:
             await _send_json(send, error.status, error.body())
             return
+        # ASGI tells of a client that went away only to whoever waits in `receive`.
         watcher = asyncio.create_task(_cancel_on_disconnect(receive, generation))
         response = ChatResponse(request, prompt_ids, self._engine.prompts)
         try:
@@ -76,7 +83,7 @@ class ChatEndpoint:
         except GenerationFailed as error:
             await _send_json(send, 500, error_body(500, str(error), code="engine_error"))
         except (GenerationCancelled, OSError):
-            pass  # the client is gone; nobody is left to tell
+            pass  # the client is gone
         finally:
             watcher.cancel()
             generation.cancel()  # frees the rows if this ended early, else does nothing
@@ -107,12 +114,15 @@ class ChatEndpoint:
                 param="messages",
                 code="context_length_exceeded",
             )
+        # The choices of a request are admitted together, so one request may not exceed what runs at once.
         if request.params.n > self._engine.limits.max_rows:
             raise ApiError(400, f"n is limited to {self._engine.limits.max_rows} here", param="n")
+        # Without a limit of the caller's the answer may fill the rest of the context, as at OpenAI.
         params = dataclasses.replace(request.params, max_tokens=request.max_tokens or room)
         generation = Generation(prompt_ids, params, stream=request.stream)
         try:
             self._engine.submit(request.model, generation)
+        # It was served when the request was checked, and may have been unloaded while the prompt was rendered.
         except UnknownPolicy as error:
             raise self._unknown(request.model) from error
         except Overloaded as error:
@@ -127,6 +137,7 @@ class ChatEndpoint:
 
 async def _stream(send: Send, request: ChatRequest, response: ChatResponse, generation: Generation) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+    # One state a choice: their pieces arrive interleaved.
     states = [ChoiceState(response.text()) for _ in range(request.params.n)]
     await _send_events(send, [response.first_chunk(index) for index in range(request.params.n)])
     try:
@@ -233,6 +244,7 @@ class ChatResponse:
         parts = [*text.push(piece.token_ids), *text.close()]
         content = "".join(part for part in parts if isinstance(part, str))
         calls = [part for part in parts if isinstance(part, ToolCall)]
+        # OpenAI's `content` is null beside calls, and an empty string where the model wrote nothing at all.
         message: JSON = {"role": "assistant", "content": content if content or not calls else None}
         if calls:
             message["tool_calls"] = [_call(call) for call in calls]

@@ -1,10 +1,8 @@
-"""An OpenAI chat-completion body, checked and understood, or a refusal.
+"""Check an OpenAI chat-completion body, and turn it into a `ChatRequest` or a refusal.
 
-Callers fall back to their provider when we refuse, so whatever this engine cannot honour exactly is refused with a 400
-that names the parameter; nothing is ignored that would change the answer. The one exception is `strict` in a tool's
-definition: arguments are not forced into the schema, here as in vLLM.
-
-Hand-written checks instead of a model class: this runs once a call, on the thread that also feeds the engine.
+A parameter that this engine cannot honour exactly is refused with a 400 that names it, and the patched app asks its
+provider instead. The one exception is `strict` in a tool's definition: it is ignored, here as in vLLM, so arguments may
+not follow the schema.
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ class ChatRequest:
     """What was asked for.
 
     Attributes:
-        model: Policy name.
         messages: OpenAI messages, structure checked.
         tools: Function definitions the model is shown; empty where it may not call any.
         max_tokens: None where the caller set no limit.
@@ -63,6 +60,7 @@ def parse_chat_request(body: object) -> ChatRequest:
     Raises:
         ApiError: 400, naming the parameter.
     """
+    # Checks by hand and no model class: this runs once a call, on the thread that also feeds the engine.
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object")
     fields = {key: value for key, value in cast("dict[str, Any]", body).items() if value is not None}
@@ -77,6 +75,7 @@ def parse_chat_request(body: object) -> ChatRequest:
         temperature=_number(fields, "temperature", 1.0, 0.0, 100.0),
         top_p=_number(fields, "top_p", 1.0, 0.0, 1.0, open_below=True),
         n=_integer(fields, "n", 1, 1, 128),
+        # Choice i of up to 128 draws with seed + i, which must stay a signed 64-bit number.
         seed=_integer(fields, "seed", 0, -(1 << 63), (1 << 63) - 129) if "seed" in fields else None,
         ignore_eos=_flag(fields, "ignore_eos"),
         stops=_stops(fields),

@@ -1,8 +1,12 @@
-"""Draws the next token of every row of a batch at once.
+"""A batch of rows of one policy that decode in step: their sampler and their shared key/value cache.
 
-In: logits `[B, V]`. Out: ids and log-probabilities, both as lists of length B. The log-probability is that of the
-distribution at the row's temperature before any top_p cut, `log_softmax(logits / T)`; of a greedy row it is
-`log_softmax(logits)`. A row with a seed draws from its own generator, so its tokens do not depend on its neighbours.
+A `Cohort` starts with one forward over its prompts (`prefill`). Each `advance` feeds the tokens just sampled and leaves
+the next logits, `keep` drops rows that ended, `merge` takes in a younger cohort. The scheduler's thread owns it and
+activates the policy's LoRA before `prefill` and `advance`; nothing here does.
+
+A `Sampler` turns logits `[B, V]` into ids and log-probabilities, two lists of length B. The log-probability is that at
+the row's temperature before any top_p cut, `log_softmax(logits / T)`; of a greedy row it is `log_softmax(logits)`. A
+row with a seed draws from a generator of its own, so its tokens do not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ class Sampler:
         self._seeded = [(i, noise) for i, noise in enumerate(noises) if noise is not None and not greedy[i]]
 
     def sample(self, logits_BV: torch.Tensor) -> tuple[list[int], list[float]]:
-        """Draws one id a row; see the module for what the log-probabilities mean."""
+        """Draws one id a row; the log-probabilities are those before the top_p cut."""
+        # Before the softmax: in bfloat16 log-probabilities are too coarse for the trainer's importance ratios.
         logits_BV = logits_BV.float()
         if self._temperature_B1 is not None:
             logits_BV = logits_BV / self._temperature_B1
@@ -62,6 +67,7 @@ def _nucleus(probs_CV: torch.Tensor, top_p_C1: torch.Tensor) -> torch.Tensor:
     """Zeroes all but the smallest set of likeliest tokens that reaches top_p. The draw needs no renormalising."""
     sorted_CV, order_CV = probs_CV.sort(dim=-1, descending=True)
     before_CV = sorted_CV.cumsum(dim=-1) - sorted_CV
+    # A token stays if the ones before it have not reached top_p yet, so the likeliest always stays.
     sorted_CV = sorted_CV.masked_fill(before_CV >= top_p_C1, 0.0)
     return torch.zeros_like(probs_CV).scatter_(1, order_CV, sorted_CV)
 
@@ -89,17 +95,20 @@ class Cohort:
 
     def prefill(self, model: Any) -> None:
         """Runs the prompts through the model."""
+        # The choices of one request, and siblings of one scenario, have equal prompts: each is computed once.
         prompts = [row.generation.prompt_ids for row in self.rows]
         first: dict[tuple[int, ...], int] = {}
         source = [first.setdefault(tuple(prompt), len(first)) for prompt in prompts]
         unique = list(first)
         self.width = max(map(len, unique))
+        # Padded on the left, so that the newest position is the last column of every row.
         ids_UW = torch.tensor([(0,) * (self.width - len(p)) + p for p in unique], device=model.device)
         lengths_U1 = torch.tensor([[len(p)] for p in unique], device=model.device)
         positions_UW = torch.arange(self.width, device=model.device) - self.width + lengths_U1
         mask_UW = (positions_UW >= 0).long()
         self._cache = DynamicCache(config=model.config)
         self._lengths_B1, self._mask_BW = lengths_U1, mask_UW
+        # Padding has negative positions, which an embedding table cannot look up; the mask hides those columns anyway.
         self.logits_BV = self._forward(model, ids_UW, positions_UW.clamp_min_(0))
         if len(unique) < len(prompts):
             self._select(torch.tensor(source, device=model.device))
@@ -114,6 +123,7 @@ class Cohort:
         """
         ids_B1 = torch.tensor(token_ids, device=model.device).unsqueeze(1)
         self.width += 1
+        # Grown by 64 columns at a time: a concatenation at every step would copy the mask of every row.
         if self.width > self._mask_BW.shape[1]:
             self._mask_BW = functional.pad(self._mask_BW, (0, _SPARE_COLUMNS), value=1)
         self.logits_BV = self._forward(model, ids_B1, self._lengths_B1)
@@ -125,6 +135,7 @@ class Cohort:
         self.rows = [self.rows[index] for index in alive]
         if self._plain:
             longest = int(self._lengths_B1.max())
+            # Columns that only dropped rows needed would be computed at every further step.
             if surplus := self.width - longest:
                 self._mask_BW = self._mask_BW[:, surplus:]
                 self.width = longest
@@ -136,6 +147,7 @@ class Cohort:
         """Whether one padded batch costs less than two."""
         if self.policy is not other.policy or not (self._plain and other._plain):
             return False
+        # Cells of key/value cache that one step reads, apart and together (padding included).
         apart = len(self.rows) * self.width + len(other.rows) * other.width
         together = (len(self.rows) + len(other.rows)) * max(self.width, other.width)
         return together <= 1.25 * apart + _FREE_PADDING
@@ -183,6 +195,7 @@ class Cohort:
 
     def _changed(self) -> None:
         params = [row.generation.params for row in self.rows]
+        # Rows decide which settings the batch needs, so the tensors are made again; a step only reads them.
         self.sampler = Sampler(params, [row.noise for row in self.rows], self.logits_BV.device)
 
 

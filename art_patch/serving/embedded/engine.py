@@ -1,8 +1,8 @@
 """The embedded engine: one process, one model, one scheduler thread; transformers for the base, PEFT for the LoRAs.
 
-This is what the HTTP side sees: requests go in by policy name, pieces come out on the event loop; policies are loaded
-unloaded while requests run. `art_patch.serving.embedded.scheduler` does the work on its own thread. A policy never
-changes.
+The HTTP side hands in requests by policy name and gets pieces of the answer on its event loop. Policies are loaded and
+unloaded while requests run; a policy's weights never change under its name. `scheduler` computes on a thread of its
+own.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class EmbeddedEngine:
             base: The checkpoint it was loaded from.
             name: The policy's name; the bare base serves as `NAME@0`.
             adapters_root: Directory of published adapters.
-            limits: See `EngineLimits`.
             merge: Whether LoRAs are merged into copies of the weights; None lets `make_bank` choose.
         """
         self.limits = limits or EngineLimits()
         self.base = base
         self.base_policy = check_name(f"{name}@0")
         self.prompts = PromptEncoder(tokenizer)
+        # A model without position embeddings (recurrent, ALiBi) names no limit.
         context = int(getattr(model.config, "max_position_embeddings", 0) or 1 << 30)
         self.max_model_len = min(context, self.limits.max_model_len or context)
         self.adapters_root = Path(adapters_root).resolve()
@@ -92,12 +92,8 @@ class EmbeddedEngine:
 
         Args:
             base: Model directory or Hugging Face id.
-            name: See `__init__`.
-            adapters_root: See `__init__`.
             device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
             dtype: `auto`, `float32`, `bfloat16` or `float16`.
-            limits: See `EngineLimits`.
-            merge: See `__init__`.
 
         Raises:
             ModelNotFound: The base cannot be loaded.
@@ -134,6 +130,7 @@ class EmbeddedEngine:
                 raise UnknownPolicy(
                     f"The model `{policy_name}` does not exist. Served models: {', '.join(self._policies)}."
                 )
+            # Under the same lock as the look-up: the policy cannot be retired and freed in between.
             self._scheduler.submit(generation, policy)
 
     async def start(self) -> None:
@@ -152,7 +149,7 @@ class EmbeddedEngine:
         """
         check_name(name)
         with self._lock:
-            if name in self._loading:  # no refusal: whoever asks again finds it served, or hears why it is not
+            if name in self._loading:  # 503 and not a refusal: on the next try it is served or refused with the reason
                 raise Overloaded(f"{name} is being loaded; try again in a moment")
             if name in self._policies:
                 raise AdapterRejected(
@@ -160,9 +157,11 @@ class EmbeddedEngine:
                 )
             self._loading.add(name)
         try:
+            # Validation reads and hashes whole files: in a thread, so that streams go on.
             adapter = await asyncio.to_thread(
                 validate_adapter, self.adapters_root, name, self.base, max_rank=self.limits.max_lora_rank
             )
+            # Only the scheduler's thread may touch the model, and between two steps no forward is half done.
             await asyncio.wrap_future(self._scheduler.command(lambda: self._add(adapter)))
         finally:
             with self._lock:
@@ -189,10 +188,11 @@ class EmbeddedEngine:
 
     def _add(self, adapter: ValidatedAdapter) -> None:
         name = self._bank.add(adapter)
+        # Proven before its name is served: no request may meet an adapter that computes something else.
         try:
             self._prove(adapter, name)
         except BaseException:
-            self._bank.remove(name)
+            self._bank.remove(name)  # the refused adapter must not keep its memory
             raise
         policy = Policy(adapter.name, name)
         with self._lock:
@@ -210,11 +210,14 @@ class EmbeddedEngine:
         self._bank.activate(name)
         ids_1T = torch.tensor([probe.token_ids], device=self._model.device)
         targets_T1 = torch.tensor(probe.targets, device=self._model.device)[:, None]
+        # In float32, as the `Sampler` computes the log-probabilities of answers.
         logprobs_TV = torch.log_softmax(self._model(input_ids=ids_1T, use_cache=False).logits[0, :-1].float(), dim=-1)
         return logprobs_TV.gather(1, targets_T1).squeeze(1).tolist()
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    # Qwen, for one, ends a turn with one token and a text with another: the generation config names both, the tokenizer
+    # only the first.
     config = getattr(model, "generation_config", None)
     ids: Any = getattr(config, "eos_token_id", None)
     found = set(ids) if isinstance(ids, list) else {ids}
@@ -228,7 +231,6 @@ def load_model(directory: Path, *, device: str = "auto", dtype: str = "auto") ->
     """Loads model and tokenizer, ready for inference.
 
     Args:
-        directory: A checkpoint.
         device: `auto` is CUDA where there is any, else the CPU.
         dtype: `auto` is float32 on the CPU and the checkpoint's own elsewhere.
 
@@ -239,11 +241,13 @@ def load_model(directory: Path, *, device: str = "auto", dtype: str = "auto") ->
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if dtype not in {"auto", *_DTYPES}:
         raise ConfigError(f"dtype {dtype!r} is unknown. Use auto, {', '.join(_DTYPES)}.")
+    # Half precision is slow on many CPUs, and `MergedBank` is exact in float32 only.
     if dtype == "auto" and device == "cpu":
         dtype = "float32"
     disable_progress_bar()  # a server's log is no place for it
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory)
+        # Safetensors only and no `trust_remote_code`: a checkpoint must not be able to run code.
         model: Any = AutoModelForCausalLM.from_pretrained(
             directory, dtype=_DTYPES.get(dtype, dtype), use_safetensors=True
         )

@@ -1,8 +1,7 @@
-"""One request on its way through the embedded engine, from both sides of the thread boundary.
+"""One request inside the embedded engine, seen from both threads. Standard library only.
 
-The HTTP side makes a `Generation`, starts it and iterates over its `Piece`s; the scheduler thread owns its `Row`s and
-hands pieces over with one `call_soon_threadsafe` a step. A streamed request gets a piece for every sampled token, any
-other one piece a choice. Standard library only.
+The event loop makes a `Generation` and iterates over its `Piece`s. The scheduler's thread owns its `Row`s and hands
+pieces over. A streamed request gets a piece for every sampled token, any other request one piece for each choice.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class GenerationFailed(Exception):
 
 
 class GenerationCancelled(Exception):
-    """The request was given up by its own side."""
+    """The HTTP side cancelled the request, because its client is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +30,10 @@ class SamplingParams:
     """How to sample.
 
     Attributes:
-        temperature: 0 is greedy.
         top_p: Nucleus cut; 1 is none.
         max_tokens: Limit on sampled tokens, the stop token included.
-        n: Choices.
         seed: Choice `i` draws from a generator seeded with `seed + i`; None draws from the engine's own.
         ignore_eos: Sample on past the end-of-text token (for benchmarks).
-        stops: Stop strings.
         one_call: End after the first well-formed tool call.
         parse_tools: Whether text is scanned for tool calls.
         priority: Smaller is admitted first.
@@ -65,7 +61,6 @@ class Piece:
     """Newly sampled tokens of one choice.
 
     Attributes:
-        index: Which choice.
         token_ids: In order, the stop token included.
         logprobs: Natural log-probability of each at the request's temperature, before any top_p cut.
         reason: Why the choice ended, on its last piece.
@@ -95,7 +90,7 @@ class Generation:
 
     @property
     def given_up(self) -> bool:
-        """Whether nobody wants more tokens of it."""
+        """Whether it needs no more tokens: cancelled, or failed."""
         return self.cancelled or self.failed
 
     def __aiter__(self) -> Generation:
@@ -107,9 +102,9 @@ class Generation:
 
         Raises:
             GenerationFailed: The engine gave up on the request.
-            GenerationCancelled: `cancel` was called.
         """
         if not self._pieces:
+            # Checked only here: pieces that have arrived are given out even after a cancellation.
             if not self._unfinished:
                 raise StopAsyncIteration
             if self.cancelled:
@@ -120,7 +115,7 @@ class Generation:
         if piece.error is not None:
             raise GenerationFailed(piece.error)
         if piece.reason is not None:
-            self._unfinished -= 1
+            self._unfinished -= 1  # ends when every choice has had its last piece
         return piece
 
     def deliver(self, piece: Piece) -> None:
@@ -157,6 +152,7 @@ class Row:
         if token_id in self.stop_ids:
             return "stop"
         if self.watch is not None:
+            # Read along on this thread, so that sampling ends where the text does and not a round trip later.
             self.watch.push((token_id,))
             if self.watch.done:
                 return "stop"
@@ -174,6 +170,7 @@ Delivery = tuple[Generation, Piece]
 
 def hand_over(deliveries: Sequence[Delivery]) -> None:
     """Delivers pieces on their event loops, waking each loop once."""
+    # One wake-up for each loop and step: `call_soon_threadsafe` writes to a socket each time.
     by_loop: dict[asyncio.AbstractEventLoop, list[Delivery]] = {}
     for delivery in deliveries:
         by_loop.setdefault(delivery[0].loop, []).append(delivery)
@@ -182,7 +179,7 @@ def hand_over(deliveries: Sequence[Delivery]) -> None:
 
 
 def call_on(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object) -> None:
-    """Schedules a callback on another thread's loop; a loop that is gone has nobody left to tell."""
+    """Schedules a callback on another thread's event loop; does nothing if the loop is closed."""
     try:
         loop.call_soon_threadsafe(callback, *args)
     except RuntimeError:

@@ -1,8 +1,12 @@
-"""From sampled ids to what a caller reads: text, cut at stop strings, with tool calls taken out.
+"""From sampled ids to what a caller reads: text, cut at stop strings, with Hermes / Qwen tool calls taken out.
 
-In: token ids, as few or as many at a time as there are. Out: pieces of text and `ToolCall`s. Put together they are the
-same however the ids were delivered: text is held back while a character, a stop string or a tool call may be
-incomplete; `close` gives out the rest. Of several stop strings that one token completes, the leftmost counts.
+In: token ids, any number at a time. Out: pieces of text and `ToolCall`s, in order. How the ids were split never changes
+the result, so a stream equals the whole answer: text is held back while a character, a stop string or a tool call may
+be incomplete, and `close` gives out the rest. If one token completes several stop strings, the leftmost counts.
+
+A call is `<tool_call>{"name": str, "arguments": object}</tool_call>`. Anything else between the tags, and a tag that is
+never closed, stays plain text with its tags. White space next to a call is dropped: the chat template writes it, so
+rendering the answer again gives the text that was sampled.
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ class TextStream:
         pending = len(self._ids) - self._known
         if text.endswith(_REPLACEMENT) and not final and pending <= _MAX_PENDING_IDS:
             return ""  # perhaps half a character; the next token tells
+        # The known part of the window is decoded again and cut off: alone, the new tokens may decode differently.
         known = self._decode(self._ids[: self._known]) if self._known else ""
         self._ids = self._ids[self._known :]
         self._known = len(self._ids)
@@ -70,6 +75,7 @@ class StopCutter:
             position, self.hit = min(found, key=lambda item: item[0])
             self._held = ""
             return text[:position]
+        # A stop string may begin in the last characters and end in text that is not sampled yet.
         keep = max(map(len, self._stops), default=1) - 1
         cut = max(len(text) - keep, 0)
         # Only what really begins a stop string is worth holding back.
@@ -197,7 +203,7 @@ class ToolCallParser:
                 return False
             self._buffer, self._in_call = rest, False
             call = _parse_call(body)
-            if call is None:
+            if call is None:  # not ours to repair: the caller gets what the model wrote
                 self._emit_text(OPEN_TAG + body + CLOSE_TAG, out)
             else:
                 self._space, self._after_call = "", True
@@ -214,7 +220,7 @@ class ToolCallParser:
 
     def _emit_text(self, text: str, out: list[str | ToolCall]) -> None:
         if self._after_call:
-            text = text.lstrip()
+            text = text.lstrip()  # the template's line break after a call
         if not text:
             return
         self._after_call = False
@@ -227,6 +233,7 @@ class ToolCallParser:
 
 def _overlap(text: str, tag: str) -> int:
     """Length of the longest end of `text` with which `tag` begins."""
+    # The longest first: of `<tool_<tool_` only the last six characters may begin a tag.
     for size in range(min(len(text), len(tag) - 1), 0, -1):
         if text.endswith(tag[:size]):
             return size

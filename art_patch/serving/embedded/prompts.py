@@ -1,7 +1,7 @@
 """Chat messages to prompt ids and ids back to text, through the model's own tokenizer and chat template.
 
-Every template sees the same normal form: contents are strings, tool-call arguments are objects where they parse (most
-templates render an object, few a string), `developer` is `system`.
+Every template gets the same normal form: contents are strings, tool-call arguments are objects if they parse, and
+`developer` is `system`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class PromptEncoder:
             )
         except Exception as error:  # a template may raise anything: jinja's errors, TypeError, KeyError
             raise PromptError(f"the model's chat template refused the messages: {error}") from error
+        # The template wrote the special tokens already; the tokenizer would add a second <bos>.
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -74,6 +75,7 @@ def _normal(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _normal_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    # OpenAI sends arguments as a string of JSON; most templates render an object and would quote a string once more.
     function = dict(call["function"])
     try:
         arguments = json.loads(function.get("arguments") or "{}")

@@ -1,11 +1,11 @@
 """The embedded engine's scheduler: one thread that owns the model.
 
-In: `Generation`s with their policy, and commands to run between two steps. Out: pieces. Between two decode steps it
-runs commands (loading an adapter), admits what has arrived as a new cohort, merges it where that pays, then takes one
-step over each running cohort in turn. A cohort holds one policy only.
+In: `Generation`s with their policy, and commands such as loading an adapter. Out: pieces. Between two decode steps the
+thread runs commands, admits waiting requests as a new cohort and merges it into a running one where that costs less.
+Then it takes one step over each cohort in turn. A cohort holds rows of one policy.
 
-Failure: a step that raises fails the requests of its cohort and nobody else; a row whose log-probability is not a
-number fails alone. Waiting requests beyond `max_waiting` are refused at once, so that callers turn to their provider.
+Failure: a step that raises fails the requests of its cohort only; a row whose log-probability is NaN fails alone.
+Requests beyond `max_waiting` are refused at once, and the patched app asks its provider.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ class Scheduler:
         if len(self._waiting) >= self._limits.max_waiting:
             raise Overloaded(f"{len(self._waiting)} requests wait already; try again later")
         policy.users += generation.params.n
+        # Stable: among equal priorities it stays first come, first served.
         insort(self._waiting, (generation, policy), key=lambda waiting: waiting[0].params.priority)
         self.lock.notify()
 
@@ -125,6 +126,7 @@ class Scheduler:
         with self.lock:
             self._closing = True
             self.lock.notify()
+        # On the scheduler's own thread it cannot wait for itself.
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -143,6 +145,7 @@ class Scheduler:
                     if self._retired:
                         self._free_retired()
         except BaseException as error:
+            # Unhealthy from here on: `/health` answers 503, and every request gets this message.
             _log.exception("the engine's scheduler failed")
             self._failure = f"the engine failed ({type(error).__name__}); restart the server"
         self._abandon(self._failure or "the engine is shutting down")
@@ -170,6 +173,7 @@ class Scheduler:
         with self.lock:
             free = [policy for policy in self._retired if not policy.users]
             self._retired = [policy for policy in self._retired if policy.users]
+        # Without the lock: freeing takes long, and requests must be queued meanwhile. No new ones can come for these.
         for policy in free:
             if policy.adapter is not None:
                 self._bank.remove(policy.adapter)
@@ -179,6 +183,7 @@ class Scheduler:
         arrivals = self._next_arrivals()
         for policy in dict.fromkeys(policy for _, policy in arrivals):
             rows = [row for generation, p in arrivals if p is policy for row in self._rows(generation)]
+            # Neighbours of similar length share a forward with little padding.
             rows.sort(key=lambda row: len(row.generation.prompt_ids))
             for batch in _by_length(rows, self._limits.max_prefill_tokens):
                 cohort = Cohort(policy, batch)
@@ -195,6 +200,7 @@ class Scheduler:
                 try:
                     host.merge(cohort)
                 except Exception as error:
+                    # Half merged, neither cache can be trusted any more.
                     self._fail(cohort, error)
                     self._fail(host, error)
 
@@ -209,7 +215,7 @@ class Scheduler:
                 n, length = generation.params.n, len(generation.prompt_ids)
                 if generation.cancelled:
                     policy.users -= n
-                elif rows and (
+                elif rows and (  # an idle engine takes any request, however large
                     rows + n > self._limits.max_rows
                     or tokens + n * length > self._limits.max_total_tokens
                     or prefill + length > self._limits.max_prefill_tokens
@@ -249,7 +255,7 @@ class Scheduler:
                     self._end(cohort, row)
                     continue
                 logprob = logprobs[index]
-                if logprob != logprob:
+                if logprob != logprob:  # NaN, the only number that differs from itself
                     error = f"{cohort.policy.name} computed NaN for this prompt; unload it and look at its training"
                     deliveries.append((generation, Piece(row.index, [], [], error=error)))
                     generation.failed = True  # its other choices are of no use either
@@ -268,6 +274,7 @@ class Scheduler:
             if not alive:
                 self._cohorts.remove(cohort)
                 return
+            # Dropping rows copies the cache. While few have ended, computing them along is cheaper.
             if len(alive) <= 0.9 * len(cohort.rows):
                 cohort.keep(alive)
                 token_ids = [token_ids[index] for index in alive]
@@ -317,6 +324,7 @@ def _by_length(rows: list[Row], max_tokens: int) -> list[list[Row]]:
         length = len(row.generation.prompt_ids)
         if batches:
             padded = (len(batches[-1]) + 1) * length
+            # A longer row pads all before it; from 1.5 times the real tokens on, another forward is cheaper.
             if padded <= max_tokens and padded <= 1.5 * (tokens + length) + 2048:
                 batches[-1].append(row)
                 tokens += length

@@ -1,9 +1,6 @@
 """The command line and the environment of one vLLM process. Pure: options in, strings out.
 
-Why these flags: the version that was measured takes top_p from the checkpoint unless told not to, reports
-log-probabilities at temperature 1 whatever was sampled with, hangs on SIGTERM without a shutdown timeout, and keeps no
-more adapters than fit into one batch. Whatever else a user wants goes through `extra`, except what would break the
-contract.
+Users add arguments through `extra`; `check_extra` refuses those that the contract needs.
 """
 
 from __future__ import annotations
@@ -65,6 +62,8 @@ _DEFAULTS_CPU = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
 }
 _REMOVED = ("VLLM_API_KEY", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "VLLM_PORT", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+# The app's secrets (its provider's key, its store's password) have no business in vLLM; a resolver could load adapters
+# that nobody has checked.
 _REMOVED_PREFIXES = ("VLLM_LORA_RESOLVER", "ART_PATCH_", "OPENAI_")
 
 
@@ -77,13 +76,11 @@ class VllmOptions:
         base: directory of the base model.
         name: the bare base is served as `NAME@0`.
         model_type: from the checkpoint's config.
-        device: `cpu` or `cuda`.
         dtype: as vLLM has it; `auto` is the checkpoint's own.
         max_model_len: tokens of prompt and answer; `None` is the checkpoint's own.
         max_lora_rank: largest rank that may be loaded; memory and time go by it.
         gpu_memory_utilization: share of the GPU's whole memory; `None` is vLLM's default.
         tensor_parallel_size: GPUs that one replica spreads over.
-        threads: CPU threads.
         tool_parser: vLLM's name of the format in which the model writes calls; `None` goes by `model_type`.
         extra: more arguments of `vllm serve`.
     """
@@ -109,14 +106,19 @@ def command(options: VllmOptions, socket: Path) -> list[str]:
     line = [str(options.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(options.base)]
     line += ["--served-model-name", f"{options.name}@0", "--uds", str(socket), "--dtype", options.dtype]
     line += ["--enable-lora", "--max-lora-rank", str(options.max_lora_rank), "--max-loras", str(LORAS_AT_ONCE)]
+    # By default vLLM keeps no more adapters in memory than fit into one batch, and reports log-probabilities at
+    # temperature 1 whatever the request's was.
     line += ["--max-cpu-loras", str(LORAS_LOADED), "--logprobs-mode", "processed_logprobs"]
+    # `vllm`: not the checkpoint's generation config, which would set top_p and others where the caller left them out.
     line += ["--generation-config", "vllm", "--enable-auto-tool-choice", "--tool-call-parser", _tool_parser(options)]
     line += ["--scheduling-policy", "priority"]
+    # Without a timeout vLLM hangs on SIGTERM.
     line += ["--shutdown-timeout", str(SHUTDOWN_S), "--disable-uvicorn-access-log", "--disable-fastapi-docs"]
     if options.max_model_len is not None:
         line += ["--max-model-len", str(options.max_model_len)]
     if options.device == "cpu":
         line += ["--enforce-eager"]  # with LoRAs nothing is compiled on a CPU anyway
+        # Makes vLLM import our correction of its CPU kernels; nothing is called on the class.
         line += ["--worker-extension-cls", "art_patch_cpu_loras.Extension"]
     else:
         line += ["--tensor-parallel-size", str(options.tensor_parallel_size)]
@@ -143,10 +145,12 @@ def environment(
     defaults = dict(_DEFAULTS)
     if options.device == "cpu":
         defaults |= _DEFAULTS_CPU
+        # Only the folder of that one file: nothing else of ours, and nothing of the user's, may shadow vLLM's modules.
         kept["PYTHONPATH"] = str(_IN_WORKER)
         if options.threads is not None:
             kept["OMP_NUM_THREADS"] = str(options.threads)
     chosen = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    # Order is precedence: the user's variables over our defaults, the contract's over the user's.
     return {**defaults, **kept, **_FORCED, **chosen}
 
 
@@ -157,6 +161,7 @@ def check_extra(extra: Sequence[str]) -> tuple[str, ...]:
         ConfigError: one of them is ours to set.
     """
     for argument in extra:
+        # argparse takes `--logprobs_mode` for `--logprobs-mode`, and `--port=1` in one word.
         flag = argument.partition("=")[0].replace("_", "-")
         if flag in _OURS:
             raise ConfigError(

@@ -1,8 +1,7 @@
-"""All vLLM replicas as one engine: which policies they serve, and which of them answers whom.
+"""All vLLM replicas as one engine: the policies they serve, and the choice of a replica for each request.
 
-A policy is served when every replica that takes traffic has loaded and proven it; a replica that is being started again
-takes none until it has caught up. What vLLM loads is our own copy of the very bytes that were checked, under a name
-that no other content ever gets: its prefix cache goes by name and path, and it reads a file again whenever it likes.
+A policy is served when every replica that takes traffic has loaded and proven it. A replica that is being restarted
+takes no traffic until it has loaded every policy again.
 """
 
 from __future__ import annotations
@@ -58,10 +57,8 @@ class VllmEngine:
             base: The checkpoint they serve.
             adapters_root: Directory of published adapters.
             home: Directory for logs and for the copies of adapters; made if it is not there.
-            replicas: How many processes.
             gpus: For each replica the GPUs it may use.
             ready_timeout_s: How long one may take to get ready.
-            inherited: Environment variables.
         """
         self.base = base
         self.base_policy = check_name(f"{options.name}@0")
@@ -179,6 +176,7 @@ class VllmEngine:
         policy = self._policies.pop(name, None)
         if policy is None:
             raise UnknownPolicy(f"The adapter `{name}` is not served. Served models: {', '.join(self.policies())}.")
+        # Popped already, so that no new request gets it; the replicas drop it when the last running one is done.
         self._leaving[name] = policy
         task = asyncio.create_task(self._drop(policy))
         self._draining.add(task)
@@ -214,18 +212,17 @@ class VllmEngine:
             tried: Those that failed this request.
         """
         ready = [replica for replica in self.replicas if replica.ready and replica not in tried]
+        # Rendezvous hashing: if a replica leaves, only its own conversations move to others, and prefix caches stay
+        # warm.
         if len(ready) < 2:
             return ready[0] if ready else None
         bound = _UNEVEN * sum(replica.running for replica in ready) / len(ready) + _SLACK
+        # Agents often begin alike, so without this bound one replica could get nearly all conversations.
         ranked = sorted(ready, key=lambda r: hashlib.blake2b(conversation, key=str(r.number).encode()).digest())
         return next((replica for replica in ranked if replica.running <= bound), ranked[0])
 
     async def reload(self, replica: Replica, policy: Loaded) -> None:
-        """Loads a policy again into a replica that has lost it.
-
-        Raises:
-            EngineError: It cannot.
-        """
+        """Loads a policy again into a replica that has lost it."""
         async with self._lock:
             if self._policies.get(policy.name) is policy and replica.ready:
                 await replica.load(policy)
@@ -249,6 +246,7 @@ class VllmEngine:
                         await other.unload(policy.name)
                 if isinstance(error, AdapterRejected):
                     raise
+                # Final only if its numbers are not finite; a time-out may not repeat.
                 raise AdapterRejected(f"{policy.name}: {error}", final=isinstance(error, Poisoned)) from error
         if not loaded:
             raise Overloaded("vLLM is being started again; try again in a moment")
@@ -257,7 +255,7 @@ class VllmEngine:
         async with self._lock:
             for policy in self._policies.values():
                 await replica.load(policy)
-            replica.ready = True
+            replica.ready = True  # still under the lock: no policy can be added between its last load and this
 
     async def _drop(self, policy: Loaded) -> None:
         while policy.running:
@@ -272,6 +270,8 @@ class VllmEngine:
 
     def _copy(self, adapter: ValidatedAdapter) -> Path:
         """Write the bytes that were checked where only we and vLLM look."""
+        # vLLM's prefix cache goes by name and path, and it may read a file again at any time. So it gets a copy of the
+        # very bytes that were checked, under a name that holds their hash: other content never has the same path.
         content = hashlib.sha256(adapter.weights + json.dumps(adapter.config, sort_keys=True).encode()).hexdigest()
         directory = self._copies / f"{adapter.name}-{content[:16]}"
         if not directory.exists():

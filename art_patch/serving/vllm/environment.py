@@ -1,7 +1,7 @@
-"""The virtual environment that vLLM lives in: found, looked at, built. Nothing of it is imported here.
+"""Find, inspect or build the virtual environment that vLLM runs in. Nothing of it is imported here.
 
-vLLM pins its torch, and on a CPU a build of its own; the job and the app have other pins. So it gets an environment of
-its own and is started as a process. `art-patch init vllm` builds one; `ART_PATCH_VLLM_PYTHON` names another.
+vLLM pins its torch, on a CPU even a build of its own, and the job and the app have other pins. So vLLM gets an
+environment of its own and runs as a process. `art-patch init vllm` builds one; `ART_PATCH_VLLM_PYTHON` names another.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class Found(NamedTuple):
     """An environment with vLLM in it.
 
     Attributes:
-        python: its interpreter.
         versions: of the packages that matter, by name.
     """
 
@@ -108,6 +107,7 @@ def built(root: Path, device: Device) -> Found | None:
 def look(python: Path) -> Found | None:
     """Returns what an interpreter's environment holds; `None` if it has no vLLM, or is none."""
     try:
+        # Reads package metadata and imports no vLLM, which would take seconds. -I: in its own environment alone.
         done = subprocess.run([python, "-I", "-c", _LOOK], capture_output=True, text=True, timeout=60, check=True)
         versions: dict[str, str] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
@@ -117,6 +117,7 @@ def look(python: Path) -> Found | None:
 
 def gpus() -> list[str]:
     """Returns the NVIDIA GPUs that we may use, as `CUDA_VISIBLE_DEVICES` names them."""
+    # Asked without torch, which this process need not have; the variable wins because CUDA obeys it, too.
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [name for name in chosen.split(",") if name and name != "-1"]
@@ -135,7 +136,6 @@ def build(root: Path, device: Device, tell: Callable[[str], None]) -> Found:
 
     Args:
         root: where environments are built.
-        device: what for.
         tell: told what goes on, line by line.
 
     Raises:
@@ -149,6 +149,7 @@ def build(root: Path, device: Device, tell: Callable[[str], None]) -> Found:
             f"there is no tried CPU build for {platform.machine()}. Install vLLM into an environment of its own and "
             "name its interpreter with ART_PATCH_VLLM_PYTHON"
         )
+    # Begun anew each time: pip leaves half-installed packages behind when it is interrupted.
     shutil.rmtree(directory, ignore_errors=True)
     directory.parent.mkdir(parents=True, exist_ok=True)
     tell(f"building {directory} ...")
@@ -159,6 +160,7 @@ def build(root: Path, device: Device, tell: Callable[[str], None]) -> Found:
     found = look(python)
     if found is None:
         raise EngineError(f"pip installed no vLLM into {directory}; see what it said above")
+    # Imported once before it counts as complete: missing system libraries show here, not when a server starts.
     _run([str(python), "-c", "import vllm.entrypoints.openai.api_server"], tell)
     (directory / _COMPLETE).write_text(json.dumps({"device": device, "versions": found.versions}) + "\n")
     return found

@@ -1,8 +1,12 @@
-"""A chat completion on its way to a replica and back: checked, counted, sent on byte by byte.
+"""Forward a chat completion to a replica: check the request, choose the replica, pass the answer on byte by byte.
 
-A replica that fails before the first byte of an answer is no caller's problem: another one is asked, or the caller is
-told 503 and turns to its provider. Once an answer has begun it is that replica's; if it breaks off, the connection
-breaks off, so that nobody takes half an answer for a whole one.
+If a replica fails before the first byte of its answer, another one is asked; without another one the caller gets 503.
+If it fails later, the caller's connection is closed without an end, so that no client takes half an answer for a whole
+one.
+
+vLLM ignores fields it does not know, so an answer could silently differ from what was asked for: such fields are
+refused here. So are `prompt_logprobs` and `echo`: with a LoRA in the batch, vLLM 0.32 ends over them, with everybody's
+answers.
 """
 
 from __future__ import annotations
@@ -61,6 +65,7 @@ class Forward:
             if caller.method != "POST":
                 raise ApiError(405, "use POST")
             body = await _read(caller)
+            # Small bodies are parsed here: a thread costs more than it saves.
             read = asyncio.to_thread(_understand, body) if len(body) > _LARGE_BODY_BYTES else None
             model, conversation = _understand(body) if read is None else await read
             await caller.while_here(self._answer(caller, body, model, conversation))
@@ -103,12 +108,13 @@ class Forward:
         self, caller: Caller, replica: Replica, policy: Loaded, body: bytes, response: Any, *, again: bool
     ) -> bool:
         content: bytes = await response.read()
+        # Not one bad request: the process may answer everybody with NaN from now on, so it is restarted.
         if _NOT_A_NUMBER in content:
             replica.condemn("it answered with numbers that are not finite")
             return False
         if response.status >= 500:
             return False
-        if response.status == 404 and again:  # we know better: it is loaded, or was
+        if response.status == 404 and again:  # the engine serves it, so this replica has lost it
             try:
                 await self._engine.reload(replica, policy)
             except EngineError as error:
@@ -124,6 +130,7 @@ async def _pass_on(caller: Caller, response: Any) -> None:
         (name.encode(), response.headers[name].encode("latin-1")) for name in _PASSED if name in response.headers
     ]
     await caller.begin(200, headers)
+    # Whatever has arrived goes out at once: a streamed token must not wait for a full buffer.
     async for chunk in response.content.iter_any():
         await caller.write(chunk)
     await caller.end()

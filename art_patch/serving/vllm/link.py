@@ -1,4 +1,8 @@
-"""HTTP to one vLLM over its unix socket. Every failure is an `Unreachable` or a `Refused`."""
+"""Requests of ours to one vLLM over its unix socket, and the proof that a policy computes what it was trained to.
+
+A failed request is an `Unreachable` (no whole answer) or a `Refused` (an HTTP error). A 200 from vLLM proves little: it
+may answer with NaN, or apply a LoRA wrongly. `check_finite` samples one token, `prove` scores the trainer's own tokens.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +43,10 @@ class Link:
     @cached_property
     def _session(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
+            # No limit: vLLM itself queues requests. No time-out: a long answer may take minutes.
             connector=aiohttp.UnixConnector(str(self._socket), limit=0),
             timeout=aiohttp.ClientTimeout(total=None),
+            # Bytes are passed on as they come, so nothing may be unpacked on the way.
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept-Encoding"),
             read_bufsize=1 << 20,
@@ -115,7 +121,6 @@ async def check_finite(link: Link, model: str, *, timeout_s: float = 60.0) -> No
     """Samples one token.
 
     Raises:
-        EngineError: no answer came.
         Poisoned: its log-probability is not finite.
     """
     body = {"model": model, "prompt": list(_PROBE), "max_tokens": 1, "temperature": 0, "logprobs": 0}
@@ -130,14 +135,14 @@ async def score(
 ) -> list[float]:
     """Returns the log-probability at temperature 1 of each target of the probe, given the tokens before it.
 
-    One token is sampled at each place, and vLLM tells of the likeliest there. Not by `prompt_logprobs`: with a LoRA
-    loaded, vLLM 0.32 ends with an error if any other request is in the same batch. A target that is not among the
-    likeliest counts as what was expected of it, or as the least likely of them if more was expected.
+    A target that vLLM does not report counts as the smaller one of what was expected of it and of what the least likely
+    reported token has.
 
     Raises:
-        EngineError: no answer came.
         Poisoned: one is not finite.
     """
+    # One token is sampled after each prefix, and vLLM reports the likeliest ones there. `prompt_logprobs` would take
+    # one request, but with a LoRA loaded vLLM 0.32 ends with an error if any other request is in the same batch.
     prompts = [list(probe.token_ids[:end]) for end in range(1, len(probe.token_ids))]
     body = {"model": model, "prompt": prompts, "max_tokens": 1, "temperature": 0, "logprobs": _LIKELIEST}
     answer = await _complete(link, {**body, "return_tokens_as_token_ids": True}, timeout_s)

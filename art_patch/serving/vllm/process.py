@@ -1,7 +1,7 @@
-"""One vLLM with everything it started: begun, ended, and swept up after an end that nobody planned.
+"""One vLLM with everything it started: started, ended, and swept up if its server was killed.
 
-Every process of it carries a variable that names the server it belongs to. A server that was killed leaves processes
-whose variable names a process that is no more: the next server of that directory finds them by it.
+Every process of it inherits an environment variable that names the server it belongs to. The next server of the same
+directory finds by it the processes whose server has ended, and kills them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ class VllmProcess:
         """Starts it.
 
         Args:
-            command: of vLLM.
-            environment: of vLLM.
             log: where its output goes; what an earlier one wrote is kept up to a size.
             home: directory of the server that it belongs to.
         """
@@ -87,6 +85,7 @@ def sweep(home: Path) -> int:
         How many processes that were. Always 0 where there is no `/proc`.
     """
     found = 0
+    # Again and again, because a process may fork while the others are being killed.
     for _ in range(20):
         orphans = [pid for pid, server in _marked(home) if not is_alive(server)]
         if not orphans:

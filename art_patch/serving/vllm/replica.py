@@ -1,13 +1,14 @@
-"""One vLLM that is kept alive: started, waited for, brought up to date, watched, and started again whenever it ends.
+"""One vLLM that is kept alive: started, given its policies, watched, and restarted whenever it ends or turns unwell.
 
-vLLM's exit code says nothing (it is 0 when the engine died, vLLM issue 48966), and a restarted vLLM has forgotten every
-LoRA. So whatever the reason, the answer is the same: kill what is left, start again, load every policy again, prove it,
-and only then let requests in.
+The reason makes no difference, because vLLM's exit code says nothing (it is 0 when its engine died, vLLM issue 48966)
+and a restarted vLLM has forgotten every LoRA. Each time all processes that are left are killed, a new vLLM is started,
+every policy is loaded and proven again, and only then do requests reach it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Awaitable, Callable
@@ -37,7 +38,6 @@ class Loaded:
     """A policy as vLLM gets it.
 
     Attributes:
-        name: `NAME@STEP`.
         directory: our own copy of the files that were checked; never changed, never deleted while a vLLM may know it.
         probe: what the trainer computed with it, if it said.
         running: requests that it answers right now.
@@ -51,7 +51,7 @@ class Loaded:
 
 
 class Replica:
-    """See the module. All methods belong to one event loop."""
+    """A supervised vLLM. All methods belong to one event loop."""
 
     def __init__(
         self,
@@ -70,8 +70,6 @@ class Replica:
             number: which of the replicas this is.
             base: served name of the bare base.
             dtype: in which it computes, for what a probe may differ by.
-            socket: where it listens.
-            start: starts the process.
             catch_up: loads every policy into this replica and sets `ready`; called once it answers.
             ready_timeout_s: how long a start may take.
         """
@@ -95,6 +93,7 @@ class Replica:
         """
         self.ready, self._condemned = False, None
         self.restarts += 1
+        # A killed vLLM leaves its socket behind, and the loop below would take that for the new one's.
         self._socket.unlink(missing_ok=True)
         process = self._process = self._start()
         try:
@@ -128,6 +127,7 @@ class Replica:
                 await self._task
         if self._process is not None:
             self._process.terminate()
+            # Only as long as requests run: vLLM itself may take its whole shutdown timeout after the last one.
             while self._process.alive() and self.running:
                 await asyncio.sleep(_LOOK_S)
         self.kill()
@@ -193,6 +193,7 @@ class Replica:
                 if unwell >= _UNHEALTHY_TIMES:
                     raise EngineError(f"/health failed {unwell} times in a row")
                 health_at = loop.time() + _HEALTH_S
+            # `/health` is 200 while the engine computes NaN, so a token is sampled now and then.
             if loop.time() >= probe_at:
                 await check_finite(self.link, self._base)
                 await self._check_metrics()
@@ -213,9 +214,7 @@ class Replica:
 
     async def _check_base(self) -> int:
         """Returns how many tokens it takes."""
-        from json import loads
-
-        cards: list[dict[str, Any]] = loads(await self.link.get("/v1/models"))["data"]
+        cards: list[dict[str, Any]] = json.loads(await self.link.get("/v1/models"))["data"]
         card = next((card for card in cards if card["id"] == self._base), None)
         if card is None:
             raise EngineError(f"vLLM does not serve {self._base}")
