@@ -8,7 +8,8 @@ above a margin exactly if that test rejects the margin.
 Where candidate and champion are equal, swapping their names changes nothing, so the differences are symmetric around
 zero whatever the scores look like: the bound is then above zero at most as often as the level says, for every number
 of scenarios. Beyond ten scenarios 1,999 random subsets stand for all; that keeps the level (Phipson and Smyth,
-"Permutation p-values should never be zero", 2010). CONTRIBUTING.md says what was tried instead.
+"Permutation p-values should never be zero", 2010). The documentation's
+negative results say what was tried instead.
 """
 
 from __future__ import annotations

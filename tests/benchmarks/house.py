@@ -20,6 +20,8 @@ What is counted:
 - `hollow_docstrings`: entries of a docstring's sections of at most three words, and docstrings that only refer the
   reader to the module.
 - `readme_lines`: lines of README.md.
+- `docs_blocks`: blocks of code in README.md and `docs/pages`. `docs_blocks_checked`: those of them that
+  `tests/test_docs.py` runs (Python) or parses with the real command line (bash); it fails if one of them is wrong.
 - `routed_call_files`: files of the package in which code runs in the app's process from the beginning of a routed
   streaming call to its end, on the caller's thread; `routed_call_files_with_writer`: those of the recorder's thread,
   up to the commit, and these. Imports and warm-up are done before.
@@ -46,6 +48,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.benchmarks.report import Target, finish, say  # noqa: E402 - the line above makes it importable
+from tests.support.docs_pages import all_blocks  # noqa: E402
 from tests.support.import_graph import ImportGraph  # noqa: E402
 
 PACKAGE = ROOT / "art_patch"
@@ -61,6 +64,7 @@ TARGETS = [
     Target("duplicates_literal", None, 5, "pairs of places with six equal lines"),
     Target("hollow_docstrings", None, 0, "entries and docstrings that say nothing"),
     Target("readme_lines", None, 200, "lines of README.md"),
+    Target("docs_blocks_checked", len(all_blocks()), None, "blocks of the documentation that tests check: all"),
     Target("routed_call_files", None, 24, "files of a routed streaming call, up to the queue"),
     Target("routed_call_files_with_writer", None, 40, "the same with the recorder's thread"),
 ]
@@ -253,6 +257,7 @@ def measure() -> tuple[dict[str, Any], dict[str, list[str]]]:
     graph = ImportGraph(PACKAGE)
     say("tracing a routed call")
     callers, with_writer = routed_call()
+    blocks = all_blocks()
     lists = {
         "circles": [" ".join(circle) for circle in graph.circles()],
         "deep_imports": [f"{found.importer}:{found.line} {found.target}" for found in graph.deep_imports()],
@@ -268,6 +273,8 @@ def measure() -> tuple[dict[str, Any], dict[str, list[str]]]:
         "comments_per_100": 100 * sum(len(source.comment_lines) for source in sources) / code,
         "import_share": sum(map(import_lines, sources)) / code,
         "readme_lines": _lines(ROOT / "README.md"),
+        "docs_blocks": len(blocks),
+        "docs_blocks_checked": sum(block.is_checked for block in blocks),
         **{name: len(places) for name, places in lists.items()},
     }
     lists["file_max_lines"] = [f"{number} {path}" for path, number in sorted(python.items(), key=lambda item: -item[1])]

@@ -1,4 +1,4 @@
-"""The frameworks that `run.py` tries: what pip is asked for, the probe, and what the README says of each.
+"""The frameworks that `run.py` tries: what pip is asked for, the probe, and the words of the framework matrix for each.
 
 A line of data a framework. `oldest` is the oldest release whose probe passes; `newest` has an upper bound at the next
 major. Each is tried in an environment of its own.

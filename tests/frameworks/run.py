@@ -2,7 +2,7 @@
 
     python tests/frameworks/run.py --json               # all: an hour at first, minutes once environments are made
     python tests/frameworks/run.py CrewAI DSPy          # some
-    python tests/frameworks/run.py --write              # all, and the README's table "Works with"
+    python tests/frameworks/run.py --write              # all, and the table of docs/pages/reference/frameworks.md
 
 Each release is installed into an environment of its own, and its probe is run there against a local OpenAI-compatible
 server that answers by rule. What the server was asked is compared, model by model (a model is a door of the framework),
@@ -121,7 +121,7 @@ def _version(python: Path, package: str) -> str:
 
 
 def table(results: Iterable[tuple[Framework, Tried, Tried]]) -> str:
-    """Return the README's table."""
+    """Return the table of the framework matrix."""
     lines = [
         "| framework | versions tried (openai) | calls by | the integration adds | not seen |",
         "|---|---|---|---|---|",
@@ -140,7 +140,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="frameworks; all unless given")
     parser.add_argument("--json", action="store_true", help="end with one line of metrics")
-    parser.add_argument("--write", action="store_true", help="rewrite the README's table")
+    parser.add_argument("--write", action="store_true", help="rewrite the framework matrix of the docs")
     given = parser.parse_args()
     known = {framework.name.lower(): framework for framework in FRAMEWORKS}
     unknown = [name for name in given.names if name.lower() not in known]
@@ -158,9 +158,9 @@ def main() -> int:
                   f"{release.doors}; steps {list(release.steps)}; {release.problem}", flush=True)  # fmt: skip
     verdicts = Counter(max((old.verdict, new.verdict), key=VERDICTS.index) for _, old, new in results)
     if given.write:
-        readme = ROOT / "README.md"
-        head, _, rest = readme.read_text().partition(BEGIN)
-        readme.write_text(head + BEGIN + table(results) + END + rest.partition(END)[2])
+        page = ROOT / "docs/pages/reference/frameworks.md"
+        head, _, rest = page.read_text().partition(BEGIN)
+        page.write_text(head + BEGIN + table(results) + END + rest.partition(END)[2])
     if given.json:
         print(json.dumps({"frameworks": len(results)} | {verdict: verdicts[verdict] for verdict in VERDICTS}))
     return int(bool(verdicts["missed"] or verdicts["double"]))

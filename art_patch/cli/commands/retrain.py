@@ -112,7 +112,7 @@ def retrain(
 
     Exit codes: 0 promoted, waiting for approval, being tested, out of time, not idle, or nothing to do; 4 the candidate
     was rejected; 5 another cycle is running, or took this one's lease over; 6 the engine is down; 7 the judge failed; 8
-    the store cannot be used; 13 the update failed; others as in the README. Serving is never touched by a failed cycle.
+    the store cannot be used; 13 the update failed; others as in the docs. Serving is never touched by a failed cycle.
     """
     from art_patch.cli.commands.watch import canary_config
     from art_patch.cli.options.meaning import make_embed

@@ -1,0 +1,248 @@
+"""The reference pages that are made from the code: command line, settings, errors, Python API, tables.
+
+`pages()` returns each page's Markdown by its path below `docs/pages`. Nothing is written to the repository, so no
+copy can become outdated. `python docs/generated.py` prints the pages.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from enum import Enum
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+ROOT = Path(__file__).resolve().parents[1]
+REPOSITORY_LINK = "../../../"  # from docs/pages/reference
+
+
+def pages() -> dict[str, str]:
+    """Return the generated pages by path."""
+    return {f"reference/{name}.md": make() for name, make in MAKERS.items()}
+
+
+def command_line() -> str:
+    """Return one section for each command, from the Typer application."""
+    import typer
+
+    from art_patch.cli.app import app
+
+    lines = [
+        "# Command line",
+        "",
+        "This page is generated from the command line itself. `art-patch COMMAND --help` shows the same.",
+        "Commands accept `--json`, and then print one JSON object. [Errors](errors.md) lists the exit codes.",
+    ]
+    for words, command in _commands(typer.main.get_command(app), []):
+        lines += ["", f"## {' '.join(words)}", "", _plain(command.help or ""), ""]
+        rows = [row for each in command.params if not getattr(each, "hidden", False) and (row := _parameter(each))]
+        lines += ["| argument or option | meaning | default | variable |", "|---|---|---|---|", *rows] if rows else []
+    return "\n".join(lines) + "\n"
+
+
+def _commands(command: Any, words: list[str]) -> Iterator[tuple[list[str], Any]]:
+    children: dict[str, Any] = getattr(command, "commands", {})
+    if words and (not children or getattr(command, "invoke_without_command", False)):
+        yield words, command
+    for name, child in children.items():
+        if not child.hidden:
+            yield from _commands(child, [*words, name])
+
+
+def _parameter(parameter: Any) -> str:
+    if parameter.name == "help":
+        return ""
+    names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    if parameter.param_type_name == "argument":
+        names = f"`{parameter.name.upper()}`"
+    kind = _choices(parameter)
+    words = _plain(getattr(parameter, "help", "") or "").replace("\n", " ")
+    if kind:
+        words += " One of " + ", ".join(f"`{each}`" for each in kind) + "."
+    default = parameter.default
+    known = not (default is None or callable(default) or default in ((), [], "", False) or _is_unset(default))
+    envvar = parameter.envvar if isinstance(parameter.envvar, str) else ", ".join(parameter.envvar or ())
+    shown = f"`{getattr(default, 'value', default)}`" if known else "required" if parameter.required else ""
+    return _row(names, words, shown, f"`{envvar}`" if envvar else "")
+
+
+def _choices(parameter: Any) -> list[str]:
+    """Return what a parameter takes if that is a list of words: of Typer's own parameters, or of click's."""
+    annotation = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    if get_origin(annotation) in (Union, UnionType):
+        annotation = next((each for each in get_args(annotation) if each is not type(None)), None)
+    if get_origin(annotation) is Literal:
+        return [str(each) for each in get_args(annotation)]
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return [str(each.value) for each in annotation]
+    return [
+        str(getattr(each, "value", each)) for each in getattr(getattr(parameter, "type", None), "choices", None) or ()
+    ]
+
+
+def _is_unset(default: Any) -> bool:
+    return "unset" in type(default).__name__.lower() or "UNSET" in repr(default)
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").strip() for cell in cells) + " |"
+
+
+def _plain(text: str) -> str:
+    """Return help as Markdown: without Rich's markup, and with angle brackets that no browser reads as tags."""
+    text = inspect.cleandoc(text.replace("\f", "").replace("\b", ""))
+    return re.sub(r"\[/?(?:bold|italic|dim|red|green|yellow|cyan)\]", "", text).replace("<", "&lt;")
+
+
+def settings() -> str:
+    """Return one row for each field of `Settings`, with the text that stands below the field in the code."""
+    import art_patch.settings as module
+
+    fields = module.Settings.model_fields
+    texts = _texts_below(inspect.getsource(module), "Settings")
+    lines = [
+        "# Settings",
+        "",
+        "This page is generated from `art_patch/settings.py`. A setting is an argument of `art.patch()` or of a",
+        "command, else an `ART_PATCH_*` variable, else its default. An empty variable counts as unset. Lists in variables are",
+        "separated by commas.",
+    ]
+    for name, field in fields.items():
+        default = "none" if field.default is None else f"`{field.default}`"
+        lines += [
+            "",
+            f"## {name}",
+            "",
+            _plain(texts[name]),
+            "",
+            f"Variable `{module.PREFIX}{name.upper()}`, default {default}.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _texts_below(source: str, name: str) -> dict[str, str]:
+    """Return the string that follows each annotated field of a class."""
+    (found,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name]
+    texts: dict[str, str] = {}
+    for field, after in zip(found.body, found.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
+            texts[field.target.id] = inspect.cleandoc(str(ast.literal_eval(after.value)))
+    return texts
+
+
+def error_codes() -> str:
+    """Return the tree of errors, and the exit codes by number."""
+    from art_patch import errors
+
+    classes = sorted(
+        (getattr(errors, name) for name in errors.__all__), key=lambda each: (each.exit_code, each.__name__)
+    )
+    tree = (errors.__doc__ or "").partition("::\n")[2].partition("\n\nThe number")[0]
+    rows = [_row("0", "", "Success. Having nothing to do is a success, too; so is a cycle that is out of time, not "
+                 "idle, or waiting for approval or for a canary.")]  # fmt: skip
+    rows += [
+        _row(str(each.exit_code), f"`{each.__name__}`", _plain(each.__doc__.partition("\n\n")[0])) for each in classes
+    ]
+    rows.append(_row("130", "", "Ctrl-C. Recorded calls and published policies are kept."))
+    notes = [
+        "`art-patch run` ends with its program's own code. `art-patch doctor` ends with 1 if a finding is red.",
+        "Code 4 has three causes: the gate, the canary test or the engine rejected the policy.",
+        "Code 5 also means that another cycle took over from this one.",
+    ]
+    return "\n".join(
+        [
+            "# Errors and exit codes",
+            "",
+            "This page is generated from `art_patch/errors.py`. Every error message says what to do. None of these",
+            "errors is raised inside a patched call: there, faults are counted and logged.",
+            "",
+            "```text",
+            textwrap.dedent(tree).strip("\n"),
+            "```",
+            "",
+            "| exit code | error | meaning |",
+            "|---|---|---|",
+            *rows,
+            "",
+            *notes,
+            "",
+        ]
+    )
+
+
+def python_api() -> str:
+    """Return the public names of `art_patch` with their signatures and the beginning of their docstrings."""
+    import art_patch
+
+    lines = [
+        "# Python API",
+        "",
+        "This page is generated from the package. `import art_patch as art` gives all names.",
+    ]
+    for name in art_patch.__all__:
+        found: Any = getattr(art_patch, name)
+        text = inspect.getdoc(found) or ""
+        lines += ["", f"## {name}", "", *_signature(name, found), _docstring(text)]
+    return "\n".join(lines) + "\n"
+
+
+def _signature(name: str, found: Any) -> list[str]:
+    if not callable(found):
+        return []
+    try:
+        shown = str(inspect.signature(found)).replace("art_patch.", "")
+    except (TypeError, ValueError):
+        return []
+    shown = re.sub(r" at 0x[0-9a-f]+", "", shown)
+    text = f"art.{name}{shown}"
+    if len(text) > 100:
+        inner = shown[1:].rpartition(")")
+        text = f"art.{name}(\n    {', '.join(_split(inner[0]))}\n){inner[2]}".replace(", \n", ",\n")
+    return ["```text", text, "```", ""]
+
+
+def _split(arguments: str) -> list[str]:
+    """Return the arguments, each on a line of its own; commas inside brackets do not separate."""
+    parts, depth = [""], 0
+    for character in arguments:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [parts[0].strip(), *(f"\n    {part.strip()}" for part in parts[1:])]
+
+
+def _docstring(text: str) -> str:
+    """Return the docstring as Markdown: sections become lists."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if re.fullmatch(r"(Args|Attributes|Raises|Returns|Yields):", line):
+            lines += [f"**{line[:-1]}**", ""]
+        elif entry := re.match(r"    (\w+): (.*)", line):
+            lines.append(f"- `{entry[1]}`: {entry[2]}")
+        else:
+            lines.append(line)
+    return "\n".join(lines).replace("::\n", ":\n").replace("<", "&lt;")
+
+
+def tables() -> str:
+    """Return the store's README, which describes the tables."""
+    text = (ROOT / "art_patch/store/README.md").read_text()
+    return re.sub(r"(?<=\]\()(?!http|#)", f"{REPOSITORY_LINK}art_patch/store/", text)
+
+
+MAKERS: dict[str, Callable[[], str]] = {
+    "cli": command_line,
+    "settings": settings,
+    "errors": error_codes,
+    "python-api": python_api,
+    "tables": tables,
+}
+
+if __name__ == "__main__":
+    print(*pages().values(), sep="\n")
