@@ -108,8 +108,8 @@ def settings() -> str:
         "# Settings",
         "",
         "This page is generated from `art_patch/settings.py`. A setting is an argument of `art.patch()` or of a",
-        "command, else an `ART_PATCH_*` variable, else its default. An empty variable counts as unset. Lists in variables are",
-        "separated by commas.",
+        "command, else an `ART_PATCH_*` variable, else its default. An empty variable counts as unset. Lists in",
+        "variables are separated by commas.",
     ]
     for name, field in fields.items():
         default = "none" if field.default is None else f"`{field.default}`"

@@ -1,7 +1,8 @@
 """Run a program of the documentation: `docs_runner.py PROGRAM CONSTANTS`, the latter names and values as JSON.
 
 Every function that the program defines must run, coroutine functions included. A function that is only defined ends
-this process with exit code 1. Where the program assigns one of the constants (sizes, the base model), it gets the given value.
+this process with exit code 1. Where the program assigns one of the constants (sizes, the base model), it gets the
+given value.
 """
 
 from __future__ import annotations
