@@ -26,7 +26,7 @@ HOOKS = [
     "sdk.surfaces.Chat.rewriter",
     "routing.routed_call.install",
     "routing.routed_call.reason",
-    "routing.routed_call.told",
+    "routing.routed_call.as_recorded",
     "routing.pins.Pins.policy",
     "routing.routed_call.is_about_the_engine",
     "routing.routed_call.Exchange",

@@ -11,6 +11,7 @@ row with a seed draws from a generator of its own, so its tokens do not depend o
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -90,6 +91,7 @@ class Cohort:
         self.sampler: Sampler
         self.width = 0
         self._cache: DynamicCache
+        self._cache_keyword: str
         self._mask_BW: torch.Tensor  # ones beyond `width`, so that a step only takes a longer slice
         self._lengths_B1: torch.Tensor  # true length of each row, which is its next position
 
@@ -107,6 +109,7 @@ class Cohort:
         positions_UW = torch.arange(self.width, device=model.device) - self.width + lengths_U1
         mask_UW = (positions_UW >= 0).long()
         self._cache = DynamicCache(config=model.config)
+        self._cache_keyword = _cache_keyword(model)
         self._lengths_B1, self._mask_BW = lengths_U1, mask_UW
         # Padding has negative positions, which an embedding table cannot look up; the mask hides those columns anyway.
         self.logits_BV = self._forward(model, ids_UW, positions_UW.clamp_min_(0))
@@ -180,9 +183,9 @@ class Cohort:
             input_ids=ids_BT,
             attention_mask=self._mask_BW[:, : self.width],
             position_ids=positions_BT,
-            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
+            **{self._cache_keyword: self._cache},
         )
         return output.logits[:, -1]
 
@@ -197,6 +200,13 @@ class Cohort:
         params = [row.generation.params for row in self.rows]
         # Rows decide which settings the batch needs, so the tensors are made again; a step only reads them.
         self.sampler = Sampler(params, [row.noise for row in self.rows], self.logits_BV.device)
+
+
+def _cache_keyword(model: Any) -> str:
+    # transformers 5.24 renamed it model by model and warns of the old name, which it drops in 5.40. PEFT's wrapper takes
+    # any keyword, so the model inside says which one it knows.
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
 
 
 def _pad_keys(tensor_BHWD: torch.Tensor, width: int) -> torch.Tensor:
