@@ -203,7 +203,7 @@ class Cohort:
 
 
 def _cache_keyword(model: Any) -> str:
-    # transformers 5.24 renamed it model by model and warns of the old name, which it drops in 5.40. PEFT's wrapper takes
+    # transformers 5.24 renamed it model by model, warns of the old name and drops it in 5.40. PEFT's wrapper takes
     # any keyword, so the model inside says which one it knows.
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     return "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
