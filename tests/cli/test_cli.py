@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import socket
@@ -12,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from openai import OpenAI
@@ -21,57 +19,13 @@ from art_patch._lib.ids import new_id
 from art_patch.pipeline import only_one
 from art_patch.store import open_store, read_route
 from art_patch.types import AppReport, Call, Choice, TrajectoryInfo
+from tests.support.command_line import ENVIRONMENT, Serving, art_patch, says
 from tests.support.tiny import make_tiny_model
-
-ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("ART_PATCH_")}
-ENVIRONMENT["COLUMNS"] = "300"  # rich wraps at 80 where there is no terminal
-
-
-def art_patch(*arguments: str | Path, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "art_patch", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=ENVIRONMENT | {"ART_PATCH_HOME": str(home)} | environment,
-    )
-
-
-def says(result: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
-    """One line on stderr that holds the words, nothing that looks like a traceback, this exit code."""
-    assert result.returncode == code, result.stderr
-    assert "Traceback" not in result.stderr
-    (line,) = result.stderr.strip().splitlines()
-    assert line.startswith("art-patch: ")
-    for word in words:
-        assert word in line
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("base"), hidden=32, vocab_size=320)
-
-
-class Serving:
-    """`art-patch serve` in a process of its own."""
-
-    def __init__(self, base: Path, home: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "art_patch", "serve", "--base", str(base), "--port", "0", "--json", *options]
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=ENVIRONMENT | {"ART_PATCH_HOME": str(home)},
-        )
-        assert self.process.stdout is not None
-        self.ready: dict[str, Any] = json.loads(self.process.stdout.readline())
-
-    def stop(self, how: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        if self.process.poll() is None:
-            self.process.send_signal(how)
-        _, stderr = self.process.communicate(timeout=30)
-        return self.process.returncode, stderr
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from art_patch.policies.validation import base_fingerprint
 from art_patch.store import Store, open_store
 from art_patch.types import Call, Choice, Policy, TrajectoryInfo
-from tests.cli.test_cli import Serving, art_patch, says
+from tests.support.command_line import Serving, art_patch, says
 from tests.support.tiny import make_tiny_adapter, make_tiny_model
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from art_patch.store import open_store
 from art_patch.types import Call, Choice, Judgement, Policy, Score, TrajectoryInfo
-from tests.cli.test_cli import art_patch, says
+from tests.support.command_line import art_patch, says
 
 DAY_S = 86_400.0
 EVIL = "\x1b]0;owned\x07 [bold red]HTTP 500[/] | <b>"

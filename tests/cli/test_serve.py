@@ -23,7 +23,7 @@ from art_patch.policies.validation import base_fingerprint
 from art_patch.serving import EmbeddedEngine, EngineClient
 from art_patch.store import Store, open_store
 from art_patch.types import Policy, Route
-from tests.cli.test_cli import Serving, art_patch
+from tests.support.command_line import Serving, art_patch
 from tests.support.engines import serve
 from tests.support.servers import serving
 from tests.support.tiny import make_tiny_adapter, make_tiny_model

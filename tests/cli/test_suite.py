@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cli.test_cli import art_patch, says
+from tests.support.command_line import art_patch, says
 
 
 def test_retrain_refuses_a_suite_that_is_none(tmp_path: Path):

@@ -10,7 +10,7 @@ from art_patch._lib.faults import faults
 from art_patch.context import group, span, trajectory
 from art_patch.context.integration import Run, guarded
 from art_patch.types import Call, Score, SpanInfo, TrajectoryInfo
-from tests.context.conftest import here
+from tests.support.recordings import here
 
 
 def test_a_run_is_written_whole(seen):

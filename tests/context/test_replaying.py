@@ -17,7 +17,7 @@ from art_patch.context import current_trajectory, replayable, replaying, span, t
 from art_patch.context.framework_runs import Run
 from art_patch.errors import ConfigError
 from art_patch.types import TrajectoryInfo
-from tests.context.conftest import Recording
+from tests.support.recordings import Recording
 
 
 @replayable

@@ -15,7 +15,7 @@ from opentelemetry import trace
 from art_patch.context import bind, group, identify, reward, score, span, trajectory
 from art_patch.errors import ConfigError
 from art_patch.types import Call, Score, SpanInfo, TrajectoryInfo
-from tests.context.conftest import here
+from tests.support.recordings import here
 
 
 def test_trajectory_is_written_whole(seen):

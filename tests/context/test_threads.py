@@ -32,7 +32,7 @@ from art_patch.context import (
     trajectory,
 )
 from art_patch.types import Call, SpanInfo
-from tests.context.conftest import here
+from tests.support.recordings import here
 
 START = threading.Thread.__dict__["start"]
 SUBMIT = ThreadPoolExecutor.__dict__["submit"]

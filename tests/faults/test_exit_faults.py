@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import FULL, Programs, Store, make_old
+from tests.support.apps import FULL, Programs, Store, make_old
 
 CALLS = """
 for number in range(20):

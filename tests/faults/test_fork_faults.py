@@ -24,8 +24,8 @@ import pytest
 
 import art_patch as art
 from art_patch.store import open_store
-from tests.faults.conftest import FULL, PRELUDE, App, Programs, Store, eventually, make_old
-from tests.store.conftest import new_server
+from tests.support.apps import FULL, PRELUDE, App, Programs, Store, eventually, make_old
+from tests.support.postgres import new_server
 
 MULTIPROCESSING = """
 import multiprocessing

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import art_patch as art
-from tests.faults.conftest import FULL, App, Store
+from tests.support.apps import FULL, App, Store
 
 LARGE = 50_000_000
 

@@ -22,10 +22,10 @@ from art_patch.promotion import ensure_loaded
 from art_patch.serving import EmbeddedEngine
 from art_patch.store import open_store
 from tests.faults import killed
-from tests.faults.conftest import FULL
 from tests.faults.killed import Death, stand_in
 from tests.pipeline.test_cycle import CONFIG, Place, base, eager, is_short
 from tests.pipeline.test_train_policy import reward
+from tests.support.apps import FULL
 from tests.support.engines import Running, serve
 
 __all__ = ["base"]

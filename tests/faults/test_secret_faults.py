@@ -15,7 +15,7 @@ import art_patch as art
 from art_patch.patching import control
 from art_patch.settings import Settings
 from art_patch.types import Route
-from tests.faults.conftest import Store
+from tests.support.apps import Store
 from tests.support.servers import Answer, StubServer, completion, error
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.conftest import Programs, Store
+from tests.support.apps import Programs, Store
 
 FLUSHES = """
 import faulthandler, signal, sqlite3

@@ -25,7 +25,7 @@ from art_patch.errors import StoreError
 from art_patch.patching import control
 from art_patch.store import open_store
 from art_patch.types import TrajectoryInfo
-from tests.faults.conftest import App, Programs, Store, eventually
+from tests.support.apps import App, Programs, Store, eventually
 
 
 @contextmanager

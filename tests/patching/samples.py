@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from art_patch.types import Call, Choice
-from tests.patching.conftest import CHAMPION
+from tests.support.patched_sdk import CHAMPION
 from tests.support.servers import TEXT
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]

@@ -12,8 +12,8 @@ import pytest
 from art_patch.patching import control, status
 from art_patch.patching.routing.health_check import is_alive
 from art_patch.types import Route
-from tests.patching.conftest import CHAMPION
 from tests.patching.samples import ASK
+from tests.support.patched_sdk import CHAMPION
 from tests.support.servers import Answer
 
 

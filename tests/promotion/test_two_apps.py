@@ -21,7 +21,7 @@ import pytest
 from art_patch.policies.validation import base_fingerprint
 from art_patch.store import open_store
 from art_patch.types import Policy
-from tests.cli.test_cli import ENVIRONMENT, Serving, art_patch
+from tests.support.command_line import ENVIRONMENT, Serving, art_patch
 from tests.support.servers import StubServer, serving
 from tests.support.tiny import make_tiny_adapter, make_tiny_model
 

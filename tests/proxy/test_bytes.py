@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.proxy.conftest import KEY, Proxy
 from tests.proxy.provider import SSE, Provider, Reply
+from tests.support.proxies import KEY, Proxy
 
 ASKED = b'{ "model":"gpt-x",\n "messages":[{"role":"user","content":"h\xc3\xa9\\ud800"}], "seed":1e3, "seed":7 }'
 JSON_TYPE = {"content-type": "application/json"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.proxy.conftest import Proxy
 from tests.proxy.provider import Provider, Reply
+from tests.support.proxies import Proxy
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.proxy.conftest import ENVIRONMENT, Proxy, until
 from tests.proxy.provider import Provider, Reply
+from tests.support.proxies import ENVIRONMENT, Proxy, until
 
 ASK = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
 

@@ -11,8 +11,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.proxy.conftest import CHAMPION, ENVIRONMENT, KEY, Proxy
 from tests.proxy.provider import Provider, Reply
+from tests.support.proxies import CHAMPION, ENVIRONMENT, KEY, Proxy
 from tests.support.servers import Answer, StubServer
 
 ASK: dict[str, Any] = {"model": "gpt-x", "messages": [{"role": "user", "content": "hi"}]}

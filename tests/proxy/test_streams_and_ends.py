@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.proxy.conftest import Proxy, until
 from tests.proxy.provider import SSE, Provider, Reply
+from tests.support.proxies import Proxy, until
 from tests.support.servers import Answer, StubServer, chunks
 
 BODY: dict[str, Any] = {"model": "gpt-x", "messages": [{"role": "user", "content": "hi"}], "stream": True}

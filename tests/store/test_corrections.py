@@ -8,8 +8,8 @@ from art_patch.rewards import PEOPLE, disagreement
 from art_patch.rewards.feedback import Disagreement
 from art_patch.store import Filter, Store
 from art_patch.types import Correction, Group, Policy, Score
-from tests.store.conftest import Execute
 from tests.store.samples import call, info
+from tests.support.postgres import Execute
 
 ANSWER = {"role": "assistant", "content": "caf\u00e9 \U0001f600"}
 

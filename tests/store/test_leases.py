@@ -12,7 +12,7 @@ from art_patch._lib.process import Owner
 from art_patch.errors import Busy
 from art_patch.store import Lease, Store, open_store
 from art_patch.types import TrajectoryInfo
-from tests.store.conftest import Execute
+from tests.support.postgres import Execute
 
 A = Owner("a", "here", 11, "boot 1", "77")
 B = Owner("b", "there", 12)

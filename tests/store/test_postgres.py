@@ -33,8 +33,8 @@ from art_patch.store.backends.locks import DECISIONS, WRITERS
 from art_patch.store.backends.postgres import PostgresDatabase
 from art_patch.store.ledger import route as route_module
 from art_patch.types import Group
-from tests.store.conftest import Execute, Server, new_server
 from tests.store.samples import call, info, policy
+from tests.support.postgres import Execute, Server, new_server
 from tests.support.servers import StubServer, serving
 
 ROOT = Path(__file__).parents[2]

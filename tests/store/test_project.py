@@ -9,8 +9,8 @@ import pytest
 
 from art_patch.errors import WrongProject
 from art_patch.store import Store, open_store, read_route
-from tests.store.conftest import Execute
 from tests.store.samples import call, info
+from tests.support.postgres import Execute
 
 OWNER = "SELECT value FROM control WHERE key = 'project'"
 REFUSED = r"belongs to project 'shop', and this is project 'billing': say --project shop .*ART_PATCH_STORE"

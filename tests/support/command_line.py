@@ -1,0 +1,56 @@
+"""The command line as a user meets it: real processes, their exit codes and what they print."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("ART_PATCH_")}
+ENVIRONMENT["COLUMNS"] = "300"  # rich wraps at 80 where there is no terminal
+
+
+def art_patch(*arguments: str | Path, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "art_patch", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=ENVIRONMENT | {"ART_PATCH_HOME": str(home)} | environment,
+    )
+
+
+def says(result: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    """One line on stderr that holds the words, nothing that looks like a traceback, this exit code."""
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("art-patch: ")
+    for word in words:
+        assert word in line
+
+
+class Serving:
+    """`art-patch serve` in a process of its own."""
+
+    def __init__(self, base: Path, home: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "art_patch", "serve", "--base", str(base), "--port", "0", "--json", *options]
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT | {"ART_PATCH_HOME": str(home)},
+        )
+        assert self.process.stdout is not None
+        self.ready: dict[str, Any] = json.loads(self.process.stdout.readline())
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        _, stderr = self.process.communicate(timeout=30)
+        return self.process.returncode, stderr
