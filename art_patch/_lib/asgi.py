@@ -1,7 +1,7 @@
-"""The caller's side of one request, over ASGI: its body, its going away, and the answer written to it.
+"""The caller's side of one request over ASGI: its body, its disconnection, and the answer written to it.
 
-Raw ASGI and not a framework's request and response, because whoever waits for upstream must notice a caller that went
-away, and because an answer that breaks in the middle must break for the caller, too.
+Raw ASGI instead of a framework's request and response: code that waits for upstream must notice a caller that went
+away, and an answer that breaks in the middle must break for the caller, too.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Gone(Exception):
 
 
 class Caller:
-    """One request of a caller, and the way back to it."""
+    """One request of a caller, and the way to answer it."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Take over the three things that ASGI gives."""
+        """Take over the three arguments of an ASGI application."""
         self.headers: Pairs = list(scope["headers"])
         self.method: str = scope["method"]
-        # What stands before the `?`, escapes and all; `path` has them resolved already.
+        # `raw_path` keeps escapes, which `path` has resolved already; some servers put the query behind it.
         self.path: str = scope.get("raw_path", scope["path"].encode()).split(b"?")[0].decode("ascii", "replace")
         self.query: str = scope["query_string"].decode("ascii", "replace")
         self.started = False
@@ -38,7 +38,7 @@ class Caller:
 
     @property
     def has_body(self) -> bool:
-        """Whether the caller announced a body; asked once, before it is read."""
+        """Whether the caller announced a body; ask once, before the body is read."""
         announced = any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
         if not announced:
             self._read.set()
@@ -48,15 +48,15 @@ class Caller:
         """Return the whole body.
 
         Raises:
-            Gone: the caller closed the connection before it had sent it.
+            Gone: the caller closed the connection before the body was complete.
         """
         return b"".join([chunk async for chunk in self.chunks()])
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Give the body as it comes.
+        """Yield the body as it arrives.
 
         Raises:
-            Gone: the caller closed the connection before it had sent it.
+            Gone: the caller closed the connection before the body was complete.
         """
         more = True
         while more:
@@ -69,10 +69,10 @@ class Caller:
         self._read.set()
 
     async def while_here(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` to its end, or cancel it when the caller goes away.
+        """Run `work` to its end, or cancel it when the caller disconnects.
 
         Raises:
-            Gone: the caller went away, and `work` has been cancelled.
+            Gone: the caller disconnected, and `work` has been cancelled.
         """
         working, watching = asyncio.ensure_future(work), asyncio.ensure_future(self._until_gone())
         try:
@@ -84,26 +84,27 @@ class Caller:
             await asyncio.wait((working, watching))
         if not over:
             if not working.cancelled():
-                working.exception()  # it failed on its way out; nobody is left to be told
+                working.exception()  # read, or asyncio would log an error that no caller waits for
             raise Gone
         working.result()
 
     async def _until_gone(self) -> None:
-        await self._read.wait()  # until then the body's reader is the one who is told
+        # ASGI reports a disconnection to whoever waits in `receive`; until the body is read, `chunks` waits there.
+        await self._read.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
     async def begin(self, status: int, headers: Pairs) -> None:
-        """Send the head of the answer."""
+        """Send the status and the headers of the answer."""
         self.started = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, chunk: bytes) -> None:
-        """Send a piece of the body; it leaves at once."""
+        """Send a piece of the answer's body at once."""
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def end(self, last: bytes = b"") -> None:
-        """Send the last piece."""
+        """Send the last piece of the answer's body."""
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def answer(self, status: int, headers: Pairs, body: bytes) -> None:
@@ -112,5 +113,5 @@ class Caller:
         await self.end(body)
 
     async def refuse(self, status: int, body: dict[str, Any]) -> None:
-        """Send an error of the proxy's own, as OpenAI writes them."""
+        """Send an error of our own, in the form of OpenAI's errors."""
         await self.answer(status, [(b"content-type", b"application/json")], json.dumps(body).encode())

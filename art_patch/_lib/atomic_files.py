@@ -1,28 +1,89 @@
-"""A directory that appears whole or not at all: written beside its place, flushed to disk, then renamed."""
+"""Files and directories that others see whole or not at all: written beside their place, flushed to disk, renamed.
+
+This is the only module that does so. New files are readable by their owner alone, because most of them quote what was
+recorded; the directory is made private too, unless it exists already.
+"""
 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from art_patch.errors import ConfigError
 
 
-@contextmanager
-def placing(target: Path) -> Generator[Path]:
-    """Yield a new directory, readable by its owner alone, that takes the place of `target` when the block ends.
+def private(path: str, flags: int) -> int:
+    """Opens a file for `open(opener=private)`: a new file is readable by its owner alone, an old one keeps its mode."""
+    return os.open(path, flags, 0o600)
 
-    If the block fails nothing is left.
+
+@contextmanager
+def replacing(
+    target: Path, *, draft: Path | None = None, mode: int = 0o600, replace: bool = True
+) -> Generator[BinaryIO]:
+    """Yields a new binary file that takes the place of `target` when the block ends without an error.
+
+    If the block raises, `target` stays as it was and the draft is deleted.
+
+    Args:
+        target: a file in an existing directory.
+        draft: where the file is written, beside `target`. A draft that a killed process left there is replaced.
+            Without it each writer gets a name of its own, so several processes may write the same `target`.
+        mode: permissions of the file, before the umask.
+        replace: if false, an existing `target` is kept and the draft is thrown away.
 
     Raises:
-        ConfigError: something is there already, or nothing can be written there.
+        OSError: the file cannot be written.
     """
+    if draft is None:
+        draft = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}")
+    else:
+        draft.unlink(missing_ok=True)
+    # O_EXCL: in a directory that others may write, a link of that name must not lead the data elsewhere.
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # before the rename, or a power cut could leave the name on an empty file
+        if replace:
+            take_place(draft, target)
+        else:
+            with suppress(FileExistsError):
+                os.link(draft, target)  # a rename would replace the file of the first writer; a link fails instead
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, text: str, *, replace: bool = True) -> None:
+    """Writes a text file at once and makes its directory; without `replace` the first of several writers wins.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with replacing(path, replace=replace) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}); make {path.parent} writable") from None
+
+
+@contextmanager
+def placing(target: Path, *, mode: int = 0o700) -> Generator[Path]:
+    """Yields a new directory that takes the place of `target` when the block ends; if it raises, nothing is left.
+
+    Raises:
+        ConfigError: `target` exists and is not an empty directory, or its parent cannot be written.
+    """
+    import shutil  # these two cost an app that only reads key files ten milliseconds
+    import tempfile
+
     if os.path.lexists(target) and not _is_empty_directory(target):
-        raise ConfigError(f"{target} is there already and is no empty directory; name another one")
+        raise ConfigError(f"{target} exists already and is not an empty directory; name another one")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -30,24 +91,31 @@ def placing(target: Path) -> Generator[Path]:
         raise ConfigError(f"{target} cannot be written: {error}") from error
     try:
         yield work
+        work.chmod(mode)
         for path in (*work.iterdir(), work):
-            _flush(path)
+            sync(path)
         try:
-            work.rename(target)  # an empty directory gives way
+            take_place(work, target)  # an empty directory gives way, a full one does not
         except OSError as error:
-            raise ConfigError(f"{target} was written by somebody else meanwhile ({error}); name another one") from error
-        _flush(target.parent)
+            raise ConfigError(f"another process wrote {target} meanwhile ({error}); name another one") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _is_empty_directory(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+def take_place(draft: Path, target: Path) -> None:
+    """Gives a file or directory whose content is on disk its final name, and makes the name survive a power cut."""
+    draft.replace(target)
+    sync(target.parent)
 
 
-def _flush(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Flushes a file's content, or the names in a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _is_empty_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())

@@ -19,14 +19,13 @@ logger = logging.getLogger("art_patch")
 
 
 class Unstorable(Exception):
-    """The user's redaction failed, and that is counted already; nothing of the item may be stored."""
+    """The user's redaction failed and was counted as a fault; nothing of the item may be stored."""
 
 
 class Faults:
-    """Counts by place. One instance serves the whole process."""
+    """Counts faults by place. One instance serves the whole process."""
 
     def __init__(self) -> None:
-        """Start with no faults."""
         # Re-entrant: a stream may be finalised by the garbage collector while this very thread counts another fault.
         self._lock = threading.RLock()
         self._counts: Counter[str] = Counter()
@@ -39,13 +38,12 @@ class Faults:
             return dict(self._counts)
 
     def clear(self) -> None:
-        """Forget what was counted; used in a forked child and by tests."""
-        self._lock = threading.RLock()
-        self._counts = Counter()
-        self._logged_at = float("-inf")
+        """Forget all counts; used in a forked child and by tests."""
+        # A new lock, too: the thread that held the old one at the fork does not exist in the child.
+        self.__init__()
 
     def trouble(self, place: str, error: BaseException) -> None:
-        """Count something outside of us that went wrong."""
+        """Count an error that comes from outside of us, such as a full disk."""
         self._count(place, error, "the app is not affected")
 
     def fault(self, place: str, error: BaseException) -> None:
@@ -63,7 +61,8 @@ class Faults:
             silent = now - self._logged_at < LOG_EVERY_S
             if not silent:
                 self._logged_at = now
-        # Only the class is logged at warning: the message of an error may hold a key or a prompt.
+        # Outside the lock, because a handler of the app's may do anything. Only the class is logged at warning: the
+        # message of an error may hold a key or a prompt.
         if not silent:
             logger.warning("art_patch: %s in %s: %s (%d so far)", type(error).__name__, place, meaning, total)
         logger.debug("art_patch: fault in %s", place, exc_info=error)

@@ -1,68 +1,82 @@
-"""What must not be half done when the process forks: our late imports, and our use of databases.
+"""Work that must not be half done when the process forks: our late imports and our use of databases.
 
-A module that is half imported in another thread at the fork stays so in the child, its lock held by a thread that does
-not exist there: whoever imports it waits for ever, the app included. And SQLite keeps what it has locked in memory,
-one table for the whole process: a child that inherits it believes that it holds locks which it does not hold. It then
-waits for ever for a transaction that is its parent's, or loses its log when the parent closes the file. A child that
-inherits the socket of a transaction on PostgreSQL keeps it, and its locks, alive when the parent dies.
+- A module that another thread is importing at the fork stays half imported in the child, and its lock is held by a
+  thread that does not exist there. Whoever imports the module in the child waits for ever, the app included.
+- SQLite keeps its locks in memory, in one table for the process. A child that inherits the table believes that it holds
+  locks. It waits for ever for a transaction of its parent, or loses its log when the parent closes the file.
+- A child that inherits the socket of a PostgreSQL transaction keeps it, and its locks, alive when the parent dies.
 
-So a fork waits until both are over, a few milliseconds as a rule, and the parent's connections are closed while it
-happens; they open again when they are needed. A store that hangs delays a fork by `FORK_DEADLINE_S` at most; one that
-is being made or migrated, as long as that gets on.
+So a fork waits until both are over, usually a few milliseconds. The parent's connections are closed while it forks and
+open again when they are needed. A hanging store delays a fork by `FORK_DEADLINE_S` at most. A store that is being made
+or migrated may take longer as long as it makes progress.
+
+`got_on` and `steps` measure that progress, for everyone who waits for an opening store with a deadline: opening
+imports hundreds of modules, then makes or migrates tables, which takes seconds on a busy machine.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 import weakref
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from art_patch._lib import progress
 from art_patch._lib.os_threads import Flag, RLock, get_ident
 
 FORK_DEADLINE_S = 2.0
-"""How long a fork may wait for a database that does not get on."""
+"""How long a fork may wait for a database that makes no progress."""
 
 IMPORT_DEADLINE_S = 30.0
-"""How long it may wait for an import, which takes half a second, or some on a busy machine, and never hangs; or for all
-tables or migrations of a store."""
+"""How long a fork may wait for an import, or for all tables or migrations of a store. An import takes half a second, a
+few on a busy machine, and never hangs."""
 
 
 class Holder(Protocol):
-    """Holds connections to a database."""
+    """An object that holds connections to a database."""
 
     def let_go(self) -> None:
-        """Close them; nobody is using them."""
+        """Close the connections; called while no thread uses them."""
         ...
 
 
+# Held while a thread begins its first section, and by a fork from the beginning of its wait to its end.
 _gate = RLock()
-"""Held while a thread begins its first section, and by a fork from the beginning of its wait to its end."""
 
+# Modules of ours that import each other are not imported by two threads at once.
 _one_import = RLock()
-"""Modules of ours that import each other are not imported by two threads at once."""
 
 _inside: dict[int, list[float]] = {}
-"""Thread -> its sections, outermost first: how many seconds each may take before it counts as hung."""
+"""Thread -> its sections, outermost first: the seconds that each may take before it counts as hung."""
 
 _holders: weakref.WeakSet[Holder] = weakref.WeakSet()
 
+# A list and not a number: `append` is atomic, `+= 1` from two threads may lose a step.
+_steps: list[None] = []
+
+
+def got_on() -> None:
+    """Count one step of an opening store."""
+    _steps.append(None)
+
+
+def steps(*, imports: bool) -> int:
+    """Return a number that grows while a store is opened: its steps, plus all imported modules if `imports`."""
+    return len(_steps) + (len(sys.modules) if imports else 0)
+
 
 def closes_for_forks(holder: Holder) -> None:
-    """Have `holder` let go of its connections when the process forks."""
+    """Have `holder` close its connections whenever the process forks."""
     _holders.add(holder)
 
 
 @contextmanager
 def _section(hung_after_s: float) -> Generator[None]:
-    """Let forks wait for what is done in here.
-
-    A thread that is in a section already never waits at the gate: a fork may wait for that very thread.
-    """
+    """Let forks wait for the block."""
     me = get_ident()
+    # A thread that is in a section already must not wait at the gate: a fork may be waiting for that very thread.
     if (mine := _inside.get(me)) is None:
         with _gate:
             mine = _inside.setdefault(me, [])
@@ -77,15 +91,15 @@ def _section(hung_after_s: float) -> Generator[None]:
 
 @contextmanager
 def late_import() -> Generator[None]:
-    """Import in here; forks wait."""
+    """Let forks wait while the block imports modules."""
     with _section(IMPORT_DEADLINE_S), _one_import:
         yield
-        progress.got_on()  # what follows in the same transaction has its own time
+        got_on()  # what follows in the same transaction has its own time
 
 
 @contextmanager
 def in_database() -> Generator[None]:
-    """Use a database in here; forks wait."""
+    """Let forks wait while the block uses a database."""
     with _section(FORK_DEADLINE_S):
         yield
 
@@ -93,16 +107,17 @@ def in_database() -> Generator[None]:
 def _before_fork() -> None:
     latest = time.monotonic() + IMPORT_DEADLINE_S
     _gate.acquire(timeout=IMPORT_DEADLINE_S)
-    never, steps, got_on_at = Flag(), -1, 0.0
+    never, last_steps, got_on_at = Flag(), -1, 0.0
     while others := _inside.keys() - {get_ident()}:
         now = time.monotonic()
-        if (reached := progress.steps(imports=False)) != steps:
-            steps, got_on_at = reached, now
+        # Without imports: another thread of the app may import for its own reasons while the database hangs.
+        if (reached := steps(imports=False)) != last_steps:
+            last_steps, got_on_at = reached, now
         # A thread that imports inside its transaction may take as long as an import.
         patience_s = max((max(_inside.get(other) or [0.0]) for other in others), default=0.0)
         if now >= min(latest, got_on_at + patience_s):
             break
-        never.wait(0.001)
+        never.wait(0.001)  # and not `time.sleep`, which gevent replaces
     if not _inside:
         for holder in list(_holders):
             with suppress(Exception):
@@ -110,11 +125,12 @@ def _before_fork() -> None:
 
 
 def _after_fork_in_parent() -> None:
-    with suppress(RuntimeError):  # the deadline passed, so it is not ours
+    with suppress(RuntimeError):  # the deadline passed, so the lock is not ours
         _gate.release()
 
 
 def _after_fork_in_child() -> None:
+    # New locks: the thread that held the old ones does not exist in the child.
     global _gate, _one_import
     _gate, _one_import = RLock(), RLock()
     for other in _inside.keys() - {get_ident()}:

@@ -1,10 +1,8 @@
-"""No garbage collection while `patch()` is at work.
+"""No garbage collection while `patch()` is at work. Standard library only.
 
-Python looks at every object that there is once enough new ones have come. `patch()` makes a few thousand, mostly
-functions and classes that stay; `import openai` before it has left a hundred thousand and more, and to look at those
-takes longer than all that `patch()` does. So it is put off until the app itself makes objects, as it would be without
-us. At the end the new ones alone are looked at, which takes little time; as many as they are, the next object would
-cause the look that was put off. Standard library only.
+Python looks at every object once enough new ones have been made. `patch()` makes a few thousand, and `import openai`
+before it left a hundred thousand and more; looking at those takes longer than the whole of `patch()`. So the collection
+is put off until the app itself makes objects, as it would be without us.
 """
 
 from __future__ import annotations
@@ -14,13 +12,13 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 
+# One entry for each thread that has switched collection off.
 _paused: list[None] = []
-"""One for each thread that has switched it off."""
 
 
 @contextmanager
 def uncollected() -> Generator[None]:
-    """Collect nothing in here; change nothing if it is switched off already, by the app or by ourselves."""
+    """Collect no garbage in the block; do nothing if the app, or another thread of ours, has switched it off."""
     if not gc.isenabled():
         yield
         return
@@ -29,13 +27,15 @@ def uncollected() -> Generator[None]:
         gc.disable()
         yield
     finally:
+        # The new objects alone, which is quick. Without this, the app's next object would trigger the full collection.
         gc.collect(0)
         gc.enable()
         _paused.pop()
 
 
 def _after_fork() -> None:
-    if _paused:  # in another thread, which does not exist here and cannot switch it on again
+    # Another thread had switched collection off; it does not exist in the child and cannot switch it on again.
+    if _paused:
         _paused.clear()
         gc.enable()
 

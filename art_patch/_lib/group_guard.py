@@ -1,14 +1,14 @@
-"""Run one command, and when it or our parent ends, end everything that the command started.
+"""A script that runs one command, and kills everything that the command started when it or our parent ends.
 
     python -I -S group_guard.py NAME COMMAND...
 
-A script besides a module: it starts in milliseconds and imports the standard library alone. It leads a process group,
-and everything that the command starts stays in that group. The whole group is killed as soon as
+It is a script beside a module, so that it starts in milliseconds; it imports the standard library alone. It leads a
+process group in which everything stays that the command starts. The whole group is killed as soon as
 
 - the command has ended, in whatever way; its children may outlive it (vLLM's workers do, vLLM issue 55510), or
 - standard input is closed, because our parent has ended.
 
-SIGTERM is handed on to the command, which finishes what it has begun.
+SIGTERM is passed on to the command, which finishes the work that it has begun.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(sent: int = signal.SIGKILL) -> None:
-    """Ask the kernel for a signal when the parent has ended. Linux only, after the fork and before the program."""
+    """Have the kernel send this process a signal when its parent ends. Linux only; call it after the fork."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, sent)
 
 
@@ -35,7 +35,7 @@ def _end_with_parent() -> None:
 
 
 def main() -> None:
-    """Run the command of `sys.argv`; never returns, because the group that is killed is also our own."""
+    """Run the command of `sys.argv`; never returns, because this process is in the group that is killed."""
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C ends

@@ -1,7 +1,7 @@
-"""A socket to listen on and a uvicorn server that ends in order, for every process of ours that answers HTTP.
+"""A listening socket and a uvicorn server that ends in order, for every process of ours that answers HTTP.
 
-In: an address, an ASGI application. Out: requests answered until SIGTERM, SIGINT or an event; then running requests
-are finished and `run` returns, where uvicorn by itself would raise the signal again and skip the caller's clean-up.
+`serve` answers until SIGTERM, SIGINT or an event, finishes running requests and returns. uvicorn by itself would raise
+the signal again and skip the caller's clean-up.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ import uvicorn
 
 from art_patch.errors import ConfigError, PortInUse
 
+_BACKLOG = 2048  # connections that the kernel accepts for us while the event loop is busy
+
 
 def bind(host: str, port: int, *, key: str | None, what: str) -> socket.socket:
-    """Bind the server's socket, before anything slow is done; until it listens, callers are refused and do not wait.
+    """Bind a socket without listening yet: until it listens, callers are refused instead of waiting.
 
     Args:
-        host: an address of this machine.
         port: 0 takes a free one.
-        key: what callers must show; required beyond loopback.
-        what: what would be open to the network without one, for the error.
+        key: key that callers must show; required beyond loopback.
+        what: what would be open to the network without a key, for the error message.
 
     Raises:
         ConfigError: an address beyond loopback without a key, or not an address of this machine.
@@ -43,6 +44,7 @@ def bind(host: str, port: int, *, key: str | None, what: str) -> socket.socket:
     # The protocol is named because asyncio sets TCP_NODELAY only then; without it each answer waits 40 ms for an ACK.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
+        # A server that was stopped a moment ago leaves connections in TIME_WAIT, which must not block its successor.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
     except OSError as error:
@@ -52,7 +54,7 @@ def bind(host: str, port: int, *, key: str | None, what: str) -> socket.socket:
 
 
 def listen(host: str, port: int, *, key: str | None, what: str) -> socket.socket:
-    """Bind the server's socket and listen; see `bind`."""
+    """Bind a socket and listen; arguments and errors as for `bind`."""
     sock = bind(host, port, key=key, what=what)
     _begin(sock)
     return sock
@@ -60,8 +62,8 @@ def listen(host: str, port: int, *, key: str | None, what: str) -> socket.socket
 
 def _begin(sock: socket.socket) -> None:
     try:
-        sock.listen(2048)
-    except OSError as error:  # somebody else was quicker
+        sock.listen(_BACKLOG)
+    except OSError as error:  # another process was quicker
         host, port = sock.getsockname()[:2]
         sock.close()
         raise _cannot_listen(host, port, error) from error
@@ -85,6 +87,7 @@ def is_loopback(address: str) -> bool:
 
 def url_of(host: str, sock: socket.socket) -> str:
     """Return `http://HOST:PORT` of a bound socket, as callers on this machine reach it."""
+    # 0.0.0.0 and :: stand for every interface: addresses to listen on, not to connect to.
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     shown = f"[{here}]" if ":" in here else here
     return f"http://{shown}:{sock.getsockname()[1]}"
@@ -108,19 +111,19 @@ def serve(
 
     Args:
         app: an ASGI application.
-        sock: bound; it need not listen yet.
-        drain_s: how long running requests may take to finish; rounded, at least 1 s.
+        sock: a bound socket; it need not listen yet.
+        drain_s: seconds that running requests may take to finish; rounded, at least 1.
         on_ready: called once requests are answered.
-        stop: ends the server when set; for callers that run it in a thread, where signals do not arrive.
-        before: runs on the event loop before anything is answered; its errors are raised here.
+        stop: ends the server when set, for servers in a thread, where signals do not arrive.
+        before: runs on the event loop before the first request; its errors are raised here.
         after: runs on the event loop after the last request, and after `before` has failed.
-        keep_alive_s: how long a connection may stay idle.
+        keep_alive_s: seconds that a connection may stay idle.
         lifespan: whether the application takes ASGI's lifespan events.
-        log_level: of uvicorn's own log; `None` leaves it as it is.
+        log_level: level of uvicorn's own log; `None` leaves it as it is.
         date_header: whether uvicorn adds a `Date` to each answer.
 
     Raises:
-        KeyboardInterrupt: it was stopped by SIGINT; after draining.
+        KeyboardInterrupt: SIGINT stopped it; raised after draining.
     """
     config = uvicorn.Config(
         app,
@@ -134,43 +137,32 @@ def serve(
         date_header=date_header,
         timeout_graceful_shutdown=max(1, round(drain_s)),
         timeout_keep_alive=keep_alive_s,
-        backlog=2048,
+        backlog=_BACKLOG,
     )
-    server = Server(config, on_ready, stop, before=before, after=after)
+    server = _Server(config, on_ready, stop, before, after)
     server.run(sockets=[sock])
     if server.interrupted:
         raise KeyboardInterrupt
 
 
-class Server(uvicorn.Server):
+class _Server(uvicorn.Server):
     """uvicorn that reports when it is up, returns on SIGTERM and can be stopped from another thread."""
 
     def __init__(
         self,
         config: uvicorn.Config,
         on_ready: Callable[[], None] | None,
-        stop: threading.Event | None = None,
-        *,
-        before: Callable[[], Awaitable[None]] | None = None,
-        after: Callable[[], Awaitable[None]] | None = None,
+        stop: threading.Event | None,
+        before: Callable[[], Awaitable[None]] | None,
+        after: Callable[[], Awaitable[None]] | None,
     ) -> None:
-        """Prepare.
-
-        Args:
-            config: the application and how it is served.
-            on_ready: called once requests are answered.
-            stop: ends the server when set; for callers that run it in a thread, where signals do not arrive.
-            before: runs on the event loop before anything is answered; what it raises, `run` raises.
-            after: runs on the event loop when the last request is over, and when `before` failed.
-        """
         super().__init__(config)
         self.interrupted = False
-        self._on_ready = on_ready
-        self._stop = stop
+        self._on_ready, self._stop = on_ready, stop
         self._before, self._after = before, after
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and say so."""
+        """Run `before`, listen, and report that requests are answered."""
         try:
             await self._prepare()
         except BaseException:
@@ -186,7 +178,7 @@ class Server(uvicorn.Server):
             self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop, and wind up."""
+        """Finish running requests, then run `after`."""
         try:
             await super().shutdown(sockets)
         finally:
@@ -195,6 +187,7 @@ class Server(uvicorn.Server):
     async def _prepare(self) -> None:
         if self._before is None:
             return
+        # uvicorn looks at its flags only once it serves. Until then a signal must end `before`, which may take minutes.
         task = asyncio.ensure_future(self._before())
         while not task.done():
             await asyncio.wait((task,), timeout=0.1)
@@ -209,14 +202,14 @@ class Server(uvicorn.Server):
             await self._after()
 
     async def on_tick(self, counter: int) -> bool:
-        """Look at `stop`."""
+        """Take over `stop`; uvicorn calls this ten times a second."""
         if self._stop is not None and self._stop.is_set():
             self.should_exit = True
         return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Take the signals; uvicorn would raise them again after draining, and so end the process."""
+        """Handle SIGTERM and SIGINT; uvicorn's own version raises them again after draining and ends the process."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

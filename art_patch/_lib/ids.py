@@ -9,7 +9,7 @@ from uuid_utils import uuid7
 
 
 def new_id(at: float | None = None) -> str:
-    """Return a uuid7 for the moment `at` (seconds since the epoch, now unless given)."""
+    """Return a new id for the moment `at`, in seconds since the epoch; now unless given."""
     if at is None:
         return uuid7().hex
     # A float holds today's time to a quarter of a microsecond; without rounding, 1.001 s would be millisecond 0.
@@ -17,15 +17,15 @@ def new_id(at: float | None = None) -> str:
 
 
 MOST_REPLAYS = 16
-"""How often the job may run a trajectory again to make siblings, in all."""
+"""Number of re-runs that the job may make of one trajectory to get siblings, in all cycles together."""
 
 
 def replay_id(of: str, number: int) -> str:
-    """Return the id of a trajectory's re-run `number`, 1 to `MOST_REPLAYS`.
+    """Return the id of re-run `number` (1 to `MOST_REPLAYS`) of a trajectory.
 
-    It is always the same, so that nothing is run twice, and a re-run is found by the id of its original: a look-up of
-    few keys, where every other mark would have to be searched for.
+    The id depends on nothing else, so no re-run is made twice, and all re-runs are found by a look-up of few keys.
     """
+    # A trajectory's id may be any text of the user's, lone surrogates included; those have no UTF-8.
     return blake2b(f"{of}/replay/{number}".encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
 
 

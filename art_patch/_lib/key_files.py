@@ -1,6 +1,6 @@
 """Keys live in files that only their owner can read; the store knows a file's name, never the key.
 
-Reading one never blocks and reads nothing but a regular file: apps do it, of a path that somebody else has written.
+Reading a key never blocks and reads nothing but a regular file, because apps read a path that another program wrote.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ import os
 import stat
 from pathlib import Path
 
+from art_patch._lib.atomic_files import write_whole
 from art_patch.errors import ConfigError
 
 ENGINE_KEY_FILE = "engine.key"
-"""In a project's directory: a copy of the key that `art-patch serve --api-key-file` was given, for apps and job."""
+"""In a project's directory: a copy of the key that `art-patch serve --api-key-file` was given, for apps and the job."""
 
 ADMIN_KEY_FILE = "admin.key"
-"""In a project's directory: the key of whoever loads and unloads policies at a server that was given no other key."""
+"""In a project's directory: the key for loading and unloading policies at a server that has no other key."""
 
 _LONGEST = 4096
 
@@ -24,27 +25,26 @@ def read_key(key_file: str | Path | None) -> str | None:
     """Return the key in the file, `None` if no file is named.
 
     Raises:
-        ConfigError: if it cannot be read, is empty, or others may read it.
+        ConfigError: the file cannot be read, is empty, or others may read it.
     """
     return None if key_file is None else _read(Path(key_file), None)
 
 
 def engine_key(named: str | None, directory: Path, own: Path | None) -> str | None:
-    """Return the key that the engine of a route asks for; it goes wherever the route leads.
-
-    Whoever may write the store may write any path there, and other files of the project hold other secrets. So one
-    file alone is read, `engine.key` in the project's directory, if it belongs to this user or to root.
+    """Return the key for the engine that the store's route names.
 
     Args:
-        named: the file that the store names; `None`: there is no key.
-        directory: the project's.
+        named: the file that the store names; `None`: the engine asks for no key.
+        directory: the project's directory.
         own: the file that this process's settings name (`engine_key_file`); it is read in place of the other.
 
     Raises:
-        ConfigError: if the file is not to be read, or cannot be.
+        ConfigError: the file cannot be read, or is one that must not be read.
     """
     if own is not None or named is None:
         return read_key(own)
+    # The key is sent to the address of the route. A program that may write the store could name there any file of
+    # the user as the key, so only `engine.key` in the project's directory is read, if this user or root owns it.
     path = directory / ENGINE_KEY_FILE
     if named not in (os.path.abspath(path), os.path.join(os.path.realpath(directory), ENGINE_KEY_FILE)):
         raise ConfigError(
@@ -58,20 +58,23 @@ def key_for_apps(key: str | None, directory: Path) -> str | None:
     """Put a copy of a server's key where `engine_key` looks, and return the file's name for the store.
 
     Raises:
-        ConfigError: if the copy cannot be written.
+        ConfigError: the copy cannot be written.
     """
     if key is None:
         return None
-    write_whole(directory / ENGINE_KEY_FILE, f"{key}\n", replace=True)
+    write_whole(directory / ENGINE_KEY_FILE, f"{key}\n")
     return os.path.join(os.path.realpath(directory), ENGINE_KEY_FILE)
 
 
 def _read(path: Path, owners: set[int] | None) -> str:
+    """Read a key; `owners` are the user ids that may own the file, `None` any."""
     try:
-        # Looked at before it is opened, for opening a device may do something, and again when it is open.
+        # Checked before the file is opened, because opening a device may do something, and again when it is open,
+        # because another file may have taken its place.
         status = path.stat() if owners is None else path.lstat()
         if stat.S_ISREG(status.st_mode):
             follow = 0 if owners is None else os.O_NOFOLLOW
+            # O_NONBLOCK: a named pipe that took its place would block the app until somebody writes to it.
             with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | follow), "rb") as file:
                 status, content = os.fstat(file.fileno()), file.read(_LONGEST + 1)
         else:
@@ -83,9 +86,9 @@ def _read(path: Path, owners: set[int] | None) -> str:
             "ART_PATCH_ENGINE_KEY_FILE to the engine's key file"
         ) from None
     except ValueError:
-        raise ConfigError(f"the API key file {path} holds no text; put the key on its first line") from None
+        raise ConfigError(f"the API key file {path} is not text; put the key on its first line") from None
     if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(f"the API key file {path} is no regular file; write the key into one, then: chmod 600")
+        raise ConfigError(f"the API key file {path} is not a regular file; write the key into one, then: chmod 600")
     if owners is not None and status.st_uid not in owners:
         raise ConfigError(
             f"the API key file {path} belongs to another user; set ART_PATCH_ENGINE_KEY_FILE to a copy of your own"
@@ -100,10 +103,10 @@ def _read(path: Path, owners: set[int] | None) -> str:
 
 
 def made_key(path: Path) -> str:
-    """Return the key in the file; it is made if there is none, and the first of several that make it wins.
+    """Return the key in the file. If the file is missing it is made; of several makers the first wins.
 
     Raises:
-        ConfigError: if it cannot be made or read, or others may read it.
+        ConfigError: the file cannot be made or read, or others may read it.
     """
     if not path.exists():
         from secrets import token_urlsafe
@@ -113,37 +116,9 @@ def made_key(path: Path) -> str:
 
 
 def admin_key(directory: Path) -> str | None:
-    """Return the key that the project's servers ask for before they change; `None` if this user cannot read it.
-
-    Not an error: most of what the job does changes no server, and a server says itself that it wants the key.
-    """
+    """Return the key that the project's servers ask for before they load or unload; `None` if it cannot be read."""
     try:
         return read_key(str(directory / ADMIN_KEY_FILE))
+    # Most of what the job does changes no server, and a server that wants the key says so itself.
     except (ConfigError, ValueError):
         return None
-
-
-def write_whole(path: Path, text: str, *, replace: bool) -> None:
-    """Write a file of ours alone, so that others see all of it or none; without `replace`, the first writer wins.
-
-    Raises:
-        ConfigError: if it cannot be written.
-    """
-    from secrets import token_hex
-
-    draft = path.with_name(f".{path.name}.{os.getpid()}-{token_hex(4)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-        try:
-            if replace:
-                draft.replace(path)
-            else:
-                os.link(draft, path)
-        except FileExistsError:
-            pass
-        finally:
-            draft.unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}); make {path.parent} writable") from None

@@ -1,6 +1,6 @@
-"""A folder's public face: its `__init__` names what it hands out, and a module is imported when a name is first used.
+"""A folder's public names: its `__init__` lists them, and a module is imported when one of its names is first used.
 
-So that importing a folder costs nothing: `art_patch.patch()` must not load SQLAlchemy, `art-patch --help` no torch.
+So importing a folder costs nothing: `art_patch.patch()` must not load SQLAlchemy, `art-patch --help` no torch.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 
 def lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a module's `__getattr__`.
+    """Return the `__getattr__` of a folder's `__init__`, which imports the module of a name on demand.
 
     Args:
         package: the folder's dotted name.
-        modules: module, relative to the package -> the names that it hands out, with spaces between.
+        modules: module, relative to the package -> its public names, separated by spaces.
     """
     home = {name: module for module, names in modules.items() for name in names.split()}
 
@@ -24,7 +24,7 @@ def lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
         if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(f"{package}.{home[name]}"), name)
-        setattr(sys.modules[package], name, value)  # Python asks here only for what is not there
+        setattr(sys.modules[package], name, value)  # so that Python finds the name by itself next time
         return value
 
     return __getattr__

@@ -5,7 +5,7 @@ time. An id alone is used again, after a reboot or by another process, and means
 No clock is compared. Without /proc nothing is known of other processes, and `lives` answers `None`.
 
 Children: a `Child` leads a session and a process group of its own and reads its standard input from a pipe that only
-this process holds. It therefore learns of our end, however we ended, by the end of its input.
+this process holds. However this process ends, the child sees the end of its input and can end itself.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from art_patch._lib import group_guard
+from art_patch._lib.atomic_files import private
 from art_patch._lib.ids import new_id
-from art_patch._lib.private_files import private
 
 _PROC = Path("/proc")
-_ENDED = ("Z", "X")
-"""States of a process that has ended; its entry stays in /proc until its parent has read the exit code."""
 
+# States of a process that has ended; its entry stays in /proc until its parent has read the exit code.
+_ENDED = ("Z", "X")
+
+# Ids under which this process owns something now.
 _mine: set[str] = set()
-"""Ids under which this process owns something now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process, described so that another one on its machine can tell whether it still lives.
+    """A process, described so that another process on its machine can tell whether it still lives.
 
     Attributes:
-        id: uuid7 of this holding; a process that takes the lease again gets another one.
+        id: uuid7 of this holding; a process that takes the same lease again gets another id.
         host: name of its machine, shown to people and never compared.
         pid: process id, as its own PID namespace counts.
         boot: boot id and PID namespace; `None` without /proc.
@@ -53,13 +54,13 @@ class Owner:
     started: str | None = None
 
     def __str__(self) -> str:
-        """For messages."""
+        """Return the process for an error message."""
         return f"process {self.pid} on {self.host}"
 
 
 @contextmanager
 def owning(*, proc: Path = _PROC) -> Generator[Owner]:
-    """This process as an owner, under a new id, until the block ends."""
+    """Yield this process as an owner, under a new id that is valid until the block ends."""
     pid = os.getpid()
     owner = Owner(new_id(), socket.gethostname(), pid, _boot(proc), started_at(pid, proc))
     _mine.add(owner.id)
@@ -70,7 +71,7 @@ def owning(*, proc: Path = _PROC) -> Generator[Owner]:
 
 
 def lives(owner: Owner, *, proc: Path = _PROC) -> bool | None:
-    """Whether the owner still holds what it took; `None` if that cannot be known from this machine or container."""
+    """Whether the owner still holds what it took; `None` if this machine or container cannot know."""
     if owner.boot is None or owner.started is None or owner.boot != _boot(proc):
         return None
     if owner.pid == os.getpid() and owner.started == started_at(owner.pid, proc):
@@ -81,12 +82,12 @@ def lives(owner: Owner, *, proc: Path = _PROC) -> bool | None:
 
 
 def own_name() -> str:
-    """`PID-START`: names this process, and no later one that gets its id, in file names and environment variables."""
+    """Return `PID-START`, a name of this process for file names and environment variables. It is never used again."""
     return _name_of(os.getpid())
 
 
 def is_alive(name: str) -> bool:
-    """Whether the process of this machine that `own_name` named still runs; `True` for any id without /proc."""
+    """Whether the process of this machine with that `own_name` still runs; `True` for any id without /proc."""
     pid = name.partition("-")[0]
     return pid.isdigit() and _name_of(int(pid)) == name
 
@@ -96,7 +97,7 @@ def _name_of(pid: int) -> str:
 
 
 def started_at(pid: int, proc: Path = _PROC) -> str | None:
-    """When a process began, in clock ticks since the boot; `None` if it has ended or there is no /proc."""
+    """Return when a process began, in clock ticks since the boot; `None` if it has ended or there is no /proc."""
     try:
         # The second field is the program's name in brackets. It may hold spaces and brackets itself, so the fields are
         # counted from the last bracket on: the state is the first of them, the start time the twentieth.
@@ -115,11 +116,33 @@ def _boot(proc: Path) -> str | None:
         return None
 
 
-class Child(subprocess.Popen[str]):
-    """A process in a session of its own, spoken to in lines of UTF-8 text.
+def carriers_of(prefix: str) -> list[tuple[int, str]]:
+    """Return (process id, rest) for each process with an environment variable `PREFIX...`; none without /proc.
 
-    The session keeps Ctrl-C in the terminal from the child, so that this process ends it in order. The child leads the
-    session's process group, and with the group everything that it started can be ended.
+    A child inherits the variable from its parent, so it marks a process with everything that the process started.
+    """
+    found: list[tuple[int, str]] = []
+    for entry in _PROC.glob("[0-9]*"):
+        try:
+            variables = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:  # the process has ended, or belongs to another user
+            continue
+        start = prefix.encode()
+        found += [(int(entry.name), v.removeprefix(start).decode()) for v in variables if v.startswith(start)]
+    return found
+
+
+def peak_memory_mib(pid: int) -> float:
+    """Return the highest resident memory of a process so far, in MiB (Linux)."""
+    lines = (_PROC / str(pid) / "status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+
+
+class Child(subprocess.Popen[str]):
+    """A process in a session of its own that exchanges lines of UTF-8 text with this one.
+
+    The session keeps Ctrl-C in the terminal from the child, so that this process ends the child in order. The child
+    leads the session's process group, and with the group everything that the child started can be ended.
     """
 
     def __init__(
@@ -127,35 +150,41 @@ class Child(subprocess.Popen[str]):
         command: Sequence[str],
         environment: Mapping[str, str],
         *,
+        log: Path | None = None,
         stdout: int | IO[bytes] = subprocess.PIPE,
         stderr: int | IO[bytes] = subprocess.DEVNULL,
         errors: str = "replace",
         kernel_ends_it: bool = False,
     ) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
-            command: the program and its arguments.
             environment: all its variables; ours are not added.
-            stdout: a pipe to this process unless given.
-            stderr: thrown away unless given.
+            log: file that its stderr is appended to, in place of `stderr`.
             errors: how bytes that are not UTF-8 are decoded.
             kernel_ends_it: on Linux the kernel sends the child SIGTERM when the thread that started it ends, for
                 programs that do not watch their input. It takes a fork hook, which can deadlock beside other threads,
                 so no process of an app uses it.
         """
-        super().__init__(
-            command,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=stdout,
-            stderr=stderr,
-            encoding="utf-8",
-            errors=errors,
-            bufsize=1,  # a line that is written goes out at once
-            start_new_session=True,
-            preexec_fn=_ask_for_sigterm if kernel_ends_it and sys.platform == "linux" else None,
-        )
+        self.log = log
+        with nullcontext(stderr) if log is None else open_log(log) as errors_to:
+            super().__init__(
+                command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=stdout,
+                stderr=errors_to,
+                encoding="utf-8",
+                errors=errors,
+                bufsize=1,  # a line that is written goes out at once
+                start_new_session=True,
+                preexec_fn=_ask_for_sigterm if kernel_ends_it and sys.platform == "linux" else None,
+            )
+
+    def last_words(self, most_bytes: int = 2_000) -> str:
+        """Return the last five lines of its log."""
+        assert self.log is not None
+        return "\n".join(end_of_log(self.log, most_bytes).splitlines()[-5:]) or "it wrote nothing"
 
     def stop(self, grace_s: float) -> None:
         """End it by SIGTERM, and its whole group by SIGKILL if it takes longer than `grace_s`; can be called twice."""
@@ -170,7 +199,7 @@ class Child(subprocess.Popen[str]):
         self.close_pipes()
 
     def kill_group(self) -> None:
-        """End it and everything that it started, now. Works as well when it has ended and left others behind."""
+        """Kill it and everything that it started. Works as well when it has ended and left others behind."""
         # macOS refuses (PermissionError) where all that is left of the group are zombies.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -197,14 +226,14 @@ def open_log(log: Path) -> IO[bytes]:
 
 
 def end_of_log(log: Path, most_bytes: int, *, start: int = 0) -> str:
-    """Return the last `most_bytes` of a log, nothing of it from before `start`."""
+    """Return the last `most_bytes` of a log, but nothing from before the offset `start`."""
     with log.open("rb") as file:
         file.seek(max(start, file.seek(0, os.SEEK_END) - most_bytes))
         return file.read().decode(errors="replace").strip()
 
 
 def when_parent_ends(act: Callable[[], object]) -> None:
-    """In a `Child` that does not read its standard input: call `act` in a thread once its parent has ended."""
+    """Call `act` in a thread once the parent has ended; for a `Child` that does not read its standard input."""
 
     def watch() -> None:
         with suppress(OSError):

@@ -1,3 +1,3 @@
-"""The release, as a name that every part of the package may import."""
+"""The version of this release, for every part of the package."""
 
 __version__ = "0.1.0"

@@ -7,7 +7,6 @@ replaces another file only with `force`. `-` is stdout and stdin.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, cast
 
+from art_patch._lib.atomic_files import replacing
 from art_patch.errors import ConfigError, MalformedFile
 from art_patch.formats.rows import Kind
 
@@ -62,22 +62,12 @@ def writing(
         raise ConfigError(f"{path} is there already; name another file, or replace it with --force")
     part = target.with_name(f"{target.name}.part")
     try:
-        part.unlink(missing_ok=True)  # left by a run that was killed
-        # O_EXCL: in a directory that others may write, a link of that name must not lead the data elsewhere.
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with replacing(target, draft=part) as file, make(file) as write:
+            yield write
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}; name another directory") from error
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            with make(file) as write:
-                yield write
-            file.flush()
-            os.fsync(file.fileno())  # before the rename, or a power cut could leave the name on an empty file
-        part.replace(target)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}; free some space, or name another") from error
-    finally:
-        part.unlink(missing_ok=True)
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}; free some space, or name another directory"
+        ) from error
 
 
 @contextmanager

@@ -7,15 +7,14 @@ text of any run. The newest `KEPT` stay. A report that cannot be written fails n
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from art_patch._lib.atomic_files import replacing
 from art_patch._lib.ids import new_id
-from art_patch._lib.private_files import private
 from art_patch.errors import ArtPatchError
 from art_patch.types import JSON
 
@@ -145,7 +144,5 @@ def _one_line(text: str) -> str:
 
 
 def _write(path: Path, content: str) -> None:
-    part = path.with_name(f".{path.name}")
-    with open(part, "w", encoding="utf-8", opener=private) as file:
-        file.write(content)
-    os.replace(part, path)
+    with replacing(path) as file:
+        file.write(content.encode())

@@ -15,7 +15,7 @@ from art_patch._lib.lazy import lazily
 if TYPE_CHECKING:
     from art_patch.policies.base_model import BaseModel, base_fingerprint, read_base_model, resolve_model_dir
     from art_patch.policies.card import Copied, hub_id_of, model_card
-    from art_patch.policies.files import MANIFEST, read_json, some, sync_directory
+    from art_patch.policies.files import MANIFEST, read_json, some
     from art_patch.policies.hub import Hub, check_repository
     from art_patch.policies.merge import Merged, write_adapter, write_merged
     from art_patch.policies.model_files import README, Dtype
@@ -35,7 +35,7 @@ else:
         {
             "base_model": "BaseModel base_fingerprint read_base_model resolve_model_dir",
             "card": "Copied hub_id_of model_card",
-            "files": "MANIFEST read_json some sync_directory",
+            "files": "MANIFEST read_json some",
             "hub": "Hub check_repository",
             "merge": "Merged write_adapter write_merged",
             "model_files": "Dtype README",

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from art_patch._lib.atomic_files import sync, take_place
 from art_patch.errors import AdapterRejected
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}@[0-9]{1,9}")
@@ -81,10 +82,10 @@ def publish_adapter(
     manifest_path = source / MANIFEST
     manifest_path.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
     _hash_and_sync(manifest_path)
-    sync_directory(source)
+    sync(source)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        source.rename(target)
+        take_place(source, target)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             reason = "another process published it meanwhile. Publish under the next step."
@@ -93,7 +94,6 @@ def publish_adapter(
         else:
             raise
         raise AdapterRejected(f"{target} could not be published: {reason}") from error
-    sync_directory(target.parent)
     return target
 
 
@@ -202,15 +202,6 @@ def _hash_and_sync(path: Path) -> str:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())
     return digest
-
-
-def sync_directory(path: Path) -> None:
-    """Make what was created or renamed in a directory survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def some(names: list[str]) -> str:

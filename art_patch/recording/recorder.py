@@ -29,9 +29,8 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from art_patch._lib import progress
 from art_patch._lib.faults import Unstorable, faults
-from art_patch._lib.forking import late_import
+from art_patch._lib.forking import late_import, steps
 from art_patch._lib.os_threads import Empty, Flag, NativeThread, Queue, RLock
 from art_patch.recording.delivery import Delivery, Sink, Sized
 from art_patch.recording.exchange import FIXED_SIZE, Exchange
@@ -218,7 +217,7 @@ class Recorder:
     def steps(self) -> int:
         """Grows while the thread gets on: it reads calls, opens the store, and the store does what it is asked to."""
         # While the store cannot be written, what is imported is the app's affair.
-        return self._read + self._delivery.steps + progress.steps(imports=self.trouble is None)
+        return self._read + self._delivery.steps + steps(imports=self.trouble is None)
 
     @property
     def dropped(self) -> int:

@@ -55,7 +55,7 @@ def test_the_job_reads_no_other_file_either(tmp_path: Path):
 def test_a_key_that_others_may_read_is_none(tmp_path: Path):
     with pytest.raises(ConfigError, match="chmod 600"):
         read_key(str(written(tmp_path / "key", 0o644)))
-    with pytest.raises(ConfigError, match="no regular file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         read_key("/dev/zero")
     written(tmp_path / "admin.key", 0o644)
     assert admin_key(tmp_path) is None

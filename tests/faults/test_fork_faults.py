@@ -211,7 +211,7 @@ def test_f02_a_fork_in_the_middle_of_any_late_import(programs: Programs, store: 
 SLOW_MIGRATION = """
 import threading
 from art_patch._lib import forking
-from art_patch._lib.progress import got_on
+from art_patch._lib.forking import got_on
 
 forking.FORK_DEADLINE_S = 1
 begun, over = threading.Event(), []

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, select, text
 
-from art_patch._lib.forking import closes_for_forks, late_import
-from art_patch._lib.progress import got_on
+from art_patch._lib.forking import closes_for_forks, got_on, late_import
 from art_patch.errors import StoreError, StoreTooNew, WrongProject
 from art_patch.store.backends.urls import of_another_project, without_password
 from art_patch.store.ledger.route import PROJECT_KEY

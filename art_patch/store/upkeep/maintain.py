@@ -7,7 +7,6 @@ tools for each.
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ import zstandard
 from sqlalchemy import Connection, func, select, text
 from sqlalchemy.exc import DBAPIError
 
+from art_patch._lib.atomic_files import take_place
 from art_patch.errors import StoreError
 from art_patch.store.backends.database import Database
 from art_patch.store.backends.files import make_private
@@ -31,7 +31,6 @@ from art_patch.store.upkeep.sqlite_file import (
     check_room,
     copy_to,
     file_of,
-    sync,
     truncate_log,
     under_the_lock,
 )
@@ -165,8 +164,7 @@ class Maintenance:
             part.unlink(missing_ok=True)
             make_private(part)
             copy_to(path, part)
-            os.replace(part, target)
-            sync(target.parent)
+            take_place(part, target)
         except OSError as error:
             raise StoreError(f"cannot write {target}: {error.strerror}; name another file") from None
         finally:

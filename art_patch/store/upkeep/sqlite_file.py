@@ -13,6 +13,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from art_patch._lib.atomic_files import sync
 from art_patch._lib.forking import in_database
 from art_patch.errors import StoreError
 from art_patch.store.backends.database import Database
@@ -117,12 +118,3 @@ def check_room(path: Path) -> None:
                 f"a vacuum needs {need / 2**20:,.0f} MiB free in {place}, and there are {free / 2**20:,.0f}; "
                 "free some, or set SQLITE_TMPDIR to a directory on another disk"
             )
-
-
-def sync(path: Path) -> None:
-    """Have the disk keep a file, or a directory's names."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

@@ -7,9 +7,7 @@ bytes. No torch.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from art_patch._lib.private_files import private
+from art_patch._lib.atomic_files import replacing
 from art_patch.errors import TrainingError
-from art_patch.policies import sync_directory
 from art_patch.types import JSON
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -40,18 +37,12 @@ def write(path: Path, content: bytes) -> None:
     Raises:
         TrainingError: the disk is full or cannot be written.
     """
-    unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(unfinished, "wb", opener=private) as file:
+        # One name for all drafts: a checkpoint is large, and what killed jobs left must not add up.
+        with replacing(path, draft=path.with_name(f".{path.name}.unfinished")) as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-        sync_directory(path.parent)
     except OSError as error:
-        with suppress(OSError):
-            unfinished.unlink()
         raise TrainingError(
             f"{path} could not be written ({error.strerror}); what was there before is whole. Make room for "
             f"{len(content):,} bytes that may be written there, and run it again: it goes on from there"

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from art_patch._lib.progress import got_on
+from art_patch._lib.forking import got_on
 from art_patch.store.schema.tables import metadata
 
 
