@@ -17,21 +17,19 @@ from art_patch._lib.lazy import lazily
 
 if TYPE_CHECKING:
     from art_patch.context.ambient import Identity, identify
-    from art_patch.context.captured import CAPTURED, current_trajectory
     from art_patch.context.own_calls import Passage, is_passing, passing
     from art_patch.context.replaying import note_no_more, offered, replayable
     from art_patch.context.scopes import bind, group, span, suppress, trajectory
-    from art_patch.context.scoring import correct, reward, score
+    from art_patch.context.scoring import CAPTURED, correct, current_trajectory, reward, score
     from art_patch.context.threads import carry_threads_off, carry_threads_on
 else:
     __getattr__ = lazily(
         __name__,
         {
             "ambient": "Identity identify",
-            "captured": "CAPTURED current_trajectory",
             "replaying": "note_no_more offered replayable",
             "scopes": "bind group span suppress trajectory",
-            "scoring": "correct reward score",
+            "scoring": "CAPTURED correct current_trajectory reward score",
             "threads": "carry_threads_off carry_threads_on",
             "own_calls": "Passage is_passing passing",
         },

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from threading import RLock
+from typing import Any, NamedTuple, Self
 
 from opentelemetry import context as otel
 from opentelemetry import trace
 from opentelemetry.context.context import Context
 
-from art_patch.context.call_spans import is_call_span
-from art_patch.context.registered_spans import OpenTrajectory, RegisteredSpan, registered
-from art_patch.types import TrajectoryInfo
+from art_patch.types import Score, SpanInfo, TrajectoryInfo
 
 _KEY = otel.create_key("art-patch-ambient")
 
@@ -213,3 +214,87 @@ def _skipped(here: Ambient | None) -> Ambient | None:
     while here is not None and here.ended:
         here = here.outer
     return here
+
+
+_CALLS = frozenset({"chat", "completion", "generate_content", "responses", "text_completion"})
+
+_MARKS: tuple[tuple[str, frozenset[str] | None], ...] = (
+    ("gen_ai.operation.name", _CALLS),  # OpenTelemetry; its agents and tools have other operations
+    ("openinference.span.kind", frozenset({"LLM"})),
+    ("langfuse.observation.type", frozenset({"generation"})),
+    ("llm.request.type", None),  # traceloop
+)
+"""Attribute -> the values that make its span one of a call; `None`: any."""
+
+
+def is_call_span(span: Any) -> bool:
+    """Whether `span` stands for one call of a model. Spans that are not recorded have no attributes to tell by."""
+    attributes: Mapping[str, Any] | None = getattr(span, "attributes", None)
+    if not attributes:
+        return False
+    return any(name in attributes and (values is None or attributes[name] in values) for name, values in _MARKS)
+
+
+MOST_SPANS = 10_000
+
+
+class OpenTrajectory:
+    """A `trajectory()` block that is being executed.
+
+    Attributes:
+        info: what is known of it.
+        used: whether anything was recorded under it; a block without a call leaves no row.
+        waiting: steps that ended, and scores that were given, before the first call.
+    """
+
+    __slots__ = ("info", "used", "waiting")
+
+    def __init__(self, info: TrajectoryInfo) -> None:
+        self.info = info
+        self.used = False
+        self.waiting: list[SpanInfo | Score] = []
+
+    def waited(self) -> list[SpanInfo | Score]:
+        """Return what need not wait any longer; each once."""
+        if not self.used:
+            return []
+        waiting, self.waiting = self.waiting, []
+        return waiting
+
+
+class RegisteredSpan(NamedTuple):
+    """A span.
+
+    Attributes:
+        open: the trajectory that it is a part of.
+        step_id: the step that it is, or is inside.
+        below: the step of ours that was in force when it began; any other one in force now is inside the span.
+    """
+
+    open: OpenTrajectory
+    step_id: str | None
+    below: str | None
+
+
+_spans: OrderedDict[int, RegisteredSpan] = OrderedDict()
+# Re-entrant: the garbage collector may end a span, by closing its generator, while this thread begins another.
+_lock = RLock()
+
+
+def register(span_id: int, span: RegisteredSpan) -> None:
+    """Remember a span."""
+    with _lock:
+        _spans[span_id] = span
+        if len(_spans) > MOST_SPANS:
+            _spans.popitem(last=False)
+
+
+def forget(span_id: int) -> None:
+    """Forget a span that is over."""
+    with _lock:
+        _spans.pop(span_id, None)
+
+
+def registered(span_id: int) -> RegisteredSpan | None:
+    """Return what is known of a span."""
+    return _spans.get(span_id)

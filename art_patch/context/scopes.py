@@ -7,11 +7,14 @@ Works without `patch()`, and then records nothing.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
 
 from opentelemetry import context as otel
 from opentelemetry.context.context import Context
@@ -28,7 +31,6 @@ from art_patch.context.ambient import (
     leave,
     registered_around,
 )
-from art_patch.context.carrying import carry
 from art_patch.errors import ConfigError
 from art_patch.recording import described, emit
 from art_patch.types import JSON, REPLAY, SpanInfo, TrajectoryInfo
@@ -251,3 +253,118 @@ def bind(function: Callable[P, R]) -> Callable[P, R]:
     """
     inside = lasting()
     return carry(function, lambda: _Captured(inside))
+
+
+OpenScope = Callable[[], AbstractContextManager[object]]
+
+
+def carry(function: Callable[P, R], open_scope: OpenScope) -> Callable[P, R]:
+    """Return `function` such that each call runs inside its own `open_scope()`."""
+    inner = cast(Callable[..., Any], function)
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        with open_scope():
+            return inner(*args, **kwargs)
+
+    async def coroutine(*args: Any, **kwargs: Any) -> Any:
+        with open_scope():
+            return await inner(*args, **kwargs)
+
+    def generator(*args: Any, **kwargs: Any) -> Any:
+        return _drive(inner, args, kwargs, open_scope)
+
+    def async_generator(*args: Any, **kwargs: Any) -> Any:
+        return _drive_async(inner, args, kwargs, open_scope)
+
+    if inspect.isasyncgenfunction(function):
+        run: Callable[..., Any] = async_generator
+    elif inspect.iscoroutinefunction(function):
+        run = coroutine
+    elif inspect.isgeneratorfunction(function):
+        run = generator
+    else:
+        run = plain
+    return cast(Callable[P, R], functools.wraps(function)(run))
+
+
+class _Stage:
+    """The context of a generator's body, in force only while the body runs."""
+
+    def __init__(self) -> None:
+        self._inside = otel.get_current()
+
+    def run(self, step: Callable[..., Any], *args: Any) -> Any:
+        outside = otel.get_current()
+        otel.attach(self._inside)
+        try:
+            return step(*args)
+        finally:
+            self._inside = otel.get_current()
+            otel.attach(outside)
+
+    async def run_async(self, step: Callable[[], Awaitable[Any]]) -> Any:
+        outside = otel.get_current()
+        otel.attach(self._inside)
+        try:
+            return await step()
+        finally:
+            self._inside = otel.get_current()
+            otel.attach(outside)
+
+
+def _drive(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], open_scope: OpenScope
+) -> Generator[Any, Any, Any]:
+    stage, scope = _Stage(), open_scope()
+    stage.run(scope.__enter__)
+    try:
+        body = function(*args, **kwargs)
+        step: Callable[[], Any] = functools.partial(next, body)
+        while True:
+            try:
+                item = stage.run(step)
+            except StopIteration as stop:
+                result = stop.value
+                break
+            try:
+                sent = yield item
+            except GeneratorExit:
+                stage.run(body.close)
+                raise
+            except BaseException as error:
+                step = functools.partial(body.throw, error)
+            else:
+                step = functools.partial(body.send, sent)
+    except BaseException as error:
+        stage.run(scope.__exit__, type(error), error, error.__traceback__)
+        raise
+    stage.run(scope.__exit__, None, None, None)
+    return result
+
+
+async def _drive_async(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], open_scope: OpenScope
+) -> AsyncGenerator[Any, Any]:
+    stage, scope = _Stage(), open_scope()
+    stage.run(scope.__enter__)
+    try:
+        body = function(*args, **kwargs)
+        step: Callable[[], Awaitable[Any]] = body.__anext__
+        while True:
+            try:
+                item = await stage.run_async(step)
+            except StopAsyncIteration:
+                break
+            try:
+                sent = yield item
+            except GeneratorExit:
+                await stage.run_async(body.aclose)
+                raise
+            except BaseException as error:
+                step = functools.partial(body.athrow, error)
+            else:
+                step = functools.partial(body.asend, sent)
+    except BaseException as error:
+        stage.run(scope.__exit__, type(error), error, error.__traceback__)
+        raise
+    stage.run(scope.__exit__, None, None, None)

@@ -10,6 +10,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any, cast
 
 from art_patch._lib.ids import new_id
@@ -17,14 +18,6 @@ from art_patch.context.ambient import identify
 from art_patch.errors import ConfigError
 from art_patch.recording import emit
 from art_patch.types import Correction, Score, TrajectoryInfo
-
-
-def current_trajectory() -> TrajectoryInfo | None:
-    """Return the trajectory that surrounds the running code, by `trajectory()` or by an OpenTelemetry trace.
-
-    `None` where there is neither, even if later a conversation is stitched together.
-    """
-    return identify(using=False).trajectory
 
 
 def score(
@@ -148,3 +141,16 @@ def _tool_call(call: Any, number: int) -> dict[str, Any]:
         raise ConfigError(f"the arguments of {name!r} in a correction must be an object, or its JSON as a text")
     key = call.get("id") or f"call_{number}"
     return {"id": key, "type": "function", "function": {"name": name, "arguments": text}}
+
+
+CAPTURED: ContextVar[Any] = ContextVar("art_patch_captured", default=None)
+"""`None` outside of it."""
+
+
+def current_trajectory() -> TrajectoryInfo | Any | None:
+    """Return the trajectory that surrounds the running code, by `trajectory()` or by an OpenTelemetry trace.
+
+    In `capture_auto_trajectory` that is the `Trajectory` which is being captured, and which a reward can be given to.
+    `None` where there is none of them, even if later a conversation is stitched together.
+    """
+    return CAPTURED.get() or identify(using=False).trajectory

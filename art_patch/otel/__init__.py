@@ -16,18 +16,18 @@ if TYPE_CHECKING:
         call_attributes,
         content_attributes,
         error_type,
+        input_messages,
         operation_of,
+        output_messages,
         request_attributes,
         trajectory_attributes,
         without_empty,
     )
-    from art_patch.otel.messages import input_messages, output_messages
 else:
     __getattr__ = lazily(
         __name__,
         {
-            "attributes": "as_json call_attributes content_attributes error_type operation_of request_attributes "
-            "trajectory_attributes without_empty",
-            "messages": "input_messages output_messages",
+            "attributes": "as_json call_attributes content_attributes error_type input_messages operation_of "
+            "output_messages request_attributes trajectory_attributes without_empty",
         },
     )

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import hmac
+import json
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Collection, Generator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, cast
+from urllib.parse import unquote, urlsplit
 
+from opentelemetry import context as otel
+from opentelemetry import propagate, trace
+from pydantic_core import from_json
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from art_patch._lib.asgi import Caller, Gone, Pairs
 from art_patch._lib.http_server import is_loopback, listen, serve, url_of
+from art_patch.context import group, trajectory
 from art_patch.errors import ConfigError
-from art_patch.patching import flush, patch, unpatch
-from art_patch.proxy.app import PREFIX, build_app
+from art_patch.patching import flush, patch, status, unpatch
+from art_patch.proxy.headers import KEY, TRAJECTORY, caller_context, first, for_caller
+from art_patch.proxy.upstream import Sent, Unreachable, Upstream
+from art_patch.serving import PageGuard, error_body
 
 FLUSH_S = 10.0
 
@@ -72,3 +91,172 @@ def _check_upstream(upstream: str, own_port: int) -> None:
         raise ConfigError(
             f"--upstream {upstream} is this proxy itself (is OPENAI_BASE_URL set?); name your provider's address"
         )
+
+
+PREFIX = "/v1"
+
+SURFACES = frozenset({"/chat/completions", "/completions", "/responses"})
+"""What goes through the patched SDK; `patching` decides what is recorded and what is routed."""
+
+_NOT_AS_THEY_CAME = frozenset({b"content-length", b"content-encoding"})
+
+_log = logging.getLogger(__name__)
+
+
+def build_app(base_url: str, *, key: str | None = None, names: Collection[str] | None = ()) -> Starlette:
+    """Return the application; `patch()` is the caller's affair.
+
+    Args:
+        base_url: upstream's address.
+        key: what callers must send as `x-art-key`.
+        names: see `PageGuard`.
+    """
+    gateway = _Gateway()
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        gateway.upstream = Upstream(base_url)
+        yield
+        await gateway.upstream.close()
+
+    app = Starlette(
+        routes=[Route("/health", _health), Route(f"{PREFIX}/{{rest:path}}", gateway)],
+        middleware=[
+            Middleware(PageGuard, names=names, json_paths=[f"{PREFIX}{surface}" for surface in SURFACES]),
+            *([Middleware(_KeyGuard, key=key)] if key else []),
+        ],
+        exception_handlers={HTTPException: _http_error, Exception: _server_error},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+async def _health(_: Request) -> Response:
+    now = status()
+    facts = {"status": "ok", "mode": now.mode, "champion": now.champion, "engine": now.base_url}
+    return JSONResponse(facts | {"recorded": now.recorded, "degraded": list(now.degraded)})
+
+
+class _Gateway:
+    """Everything below `/v1`."""
+
+    upstream: Upstream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller = Caller(scope, receive, send)
+        path = caller.path.removeprefix(PREFIX)
+        if not {".", ".."}.isdisjoint(unquote(path).split("/")):
+            await caller.refuse(400, error_body(400, "an address with dots in it is not passed on; write it out"))
+            return
+        url = self.upstream.url(path, caller.query)
+        try:
+            if caller.method == "POST" and path in SURFACES:
+                content = await caller.body()
+                sent = Sent(caller.method, url, caller.headers, content, decoded=True)
+                body = _parse(content)
+                work = self._pass(caller, sent) if body is None else self._call(caller, path, sent, body)
+            else:
+                content = caller.chunks() if caller.has_body else None
+                work = self._pass(caller, Sent(caller.method, url, caller.headers, content))
+            await caller.while_here(work)
+        except Gone:
+            return
+        except Unreachable as error:
+            if not caller.started:
+                await caller.refuse(error.status, error_body(error.status, str(error)))
+
+    async def _call(self, caller: Caller, surface: str, sent: Sent, body: dict[str, Any]) -> None:
+        with _context_of(caller) as ours:
+            response = await self.upstream.call(surface, sent, body, stream=bool(body.get("stream")))
+            if response.is_closed:
+                headers = for_caller(response.headers.raw, without=_NOT_AS_THEY_CAME)
+                await caller.answer(response.status_code, headers + ours, response.content)
+            else:
+                headers = for_caller(response.headers.raw, without=frozenset({b"content-length"}))
+                await _relay(response, caller, headers + ours)
+
+    async def _pass(self, caller: Caller, sent: Sent) -> None:
+        response = await self.upstream.pass_through(sent)
+        await _relay(response, caller, for_caller(response.headers.raw))
+
+
+async def _relay(response: Any, caller: Caller, headers: Pairs) -> None:
+    """Hand an open answer on, piece by piece, in the pieces and the encoding in which it comes."""
+    try:
+        await caller.begin(response.status_code, headers)
+        async for chunk in response.aiter_raw():
+            await caller.write(chunk)
+    except Exception as error:
+        # The answer ends without its end, which tells the caller that something is missing.
+        _log.warning("an answer broke off: %s", type(error).__name__)
+    else:
+        await caller.end()
+    finally:
+        await response.aclose()
+
+
+@contextmanager
+def _context_of(caller: Caller) -> Generator[Pairs]:
+    """Make the caller's context ours while its call runs; gives the headers that tell the caller about it."""
+    about, run_id = caller_context(caller.headers), None
+    if first(caller.headers, b"traceparent") is not None:
+        carrier = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in caller.headers}
+        otel.attach(propagate.extract(carrier))  # for this request's task alone, and never taken back
+        active = trace.get_current_span().get_span_context()
+        run_id = f"{active.trace_id:032x}" if active.is_valid else None
+    scopes = ExitStack()
+    try:
+        if about.group is not None:
+            scopes.enter_context(group(about.group))
+        if about.names_a_run:
+            run = trajectory(
+                id=about.trajectory_id or run_id,
+                scenario=about.scenario,
+                session_id=about.session_id,
+                user_id=about.user_id,
+            )
+            run_id = scopes.enter_context(run).id
+        yield [(TRAJECTORY, run_id.encode())] if run_id else []
+    finally:
+        scopes.close()  # not as a `with`: one call that fails or is cancelled is not the end of the caller's run
+
+
+def _parse(content: bytes) -> dict[str, Any] | None:
+    """Return the body if it is a JSON object; anything else is for upstream to refuse."""
+    try:
+        value: Any = from_json(content)
+    except ValueError:
+        try:
+            value = json.loads(content)  # slower, and knows lone surrogates
+        except (ValueError, RecursionError):
+            return None
+    return cast(dict[str, Any], value) if isinstance(value, dict) else None
+
+
+class _KeyGuard:
+    """Lets in who knows the proxy's key."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app = app
+        self._key = key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] != "/health":
+            given = first(scope["headers"], KEY) or b""
+            if not hmac.compare_digest(given, self._key):
+                message = "the proxy's key is missing or wrong; send it as the header x-art-key"
+                await JSONResponse(error_body(401, message), status_code=401)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    code = cast(HTTPException, error).status_code
+    message = f"{request.method} {request.url.path} is not served here; addresses begin with {PREFIX}/"
+    return JSONResponse(error_body(code, message), status_code=code)
+
+
+async def _server_error(_: Request, error: Exception) -> Response:
+    _log.error("a request failed", exc_info=error)
+    return JSONResponse(error_body(500, f"the proxy failed on this request ({type(error).__name__})"), status_code=500)

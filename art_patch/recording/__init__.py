@@ -17,24 +17,22 @@ from art_patch._lib.lazy import lazily
 
 if TYPE_CHECKING:
     from art_patch.recording.delivery import Sink
-    from art_patch.recording.exchange import Ended, Exchange
-    from art_patch.recording.outlet import begin_exchange, current_settings, emit, redacts, set_recorder
+    from art_patch.recording.exchange import Ended, Exchange, in_share
+    from art_patch.recording.process import begin_exchange, current_settings, emit, redacts, set_recorder
     from art_patch.recording.recorder import Recorder
     from art_patch.recording.redaction import Redactor
-    from art_patch.recording.responses import read_asked
+    from art_patch.recording.responses import read_responses_request
     from art_patch.recording.scrubbing import described
-    from art_patch.recording.share import in_share
 else:
     __getattr__ = lazily(
         __name__,
         {
             "delivery": "Sink",
-            "exchange": "Ended Exchange",
-            "outlet": "begin_exchange current_settings emit redacts set_recorder",
+            "exchange": "Ended Exchange in_share",
+            "process": "begin_exchange current_settings emit redacts set_recorder",
             "recorder": "Recorder",
             "redaction": "Redactor",
+            "responses": "read_responses_request",
             "scrubbing": "described",
-            "share": "in_share",
-            "responses": "read_asked",
         },
     )

@@ -1,17 +1,187 @@
-"""Chat completions: the surface whose words all records are in."""
+"""What each surface's request and answer say, in the words of chat: one reader for each, all of the same two shapes.
+
+`Asked` is what a request says, `Answered` what came back, streamed or not, complete or cut. Readers are pure, know no
+exchange, and cannot fail because of what an app or a server wrote: what cannot be read is left out.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, cast
 
-from art_patch._lib.loose_json import as_count, as_ids, as_object, objects, parse_object
-from art_patch.recording.sse import assemble, events
-from art_patch.recording.surfaces import Answered, Asked, is_whole
+from art_patch._lib.loose_json import as_count, as_ids, as_list, as_object, as_text, objects, parse_object
 from art_patch.trajectories import PARAMS
-from art_patch.types import Choice
+from art_patch.types import JSON, Choice
 
 
-def asked(request: dict[str, Any]) -> Asked:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request.
+
+    Attributes:
+        messages: the prompt.
+        tools: what was offered.
+        params: the allow-listed fields; what is not named in an allow-list never reaches the store.
+        answers: how many choices a whole answer has.
+    """
+
+    messages: tuple[JSON, ...] = ()
+    tools: tuple[JSON, ...] = ()
+    params: dict[str, Any] = field(default_factory=dict[str, Any])
+    answers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer.
+
+    Attributes:
+        choices: as far as they came.
+        done: nothing of it can be missing.
+        error: what the server put in the place of the rest of it.
+        model: the model that says it answered.
+        prompt_token_ids: as the server told them.
+        prompt_tokens: from `usage`; `None` where it is unknown.
+        completion_tokens: from `usage`; `None` where it is unknown.
+    """
+
+    choices: tuple[Choice, ...] = ()
+    done: bool = True
+    error: Any = None
+    model: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+def is_whole(raw: bytes) -> bool:
+    """Whether an answer's bytes are one JSON object, and no stream of events."""
+    return raw.lstrip()[:1] == b"{"
+
+
+DONE = "[DONE]"
+
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+
+
+def events(stream: bytes) -> Iterator[str]:
+    """Yield the data of each complete event."""
+    data: list[bytes] = []
+    stream = stream.removeprefix(b"\xef\xbb\xbf")
+    # The pattern takes ten times as long, and only a stream with CR needs it.
+    lines = _LINE_END.split(stream) if b"\r" in stream else stream.split(b"\n")
+    for line in lines[:-1]:
+        if not line:
+            if data:
+                yield (data[0] if len(data) == 1 else b"\n".join(data)).decode("utf-8", "replace")
+            data = []
+        elif line.startswith(b"data:"):
+            data.append(line[5:].removeprefix(b" "))
+        elif line == b"data":
+            data.append(b"")
+    # SSE would drop an event that no blank line ends, but `[DONE]` is the end itself and some servers stop right there.
+    if data == [DONE.encode()]:
+        yield DONE
+
+
+@dataclass(slots=True)
+class StreamedAnswer:
+    """What the chunks of a stream add up to, in the shape of a whole chat completion.
+
+    Attributes:
+        body: `choices` (with `message`), `usage`, `prompt_token_ids`, ... as far as they came.
+        done: whether the stream said `[DONE]`.
+        error: the error object that the server put into the stream.
+    """
+
+    body: dict[str, Any] = field(default_factory=dict[str, Any])
+    done: bool = False
+    error: Any = None
+
+
+def assemble(chunks: Iterable[str]) -> StreamedAnswer:
+    """Add up the data of the events of one chat completion; what is not JSON is skipped."""
+    answer = StreamedAnswer()
+    body = answer.body
+    choices: dict[int, dict[str, Any]] = {}
+    for data in chunks:
+        if data.startswith(DONE):
+            answer.done = True
+            break
+        chunk = parse_object(data)
+        if chunk.get("error"):
+            answer.error = chunk["error"]
+        for key in ("model", "prompt_token_ids"):
+            if key not in body and chunk.get(key) is not None:
+                body[key] = chunk[key]
+        usage = chunk.get("usage")
+        if usage is not None and ("usage" not in body or isinstance(usage, dict)):
+            body["usage"] = usage
+        for part in objects(chunk.get("choices")):
+            _add_part(choices, part)
+    body["choices"] = [_finished(choices[index]) for index in sorted(choices)]
+    return answer
+
+
+def _add_part(choices: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
+    index = part.get("index")
+    index = index if isinstance(index, int) else 0
+    choice = choices.get(index)
+    if choice is None:
+        message: dict[str, Any] = {"role": "assistant", "content": None}
+        choice = choices[index] = {"index": index, "message": message, "pieces": {}, "calls": {}}
+    if part.get("finish_reason") is not None:
+        choice["finish_reason"] = part["finish_reason"]
+    if isinstance(part.get("token_ids"), list):
+        choice.setdefault("token_ids", []).extend(part["token_ids"])
+    logprobs = part.get("logprobs")
+    if isinstance(logprobs, dict) and isinstance(cast(dict[str, Any], logprobs).get("content"), list):
+        choice.setdefault("logprobs", {"content": []})["content"].extend(logprobs["content"])
+    delta = part.get("delta")
+    if not isinstance(delta, dict):
+        return
+    message, pieces = choice["message"], choice["pieces"]
+    for key, value in cast(dict[str, Any], delta).items():
+        if value is None or key == "role":
+            continue
+        if key == "tool_calls":
+            for call in objects(value):
+                _add_tool_call(choice["calls"], call)
+        elif isinstance(value, str):
+            # Joined at the end: a text that grows piece by piece is copied with each.
+            pieces.setdefault(key, []).append(value)
+            message[key] = ""
+        else:
+            pieces.pop(key, None)
+            message[key] = value
+
+
+def _add_tool_call(calls: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
+    index = part.get("index")
+    position = index if isinstance(index, int) else len(calls)
+    call = calls.setdefault(position, {"id": None, "type": "function", "function": {"name": [], "arguments": []}})
+    call["id"] = part.get("id") or call["id"]
+    call["type"] = part.get("type") or call["type"]
+    function = part.get("function")
+    if isinstance(function, dict):
+        for key, pieces in call["function"].items():
+            pieces.append(as_text(cast(dict[str, Any], function).get(key)))
+
+
+def _finished(choice: dict[str, Any]) -> dict[str, Any]:
+    calls, message = choice.pop("calls"), choice["message"]
+    for key, pieces in choice.pop("pieces").items():
+        message[key] = "".join(pieces)
+    if calls:
+        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+        for call in message["tool_calls"]:
+            call["function"] = {key: "".join(pieces) for key, pieces in call["function"].items()}
+    return choice
+
+
+def read_chat_request(request: dict[str, Any]) -> Asked:
     """Read a request."""
     n = request.get("n")
     return Asked(
@@ -22,7 +192,7 @@ def asked(request: dict[str, Any]) -> Asked:
     )
 
 
-def answered(raw: bytes) -> Answered:
+def read_chat_answer(raw: bytes) -> Answered:
     """Read an answer."""
     if is_whole(raw):
         body, done, error = parse_object(raw), True, None
@@ -61,3 +231,67 @@ def _logprobs(value: Any) -> tuple[float, ...] | None:
     if not all(isinstance(number, int | float) for number in numbers):
         return None
     return tuple(float(cast(float, number)) for number in numbers)
+
+
+_COMPLETIONS_PARAMS = PARAMS | {"best_of", "echo", "suffix"}
+"""Request fields that are recorded."""
+
+
+def read_completions_request(request: dict[str, Any]) -> Asked:
+    """Read a request."""
+    prompts, n = _prompts(request.get("prompt")), request.get("n")
+    return Asked(
+        messages=tuple(prompts),
+        params={key: value for key, value in request.items() if key in _COMPLETIONS_PARAMS},
+        answers=max(1, len(prompts)) * (n if isinstance(n, int) else 1),
+    )
+
+
+def _prompts(prompt: Any) -> list[JSON]:
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    items = as_list(prompt)
+    if items and all(isinstance(item, int) for item in items):
+        return [_from_ids(items)]
+    return [{"role": "user", "content": item} if isinstance(item, str) else _from_ids(as_list(item)) for item in items]
+
+
+def _from_ids(ids: list[Any]) -> JSON:
+    # Nobody but the model's own tokenizer could say what they spell.
+    return {"role": "user", "content": [{"type": "token_ids", "token_ids": ids}]}
+
+
+def read_completions_answer(raw: bytes) -> Answered:
+    """Read an answer."""
+    texts: dict[int, list[str]] = {}
+    reasons: dict[int, str] = {}
+    usage: dict[str, Any] = {}
+    model: str | None = None
+    error: Any = None
+    done = is_whole(raw)
+    # A whole answer is a stream of one chunk: both hold choices with `text`.
+    for data in [raw] if done else events(raw):
+        if isinstance(data, str) and data.startswith(DONE):
+            done = True
+            break
+        chunk = parse_object(data)
+        error = chunk.get("error") or error
+        usage = as_object(chunk.get("usage")) or usage
+        model = as_text(chunk.get("model")) or model
+        for position, choice in enumerate(objects(chunk.get("choices"))):
+            index = choice.get("index")
+            index = index if isinstance(index, int) else position
+            texts.setdefault(index, []).append(as_text(choice.get("text")))
+            if isinstance(choice.get("finish_reason"), str):
+                reasons[index] = choice["finish_reason"]
+    return Answered(
+        choices=tuple(
+            Choice(index, {"role": "assistant", "content": "".join(texts[index])}, reasons.get(index))
+            for index in sorted(texts)
+        ),
+        done=done,
+        error=error,
+        model=model,
+        prompt_tokens=as_count(usage.get("prompt_tokens")),
+        completion_tokens=as_count(usage.get("completion_tokens")),
+    )

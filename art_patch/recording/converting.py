@@ -6,19 +6,24 @@ trajectories were announced, and where unnamed conversations ended. Owned by the
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import accumulate
+from typing import Any, cast
 
 from art_patch._lib.faults import Unstorable, faults
-from art_patch.recording.exchange import Exchange
-from art_patch.recording.media import without_media
-from art_patch.recording.reading import read_call
-from art_patch.recording.redaction import Redactor
-from art_patch.recording.share import in_share
-from art_patch.recording.stitching import Stitcher
+from art_patch._lib.ids import new_id
+from art_patch._lib.loose_json import as_object, parse_object
+from art_patch.recording import chat, responses
+from art_patch.recording.exchange import Exchange, in_share
+from art_patch.recording.redaction import MEDIA_REPLACED, Redactor, without_media
+from art_patch.recording.scrubbing import scrub
 from art_patch.settings import Redact
-from art_patch.types import AppReport, Call, Record, TrajectoryInfo
+from art_patch.trajectories import ROOT, canonical, why_untrainable
+from art_patch.types import JSON, UPSTREAM, Api, AppReport, Call, CallStatus, Record, TrajectoryInfo
 
 MAX_ANNOUNCED = 20_000
 
@@ -90,3 +95,176 @@ class Converter:
 
 def _owner(record: Record) -> str:
     return record.id if isinstance(record, TrajectoryInfo | AppReport) else record.trajectory_id
+
+
+_READERS: dict[Api, tuple[Callable[[dict[str, Any]], chat.Asked], Callable[[bytes], chat.Answered]]] = {
+    "chat": (chat.read_chat_request, chat.read_chat_answer),
+    "completions": (chat.read_completions_request, chat.read_completions_answer),
+    "responses": (responses.read_responses_request, responses.read_responses_answer),
+}
+
+
+def read_call(exchange: Exchange) -> Call:
+    """Return the call, without its trajectory (`trajectory_id` is empty)."""
+    read_request, read_answer = _READERS["chat" if exchange.policy is not UPSTREAM else exchange.api]
+    request = without_media(exchange.request)
+    asked = read_request(parse_object(request))
+    params = asked.params
+    if not exchange.keeps_logprobs and exchange.policy is not UPSTREAM:
+        params = {key: value for key, value in params.items() if key != "logprobs"}  # ours, not the app's
+    answer = read_answer(without_media(_raw_answer(exchange)))
+    error = exchange.error
+    if error is None and answer.error is not None:
+        error = f"the server ended the answer: {_short(answer.error)}"
+    sampled = sum(len(choice.token_ids or ()) for choice in answer.choices)
+    call = Call(
+        id=new_id(exchange.started_at),
+        trajectory_id="",
+        started_at=exchange.started_at,
+        requested_model=exchange.requested_model or answer.model or "",
+        messages=asked.messages,
+        choices=answer.choices,
+        tools=asked.tools,
+        params=params,
+        span_id=exchange.span_id,
+        duration_ms=exchange.duration_ms,
+        ttft_ms=exchange.ttft_ms,
+        policy=exchange.policy,
+        prompt_token_ids=answer.prompt_token_ids,
+        prompt_tokens=_known(answer.prompt_tokens, len(answer.prompt_token_ids or ())),
+        completion_tokens=_known(answer.completion_tokens, sampled),
+        status=_status(exchange, answer, asked.answers),
+        error=None if error is None else scrub(error),
+        fallback=None if exchange.fallback is None else scrub(exchange.fallback),
+        api=exchange.api,
+    )
+    return replace(
+        call, untrainable=why_untrainable(call) or (MEDIA_REPLACED if request is not exchange.request else None)
+    )
+
+
+def _raw_answer(exchange: Exchange) -> bytes:
+    raw = b"".join(exchange.answer)
+    if raw and exchange.decode is not None:
+        try:
+            raw = exchange.decode(raw)
+        except Exception:  # the app gave up in the middle of a compressed stream
+            return b""
+    return raw
+
+
+def _status(exchange: Exchange, answer: chat.Answered, expected: int) -> CallStatus:
+    if exchange.ended == "failed" or answer.error is not None:
+        return "error"
+    if exchange.ended == "cancelled" and not (exchange.streamed and answer.done):
+        return "cancelled"
+    if exchange.ended == "complete" or answer.done:
+        return "ok"
+    # Many apps leave the loop at the finish reason, one event before the stream's own end: the answer is whole.
+    finished = [choice for choice in answer.choices if choice.finish_reason is not None]
+    return "ok" if len(finished) == len(answer.choices) >= expected else "abandoned"
+
+
+def _known(count: int | None, default: int) -> int:
+    return default if count is None else count
+
+
+def _short(error: Any) -> str:
+    message = as_object(error).get("message")
+    return message if isinstance(message, str) else json.dumps(error, default=repr)
+
+
+MAX_NODES = 20_000
+MAX_ENDS = 64
+"""How many trajectories that ended at one node are told apart."""
+
+
+@dataclass(slots=True)
+class _Thread:
+    """A trajectory in the making; shared by all the nodes where it may go on."""
+
+    info: TrajectoryInfo
+
+
+@dataclass(slots=True)
+class _End:
+    """One answer of one call, where a trajectory may go on."""
+
+    thread: _Thread
+    extended: bool = False
+
+
+class Stitcher:
+    """Remembers where trajectories ended. Not thread-safe: the writer thread owns it."""
+
+    def __init__(self, max_nodes: int = MAX_NODES) -> None:
+        """Remember at most `max_nodes` answers."""
+        self._max_nodes = max_nodes
+        self._ends: OrderedDict[bytes, list[_End]] = OrderedDict()
+
+    def place(self, call: Call, group_key: str | None = None) -> TrajectoryInfo:
+        """Return the trajectory that `call` belongs to, and remember where it ended."""
+        nodes = list(accumulate(call.messages, _node, initial=ROOT))[1:]
+        end = self._find(call.messages, nodes)
+        if end is None:
+            thread = _Thread(TrajectoryInfo(new_id(call.started_at), call.started_at, "single", group_key=group_key))
+        else:
+            end.extended = True
+            thread = end.thread
+            if thread.info.origin != "stitched":
+                thread.info = replace(thread.info, origin="stitched")
+        last = nodes[-1] if nodes else ROOT
+        for choice in call.choices:
+            if choice.message:
+                self._remember(_node(last, choice.message), _End(thread))
+        return thread.info
+
+    def _find(self, messages: tuple[JSON, ...], nodes: list[bytes]) -> _End | None:
+        # The last message is new by definition: a prompt that ends in an answer we know is that call made again.
+        for position in range(len(nodes) - 2, -1, -1):
+            if messages[position].get("role") != "assistant":
+                continue
+            ends = self._ends.get(nodes[position])
+            if ends:
+                self._ends.move_to_end(nodes[position])
+                return next((end for end in reversed(ends) if not end.extended), ends[-1])
+        return None
+
+    def _remember(self, node: bytes, end: _End) -> None:
+        ends = self._ends.setdefault(node, [])
+        ends.append(end)
+        del ends[:-MAX_ENDS]
+        self._ends.move_to_end(node)
+        while len(self._ends) > self._max_nodes:
+            self._ends.popitem(last=False)
+
+
+def _node(parent: bytes, message: JSON) -> bytes:
+    """Return the id under `parent` of the part of a message that survives every client's echo."""
+    return blake2b(parent + b"\0" + _reduced(message), digest_size=16).digest()
+
+
+def _reduced(message: JSON) -> bytes:
+    content: Any = message.get("content")
+    if isinstance(content, list) and len(cast(list[Any], content)) == 1:
+        part = content[0]
+        if isinstance(part, dict) and cast(dict[str, Any], part).get("type") == "text":
+            content = cast(dict[str, Any], part).get("text")
+    named: list[Any] = [message.get(key) for key in ("role", "name", "tool_call_id")]
+    calls = message.get("tool_calls")
+    said: list[Any] = [*named, cast(Any, content)]
+    if not calls and all(isinstance(value, str | None) for value in said):
+        # Nearly every message, and JSON would take five times as long.
+        return "\x1f".join(("", *(value or "" for value in said))).encode("utf-8", "surrogatepass")
+    small: dict[str, Any] = dict(zip(("role", "name", "tool_call_id"), named, strict=True)) | {"content": content}
+    if isinstance(calls, list):
+        small["tool_calls"] = list(_reduced_calls(cast(list[Any], calls)))
+    return canonical(small)
+
+
+def _reduced_calls(calls: list[Any]) -> Iterable[JSON]:
+    for call in calls:
+        if isinstance(call, dict):
+            function: Any = cast(dict[str, Any], call).get("function")
+            named = cast(dict[str, Any], function) if isinstance(function, dict) else {}
+            yield {"id": call.get("id"), "name": named.get("name"), "arguments": named.get("arguments")}

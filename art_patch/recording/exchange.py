@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from art_patch.types import UPSTREAM, Api, TrajectoryInfo
 
 if TYPE_CHECKING:
     from opentelemetry.context.context import Context
+
 
 Ended = Literal["complete", "closed", "failed", "cancelled"]
 """How the last byte came: `closed` is a stream that was given up, or left right after its last event."""
@@ -150,3 +152,19 @@ class Exchange:
     def ttft_ms(self) -> float | None:
         """From the start of the call to the first streamed chunk."""
         return (self._first - self._started) * 1000 if self.streamed and self._first else None
+
+
+Purpose = Literal["sample", "canary", "shadow", "challenger"]
+
+
+def in_share(key: str, share: float, purpose: Purpose) -> bool:
+    """Whether `key` is among the `share` (0..1) of all keys.
+
+    The purpose is hashed along: otherwise the few that are recorded would be the very ones that the canary serves.
+    """
+    if share >= 1:
+        return True
+    if share <= 0:
+        return False
+    digest = blake2b(f"{purpose}:{key}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest) < share * 2**64

@@ -18,23 +18,18 @@ all of them are native: see `_lib.os_threads`.
 
 from __future__ import annotations
 
-import atexit
-import os
-import sys
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from art_patch._lib.faults import Unstorable, faults
 from art_patch._lib.forking import late_import, steps
 from art_patch._lib.os_threads import Empty, Flag, NativeThread, Queue, RLock
-from art_patch.recording.delivery import Delivery, Sink, Sized
+from art_patch.recording import delivery, process
+from art_patch.recording.delivery import Delivery, Sink, Sized, Tally
 from art_patch.recording.exchange import FIXED_SIZE, Exchange
-from art_patch.recording.losses import FAULT, QUEUE_FULL, REDACTION, REFUSED, SLOW, Tally, say, sentence, unwritable
 from art_patch.settings import Settings
 from art_patch.store import waits_for_network
 from art_patch.types import UPSTREAM
@@ -50,16 +45,7 @@ COLLECT_ITEMS = 200
 PAUSE_S = 0.0001
 """After each call that was read and each batch that was written; see `_breathe`."""
 
-_POOLS = ("multiprocessing", "billiard")  # billiard is Celery's copy of the other
-
-EXIT_DEADLINE_S = 1.5
-"""How long the interpreter's exit waits for a store that does nothing; the rest of two seconds is the interpreter's."""
-
 EXIT_LOOKS_EVERY_S = 0.05
-
-EXIT_AT_MOST_S = 8.0
-"""How long it waits for one that is slow but gets on in that time: imports another module, makes or migrates a table,
-reads a call, takes a batch. A container is killed after ten; a new store takes three with a tenth of a CPU."""
 
 
 @dataclass(eq=False, slots=True)
@@ -108,8 +94,7 @@ class Recorder:
         self._on_tick = on_tick
         self._on_shadow = on_shadow
         self._begin()
-        _alive.add(self)
-        _write_when_pools_end(self)
+        process.register(self)
 
     def _begin(self) -> None:
         self._lock = RLock()
@@ -145,7 +130,7 @@ class Recorder:
             return False  # begun before the fork: the parent records it
         with self._lock:
             if self._bytes + size > self._most_bytes:
-                self._drop(item, QUEUE_FULL)
+                self._drop(item, delivery.QUEUE_FULL)
                 return False
             self._bytes += size
             self._waiting.add(item)
@@ -171,9 +156,7 @@ class Recorder:
             if self._thread is not None:
                 return
             self._stopping = False
-            # The last registered runs first: before the app's tracer provider, which is there by now, is shut down.
-            atexit.unregister(_at_exit)
-            atexit.register(_at_exit)
+            process.write_before_the_app_ends()
             # Named before it runs: it takes its name off when it ends, which may be at once.
             self._thread = thread = NativeThread(self._run, "art_patch-recorder")
             try:
@@ -237,15 +220,15 @@ class Recorder:
     @property
     def losses(self) -> str:
         """What was dropped, with its causes, in a sentence; empty if nothing was."""
-        return sentence(dict(self._lost))
+        return delivery.sentence(dict(self._lost))
 
     def say_losses(self) -> None:
         """Say on stderr what was dropped and what still waits, if there is any and it was not said yet."""
-        waits = SLOW if self.trouble is None else unwritable(self.trouble)
-        line = sentence({**self._lost, waits: self._waiting})
+        waits = delivery.SLOW if self.trouble is None else delivery.unwritable(self.trouble)
+        line = delivery.sentence({**self._lost, waits: self._waiting})
         if line and line != self._said:
             self._said = line
-            say(f"art_patch: {line}")
+            delivery.say(f"art_patch: {line}")
 
     def end(self, deadline: float, latest: float) -> float:
         """Write what is queued before the process ends, as long as that gets on, and say what was lost.
@@ -262,7 +245,7 @@ class Recorder:
             marker, steps = self._ask_to_write(), self.steps
             while not self._gave_up and not marker.written.wait(EXIT_LOOKS_EVERY_S):
                 if self.steps > steps:
-                    steps, deadline = self.steps, min(time.monotonic() + EXIT_DEADLINE_S, latest)
+                    steps, deadline = self.steps, min(time.monotonic() + process.EXIT_DEADLINE_S, latest)
                 self._gave_up = time.monotonic() >= deadline
             marker.given_up = True
         self.stop(0.0 if self._gave_up else max(0.0, deadline - time.monotonic()))
@@ -363,7 +346,7 @@ class Recorder:
             records = cast("Converter", self._converter).convert(content)
         except Exception as error:
             unstorable = isinstance(error, Unstorable)
-            self._release([(content, size)], dropped=REDACTION if unstorable else FAULT)
+            self._release([(content, size)], dropped=delivery.REDACTION if unstorable else delivery.FAULT)
             if not unstorable:
                 faults.fault("recording.convert", error)
             return
@@ -387,7 +370,7 @@ class Recorder:
                 self.counts.served_by_policy += record.policy is not UPSTREAM
                 self.counts.fallbacks += record.fallback is not None
         self._release(written)
-        self._release(poison, dropped=REFUSED)
+        self._release(poison, dropped=delivery.REFUSED)
         if not self._delivery.pending:
             for marker in self._flushes:
                 marker.written.set()
@@ -418,54 +401,4 @@ class Recorder:
             faults.fault("recording.tick", error)
 
 
-_alive: weakref.WeakSet[Recorder] = weakref.WeakSet()
 _graveyard: list[Delivery] = []
-
-
-def _after_fork() -> None:
-    faults.clear()
-    for recorder in list(_alive):
-        recorder.restart_in_child()
-        _write_when_pools_end(recorder)
-
-
-def _write_when_pools_end(recorder: Recorder) -> None:
-    """See that a child of a process pool writes what it has when it ends: it ends by `os._exit`, without `atexit`."""
-    for name in _POOLS:
-        pool: Any = sys.modules.get(f"{name}.util")
-        process: Any = sys.modules.get(f"{name}.process")
-        if pool is None or not hasattr(pool, "register_after_fork"):
-            continue
-        # A pool forgets its parent's finalisers in the child, and asks for new ones then.
-        pool.register_after_fork(recorder, partial(_finalise_with, pool))
-        if getattr(process, "_parent_process", None) is not None:
-            _finalise_with(pool, recorder)
-
-    celery: Any = sys.modules.get("celery.signals")
-    if celery is not None:  # its children end by `os._exit` without any finaliser, and say so by this signal only
-        celery.worker_process_shutdown.connect(_celery_child_ends, weak=False, dispatch_uid="art_patch")
-
-
-def _celery_child_ends(**_: object) -> None:
-    _at_exit()
-
-
-def _finalise_with(pool: Any, _: Recorder) -> None:
-    pool.Finalize(None, _at_exit, exitpriority=0)
-
-
-def _at_exit() -> None:
-    now = time.monotonic()
-    deadline, latest = now + EXIT_DEADLINE_S, now + EXIT_AT_MOST_S
-    for recorder in list(_alive):
-        deadline = recorder.end(deadline, latest)
-
-
-def _at_the_very_end() -> None:
-    """Do it once more, for calls of the app's own exit handlers that ran since."""
-    _at_exit()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_at_the_very_end)

@@ -7,6 +7,8 @@ and is not trainable. A hook that raises costs the record: what could not be red
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -16,7 +18,7 @@ from art_patch.recording.scrubbing import hide
 from art_patch.settings import Redact
 from art_patch.types import Call, Correction, Record, Score, SpanInfo, TrajectoryInfo
 
-UNTRAINABLE = "it was redacted"
+REDACTED = "it was redacted"
 
 _CACHED_TEXTS = 2_000
 _CACHED_CHARS = 20_000
@@ -62,7 +64,7 @@ class Redactor:
         if choices == call.choices and all(clean[name] == getattr(call, name) for name in fields):
             return call
         blank = tuple(replace(choice, token_ids=None, logprobs=None) for choice in choices)
-        reason = call.untrainable or UNTRAINABLE
+        reason = call.untrainable or REDACTED
         return replace(call, **clean, choices=blank, prompt_token_ids=None, untrainable=reason)
 
     def _any(self, value: T) -> T:
@@ -81,3 +83,78 @@ class Redactor:
         if isinstance(value, tuple):
             return tuple(self._clean(item) for item in cast(tuple[Any, ...], value))
         return value
+
+
+MEDIA_LIMIT_BYTES = 32 << 10
+"""Shorter runs stay: thumbnails, signatures, encrypted reasoning."""
+
+MEDIA_REPLACED = "media was replaced by its hash"
+
+_BLOCK = MEDIA_LIMIT_BYTES // 2
+_CHUNK = 256 << 10
+_FIRST_LOOK = 64
+_MARKER = b";base64,"
+_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_="
+_RUN = re.compile(rb"[A-Za-z0-9+/\-_=]*")
+
+
+def without_media(raw: bytes) -> bytes:
+    """Return `raw` JSON with its media replaced; the very object if it has none."""
+    if len(raw) <= MEDIA_LIMIT_BYTES:
+        return raw
+    pieces: list[bytes] = []
+    kept = 0  # everything before is in `pieces`
+    at = 0
+    while at + _BLOCK <= len(raw):
+        # A string of that length covers at least one block without a quote.
+        if raw.find(b'"', at, at + _BLOCK) >= 0:
+            at += _BLOCK
+            continue
+        start = raw.rfind(b'"', kept, at) + 1 or kept
+        stop = raw.find(b'"', at + _BLOCK)
+        stop = len(raw) if stop < 0 else stop
+        for begin, end in _runs(raw, start, stop):
+            pieces += raw[kept:begin], _hashed(raw, begin, end)
+            kept = end
+        at = stop
+    if not kept:
+        return raw
+    pieces.append(raw[kept:])
+    return b"".join(pieces)
+
+
+def _runs(raw: bytes, start: int, stop: int) -> list[tuple[int, int]]:
+    """Find the base64 between two quotes: the whole, or what follows its markers."""
+    if stop - start <= MEDIA_LIMIT_BYTES:
+        return []
+    if _run_end(raw, start, stop) == stop:
+        return [(start, stop)]
+    found: list[tuple[int, int]] = []
+    at = start
+    while at < stop:
+        marker = raw.find(_MARKER, at, min(stop, at + _CHUNK + len(_MARKER)))
+        if marker < 0:
+            at += _CHUNK
+            continue
+        begin = marker + len(_MARKER)
+        at = _run_end(raw, begin, stop)
+        if at - begin > MEDIA_LIMIT_BYTES:
+            found.append((begin, at))
+    return found
+
+
+def _run_end(raw: bytes, start: int, stop: int) -> int:
+    size = _FIRST_LOOK  # most runs are short, and a text may hold a marker in every eighth byte
+    while start < stop:
+        chunk = raw[start : min(stop, start + size)]
+        if chunk.translate(None, _ALPHABET):
+            match = _RUN.match(chunk)
+            return start + (match.end() if match else 0)
+        start += len(chunk)
+        size = _CHUNK
+    return stop
+
+
+def _hashed(raw: bytes, begin: int, end: int) -> bytes:
+    digest = hashlib.sha256(memoryview(raw)[begin:end]).hexdigest()
+    return f"sha256:{digest};bytes={end - begin}".encode()

@@ -39,9 +39,8 @@ from art_patch.otel import (
     request_attributes,
     trajectory_attributes,
 )
+from art_patch.recording.chat import events, is_whole
 from art_patch.recording.exchange import Exchange
-from art_patch.recording.sse import events
-from art_patch.recording.surfaces import is_whole
 from art_patch.types import UPSTREAM, Call, Record, TrajectoryInfo
 
 CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"

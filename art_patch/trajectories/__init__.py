@@ -14,9 +14,8 @@ from art_patch._lib.lazy import lazily
 
 if TYPE_CHECKING:
     from art_patch.trajectories.hashing import ROOT, canonical, chain, node_id, verbatim
-    from art_patch.trajectories.request_params import ENGINE_PARAMS, PARAMS
     from art_patch.trajectories.token_payload import exact_of, hang, sampled_tokens
-    from art_patch.trajectories.trainability import KEPT_BY_PROVIDER, why_untrainable
+    from art_patch.trajectories.trainability import ENGINE_PARAMS, KEPT_BY_PROVIDER, PARAMS, why_untrainable
     from art_patch.trajectories.transcripts import (
         chosen_choice,
         followed,
@@ -30,9 +29,8 @@ else:
         __name__,
         {
             "hashing": "ROOT canonical chain node_id verbatim",
-            "request_params": "ENGINE_PARAMS PARAMS",
             "token_payload": "exact_of hang sampled_tokens",
-            "trainability": "KEPT_BY_PROVIDER why_untrainable",
+            "trainability": "ENGINE_PARAMS KEPT_BY_PROVIDER PARAMS why_untrainable",
             "transcripts": "chosen_choice followed main_call number_tool_calls offered_tools transcript",
         },
     )

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from art_patch._lib.loose_json import as_count, as_ids, as_object, as_text
-from art_patch.trajectories.request_params import PARAMS
+from art_patch.trajectories.trainability import PARAMS
 from art_patch.types import JSON
 
 if TYPE_CHECKING:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from art_patch.types import UPSTREAM, Call
+from art_patch.types import UPSTREAM
+
+if TYPE_CHECKING:
+    from art_patch.types import Call  # `patch()` imports this module for `PARAMS` and must not make the class
 
 KEPT_BY_PROVIDER = frozenset({"conversation", "previous_response_id", "prompt"})
 """Parameters of a Responses call that refer to what the provider puts into the prompt."""
@@ -80,3 +83,23 @@ REASONS: tuple[tuple[str, Callable[[Call], bool]], ...] = (
     ("allowed_token_ids constrains the answer", _any_param("allowed_token_ids", (None, []))),
 )
 """Every reason, in the order in which they are tried."""
+
+
+ENGINE_PARAMS = frozenset(
+    {
+        "allowed_token_ids", "bad_words", "chat_template_kwargs", "guided_choice", "guided_grammar", "guided_json",
+        "guided_regex", "ignore_eos", "include_stop_str_in_output", "length_penalty", "min_p", "min_tokens",
+        "repetition_penalty", "skip_special_tokens", "stop_token_ids", "structured_outputs", "top_k",
+        "truncate_prompt_tokens",
+    }
+)  # fmt: skip
+"""Request fields that only engines such as vLLM know; the SDK sends them through `extra_body`."""
+
+PARAMS = ENGINE_PARAMS | frozenset(
+    {
+        "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs", "max_completion_tokens",
+        "max_tokens", "modalities", "n", "parallel_tool_calls", "presence_penalty", "reasoning_effort",
+        "response_format", "seed", "stop", "temperature", "tool_choice", "top_logprobs", "top_p", "verbosity",
+    }
+)  # fmt: skip
+"""Request fields that are recorded. What is not named here never reaches the store."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from opentelemetry import trace
 
-from art_patch.context import registered_spans, span, trajectory
+from art_patch.context import ambient, span, trajectory
 from art_patch.context.integration import Run
 from art_patch.types import Call, SpanInfo, TrajectoryInfo
 
@@ -103,10 +103,10 @@ def test_inside_the_apps_own_trajectory(seen):
 
 
 def test_spans_that_never_end_are_forgotten(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(registered_spans, "MOST", 2)
+    monkeypatch.setattr(ambient, "MOST_SPANS", 2)
     run = Run("shop")
     for span_id in (1, 2, 3):
         run.take_span(span_id)
-    assert [registered_spans.registered(span_id) is not None for span_id in (1, 2, 3)] == [False, True, True]
+    assert [ambient.registered(span_id) is not None for span_id in (1, 2, 3)] == [False, True, True]
     for span_id in (2, 3):
         run.drop_span(span_id)

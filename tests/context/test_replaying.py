@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from art_patch.context import current_trajectory, replayable, replaying, span, trajectory
-from art_patch.context.framework_runs import Run
+from art_patch.context.integration import Run
 from art_patch.errors import ConfigError
 from art_patch.types import TrajectoryInfo
 from tests.support.recordings import Recording

@@ -240,8 +240,8 @@ HOOKS = [
     "recording.recorder.NativeThread.start",
     "recording.converting.Converter.convert",
     "recording.converting.read_call",
-    "recording.stitching.Stitcher.place",
-    "recording.reading.without_media",
+    "recording.converting.Stitcher.place",
+    "recording.converting.without_media",
     "recording.delivery.Delivery.add",
     "recording.delivery.Delivery.attempt",
     "recording.exchange.Exchange.finish",
@@ -258,7 +258,7 @@ HOOKS = [
     "patching.runtime.Runtime.poll",
     "patching.runtime.resolve",
     "patching.runtime.Runtime.allows",
-    "patching.routing.breaker.Breaker.allow",
+    "patching.routing.engine_health.Breaker.allow",
 ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from art_patch.patching import control, status
-from art_patch.patching.routing.health_check import is_alive
+from art_patch.patching.routing.engine_health import is_alive
 from art_patch.types import Route
 from tests.patching.samples import ASK
 from tests.support.patched_sdk import CHAMPION
@@ -25,7 +25,7 @@ def silent():
 
 
 def test_the_pulse(bench, silent, monkeypatch):
-    monkeypatch.setattr("art_patch.patching.routing.health_check.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("art_patch.patching.routing.engine_health.TIMEOUT_S", 0.2)
     assert is_alive(bench.local.url)
     assert not is_alive(silent)
     assert not is_alive("http://127.0.0.1:1/v1")
@@ -41,7 +41,7 @@ def until(condition: Any) -> None:
 
 def test_new_calls_do_not_join_those_that_wait_for_a_hanging_engine(bench, client, silent, monkeypatch):
     monkeypatch.setattr("art_patch.patching.runtime.HEALTH_CHECK_EVERY_S", 0.05)
-    monkeypatch.setattr("art_patch.patching.routing.health_check.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("art_patch.patching.routing.engine_health.TIMEOUT_S", 0.2)
     bench.route = Route(champion=CHAMPION, base_url=silent)
     bench.patch(first_token_timeout_s=0.1, timeout_s=3)
     first = threading.Thread(target=lambda: client.chat.completions.create(**ASK))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_patch.patching.rewriting.response_rewriter import ResponseRewriter, StreamRewriter
-from art_patch.recording.sse import assemble, events
+from art_patch.recording.chat import assemble, events
 from tests.support.growth import too_steep
 from tests.support.servers import chunks
 

@@ -20,8 +20,8 @@ from art_patch.patching.rewriting.response_rewriter import InvalidAnswer
 from art_patch.patching.rewriting.responses_rewriter import ResponsesRewriter
 from art_patch.patching.sdk.surfaces import surface_of
 from art_patch.recording import responses
-from art_patch.recording.chat import asked as chat_asked
-from art_patch.recording.sse import events as sse_events
+from art_patch.recording.chat import events as sse_events
+from art_patch.recording.chat import read_chat_request
 from art_patch.settings import Settings
 from art_patch.types import Route
 from tests.patching.samples import LOCAL as CHAT_LOCAL
@@ -790,7 +790,7 @@ def test_how_the_network_cuts_does_not_matter(data):
     pieces = [wire[a:b] for a, b in zip([0, *cuts], [*cuts, len(wire)], strict=True)]
     made = ResponsesRewriter(CHAMPION, "gpt-x", 1, keeps_logprobs=False, keeps_token_ids=False, request=ASK).stream()
     out = b"".join(made.feed(piece) for piece in pieces) + made.end()
-    read = responses.answered(out)
+    read = responses.read_responses_answer(out)
     assert (read.done, read.error) == (True, None)
     assert [(c.message, c.finish_reason) for c in read.choices] == [(SAID, "stop")]
 
@@ -822,10 +822,10 @@ def test_an_answer_survives_the_way_there_and_back(message, finish):
     finish = "tool_calls" if finish == "stop" and "tool_calls" in message else finish
     made = ResponsesRewriter(CHAMPION, "m", 1, keeps_logprobs=False, keeps_token_ids=False, request=ASK)
     body = made.whole(choice(message=message, finish_reason=finish).body)
-    (read,) = responses.answered(body).choices
+    (read,) = responses.read_responses_answer(body).choices
     assert (read.message, read.finish_reason) == (message, finish)
     echo = json.loads(body)["output"]
-    assert list(responses.read_asked({"input": echo}).messages) == [message]
+    assert list(responses.read_responses_request({"input": echo}).messages) == [message]
     assert why(ASK | {"input": [USER, *echo]}) is None
 
 
@@ -835,8 +835,8 @@ def test_any_request_is_survived(body):
     for given_ in (body, body | {"store": False}, body | {"store": False, "input": [body]}):
         options = Options(given_)
         if responses_request.why_not_routed(options, bool(given_.get("stream")), stateless=True) is None:
-            asked = responses.read_asked(given_)
-            assert chat_asked({"messages": list(asked.messages)}).messages == asked.messages
+            asked = responses.read_responses_request(given_)
+            assert read_chat_request({"messages": list(asked.messages)}).messages == asked.messages
 
 
 @given(OBJECT, st.lists(OBJECT, max_size=5))

@@ -11,7 +11,7 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from art_patch.recording.media import MEDIA_LIMIT_BYTES, without_media
+from art_patch.recording.redaction import MEDIA_LIMIT_BYTES, without_media
 from tests.support.growth import too_steep
 
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.recording import Ended, Exchange, chat, completions, responses
-from art_patch.recording.reading import read_call
-from art_patch.recording.stitching import Stitcher
+from art_patch.recording import Ended, Exchange, chat, responses
+from art_patch.recording.converting import Stitcher, read_call
 from art_patch.types import Api, Call, Choice
 from tests.support.servers import RESPONSE_CALL, TEXT, response, response_events, text_chunks, text_completion
 
@@ -161,11 +160,11 @@ def message(text: str, role: str = "assistant") -> dict[str, Any]:
     ],
 )
 def test_prompt(request_, messages):
-    assert list(responses.read_asked(request_).messages) == messages
+    assert list(responses.read_responses_request(request_).messages) == messages
 
 
 def test_params_and_tools():
-    asked = responses.read_asked(
+    asked = responses.read_responses_request(
         {
             "model": "gpt-x",
             "input": "hi",
@@ -391,7 +390,7 @@ def test_a_conversation_that_moves_between_policy_and_upstream_is_joined():
     ],
 )
 def test_completion_prompts(prompt, messages):
-    assert list(completions.asked({"prompt": prompt, "n": 2}).messages) == messages
+    assert list(chat.read_completions_request({"prompt": prompt, "n": 2}).messages) == messages
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.recording import chat, completions, responses
-from art_patch.recording.sse import assemble, events
+from art_patch.recording import chat, responses
+from art_patch.recording.chat import assemble, events
 from tests.support.growth import too_steep
 
 CHUNK = st.dictionaries(
@@ -79,11 +79,11 @@ def _responses(kind: str) -> str:
 @pytest.mark.parametrize(
     ("read", "event"),
     [
-        (chat.answered, _chat({"content": "abcd"})),
-        (chat.answered, _chat({"tool_calls": [{"index": 0, "function": {"arguments": "abcd"}}]})),
-        (responses.answered, _responses("output_text")),
-        (responses.answered, _responses("function_call_arguments")),
-        (completions.answered, json.dumps({"choices": [{"index": 0, "text": "abcd"}]})),
+        (chat.read_chat_answer, _chat({"content": "abcd"})),
+        (chat.read_chat_answer, _chat({"tool_calls": [{"index": 0, "function": {"arguments": "abcd"}}]})),
+        (responses.read_responses_answer, _responses("output_text")),
+        (responses.read_responses_answer, _responses("function_call_arguments")),
+        (chat.read_completions_answer, json.dumps({"choices": [{"index": 0, "text": "abcd"}]})),
     ],
 )
 def test_a_long_stream_takes_linear_time(read, event):

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.recording.stitching import Stitcher
+from art_patch.recording.converting import Stitcher
 from art_patch.types import Call, Choice
 
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from art_patch.patching.rewriting.engine_request import redirected
-from art_patch.patching.routing.eligible import merged_body, why_not_carried
+from art_patch.patching.rewriting.engine_request import merged_body, redirected, why_not_carried
 from art_patch.patching.routing.target import Target
-from art_patch.recording import read_asked
+from art_patch.recording import read_responses_request
 
 _WITHOUT_EFFECT = frozenset(
     {
@@ -32,7 +31,7 @@ _ROLES = frozenset({"user", "assistant", "system", "developer"})
 def to_engine_request(options: Any, target: Target, client: Any) -> Any:
     """Return request options for a chat completion by the champion; only for what `why_not_routed` lets pass."""
     given = merged_body(options)
-    asked = read_asked(given)
+    asked = read_responses_request(given)
     body: dict[str, Any] = {"model": target.champion, "messages": list(asked.messages), **asked.params}
     if asked.tools:
         body["tools"] = list(asked.tools)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from art_patch._lib.faults import faults
+from art_patch.patching.rewriting.engine_request import merged_body
 from art_patch.patching.rewriting.response_rewriter import (
     InvalidAnswer,
     ResponseRewriter,
@@ -39,7 +40,6 @@ from art_patch.patching.rewriting.responses_items import (
     text_part,
     why_incomplete,
 )
-from art_patch.patching.routing.eligible import merged_body
 from art_patch.types import JSON
 
 _REPEATED: dict[str, Any] = {

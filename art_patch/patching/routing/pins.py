@@ -16,11 +16,11 @@ with a run, the hash decides there.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, cast
 
 from art_patch.context import Identity
-from art_patch.patching.routing.sticky import sticky_key
 from art_patch.patching.routing.target import Target
 from art_patch.recording import in_share
 
@@ -106,3 +106,20 @@ def _is_surpassed(pinned: str, champion: str) -> bool:
     name, _, step = pinned.rpartition("@")
     its_name, _, its_step = champion.rpartition("@")
     return name == its_name and step.isdigit() and its_step.isdigit() and int(step) < int(its_step)
+
+
+def sticky_key(identity: Identity, body: Mapping[str, Any]) -> str:
+    """Return the key by whose hash a call is chosen."""
+    info = identity.trajectory
+    if info is not None:
+        return info.session_id or info.id
+    said: Any = body.get("messages") or body.get("input") or body.get("prompt")
+    opening: list[Any] = [body.get("instructions")]
+    for message in cast(list[Any], said) if isinstance(said, list) else [said]:
+        if isinstance(message, Mapping) and cast(Mapping[str, Any], message).get("role") not in _BEFORE_THE_ANSWER:
+            break
+        opening.append(message)
+    return json.dumps(opening, default=repr)
+
+
+_BEFORE_THE_ANSWER = ("system", "developer", "user")

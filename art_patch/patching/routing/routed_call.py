@@ -21,9 +21,8 @@ from art_patch._lib.faults import faults, is_fault
 from art_patch.context import Identity, identify
 from art_patch.patching.rewriting.engine_request import patience_s
 from art_patch.patching.rewriting.response_rewriter import EmptyAnswer, InvalidAnswer, ResponseRewriter, StreamRewriter
-from art_patch.patching.routing.pins import Key
-from art_patch.patching.routing.reasons import as_recorded, is_about_the_engine, is_connect_timeout, reason
-from art_patch.patching.routing.sticky import sticky_key
+from art_patch.patching.routing.engine_health import as_recorded, is_about_the_engine, is_connect_timeout, reason
+from art_patch.patching.routing.pins import Key, sticky_key
 from art_patch.patching.routing.target import Target
 from art_patch.patching.runtime import Runtime
 from art_patch.patching.sdk.stream_tap import StreamTap, install
