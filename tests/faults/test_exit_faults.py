@@ -119,12 +119,12 @@ def test_f07_s07_exit_with_a_hung_store(programs: Programs, store: Store, figure
 
 
 SLOW = """
-from art_patch.recording import recorder
+from art_patch.recording import process
 from art_patch.store.write import Writer
 
 write = Writer.write
 Writer.write = lambda *given: (time.sleep(1), write(*given))[1]
-recorder.EXIT_DEADLINE_S, recorder.EXIT_AT_MOST_S = 2, 60
+process.EXIT_DEADLINE_S, process.EXIT_AT_MOST_S = 2, 60
 for number in range(70):  # three batches at least
     call(str(number))
 print("done", time.time(), flush=True)
@@ -146,9 +146,9 @@ def test_f07_the_first_flush_is_at_the_exit(programs: Programs, store: Store, fi
 
 
 SLOW_IMPORTS = """
-from art_patch.recording import recorder
+from art_patch.recording import process
 
-recorder.EXIT_DEADLINE_S, recorder.EXIT_AT_MOST_S = 1, 60
+process.EXIT_DEADLINE_S, process.EXIT_AT_MOST_S = 1, 60
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
@@ -162,9 +162,9 @@ call("only")
 SLOW_STATEMENTS = """
 from sqlalchemy import Engine, event
 
-from art_patch.recording import recorder
+from art_patch.recording import process
 
-recorder.EXIT_DEADLINE_S, recorder.EXIT_AT_MOST_S = 3, 60
+process.EXIT_DEADLINE_S, process.EXIT_AT_MOST_S = 3, 60
 event.listen(Engine, "before_cursor_execute", lambda *_: time.sleep(0.1))
 call("only")
 """
@@ -336,9 +336,9 @@ def test_f07_calls_of_the_apps_own_exit_handlers_are_counted_when_they_are_lost(
 IMPORTS = """
 import threading, types
 
-from art_patch.recording import recorder
+from art_patch.recording import process
 
-recorder.EXIT_AT_MOST_S = 600
+process.EXIT_AT_MOST_S = 600
 
 def keep_importing():
     for number in range(1_000_000):

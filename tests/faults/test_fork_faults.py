@@ -30,9 +30,9 @@ from tests.support.postgres import new_server
 MULTIPROCESSING = """
 import multiprocessing
 
-from art_patch.recording import recorder
+from art_patch.recording import process
 
-recorder.EXIT_DEADLINE_S = 30  # this machine may be busy
+process.EXIT_DEADLINE_S = 30  # this machine may be busy
 
 
 def work(place):
