@@ -1,10 +1,13 @@
-"""Answers of both policies to the same turns -> has the candidate lost something that scores do not show?
+"""Has the candidate lost something that the judge's scores do not show? Checks of both policies' answers.
 
-A judge that ranks siblings does not see a policy that says the same to everybody, or one that found out that long
-answers win. These checks look at the answers themselves. Where a share can only get worse (empty answers, refusals,
-malformed tool calls, answers cut off, repetition) the rule is `findings.not_worse`. Fewer different answers to one
-prompt are no collapse: that is what learning to be right looks like, so they are told and not bounded. The same answer
-to different scenarios is one.
+A judge that ranks siblings does not notice a policy that gives everybody the same answer, or a policy that learned that
+long answers win. These checks look at the answers themselves.
+
+- Shares that can only get worse (empty answers, refusals, malformed tool calls, cut-off answers, repetition) are tested
+  for non-inferiority (`not_worse`), with the scenario as the unit.
+- Length, latency, entropy, KL divergence, identical answers to different scenarios and failed runs have fixed limits.
+  They are compared as observed, without a confidence bound.
+- Fewer different answers to one prompt are reported and have no limit: a policy that learns to be right becomes surer.
 """
 
 from __future__ import annotations
@@ -13,15 +16,15 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, cast
 
 from art_patch.gate.config import CollapseConfig, GateConfig
-from art_patch.gate.findings import Finding, not_worse
-from art_patch.gate.turns import Turn
-from art_patch.types import JSON, Choice
+from art_patch.gate.paired_test import Finding, not_worse
+from art_patch.gate.turns import Answered, Given, Repeated, Turn
+from art_patch.types import JSON, Choice, Trajectory
 
+# Beginnings of answers that count as refusals: English only, after the list of Zou et al. (arXiv:2307.15043).
 REFUSALS = (
     "i'm sorry, but i can",
     "i am sorry, but i can",
@@ -36,44 +39,19 @@ REFUSALS = (
     "i won't",
     "as an ai",
 )
-"""How an answer begins that counts as a refusal: English only, after the list of Zou et al. (arXiv:2307.15043)."""
 
+# Length of the n-grams that `repetition` counts.
 _N = 3
-"""Tokens in a row that count as said again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What a policy answered to a turn.
-
-    Attributes:
-        choices: its answers.
-        duration_ms: how long all of them took together.
-    """
-
-    choices: tuple[Choice, ...]
-    duration_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """A turn and what both policies answered."""
-
-    turn: Turn
-    candidate: Given
-    champion: Given
 
 
 def collapse_findings(
     answers: Sequence[Answered], config: GateConfig, *, kl_nats: float | None = None, seed: int = 0
 ) -> tuple[Finding, ...]:
-    """Return one row for each check.
+    """Run every check of both policies' answers to the same turns; return one finding for each.
 
     Args:
-        answers: to all turns.
-        config: what is allowed.
-        kl_nats: how far training moved the candidate, a token, as it measured itself.
-        seed: of the bounds.
+        kl_nats: KL divergence for each token that training measured; `None` if it was not measured.
+        seed: of the random subsets that the confidence bounds are taken from.
     """
     limits = config.collapse
     if limits is None or not answers:
@@ -84,8 +62,30 @@ def collapse_findings(
     return tuple(rows)
 
 
+def failed_runs(repeated: Sequence[Repeated], config: GateConfig) -> tuple[Finding, ...]:
+    """Check that the share of runs that end in an exception rises by at most `max_worse`; empty without runs.
+
+    The shares are compared as observed, without a confidence bound: there are few runs, and a bound would reject for a
+    single failure by chance.
+    """
+    if not repeated:
+        return ()
+    ours = _failed([run for each in repeated for run in each.candidate])
+    theirs = _failed([run for each in repeated for run in each.champion])
+    bound = theirs + config.max_worse
+    words = f"failed runs {ours:.3g} against {theirs:.3g}; at most {bound:.3g} is allowed"
+    return (Finding("failed runs", ours, theirs, bound, ours <= bound, words),)
+
+
+def _failed(runs: Sequence[Trajectory]) -> float:
+    return fmean(run.info.error is not None for run in runs)
+
+
 def format_error(message: JSON, tools: Sequence[JSON]) -> str | None:
-    """Return what is wrong with the tool calls of an answer: a name, arguments or a required one; `None` if nothing."""
+    """Return why a tool call of an answer could not be executed; `None` if all could.
+
+    Checked are the tool's name, whether its arguments are a JSON object, and the required arguments.
+    """
     offered = {str(tool.get("function", {}).get("name")): tool.get("function", {}) for tool in tools}
     for call in cast("Sequence[JSON]", message.get("tool_calls") or ()):
         function = cast("JSON", call.get("function") or {})
@@ -105,15 +105,15 @@ def format_error(message: JSON, tools: Sequence[JSON]) -> str | None:
 
 
 def is_refusal(message: JSON) -> bool:
-    """Whether an answer begins as refusals do (`REFUSALS`)."""
+    """Whether an answer begins like a refusal (`REFUSALS`) and calls no tool."""
     text = str(message.get("content") or "").strip().lower().replace("\u2019", "'")
     return not message.get("tool_calls") and text.startswith(REFUSALS)
 
 
 def repetition(choice: Choice) -> float:
-    """Return the share of an answer's runs of three tokens that it had before; of characters where ids are unknown.
+    """Return the share of an answer's trigrams that occurred earlier in it.
 
-    1 - distinct-n of Li et al. (arXiv:1510.03055).
+    This is 1 - distinct-3 (Li et al., arXiv:1510.03055), of tokens, or of characters where the token ids are unknown.
     """
     units: Sequence[Any] = choice.token_ids or str(choice.message.get("content") or "")
     runs = [tuple(units[at : at + _N]) for at in range(len(units) - _N + 1)]
@@ -136,6 +136,7 @@ _SHARES: tuple[tuple[str, _Of], ...] = (
 
 def _share(name: str, answers: Sequence[Answered], of: _Of, config: GateConfig, seed: int) -> Finding:
     def metric(turn: Turn, given: Given) -> float:
+        # A policy without any answer fails every check: NaN fails in `not_worse`.
         return fmean(of(turn, choice) for choice in given.choices) if given.choices else math.nan
 
     pairs = [(a.turn.scenario_key, metric(a.turn, a.candidate), metric(a.turn, a.champion)) for a in answers]
@@ -143,7 +144,7 @@ def _share(name: str, answers: Sequence[Answered], of: _Of, config: GateConfig, 
 
 
 def _words(choice: Choice) -> tuple[str, ...]:
-    """An answer without what is never the same twice, the ids of its tool calls."""
+    """Return an answer as text, without the ids of its tool calls, which differ each time."""
     calls = cast("Sequence[JSON]", choice.message.get("tool_calls") or ())
     functions = [cast("JSON", call.get("function") or {}) for call in calls]
     made = (f"{function.get('name')}\0{function.get('arguments')}" for function in functions)
@@ -151,7 +152,7 @@ def _words(choice: Choice) -> tuple[str, ...]:
 
 
 def _different(answers: Sequence[Answered]) -> Finding:
-    """How many of a turn's answers differ."""
+    """Report the mean share of distinct answers among the answers to one turn. This check never fails."""
 
     def metric(of: Sequence[Given]) -> float:
         return fmean(len(set(map(_words, given.choices))) / max(1, len(given.choices)) for given in of)
@@ -161,18 +162,22 @@ def _different(answers: Sequence[Answered]) -> Finding:
 
 
 def _same(answers: Sequence[Answered], limits: CollapseConfig) -> Finding:
-    """How likely answers to two different scenarios are the same."""
+    """Check the probability that random answers to two different scenarios are identical."""
     if len({a.turn.scenario_key for a in answers}) < 2:
         return Finding("same answers", None, None, None, True, "same answers: there is one scenario only")
     ours = _collision([(a.turn.scenario_key, a.candidate) for a in answers])
     theirs = _collision([(a.turn.scenario_key, a.champion) for a in answers])
+    # Short answers such as "yes" coincide by nature, so the limit follows the champion where the champion's is high.
     return _at_most("same answers", ours, theirs, max(limits.max_same, theirs + limits.max_same_rise))
 
 
 def _collision(given: Sequence[tuple[str, Given]]) -> float:
+    """Return the collision probability: two scenarios are drawn, then one answer of each; how often are they equal?"""
     said: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for key, of in given:
         said[key] += map(_words, of.choices)
+    # sum over answers of (sum of shares) ** 2 counts all pairs of scenarios, each with itself included; `within` takes
+    # the latter off again. So the time is linear in the number of answers.
     total: dict[tuple[str, ...], float] = defaultdict(float)
     within = 0.0
     for spoken in said.values():
@@ -184,7 +189,7 @@ def _collision(given: Sequence[tuple[str, Given]]) -> float:
 
 
 def _length(answers: Sequence[Answered], limits: CollapseConfig) -> Finding:
-    """Tokens, or characters where not every answer has its ids."""
+    """Check that the mean lengths are within a factor: tokens, or characters where some answer has no token ids."""
     every = [choice for a in answers for given in (a.candidate, a.champion) for choice in given.choices]
     by_ids = all(choice.token_ids for choice in every)
 
@@ -199,20 +204,19 @@ def _length(answers: Sequence[Answered], limits: CollapseConfig) -> Finding:
 
 
 def _latency(answers: Sequence[Answered], limits: CollapseConfig) -> Finding:
-    ours, theirs = (median(given.duration_ms for given in of) for of in zip(*map(_both, answers), strict=True))
+    # The median: one slow answer, as by a cold cache, is no slow policy.
+    ours = median(answered.candidate.duration_ms for answered in answers)
+    theirs = median(answered.champion.duration_ms for answered in answers)
     return _at_most("latency_ms", ours, theirs, theirs * limits.max_latency_ratio)
 
 
-def _both(answered: Answered) -> tuple[Given, Given]:
-    return answered.candidate, answered.champion
-
-
 def _entropy(answers: Sequence[Answered], limits: CollapseConfig) -> Finding | None:
-    """How unsure each is of what it samples: the mean of -log p estimates the entropy."""
+    """Check the entropy of sampling: the mean of -log p of sampled tokens estimates the entropy for each token."""
     ours = _surprise([a.candidate for a in answers])
     theirs = _surprise([a.champion for a in answers])
     if theirs is None:
         return None
+    # Log-probabilities of the champion alone mean that the candidate's went missing: NaN fails.
     return _at_most("entropy_nats", math.nan if ours is None else ours, theirs, theirs + limits.max_entropy_rise_nats)
 
 

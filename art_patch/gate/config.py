@@ -1,4 +1,4 @@
-"""When a candidate wins: every number of the gate, with what it means."""
+"""Every number of the gate, with what it means and what follows from another value."""
 
 from __future__ import annotations
 
@@ -14,74 +14,67 @@ _COUNTS = ("min_scenarios", "max_scenarios", "turns_per_scenario", "samples", "r
 
 @dataclass(frozen=True, slots=True)
 class CollapseConfig:
-    """How far a candidate's answers may leave the champion's, whatever they score (`collapse`).
+    """How far the candidate's answers may differ from the champion's, whatever their scores are (see `collapse`)."""
 
-    Attributes:
-        max_length_ratio: neither may write more than so many times as much as the other.
-        max_same: the chance that answers to two different scenarios are the same may always be this large.
-        max_same_rise: beyond that it may be so much larger than the champion's.
-        max_entropy_rise_nats: how much less sure of its tokens it may be, a token.
-        max_kl_nats: how far training may have moved it from where its rows came from, a token; training itself ends
-            at `TrainConfig.max_kl_nats`, this is for what got past.
-        max_latency_ratio: its median answer may take so many times as long.
-    """
-
+    # Neither policy may write more than this many times as much as the other.
     max_length_ratio: float = 4.0
+    # The probability that answers to two different scenarios are identical may always be this high, ...
     max_same: float = 0.5
+    # ... and may exceed the champion's by this much.
     max_same_rise: float = 0.25
+    # How much higher its entropy for each token may be, in nats.
     max_entropy_rise_nats: float = 1.0
+    # KL divergence for each token from the policy that training started from, in nats. Training itself stops at
+    # `TrainConfig.max_kl_nats`; this is the second net.
     max_kl_nats: float = 2.0
+    # Its median answer may take this many times as long.
     max_latency_ratio: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class GateConfig:
-    """When a candidate wins.
-
-    Attributes:
-        min_scenarios: fewer held-out scenarios than this reject.
-        max_scenarios: at most this many are asked.
-        turns_per_scenario: at most this many turns of each.
-        samples: answers of each policy to each turn.
-        run_samples: whole runs of each policy of a scenario whose runs can be repeated. The scenario is the unit, so of
-            the same budget more scenarios say more than more runs of each.
-        orders: how often the judge sees each turn: 2 shows it the answers in the reverse order, too, so that what it
-            gives for standing first or last cancels out. Judging then costs twice as much.
-        level: confidence of the one-sided lower bound; an equal candidate is promoted at most as often as 1 - level.
-        margin: the lower bound must lie above it.
-        max_unscored: a larger share of turns that the judge could not score rejects, and so does a larger share of
-            answers that a user's check failed on.
-        max_worse: how much worse the candidate may at most be, with confidence, in what it must not lose: judge's
-            scores on the suite, user's checks (on a scale of 0 to 1), shares of answers that are empty, refused,
-            malformed, cut off or repeat themselves.
-        new_user_s: runs of users first seen this lately are not asked, so that nobody can come and steer a promotion.
-            Runs without a user are, and so is everybody who came in the project's own first so many seconds.
-        max_user_share: of the scenarios, what may be one user's alone, where four users or more are known; never less
-            than twice an equal share.
-        suite: prompts that are always asked (`suite.read_suite`).
-        collapse: how far the answers may change; `None` leaves all checks of `collapse` out.
+    """When a candidate wins the gate.
 
     Raises:
         ConfigError: a number is out of its range.
     """
 
+    # With fewer scored held-out scenarios the candidate is rejected. The level needs some as well (`fewest`).
     min_scenarios: int = 8
+    # At most this many scenarios are asked, and this many turns of each.
     max_scenarios: int = 64
     turns_per_scenario: int = 2
+    # Answers of each policy to each turn.
     samples: int = 4
+    # Whole runs of each policy, for scenarios whose runs can be repeated. The scenario is the unit of the test, so more
+    # scenarios tell more than more runs of each.
     run_samples: int = 2
+    # How often the judge sees each turn. 2 shows the answers in the reverse order, too, which cancels position bias and
+    # doubles the cost of judging.
     orders: Literal[1, 2] = 2
+    # Confidence of the one-sided lower bound. A candidate equal to the champion is promoted in at most 1 - level of the
+    # gate runs.
     level: float = 0.95
+    # The lower bound of the score difference must lie above this. Below 0, the candidate may be that much worse.
     margin: float = 0.0
+    # A larger share of turns without a judge's score rejects; so does a larger share of answers on which a user's check
+    # failed.
     max_unscored: float = 0.1
+    # Largest loss, with confidence `level`, in every metric that must not get worse: the judge's scores on the suite,
+    # user checks (scaled to 0..1), and the shares of empty, refused, malformed, cut-off and repetitive answers.
     max_worse: float = 0.1
+    # Runs of users who arrived within this many seconds are not asked about, so that no newcomer can steer a promotion.
     new_user_s: float = 86_400.0
+    # Largest share of the scenarios that belong to one user alone, where four users or more are known; never less than
+    # twice an equal share.
     max_user_share: float = 0.25
+    # Prompts that every candidate is asked (`read_suite`).
     suite: tuple[Turn, ...] = ()
+    # `None` switches all checks of `collapse` off.
     collapse: CollapseConfig | None = field(default_factory=CollapseConfig)
 
     def __post_init__(self) -> None:
-        """Refuse what would promote anything, or nothing."""
+        """Refuse numbers that would promote every candidate, or none."""
         if not 0.5 <= self.level < 1:
             raise ConfigError(f"the gate's level is {self.level:g}; give a confidence from 0.5 to below 1")
         if not -1 <= self.margin < 1:

@@ -1,70 +1,95 @@
-"""The turns that both policies answer, and the groups that the judge ranks.
+"""What the gate asks: turns of held-out traffic and of a frozen suite. Both policies answer them, blind for the judge.
 
-Whoever sends traffic chooses what the gate asks, so nobody may choose much of it: a user who just arrived has no say,
-and a user who sends a lot makes up no more than a share of the scenarios.
+The prompts come from users, so a user who wanted to steer a promotion could try to choose them. Two rules prevent it:
+users who arrived lately are not asked about, and one user's scenarios are at most a share of all.
+
+A **suite** is a file of prompts that every candidate is asked, whatever traffic brings. JSON lines, one prompt each::
+
+    {"messages": [{"role": "user", "content": "Where is order 7?"}], "tools": [...], "name": "order", "max_tokens": 64}
+
+Only `messages` is required. If the last message is an answer of the assistant's, as in OpenAI's fine-tuning files, it
+is left out. `name` defaults to the number of the line. `temperature`, `max_tokens`, `max_completion_tokens`, `stop` and
+`chat_template_kwargs` are sent along. The judge and the user's checks score the answers as on held-out traffic, but
+these scores count for the suite alone.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
+from art_patch.errors import ConfigError
 from art_patch.trajectories import canonical
-from art_patch.types import Call, Choice, Group, Trajectory, TrajectoryInfo
+from art_patch.types import JSON, Call, Choice, Group, Trajectory, TrajectoryInfo
 
+# Prefix of a suite's scenario keys; scenario keys of traffic never begin so.
+PREFIX = "suite:"
+
+# Values of `Call.untrainable` that speak of the answer alone: the whole prompt is known, so it can be asked again.
 _ASKABLE = (None, "answered by upstream", "greedy sampling has no exploration")
-"""Whoever answered, and however it was sampled, the prompt is traffic's."""
+# With fewer known users, a limit for each of them would leave nothing to ask.
 _MIN_USERS = 4
-"""With fewer known users a share says nothing, and one may well be all there is."""
+
+_PARAMS = ("temperature", "max_tokens", "max_completion_tokens", "stop", "chat_template_kwargs")
+_KNOWN = {"messages", "tools", "name", *_PARAMS}
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A call of held-out traffic, to be answered again.
-
-    Attributes:
-        scenario_key: of the task that it belongs to.
-        call: what is asked.
-        info: the run that the call is from; user checks see it, the judge does not.
-    """
+    """A recorded call of a held-out scenario, whose prompt both policies answer again."""
 
     scenario_key: str
     call: Call
+    # The run that the call is from. User checks see it; the judge does not.
     info: TrajectoryInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """What the gate asks, and what it leaves out.
-
-    Attributes:
-        turns: to be answered.
-        left: why scenarios are not asked although they are held out -> how many.
-        runs: of each scenario that is asked, those that have a say, newest first.
-    """
+    """The turns that the gate asks, and why held-out scenarios were left out."""
 
     turns: tuple[Turn, ...]
+    # Reason -> number of scenarios that are not asked.
     left: Mapping[str, int]
+    # Scenario key -> the runs that its turns may come from, newest first.
     runs: Mapping[str, tuple[TrajectoryInfo, ...]] = field(default_factory=dict[str, tuple[TrajectoryInfo, ...]])
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The answers of one policy to a turn, and the time that all of them took together."""
+
+    choices: tuple[Choice, ...]
+    duration_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A turn with the answers of both policies."""
+
+    turn: Turn
+    candidate: Given
+    champion: Given
+
+
+# --- held-out traffic ---
 
 
 def new_users(
     first_seen: Mapping[str, float], *, project_since: float, new_user_s: float, now: float
 ) -> frozenset[str]:
-    """Return the users who arrived so lately that they have no say in what is promoted.
+    """Return the users who arrived within the last `new_user_s` seconds. The gate does not ask their prompts.
 
-    Who came in the project's own first `new_user_s` is never new, or nothing could be tested until then.
-
-    Args:
-        first_seen: when each user came, seconds since the epoch.
-        project_since: when the first of all traffic came.
-        new_user_s: how long a user stays new.
-        now: seconds since the epoch.
+    `first_seen` has each user's first call, `project_since` the first call of all, both in seconds since the epoch.
+    Users who arrived within the project's own first `new_user_s` are never new, because a young project could test
+    nothing.
     """
     since = max(now - new_user_s, project_since + new_user_s)
     return frozenset(user for user, at in first_seen.items() if at > since)
@@ -79,16 +104,14 @@ def held_out_turns(
     without: frozenset[str] = frozenset(),
     max_user_share: float = 1.0,
 ) -> HeldOut:
-    """Choose turns from held-out groups, newest scenarios first, spread over the depths of their conversations.
+    """Choose the turns to ask from held-out groups: newest scenarios first, turns of different depths first.
 
     Args:
-        groups: held out, oldest first.
-        scenarios: at most this many.
-        turns_per_scenario: at most this many of each, of different depths where there are any.
-        seed: of the choice among calls of one depth.
-        without: users whose runs are not asked, such as those who just arrived.
-        max_user_share: of the scenarios that are one user's alone, where four users or more are known; never less than
-            twice an equal share. Runs without a user are nobody's.
+        groups: held-out groups, oldest first.
+        without: users whose runs are not asked about (`new_users`).
+        max_user_share: largest share of the scenarios that belong to one user alone. It applies where four users or
+            more are known, and is never less than twice an equal share. Runs without a user are not limited.
+        seed: decides between calls of the same depth.
     """
     calls: dict[str, list[tuple[TrajectoryInfo, Call]]] = defaultdict(list)
     runs: dict[str, list[TrajectoryInfo]] = defaultdict(list)
@@ -114,12 +137,52 @@ def held_out_turns(
     return HeldOut(turns, {reason: count for reason, count in left.items() if count}, newest)
 
 
+def _owner(theirs: Sequence[tuple[TrajectoryInfo, Call]]) -> str | None:
+    """Return the user of a scenario that only one user has asked; `None` for a shared scenario."""
+    users = {info.user_id for info, _ in theirs}
+    return users.pop() if len(users) == 1 else None
+
+
+def _within_share(owner_of: Mapping[str, str | None], limit: int, max_share: float) -> tuple[list[str], int]:
+    """Return the newest scenarios that keep every user's share, and how many scenarios were passed over for it."""
+    waiting, users = list(owner_of), {owner for owner in owner_of.values() if owner is not None}
+    share = max(max_share, 2 / max(1, len(users)))
+    while len(users) >= _MIN_USERS:
+        taken = waiting[:limit]
+        count_of = Counter(owner for key in taken if (owner := owner_of[key]) is not None)
+        user, count = max(sorted(count_of.items()), key=lambda item: item[1], default=("", 0))
+        # One scenario of each user always passes, however small the share is.
+        if count <= max(1.0, share * len(taken)):
+            break
+        # The user's oldest scenario goes, an older one of somebody else takes its place, and all shares are counted
+        # anew.
+        waiting.remove(next(key for key in reversed(taken) if owner_of[key] == user))
+    return waiting[:limit], len(owner_of) - len(waiting)
+
+
+def _spread(key: str, theirs: Sequence[tuple[TrajectoryInfo, Call]], limit: int, rng: random.Random) -> list[Turn]:
+    """Choose turns of a scenario: one of each depth, then a second of each, and so on; each prompt at most once."""
+    by_depth: dict[int, dict[Any, Turn]] = defaultdict(dict)
+    for info, call in theirs:
+        prompt = call.prompt_token_ids or tuple(map(canonical, call.messages))
+        by_depth[len(call.messages)].setdefault(prompt, Turn(key, call, info))
+    depths = [rng.sample(list(same.values()), len(same)) for _, same in sorted(by_depth.items())]
+    deepest = max(map(len, depths), default=0)
+    return [same[rank] for rank in range(deepest) for same in depths if rank < len(same)][:limit]
+
+
+# --- what the judge ranks ---
+
+# (turn, both policies' answers to it as one group, ids of the candidate's answers in that group).
+Contest = tuple[Turn, Group, frozenset[str]]
+
+
 def contest(
     turn: Turn, candidate: Sequence[Choice], champion: Sequence[Choice], *, new_id: Callable[[], str]
 ) -> tuple[Group, frozenset[str]]:
-    """Return the turn's answers as one group for the judge, and the ids of those that the candidate gave.
+    """Return both policies' answers to a turn as one blind group, and the ids of the candidate's answers in it.
 
-    Nothing in the group says who answered: the judge sees the turn's prompt and the answers in random order.
+    Nothing in the group names a policy. The judge shuffles the answers by the group's random id.
     """
     ours: set[str] = set()
     siblings: list[Trajectory] = []
@@ -132,22 +195,20 @@ def contest(
 
 
 def as_run(turn: Turn, choice: Choice, *, new_id: Callable[[], str]) -> Trajectory:
-    """Return an answer to the turn as a run of its own that does not tell which policy gave it."""
+    """Return an answer to the turn as a trajectory of one call, without the name of the policy that gave it."""
     key = new_id()
-    call = Call(
-        id=new_id(),
-        trajectory_id=key,
-        started_at=0.0,
-        requested_model=turn.call.requested_model,
-        messages=turn.call.messages,
-        tools=turn.call.tools,
-        choices=(Choice(0, choice.message, choice.finish_reason),),
-    )
-    return Trajectory(TrajectoryInfo(key, 0.0), (call,))
+    call = replace(turn.call, id=new_id(), trajectory_id=key, choices=(replace(choice, index=0),))
+    return Trajectory(TrajectoryInfo(key, 0.0), (blind_call(call),))
+
+
+def blind_call(call: Call) -> Call:
+    """Return the call with its prompt, tools and answers alone: no policy, time, token or log-probability."""
+    choices = tuple(Choice(choice.index, choice.message, choice.finish_reason) for choice in call.choices)
+    return Call(call.id, call.trajectory_id, 0.0, call.requested_model, call.messages, choices, call.tools)
 
 
 def data_hash(turns: Sequence[Turn]) -> str:
-    """Return the sha256 of what is asked: the same turns in any order have the same."""
+    """Return a sha256 of all scenarios, prompts and tools that are asked, the same for every order of the turns."""
     digests = sorted(
         hashlib.sha256(b"\0".join((turn.scenario_key.encode("utf-8", "surrogatepass"), *_asked(turn.call)))).digest()
         for turn in turns
@@ -157,36 +218,116 @@ def data_hash(turns: Sequence[Turn]) -> str:
 
 def _asked(call: Call) -> Iterator[bytes]:
     yield from map(canonical, call.messages)
-    yield b"\0tools"
+    yield b"\0tools"  # so that a tool can never be mistaken for a message
     yield from map(canonical, call.tools)
 
 
-def _owner(theirs: Sequence[tuple[TrajectoryInfo, Call]]) -> str | None:
-    """The user whose scenario it is alone."""
-    users = {info.user_id for info, _ in theirs}
-    return users.pop() if len(users) == 1 else None
+# --- whole runs ---
 
 
-def _within_share(owner_of: Mapping[str, str | None], limit: int, max_share: float) -> tuple[list[str], int]:
-    """The newest scenarios, and how many were passed over: the oldest of users who have more than their share."""
-    waiting, users = list(owner_of), {owner for owner in owner_of.values() if owner is not None}
-    share = max(max_share, 2 / max(1, len(users)))
-    while len(users) >= _MIN_USERS:
-        taken = waiting[:limit]
-        count_of = Counter(owner for key in taken if (owner := owner_of[key]) is not None)
-        user, count = max(sorted(count_of.items()), key=lambda item: item[1], default=("", 0))
-        if count <= max(1.0, share * len(taken)):
-            break
-        waiting.remove(next(key for key in reversed(taken) if owner_of[key] == user))
-    return waiting[:limit], len(owner_of) - len(waiting)
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A scenario that both policies ran again, with as many runs of the candidate as of the champion."""
+
+    # A turn of the recorded run: it says whose run it was and what was asked.
+    turn: Turn
+    candidate: tuple[Trajectory, ...]
+    champion: tuple[Trajectory, ...]
+
+    @property
+    def runs(self) -> tuple[Trajectory, ...]:
+        """Both policies' runs."""
+        return (*self.candidate, *self.champion)
 
 
-def _spread(key: str, theirs: Sequence[tuple[TrajectoryInfo, Call]], limit: int, rng: random.Random) -> list[Turn]:
-    """Turns of different depths first, then further ones; of one prompt, one."""
-    by_depth: dict[int, dict[Any, Turn]] = defaultdict(dict)
-    for info, call in theirs:
-        prompt = call.prompt_token_ids or tuple(map(canonical, call.messages))
-        by_depth[len(call.messages)].setdefault(prompt, Turn(key, call, info))
-    depths = [rng.sample(list(same.values()), len(same)) for _, same in sorted(by_depth.items())]
-    deepest = max(map(len, depths), default=0)
-    return [same[rank] for rank in range(deepest) for same in depths if rank < len(same)][:limit]
+def speaks_of(run: Trajectory, policy: str) -> bool:
+    """Whether the policy, and no other policy or upstream in its place, answered the calls of this run."""
+    answered = any(call.policy == policy and call.choices for call in run.calls)
+    # Calls without a policy go upstream whoever serves, such as those with tools of the provider's: they count for no
+    # one.
+    return answered and all(call.policy in (policy, None) and call.fallback is None for call in run.calls)
+
+
+def run_contest(repeated: Repeated, *, new_id: Callable[[], str]) -> Contest:
+    """Return both policies' runs as one blind group for the judge, with the ids of the candidate's runs."""
+    siblings = tuple(
+        Trajectory(TrajectoryInfo(run.id, 0.0), tuple(map(blind_call, run.calls))) for run in repeated.runs
+    )
+    group = Group(new_id(), repeated.turn.scenario_key, "gate", siblings, held_out=True)
+    return repeated.turn, group, frozenset(run.id for run in repeated.candidate)
+
+
+def answered_in(repeated: Repeated) -> Answered:
+    """Return all answers of both policies' runs as answers to one turn, for the checks of `collapse`."""
+    # The turn offers the tools of all calls: a call of a tool that only a later turn offers is no format error.
+    tools: dict[bytes, JSON] = {}
+    for run in repeated.runs:
+        for call in run.calls:
+            tools |= {canonical(tool): tool for tool in call.tools}
+    turn = replace(repeated.turn, call=replace(repeated.turn.call, tools=tuple(tools.values())))
+    return Answered(turn, _given(repeated.candidate), _given(repeated.champion))
+
+
+def _given(runs: Sequence[Trajectory]) -> Given:
+    """Return a policy's answers in its runs, and the mean time that it took to answer in one run."""
+    theirs = [call for run in runs for call in run.calls if call.policy is not None]
+    choices = tuple(choice for call in theirs for choice in call.choices)
+    return Given(choices, sum(call.duration_ms for call in theirs) / len(runs))
+
+
+# --- the suite ---
+
+
+def read_suite(path: Path) -> tuple[Turn, ...]:
+    """Read the prompts of a suite file.
+
+    Raises:
+        ConfigError: the file cannot be read, holds no prompt or a malformed line, or two prompts have one name.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the suite {path} cannot be read ({error}); give a file of JSON lines") from None
+    turns = tuple(_turn(path, number, line) for number, line in enumerate(lines, 1) if line.strip())
+    if not turns:
+        raise ConfigError(f"the suite {path} has no prompts; write one JSON line each, or unset it")
+    names = [turn.scenario_key for turn in turns]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"two prompts of the suite {path} are named {twice.removeprefix(PREFIX)!r}; rename one")
+    return turns
+
+
+def _turn(path: Path, number: int, line: str) -> Turn:
+    where = f"line {number} of the suite {path}"
+    try:
+        row: Any = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where} is not JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where} is not a JSON object; write {{'messages': [...]}}")
+    row = cast("dict[str, Any]", row)
+    if unknown := sorted(row.keys() - _KNOWN):
+        raise ConfigError(f"{where} has {unknown[0]!r}, which would not be sent; known are {', '.join(sorted(_KNOWN))}")
+    messages = _objects(where, "messages", row.get("messages"))
+    if messages and messages[-1].get("role") == "assistant":
+        messages = messages[:-1]
+    if not messages or not all(isinstance(message.get("role"), str) for message in messages):
+        raise ConfigError(f"{where} has no prompt; 'messages' is a list of messages with roles, as OpenAI has them")
+    name = str(row.get("name", number))
+    call = Call(
+        id=f"{PREFIX}{name}",
+        trajectory_id=f"{PREFIX}{name}",
+        started_at=0.0,
+        requested_model="suite",
+        messages=messages,
+        tools=_objects(where, "tools", row.get("tools", [])),
+        params={key: row[key] for key in _PARAMS if key in row},
+    )
+    return Turn(f"{PREFIX}{name}", call, TrajectoryInfo(call.id, 0.0, name=name, scenario_key=call.id))
+
+
+def _objects(where: str, what: str, value: Any) -> tuple[Mapping[str, Any], ...]:
+    items = cast("list[Any]", value) if isinstance(value, list) else None
+    if items is None or not all(isinstance(item, dict) for item in items):
+        raise ConfigError(f"{where}: {what!r} is a list of JSON objects")
+    return tuple(items)

@@ -2,7 +2,7 @@
 
 The unit is the scenario. Runs of one scenario are not independent, so their mean counts once. The limits of a mean are
 95 % limits of the normal approximation. A difference from the first model is paired by scenario; its 95 % lower bound
-is the gate's (`art_patch.gate.bounds`).
+is the gate's (`art_patch.gate.lower_bound`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art_patch.gate import lower_bound
-from art_patch.gate.bounds import fewest, scenarios_needed
+from art_patch.gate.paired_test import fewest, scenarios_needed
 
 scores = st.lists(st.floats(-1, 1, allow_nan=False).map(lambda x: round(x, 3)), min_size=5, max_size=14)
 

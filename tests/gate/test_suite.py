@@ -34,8 +34,8 @@ def test_each_line_is_a_prompt(tmp_path: Path):
     ("lines", "words"),
     [
         ([], "has no prompts"),
-        (["{"], "line 1 .* is no JSON"),
-        (["[]"], "line 1 .* is no JSON object"),
+        (["{"], "line 1 .* is not JSON"),
+        (["[]"], "line 1 .* is not a JSON object"),
         ([{"messages": [HI]}, {"prompt": "hi"}], "line 2 .* has 'prompt', which would not be sent"),
         ([{"messages": "hi"}], "'messages' is a list"),
         ([{"messages": [{"content": "hi"}]}], "no prompt"),

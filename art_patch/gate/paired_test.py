@@ -1,0 +1,290 @@
+"""The gate's statistics: is the candidate better than the champion on the held-out scenarios?
+
+In: the judge's scores of both policies on the same turns. Out: a verdict, with its reason and metrics. Pure.
+
+- **Unit.** The scenario. Turns of one scenario are not independent, so their mean counts once. The paired comparison
+  has one difference for each scenario: candidate's mean less champion's, on the judge's scale from 0 to 1.
+- **Superiority test** (`decide`). Null hypothesis: the candidate is not better than `margin`. The candidate wins if the
+  one-sided lower confidence bound of the mean difference lies above `margin`.
+- **Error rate.** A candidate equal to the champion wins in at most `1 - level` (5 %) of the gate runs: type I error.
+  This holds exactly for every number of scenarios. Each further gate run takes the same risk again.
+- **Non-inferiority tests** (`not_worse`) of other metrics, each at the same level. All must pass, so several of them
+  need no correction of the level (intersection-union test; Berger, Technometrics 24, 1982).
+- **Position-bias correction** (`merge_orders`). The judge sees each group in an order and in its reverse, and the mean
+  of both scores counts (Wang et al. 2023, https://arxiv.org/abs/2305.17926).
+- **Fails closed.** Too few scenarios, a score that is not finite and a tie reject the candidate.
+
+The bound (`lower_bound`) inverts the sign-flip permutation test: it lies above a number exactly if that test rejects
+the number. If candidate and champion are equal, swapping their names changes nothing, so the differences are symmetric
+around zero whatever the scores look like. That symmetry is all that the test assumes. The documentation's negative
+results name the bounds that did not keep their level.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
+from statistics import NormalDist, stdev
+
+from art_patch.gate.config import GateConfig
+from art_patch.gate.turns import Contest
+from art_patch.types import JSON, Group
+
+# (scenario key, candidate's metric, champion's metric) of one turn.
+Pair = tuple[str, float, float]
+
+# Means of the same numbers in another order differ by less than this, and no judge scores as finely. Without it,
+# rounding would decide a tie.
+TIE = 1e-9
+
+# 2 ** 10 subsets are enumerated; beyond, a random sample of subsets keeps the time bounded.
+_ALL_SUBSETS_UPTO = 10
+# With the empty subset these are 2,000, so that 1 % and 5 % of them are whole numbers.
+_DRAWS = 1_999
+# Statistical power (1 - type II error) of the sample size that `scenarios_needed` recommends.
+_POWER = 0.8
+
+
+# --- the confidence bound ---
+
+
+def fewest(level: float) -> int:
+    """Return the smallest number of differences from which a bound at this confidence level is finite.
+
+    n differences can have their signs flipped in 2 ** n ways, so the test's smallest p-value is 1 / 2 ** n. Five are
+    needed for 95 %.
+    """
+    return math.ceil(math.log2(1 / (1 - level)) - 1e-9)
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the arithmetic mean, bit for bit the same in every order of the values."""
+    return math.fsum(values) / len(values)
+
+
+def lower_bound(differences: Sequence[float], level: float, *, seed: int = 0) -> float:
+    """Return the one-sided lower confidence bound of the mean of paired differences; -infinity for too few (`fewest`).
+
+    This is the typical-value bound (Hartigan, "Using subsample values as typical values", JASA 64, 1969): the sorted
+    means of all subsets cut the line into intervals, and each interval holds the true centre with the same probability.
+
+    Args:
+        differences: one for each scenario: finite, independent, symmetric around their mean.
+        level: confidence of this one side, such as 0.95.
+        seed: of the random subsets that are drawn where there are more than ten differences.
+    """
+    if len(differences) < fewest(level):
+        return -math.inf
+    means = sorted(_subset_means(differences, seed))
+    # Rounded down: the bound is conservative where the level is between two steps. 1e-9 mends (1 - 0.9) * 2000 =
+    # 199.99...
+    return means[int((1 - level) * len(means) + 1e-9)]
+
+
+def _subset_means(values: Sequence[float], seed: int) -> Iterator[float]:
+    count = len(values)
+    if count <= _ALL_SUBSETS_UPTO:
+        chosen: Iterator[int] = iter(range(2**count))
+    else:
+        # The empty subset, which is the observed arrangement of the test, is always one of the sample. A random sample
+        # without it would be wrong more often than the level says (Phipson and Smyth, "Permutation p-values should
+        # never be zero", 2010).
+        rng = random.Random(seed)
+        chosen = (rng.getrandbits(count) if draw else 0 for draw in range(_DRAWS + 1))
+    for members in chosen:
+        some = list(compress(values, map(int, f"{members:0{count}b}")))
+        yield mean(some) if some else -math.inf
+
+
+def scenarios_needed(differences: Sequence[float], margin: float, level: float) -> int | None:
+    """Return how many scenarios would probably show that a difference like the observed one is above the margin.
+
+    The usual sample size for a power of 80 %, in the normal approximation: ((z_level + z_power) * s / effect) ** 2.
+
+    Returns:
+        `None` where more scenarios would not help: the observed mean is not above the margin, or its spread is unknown.
+    """
+    over = mean(differences) - margin
+    if over <= 0 or len(differences) < 2:
+        return None
+    normal = NormalDist()
+    steps = (normal.inv_cdf(level) + normal.inv_cdf(_POWER)) * stdev(differences) / over
+    return max(len(differences) + 1, fewest(level), math.ceil(steps**2))
+
+
+# --- non-inferiority ---
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check of a candidate. A candidate that fails one check is rejected, however well it scores."""
+
+    name: str
+    # Both policies' values of the checked metric; `None` where it could not be measured.
+    candidate: float | None
+    champion: float | None
+    # The limit that was applied: of the candidate's value, or of how much worse it may be. `None` for a metric that is
+    # only reported.
+    bound: float | None
+    passed: bool
+    # The same as one sentence for people.
+    words: str
+
+
+def scenario_means(pairs: Iterable[Pair]) -> list[tuple[float, float]]:
+    """Average the turns of each scenario; return (candidate's mean, champion's mean), in order of first appearance."""
+    ours: dict[str, list[float]] = defaultdict(list)
+    theirs: dict[str, list[float]] = defaultdict(list)
+    for key, of_candidate, of_champion in pairs:
+        ours[key].append(of_candidate)
+        theirs[key].append(of_champion)
+    return [(mean(ours[key]), mean(theirs[key])) for key in ours]
+
+
+def not_worse(
+    name: str, pairs: Iterable[Pair], *, allowed: float, level: float, seed: int = 0, less_is_better: bool = False
+) -> Finding:
+    """Test non-inferiority: is the candidate worse than the champion by at most `allowed`, with confidence `level`?
+
+    A candidate that is worse by more than `allowed` passes in at most `1 - level` of the cases.
+
+    Args:
+        pairs: both policies' values of the metric for each turn; the scenario is the unit.
+        allowed: the largest loss that passes, in the metric's own unit.
+        less_is_better: whether a smaller value is better, as for error rates.
+    """
+    by_scenario = scenario_means(pairs)
+    if not by_scenario:
+        return Finding(name, None, None, allowed, False, f"{name}: nothing to compare")
+    ours, theirs = mean([a for a, _ in by_scenario]), mean([b for _, b in by_scenario])
+    if not all(math.isfinite(metric) for both in by_scenario for metric in both):
+        return Finding(name, None, None, allowed, False, f"{name}: a metric is not finite")
+    sign = -1.0 if less_is_better else 1.0
+    better = [sign * (a - b) for a, b in by_scenario]
+    bound = lower_bound(better, level, seed=seed)
+    words = f"{name} {ours:.3g} against {theirs:.3g}"
+    if math.isinf(bound):
+        # No bound at this level exists for so few scenarios, so the observed mean decides, and no loss is allowed.
+        passed = mean(better) >= -TIE
+        rule = f"on {len(better)} scenarios, too few to allow anything worse"
+    else:
+        passed = bound > -allowed - TIE
+        rule = f"worse by at most {max(0.0, -bound):.3g} with {level:.0%} confidence, {allowed:g} is allowed"
+    return Finding(name, ours, theirs, allowed, passed, f"{words}: {rule}")
+
+
+# --- position-bias correction ---
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The judge's scores of the gate's turns, averaged over the orders in which the answers were shown."""
+
+    # Both policies' mean scores, for each turn of which every answer was scored in every order.
+    pairs: tuple[Pair, ...]
+    # Scenario keys of the other turns.
+    unscored: tuple[str, ...]
+    # Share of the scored turns in which one order prefers the candidate and the other order the champion. A high share
+    # means a judge with a strong position bias. `None` with one order, or where no turn was scored.
+    order_disagreement: float | None
+
+
+def merge_orders(contests: Sequence[Contest], orders: Sequence[Mapping[str, float]]) -> Judged:
+    """Average the judge's scores over the orders in which it saw the answers; count how often the orders disagree.
+
+    A judge that favours the first or the last place favours one policy in one order and the other policy in the
+    reverse, so the favour cancels out in the mean. `orders` has, for each order, a score by trajectory id; a turn is
+    unscored if one of its scores is missing or not finite.
+    """
+    pairs: list[Pair] = []
+    unscored: list[str] = []
+    flips = 0
+    for turn, group, ours in contests:
+        found = [_means(group, ours, values) for values in orders]
+        means = [both for both in found if both is not None]
+        if len(means) < len(orders) or not means:
+            unscored.append(turn.scenario_key)
+            continue
+        pairs.append((turn.scenario_key, mean([a for a, _ in means]), mean([b for _, b in means])))
+        differences = [a - b for a, b in means]
+        flips += min(differences) < -TIE and max(differences) > TIE
+    disagreement = flips / len(pairs) if pairs and len(orders) > 1 else None
+    return Judged(tuple(pairs), tuple(unscored), disagreement)
+
+
+def _means(group: Group, ours: frozenset[str], values: Mapping[str, float]) -> tuple[float, float] | None:
+    """Return the candidate's and the champion's mean score in one order; `None` unless every answer has a score."""
+    scores = [(sibling.id in ours, values.get(sibling.id, math.nan)) for sibling in group.trajectories]
+    by_us = [score for is_ours, score in scores if is_ours]
+    by_them = [score for is_ours, score in scores if not is_ours]
+    # Means of the answers that happen to have a score would compare other answers in the one order than in the other.
+    if not by_us or not by_them or not all(math.isfinite(score) for _, score in scores):
+        return None
+    return mean(by_us), mean(by_them)
+
+
+# --- the verdict ---
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the candidate wins the gate, with the reason as a sentence and the metrics behind it."""
+
+    promote: bool
+    reason: str
+    metrics: JSON
+
+
+def decide(scores: Iterable[Pair], config: GateConfig, *, seed: int = 0) -> Verdict:
+    """Run the superiority test on both policies' mean scores of each turn; `seed` draws the subsets of the bound."""
+    pairs = list(scores)
+    for key, ours, theirs in pairs:
+        if not (math.isfinite(ours) and math.isfinite(theirs)):
+            return Verdict(False, f"a score of scenario {key} is not finite", {"scenarios": 0})
+    by_scenario = scenario_means(pairs)
+    count, least = len(by_scenario), max(config.min_scenarios, fewest(config.level))
+    if count < least:
+        metrics = {"scenarios": count, "more_needed": least - count}
+        return Verdict(False, f"{count} held-out scenarios; {least - count} more are needed", metrics)
+    differences = [ours - theirs for ours, theirs in by_scenario]
+    bound = lower_bound(differences, config.level, seed=seed)
+    metrics = {
+        "scenarios": count,
+        "candidate": mean([ours for ours, _ in by_scenario]),
+        "champion": mean([theirs for _, theirs in by_scenario]),
+        "difference": mean(differences),
+        "lower_bound": bound,
+    }
+    # Above and not equal: a candidate that answers like the champion has a bound of exactly 0 and must not win.
+    wins = bound > config.margin + TIE
+    tied = all(abs(difference) <= TIE for difference in differences)
+    needed = None if wins or tied else scenarios_needed(differences, config.margin, config.level)
+    if needed is not None:
+        metrics["more_needed"] = needed - count
+    return Verdict(wins, _reason(metrics, config, wins, tied), metrics)
+
+
+def with_findings(verdict: Verdict, findings: Sequence[Finding]) -> Verdict:
+    """Return the verdict, turned into a rejection if any check failed; its reason then names every failed check."""
+    failed = [finding.words for finding in findings if not finding.passed]
+    if not failed:
+        return verdict
+    lead = "it wins, but" if verdict.promote else "besides,"
+    return replace(verdict, promote=False, reason=f"{verdict.reason}; {lead} {'; '.join(failed)}")
+
+
+def _reason(metrics: JSON, config: GateConfig, wins: bool, tied: bool) -> str:
+    if tied:
+        return f"a tie: both score alike on each of {metrics['scenarios']} held-out scenarios, not above the margin"
+    words = (
+        f"scores {metrics['candidate']:.3f} against {metrics['champion']:.3f} "
+        f"on {metrics['scenarios']} held-out scenarios; "
+        f"the difference is above {metrics['lower_bound']:+.3f} with {config.level:.0%} confidence, "
+        f"{'above' if wins else 'not above'} the margin {config.margin:g}"
+    )
+    more = metrics.get("more_needed")
+    return words if more is None else f"{words}; if it is as it looks, about {more} more scenarios would show it"
