@@ -1,4 +1,9 @@
-"""Settings: explicit argument, then `ART_PATCH_*` variable, then default. One record for app, job and server."""
+"""Settings of app, job and server. An argument wins over the `ART_PATCH_*` variable, which wins over the default.
+
+Each field of `Settings` is the one place that states a setting. Its variable, its command-line option (if it is marked
+with `Option`) and its entry in the reference documentation are generated from the field, its type and the text below
+it. The first sentence of that text is the help of the option.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,11 @@ import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from art_patch._lib.option import Option
 from art_patch.errors import ConfigError
 from art_patch.types import Mode
 
@@ -19,166 +25,178 @@ PREFIX = "ART_PATCH_"
 Match = str | re.Pattern[str] | Callable[[Mapping[str, Any]], bool] | None
 Redact = Literal["secrets"] | Callable[[str], str] | None
 
+# A scheme, or a login in front of a host: such a value was meant as a URL, so it is refused rather than used as a path.
+# Used as a path, a mistyped URL would put its password into the name of a file.
+_MEANT_AS_URL = re.compile(r"[A-Za-z][\w+.-]*:|.*//[^/]*@")
+
 
 class Settings(BaseModel):
-    """Everything that can be set. `load_settings` reads each field from `ART_PATCH_<FIELD>` unless it is given."""
+    """All settings of a project. `load_settings` reads a field from `ART_PATCH_<FIELD>` if no argument gives it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
-    project: str = Field(default="default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    """Keeps the traffic and policies of different agents apart: each project has its own directory and its own store,
-    and a store refuses every other project. A process has one project."""
+    project: Annotated[str, Option()] = Field(default="default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    """Name of the project: one agent's traffic and policies. Each project has its own directory and its own store. A
+    store refuses every other project, and a process has one project."""
 
-    home: Path | None = None
-    """Directory of all projects; the user's data directory unless set. Store and adapters live below it."""
+    home: Annotated[Path | None, Option()] = None
+    """Directory of all projects. Default: the user's data directory. Stores and adapters live below it."""
 
-    store: str | None = Field(default=None, repr=False)
-    """Database URL, such as `postgresql+psycopg://user@host/database` where several machines share a project's store;
-    `sqlite:///<home>/<project>/store.db` unless set. It may hold a password, so it is not shown. A store belongs to the
-    project that made it: another project needs another file or database, or a schema of its own, named by
+    store: Annotated[str | None, Option()] = Field(default=None, repr=False)
+    """Database of the project: a file, or a URL. Write a path, `sqlite:///PATH`, or
+    `postgresql+psycopg://user@host/database` where several machines share the store. Default:
+    `<home>/<project>/store.db`. The URL may hold a password, so it is never shown. A store belongs to the project that
+    created it. Another project needs another file or database, or its own schema, named by
     `?options=-csearch_path%3DSCHEMA`."""
 
-    mode: Mode = "route"
-    """`route`: to the champion if one serves, else upstream. `canary`: the same for a share of the sessions.
-    `shadow`: upstream answers, and the champion is asked in the background. `record`: always upstream. `off`: do
-    nothing. A mode set in the store (`art-patch mode`) overrules this while the app runs."""
+    mode: Annotated[Mode, Option()] = "route"
+    """Who answers the app's calls: off, record, shadow, canary or route. `route`: the champion, or upstream if there is
+    none. `canary`: the champion answers a share of the sessions. `shadow`: upstream answers, and the champion is asked
+    in the background. `record`: upstream answers. `off`: art_patch does nothing. A mode that `art-patch mode` wrote to
+    the store takes precedence while the app runs."""
 
-    match: Match = None
-    """Which calls are ours, by the model that the app asks for: a glob (`gpt-*`), `re:` and a regular expression, a
-    compiled one, or a function of the request's body. All others pass as if `patch()` had never been called."""
+    match: Annotated[Match, Option()] = None
+    """Models whose calls are routed and recorded: a glob such as `gpt-*`, or re:EXPRESSION. In Python it may also be a
+    compiled expression, or a function of the request's body. All other calls pass as if `patch()` had not been
+    called."""
 
-    sample_rate: float = Field(default=1.0, ge=0, le=1)
-    """Share of trajectories that is recorded, chosen by a hash of their id, so that one is kept whole or not at all."""
+    sample_rate: Annotated[float, Option()] = Field(default=1.0, ge=0, le=1)
+    """Share of trajectories to record, from 0 to 1. A hash of the trajectory's id decides, so a trajectory is recorded
+    whole or not at all."""
 
-    canary_percent: float = Field(default=5.0, ge=0, le=100)
-    """Share of sessions that the champion answers in mode `canary`, and that a candidate answers while it is tested
-    with `promotion=canary`; chosen by a hash of the session, else of the trajectory, else of the conversation's
-    beginning, so that none changes sides midway."""
+    canary_percent: Annotated[float, Option()] = Field(default=5.0, ge=0, le=100)
+    """Share of the sessions, in percent, that a canary answers. It is used by mode `canary` and by `promotion=canary`.
+    A hash decides: of the session, else of the trajectory, else of the conversation's beginning. So no conversation
+    changes sides."""
 
-    promotion: Literal["auto", "approve", "canary"] = "auto"
-    """What becomes of a candidate that won its gate. `auto`: it serves. `approve`: it waits for a person and `art-patch
-    promote`. `canary`: it answers `canary_percent` of the sessions, and serves if it does better there."""
+    promotion: Annotated[Literal["auto", "approve", "canary"], Option()] = "auto"
+    """What happens to a candidate that won the gate: auto, approve or canary. `auto`: it becomes the champion.
+    `approve`: it waits until a person runs `art-patch promote`. `canary`: it answers `canary_percent` of the sessions
+    and becomes the champion if it does better there."""
 
     canary_hours: float = Field(default=24.0, gt=0)
-    """How long a policy is tested beside the champion. Without an answer by then it is rejected."""
+    """Hours that a canary test may take. A policy without a verdict by then is rejected."""
 
     canary_sessions: int = Field(default=20, ge=1)
-    """Sessions that the tested policy and the champion each need before the tested one may be promoted."""
+    """Sessions that the canary and the champion each need before the canary may be promoted."""
 
     canary_margin: float = Field(default=0.0, gt=-1, lt=1)
-    """What rewards or feedback must be better by, on a scale from 0 to 1, for a tested policy to be promoted. Below 0
-    it need not be better, only not worse by more than that."""
+    """How much better the canary's rewards or feedback must be, on a scale from 0 to 1. With a negative margin the
+    canary may be worse by up to that much."""
 
     canary_latency_ratio: float = Field(default=1.5, ge=1)
-    """A tested policy that is this many times slower than the champion is rejected."""
+    """A canary that is this many times slower than the champion is rejected."""
 
     shadow_rate: float = Field(default=1.0, ge=0, le=1)
-    """Share of calls that the champion is asked too in mode `shadow`, or a challenger in state `shadow`."""
+    """Share of calls that are repeated in the background: to the champion in mode `shadow`, or to a policy in state
+    `shadow`."""
 
     shadow_per_minute: int = Field(default=60, ge=0)
-    """Budget of what is asked in the background: beyond it calls are not repeated, and counted as skipped."""
+    """Largest number of background calls a minute. Calls beyond it are not repeated; they are counted as skipped."""
 
-    base_url: str | None = None
-    """Address of the engine; taken from the store (where `art-patch serve` writes it) unless set."""
+    base_url: Annotated[str | None, Option()] = None
+    """Address of the engine. Default: the address that `art-patch serve` wrote to the store."""
 
     engine_key_file: Path | None = None
-    """File with the engine's key, mode 600, for apps on other machines than the engine's. Unset: `engine.key` in the
-    project's directory, where `art-patch serve` keeps a copy of the key that it was given."""
+    """File with the engine's key, mode 600, for apps on other machines. Default: `engine.key` in the project's
+    directory, where `art-patch serve` keeps a copy of its key."""
 
     timeout_s: float = Field(default=30.0, gt=0)
-    """How long the champion may take for an answer that is not streamed, and between two chunks of one that is."""
+    """Seconds that the champion may take for an answer, or between two chunks of a streamed answer."""
 
     first_token_timeout_s: float = Field(default=2.0, gt=0)
-    """How long the champion may take for the first chunk of a stream before the call goes upstream."""
+    """Seconds until the first chunk of a stream. After that the call goes upstream."""
 
     connect_timeout_s: float = Field(default=0.25, gt=0)
-    """How long connecting to the engine may take before the call goes upstream."""
+    """Seconds that connecting to the engine may take. After that the call goes upstream."""
 
     stateless_responses: bool = False
-    """Whether Responses calls that leave `store` unset may be routed. The provider keeps such answers, and an app may
-    refer to one by its id later; only the app's authors know that it never does. `store=False` needs no such word."""
+    """Whether calls of the Responses API that leave `store` unset may be routed. The provider keeps such answers, and
+    an app may refer to one by its id later; set this if yours never does. Calls with `store=False` need no such
+    permission."""
 
-    redact: Redact = None
-    """What is taken out of texts before they are written: `None`, `secrets` (what looks like a key, token or
-    password), or a function from text to text. A call whose texts changed is kept without token ids."""
+    redact: Annotated[Redact, Option()] = None
+    """What is removed from texts before they are written: `secrets` removes keys, tokens and passwords. In Python it
+    may also be a function from text to text. A call whose texts changed is kept without token ids."""
 
     otel: Literal["auto", "off"] = "auto"
-    """`auto`: `gen_ai.*` spans are emitted if the app has set an OpenTelemetry tracer provider."""
+    """`auto` emits `gen_ai.*` spans if the app has set an OpenTelemetry tracer provider."""
 
     carry_threads: bool = True
-    """Whether threads and thread pools take the surrounding trajectory along."""
+    """Whether new threads and thread pools inherit the surrounding trajectory."""
 
     integrations: Literal["auto", "off"] | tuple[str, ...] = "auto"
-    """Which frameworks tell of their runs, steps and tools: `auto`, each whose integration is installed, when the app
-    imports it; `off`, none; or import names (`langchain_core`), and then a missing one is an error. As a variable:
-    separated by commas. One that was armed stays so until the process ends."""
+    """Frameworks whose runs, steps and tools are recorded. `auto`: each framework whose integration is installed, as
+    soon as the app imports it. `off`: none. Or import names such as `langchain_core`, separated by commas in the
+    variable; then a missing integration is an error. An integration stays active until the process ends."""
 
     queue_mib: int = Field(default=64, ge=1)
-    """Bytes of recorded calls that may wait to be written; beyond it calls are dropped and counted."""
+    """Size of the queue of recorded calls, in MiB. Calls beyond it are dropped and counted."""
 
     flush_interval_s: float = Field(default=0.1, gt=0)
-    """How long the writer collects before it writes a batch. When the app is killed, at most this much is lost,
-    and in a process's first second or two, before the store is open, all that was recorded by then."""
+    """Seconds that the writer collects calls before it writes a batch. An app that is killed loses at most this much.
+    In its first second or two, before the store is open, it loses everything recorded so far."""
 
     poll_interval_s: float = Field(default=0.5, gt=0, le=2.0)
-    """How often the app looks whether mode, champion or engine changed. A look costs about a millisecond."""
+    """Seconds between two looks at mode, champion and engine in the store. A look costs about a millisecond."""
 
     group_across: bool = False
-    """Whether the same words are the same task under other system prompts and other tools, too. Unset, a prompt that
-    was reworded makes another task of each question."""
+    """Whether prompts with the same words are the same task even if system prompts or tools differ. By default a change
+    of the system prompt makes each question a new task."""
 
     embeddings: str | None = None
-    """Name of an embedding model that brings together wordings of one task; words alone decide unless set. It sees the
-    first user message of each run. Where it is down the cycle goes on by words alone, and what it would have brought
-    together may lie on both sides of the hold-out."""
+    """Embedding model that finds different wordings of one task. Default: words alone decide. The model sees the first
+    user message of each run. If it cannot be reached, words alone decide, and two wordings of one task may end up on
+    both sides of the hold-out."""
 
     embeddings_base_url: str | None = None
-    """OpenAI-compatible address of that model, ending in /v1. It has no default: what users ask goes there."""
+    """OpenAI-compatible address of the embedding model, ending in /v1. It has no default because users' messages are
+    sent there."""
 
     embeddings_api_key: str | None = Field(default=None, repr=False)
-    """Key for that address where it wants one."""
+    """API key of the embedding model."""
 
-    judge: str | None = None
-    """litellm name of the model that ranks siblings, such as `openai/gpt-5-mini` or `hosted_vllm/NAME`."""
+    judge: Annotated[str | None, Option()] = None
+    """Model that judges siblings, by its litellm name, such as `openai/gpt-5-mini` or `hosted_vllm/NAME`."""
 
-    judge_base_url: str | None = None
-    """Address of the judge where it is not the provider's own."""
+    judge_base_url: Annotated[str | None, Option()] = None
+    """Address of the judge. Default: the provider's own."""
 
     judge_api_key: str | None = Field(default=None, repr=False)
-    """Key for the judge where litellm does not find one in the environment."""
+    """API key of the judge. Default: the key that litellm finds in the environment."""
 
-    rubric: str | None = None
-    """File or text that replaces RULER's default rubric."""
+    rubric: Annotated[str | None, Option()] = None
+    """Rubric for the judge: a file, or the text itself. Default: RULER's rubric."""
 
     reward: str = Field(default="ruler", pattern=r"^(ruler|criteria|[\w.]+:[\w.]+)$")
-    """What a trajectory is learned by, made of its scores: `ruler` (a reward that a user or their code gave, else the
-    judge's score), `criteria` (a weighted mean), or a function of a group, `module:function` (`rewards.combine`)."""
+    """How a trajectory's scores become its reward. `ruler`: a reward that users or code gave, else the judge's score.
+    `criteria`: a weighted mean of criteria. `module:function`: your own function of a group (`rewards.combine`)."""
 
     criteria: str | None = None
-    """Other weights or rules for `reward=criteria`: `accuracy=0.5,efficiency=0,tone=0.2@evals:tone`. Criteria that are
-    not named keep their weight; weight 0 leaves one out; `@module:function` is a rule of your own."""
+    """Weights and rules for `reward=criteria`, such as `accuracy=0.5,efficiency=0,tone=0.2@evals:tone`. Criteria that
+    are not named keep their weight. Weight 0 leaves a criterion out. `@module:function` is your own rule."""
 
-    checks: tuple[str, ...] = ()
-    """Functions of a trajectory that the job runs, `module:function`; what they return stands as scores beside the
-    judge's. As a variable: separated by commas."""
+    checks: Annotated[tuple[str, ...], Option(name="check")] = ()
+    """Function that scores a trajectory, as `module:function`; may be repeated. The job stores what it returns beside
+    the judge's scores. In the variable, several are separated by commas."""
 
     feedback_secret: str | None = Field(default=None, min_length=16, repr=False)
-    """What feedback links are signed with, the same for the app and `art-patch feedback serve`. Unset: a key file in
-    the project's directory, made when first needed, which serves where both run on one machine."""
+    """Secret that signs feedback links. The app and `art-patch feedback serve` need the same one. Default: a key file
+    in the project's directory, which is enough if both run on one machine."""
 
     feedback_base_url: str | None = None
-    """Public address of `art-patch feedback serve` in links, such as `https://feedback.example.com`. Unset: the one
-    that the server on this machine said last."""
+    """Public address of `art-patch feedback serve` in links, such as `https://feedback.example.com`. Default: the
+    address that the server on this machine last used."""
 
     vllm_python: Path | None = None
-    """Interpreter of the environment that vLLM is installed in; the one that `art-patch init vllm` built unless set."""
+    """Python interpreter of the environment that holds vLLM. Default: the one that `art-patch init vllm` built."""
 
     keep_days: float | None = Field(default=None, ge=0)
-    """Trajectories whose last call is longer ago are deleted at the end of each `art-patch retrain`, trained on or
-    not. Unset: all are kept."""
+    """Days after its last call when a trajectory is deleted, trained on or not. Deletion is the last step of each
+    `art-patch retrain`. Default: all are kept."""
 
     keep_trajectories: int | None = Field(default=None, ge=0)
-    """No more than this many trajectories, the newest, outlive an `art-patch retrain`. Unset: all are kept."""
+    """Number of trajectories, the newest, that each `art-patch retrain` keeps. Default: all are kept."""
 
     @field_validator("match", mode="before")
     @classmethod
@@ -229,32 +247,36 @@ class Settings(BaseModel):
     def _is_known_store(cls, value: str | None) -> str | None:
         if value is None or (value.startswith(("sqlite:///", "postgresql+psycopg://")) and value != "sqlite:///"):
             return value
-        scheme = value.partition(":")[0]  # and no more: the rest may hold a password
+        if not _MEANT_AS_URL.match(value):
+            # Made absolute at once: processes that are started from here may have another working directory.
+            return f"sqlite:///{Path(value).expanduser().absolute()}"
+        # The error shows the scheme alone: the rest of the URL may hold a password.
+        scheme = value.partition(":")[0] if re.match(r"[\w+.-]+:", value) else "this URL"
         if scheme.partition("+")[0] in ("postgres", "postgresql"):
             raise ValueError(f"{scheme}: names no driver that we use; write postgresql+psycopg://user@host/database")
         raise ValueError(
             f"{scheme!r} is not a store this release opens; "
-            "write sqlite:////absolute/path/store.db or postgresql+psycopg://user@host/database"
+            "write a path, sqlite:////absolute/path/store.db or postgresql+psycopg://user@host/database"
         )
 
     @cached_property
     def directory(self) -> Path:
-        """The project's directory (not created here)."""
+        """Directory of the project. It is not created here."""
         return Path(os.path.abspath(self.home or _user_data())) / self.project
 
     @property
     def environments(self) -> Path:
-        """Directory of the virtual environments that we build; one for all projects, wherever they live."""
+        """Directory of the virtual environments that `art-patch init` builds. All projects share it."""
         return _user_data() / "environments"
 
     @property
     def store_url(self) -> str:
-        """Database URL with the default filled in."""
+        """URL of the project's database; the default file if `store` is not set."""
         return self.store or f"sqlite:///{self.directory / 'store.db'}"
 
     @property
     def adapters(self) -> Path:
-        """Directory that holds one immutable adapter directory for each policy."""
+        """Directory of the published adapters, with one subdirectory for each policy."""
         return self.directory / "adapters"
 
 
@@ -265,10 +287,10 @@ def _user_data() -> Path:
 
 
 def load_settings(**given: Any) -> Settings:
-    """Return the settings; `given` values that are not `None` win over the environment.
+    """Return the settings. A value in `given` wins over its variable, unless it is `None`.
 
     Raises:
-        ConfigError: naming the argument, its variable and what is wrong with it.
+        ConfigError: a value is impossible. The message names the argument, its variable and the cure.
     """
     settings, wrong = read_settings(**given)
     if wrong is not None:
@@ -277,7 +299,7 @@ def load_settings(**given: Any) -> Settings:
 
 
 def read_settings(**given: Any) -> tuple[Settings, str | None]:
-    """Return the settings as if wrong variables were not set, and what is wrong with them; `None` if nothing is.
+    """Return the settings without the variables that are wrong, and a sentence about those; `None` if all are right.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -295,12 +317,18 @@ def read_settings(**given: Any) -> tuple[Settings, str | None]:
 
 
 def _sentence(place: tuple[int | str, ...], message: str, given: Mapping[str, Any]) -> str:
-    variable, said = f"{PREFIX}{str(place[0]).upper()}", message.removeprefix("Value error, ")
+    variable, said = variable_of(str(place[0])), message.removeprefix("Value error, ")
     return f"{'.'.join(map(str, place))}: {said} (or {variable})" if place[0] in given else f"{variable}: {said}"
 
 
+def variable_of(field: str) -> str:
+    """Return the name of the environment variable that gives a field its value."""
+    return f"{PREFIX}{field.upper()}"
+
+
 def variables() -> dict[str, Any]:
-    """Return the values that variables give, by field. An empty one gives none: so `${X:-}` leaves it."""
-    # By hand and not with pydantic-settings, whose import would double what `patch()` costs the app.
-    found = {name: os.environ.get(f"{PREFIX}{name.upper()}", "") for name in Settings.model_fields}
+    """Return the values that environment variables give, by field. An empty variable counts as unset."""
+    # Not with pydantic-settings: its import would double what `patch()` costs the app.
+    # Blank values are left out because `${X:-}` in a Compose file or a CronJob sets a variable to nothing.
+    found = {name: os.environ.get(variable_of(name), "") for name in Settings.model_fields}
     return {name: value for name, value in found.items() if value.strip()}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
 from functools import wraps
+from io import StringIO
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
@@ -50,7 +53,7 @@ from art_patch.cli.commands.trajectories import app as trajectories
 from art_patch.cli.commands.trajectories import list_trajectories, show
 from art_patch.cli.commands.watch import watch
 from art_patch.cli.interruption import interrupted
-from art_patch.errors import ArtPatchError
+from art_patch.errors import ArtPatchError, ConfigError
 from art_patch.settings import PREFIX
 
 
@@ -125,13 +128,52 @@ app.add_typer(trajectories)
 
 
 @app.callback(invoke_without_command=True)
-def root(version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False) -> None:
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+    env_file: Annotated[
+        Path | None,
+        typer.Option("--env-file", help="Read variables from this file, such as .env. Variables already set win."),
+    ] = None,
+) -> None:
     """Agents that learn from their own traffic."""
     if version:
         from art_patch._lib.version import __version__
 
         typer.echo(__version__)
         raise typer.Exit
+    if env_file is not None:
+        read_env_file(env_file)
+
+
+def read_env_file(path: Path) -> None:
+    """Set the variables that a file of `NAME=VALUE` lines gives, unless they are set already.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line is wrong. The message shows no text of the file: it may hold
+        keys.
+    """
+    from dotenv import dotenv_values
+    from dotenv.parser import parse_stream
+
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise ConfigError(f"--env-file {path} cannot be read: {reason}; name a file of NAME=VALUE lines") from None
+    # python-dotenv only logs a line that it cannot read, and takes a bare word as a name without a value.
+    for binding in parse_stream(StringIO(text)):
+        words = binding.original.string
+        if words.strip() and (binding.error or (binding.key is not None and not _is_assignment(binding))):
+            line = binding.original.line + words[: len(words) - len(words.lstrip())].count("\n")
+            raise ConfigError(f"--env-file {path}, line {line} is not NAME=VALUE; mend it or begin it with #")
+    for name, value in dotenv_values(stream=StringIO(text)).items():
+        # As everywhere, an empty variable of ours counts as unset, so that the next source of the value is asked.
+        if name not in os.environ and value is not None and (value.strip() or not name.startswith(PREFIX)):
+            os.environ[name] = value
+
+
+def _is_assignment(binding: Any) -> bool:
+    return binding.value is not None and re.fullmatch(r"[A-Za-z_]\w*", binding.key, re.ASCII) is not None
 
 
 def run() -> None:
