@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 
 from art_patch.errors import EngineError
 from art_patch.pipeline.cycle_run import Cycle
+from art_patch.policies import remove_adapter, remove_unpublished
 from art_patch.promotion import unwanted
 from art_patch.types import Policy
 
@@ -37,8 +38,7 @@ def sweep(run: Cycle, champion: Policy) -> None:
         if job.name in known:  # it was registered, and then there was no time to delete this
             shutil.rmtree(job)
     shutil.rmtree(run.adapters.parent / GATE_RUNS, ignore_errors=True)
-    for directory in run.adapters.glob(".*@*.*"):  # never published
-        shutil.rmtree(directory)
+    remove_unpublished(run.adapters)
     for policy in ledger.policies():
         if policy.state == "candidate" and policy.path and policy.parent != champion.name:
             reason = f"{champion.name} became champion before it was tested against {policy.parent}"
@@ -56,12 +56,8 @@ def discard(job: Path, adapters: Path, known: Collection[str]) -> None:
         adapters: directory of published policies.
         known: names of the ledger's policies.
     """
-    adapter = adapters / job.name
-    if job.name not in known and adapter.is_dir():
-        hidden = adapters / f".{job.name}.discarded"  # half an adapter must not bear a policy's name
-        shutil.rmtree(hidden, ignore_errors=True)
-        adapter.rename(hidden)
-        shutil.rmtree(hidden)
+    if job.name not in known:
+        remove_adapter(adapters, job.name)
     shutil.rmtree(job)
 
 

@@ -1,8 +1,8 @@
 """A policy on disk: its adapter directory, the check and the probe that prove it, and copies for other tools.
 
-`files` publishes and reads an adapter's directory, `validation` checks a LoRA before an engine loads it, `base_model`
-reads what its base is, `probe` compares what the trainer computed with what a server computes. `merge`, `model_files`,
-`card` and `hub` make the copies that leave the project.
+`files` publishes, reads and deletes an adapter's directory. `validation` checks a LoRA before an engine loads it.
+`base_model` reads what its base is. `probe` compares what the trainer computed with what a server computes. `copies`
+writes a policy for other tools, and `hub` uploads such a copy.
 """
 
 # pyright: reportUnusedImport=false
@@ -14,32 +14,32 @@ from art_patch._lib.lazy import lazily
 
 if TYPE_CHECKING:
     from art_patch.policies.base_model import BaseModel, base_fingerprint, read_base_model, resolve_model_dir
-    from art_patch.policies.card import Copied, hub_id_of, model_card
-    from art_patch.policies.files import MANIFEST, read_json, some
-    from art_patch.policies.hub import Hub, check_repository
-    from art_patch.policies.merge import Merged, write_adapter, write_merged
-    from art_patch.policies.model_files import README, Dtype
-    from art_patch.policies.probe import ENTRY, Probe, check_probe
-    from art_patch.policies.validation import (
+    from art_patch.policies.copies import Copied, Dtype, Merged, hub_id_of, write_adapter, write_card, write_merged
+    from art_patch.policies.files import (
         CONFIG,
+        MANIFEST,
         WEIGHTS,
-        ValidatedAdapter,
-        check_content,
         check_name,
         publish_adapter,
-        validate_adapter,
+        read_json,
+        remove_adapter,
+        remove_unpublished,
+        some,
+        unpublished,
     )
+    from art_patch.policies.hub import Hub, check_repository
+    from art_patch.policies.probe import ENTRY, Probe, check_probe
+    from art_patch.policies.validation import ValidatedAdapter, check_content, lora_key, validate_adapter
 else:
     __getattr__ = lazily(
         __name__,
         {
             "base_model": "BaseModel base_fingerprint read_base_model resolve_model_dir",
-            "card": "Copied hub_id_of model_card",
-            "files": "MANIFEST read_json some",
+            "copies": "Copied Dtype Merged hub_id_of write_adapter write_card write_merged",
+            "files": "CONFIG MANIFEST WEIGHTS check_name publish_adapter read_json remove_adapter remove_unpublished"
+            " some unpublished",
             "hub": "Hub check_repository",
-            "merge": "Merged write_adapter write_merged",
-            "model_files": "Dtype README",
             "probe": "Probe ENTRY check_probe",
-            "validation": "CONFIG ValidatedAdapter WEIGHTS check_content check_name publish_adapter validate_adapter",
+            "validation": "ValidatedAdapter check_content lora_key validate_adapter",
         },
     )

@@ -1,9 +1,9 @@
 """What a base model is, read from its directory without loading its weights.
 
 In: a local directory with `config.json` and `*.safetensors`. Out: a `BaseModel` record with the shape of every weight
-and a fingerprint. Reads a few kilobytes a tensor, so it takes a moment for a 15 GB model too. Imports neither torch nor
-transformers: the trainer, both engines and the command line share it. Raises `ModelNotFound` when the directory is not
-a usable checkpoint.
+and a fingerprint. At most 4 KiB a tensor are read, so a 15 GB model takes a moment too. Imports neither torch nor
+transformers, because the trainer, both engines and the command line share it. Raises `ModelNotFound` when the directory
+is not a usable checkpoint.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ _SAMPLE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """A checkpoint's identity.
+    """A checkpoint: where it lies, its fingerprint, and the shape of every weight.
 
     Attributes:
-        directory: Where it lies.
-        sha256: `base_fingerprint` of the directory; an adapter's manifest must carry the same.
+        directory: The local directory of the checkpoint.
+        sha256: Fingerprint of its config, the headers and sizes of its weight files, and 4 KiB of each tensor. An
+            adapter's manifest must carry the same.
         weight_shapes: Shape of every tensor by its name in the checkpoint, `model.layers.0.mlp.up_proj.weight`.
             A tied `lm_head.weight`, which no file holds, is listed too.
     """
@@ -38,16 +39,11 @@ class BaseModel:
     weight_shapes: dict[str, tuple[int, ...]] = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    name: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
+_Tensor = tuple[int, int, str, tuple[int, ...]]  # first byte, end, name and shape
 
 
 def resolve_model_dir(base: str | os.PathLike[str]) -> Path:
-    """Returns the local directory of a base model: a path as it is, a hub id from the cache or by download."""
+    """Returns the local directory of a base model; a hub id is looked up in the cache, then downloaded."""
     path = Path(base).expanduser()
     if path.is_dir():
         return path
@@ -55,6 +51,7 @@ def resolve_model_dir(base: str | os.PathLike[str]) -> Path:
         raise ModelNotFound(f"there is no directory {path}. Give a model directory or a Hugging Face id.")
     from huggingface_hub import snapshot_download
 
+    # No pickled weights: they may run code when read, and only safetensors are used.
     patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
     try:
         return Path(snapshot_download(str(base), allow_patterns=patterns))
@@ -65,14 +62,7 @@ def resolve_model_dir(base: str | os.PathLike[str]) -> Path:
 
 
 def read_base_model(model_dir: str | os.PathLike[str]) -> BaseModel:
-    """Reads shapes and fingerprint of the checkpoint in a directory.
-
-    Args:
-        model_dir: A local directory, not a hub id.
-
-    Raises:
-        ModelNotFound: It is not a safetensors checkpoint.
-    """
+    """Reads shapes and fingerprint of the checkpoint in a local directory, or raises `ModelNotFound`."""
     directory = Path(model_dir)
     config = _config_bytes(directory)
     shapes: dict[str, tuple[int, ...]] = {}
@@ -84,16 +74,16 @@ def read_base_model(model_dir: str | os.PathLike[str]) -> BaseModel:
         # Two fine-tunes of one architecture agree in every header. A page of each tensor tells them apart and keeps
         # this independent of the size of the model.
         with path.open("rb") as file:
-            for tensor in tensors:
-                shapes[tensor.name] = tensor.shape
-                file.seek(8 + len(header) + tensor.begin)
-                digest.update(file.read(min(_SAMPLE_BYTES, tensor.end - tensor.begin)))
+            for begin, end, name, shape in tensors:
+                shapes[name] = shape
+                file.seek(8 + len(header) + begin)  # the file is the header's size in 8 bytes, the header, the tensors
+                digest.update(file.read(min(_SAMPLE_BYTES, end - begin)))
     _add_tied_head(shapes, json.loads(config))
     return BaseModel(directory, digest.hexdigest(), shapes)
 
 
 def base_fingerprint(model_dir: str | os.PathLike[str]) -> str:
-    """Hex sha256 that names a base model: config, safetensors headers and sizes, and a page of every tensor."""
+    """Returns a hex sha256 that names a base model, as `BaseModel.sha256`."""
     return read_base_model(model_dir).sha256
 
 
@@ -136,7 +126,8 @@ def _read_header(path: Path) -> tuple[bytes, list[_Tensor]]:
             if not 2 <= size <= _MAX_HEADER_BYTES:
                 raise ValueError(f"header of {size} bytes")
             header = file.read(size)
-        return header, sorted(_tensors(json.loads(header)), key=lambda tensor: tensor.begin)
+        # In the order of the file, whatever the order of the header: the fingerprint reads forward only.
+        return header, sorted(_tensors(json.loads(header)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelNotFound(f"{path} is not a safetensors file ({error}). Download the model again.") from error
 
@@ -145,9 +136,10 @@ def _tensors(header: dict[str, Any]) -> Iterator[_Tensor]:
     for name, entry in header.items():
         if name != "__metadata__":
             begin, end = entry["data_offsets"]
-            yield _Tensor(name, tuple(int(size) for size in entry["shape"]), int(begin), int(end))
+            yield int(begin), int(end), name, tuple(int(size) for size in entry["shape"])
 
 
+# A tied language head is in no file, but a LoRA may name it.
 def _add_tied_head(shapes: dict[str, tuple[int, ...]], config: dict[str, Any]) -> None:
     if config.get("tie_word_embeddings") and "lm_head.weight" not in shapes:
         for name, shape in list(shapes.items()):

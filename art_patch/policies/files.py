@@ -1,9 +1,9 @@
-"""An adapter's files on disk: publishing them whole or not at all, and reading them without being led elsewhere.
+"""An adapter's files on disk: publishes them whole or not at all, reads them without being led elsewhere, deletes them.
 
 A policy `NAME@STEP` is the directory `adapters_root/NAME@STEP`: `adapter_config.json`, `adapter_model.safetensors`,
-`MANIFEST.json` (sha256 of the other files and of the base model) and perhaps PEFT's `README.md`. It appears by an
-atomic rename and never changes. Reading follows no link, opens plain files only and hashes the very bytes it returns.
-Every refusal is an `AdapterRejected` that names the file and the remedy.
+`MANIFEST.json` (sha256 of the other files and of the base model) and perhaps PEFT's `README.md`. The directory appears
+by an atomic rename and never changes. Reading follows no link, opens plain files only and hashes the very bytes it
+returns. Every refusal is an `AdapterRejected` that names the file and the remedy.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import stat
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,20 +32,32 @@ WEIGHTS = "adapter_model.safetensors"
 _REQUIRED_FILES = frozenset({CONFIG, WEIGHTS})
 _KNOWN_FILES = _REQUIRED_FILES | {"README.md"}
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
-_SMALL_FILE_BYTES = 1 << 20
+_SMALL_FILE_BYTES = 1 << 20  # of every file but the weights
 
 
 def check_name(name: object) -> str:
-    """Returns `name` if it is a well-formed policy name.
-
-    Raises:
-        AdapterRejected: It is not `NAME@STEP`.
-    """
+    """Returns `name` if it is a well-formed policy name, else raises `AdapterRejected`."""
     if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
         raise AdapterRejected(
             f"{name!r} is not a policy name. Use NAME@STEP: letters, digits, '.', '_', '-' (64 at most), '@', digits."
         )
     return name
+
+
+@contextmanager
+def unpublished(target: Path) -> Generator[Path]:
+    """Yields a new directory beside `target` for the files of an adapter; what `publish_adapter` left there is deleted.
+
+    A killed process leaves it behind, and `remove_unpublished` finds it.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # A name with a leading dot is no policy name, so no engine can be asked to load what is half written. The same
+    # parent means the same file system, which the rename needs.
+    directory = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def publish_adapter(
@@ -52,18 +67,15 @@ def publish_adapter(
     base_sha256: str,
     extra: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Makes a finished adapter visible, whole or not at all.
+    """Makes a finished adapter visible, whole or not at all, and returns its final directory.
 
-    Writes `MANIFEST.json`, flushes every file and the directory to disk, then renames.
+    Writes `MANIFEST.json`, flushes every file and the directory to disk, then renames the directory.
 
     Args:
-        tmp_dir: Directory with the adapter's files, on the same file system.
-        final_dir: `adapters_root/NAME@STEP`; must not exist: a policy never changes.
+        tmp_dir: Directory with the adapter's files, on the same file system as `final_dir`.
+        final_dir: `adapters_root/NAME@STEP`; must not exist, because a policy never changes.
         base_sha256: `base_fingerprint` of the base it was trained on.
         extra: More entries for the manifest (run id, step, parent policy). JSON values.
-
-    Returns:
-        The final directory.
 
     Raises:
         AdapterRejected: The files are not an adapter's, or the policy exists already.
@@ -82,9 +94,11 @@ def publish_adapter(
     manifest_path = source / MANIFEST
     manifest_path.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
     _hash_and_sync(manifest_path)
-    sync(source)
+    sync(source)  # fsync of a file keeps its content; its name is kept by the directory
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
+        # No test before the rename can be enough: another process may publish between the two. The rename itself
+        # fails on a directory that holds files, so the first process wins.
         take_place(source, target)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
@@ -97,13 +111,29 @@ def publish_adapter(
     return target
 
 
+def remove_adapter(root: Path, name: str) -> None:
+    """Deletes a published adapter; no moment shows half of it under a policy's name."""
+    directory, hidden = root / name, root / f".{name}.discarded"
+    if directory.is_dir():
+        shutil.rmtree(hidden, ignore_errors=True)  # a process that was killed between the next two lines left it
+        directory.rename(hidden)
+        shutil.rmtree(hidden)
+
+
+def remove_unpublished(root: Path) -> None:
+    """Deletes what killed processes were writing or deleting in the directory of all adapters."""
+    for directory in root.glob(".*@*.*"):
+        shutil.rmtree(directory)
+
+
 def adapter_directory(root: Path, name: str) -> Path:
-    """Returns the real directory of a well-formed name inside the root."""
+    """Returns the real directory of the adapter `name` inside `root`; refuses links and directories elsewhere."""
     real_root = root.resolve()
     directory = real_root / name
     if directory.is_symlink():
         raise AdapterRejected(f"{name}: {directory} is a symbolic link. Publish a real directory.")
     if not directory.is_dir():
+        # Not final: a trainer may publish it a moment later.
         raise AdapterRejected(
             f"{name}: no directory {directory}. Publish the adapter there with publish_adapter().", final=False
         )
@@ -135,7 +165,7 @@ def _check_file_set(name: str, files: set[str]) -> None:
 
 
 def read_verified(directory: Path, manifest: dict[str, Any], max_bytes: int) -> dict[str, bytes]:
-    """Reads every file of an adapter and checks it against the manifest."""
+    """Reads every file of an adapter, checks it against the manifest, and returns the contents by file name."""
     name = directory.name
     files = _list_files(name, directory) - {MANIFEST}
     _check_file_set(name, files)
@@ -151,6 +181,8 @@ def read_verified(directory: Path, manifest: dict[str, Any], max_bytes: int) -> 
     contents: dict[str, bytes] = {}
     for file in sorted(files):
         content = _read_file(directory, file, max_bytes if file == WEIGHTS else _SMALL_FILE_BYTES)
+        # The bytes in memory are hashed and then used. Hashing the file and reading it a second time would let
+        # somebody swap it in between.
         if hashlib.sha256(content).hexdigest() != hashes[file]:
             raise AdapterRejected(
                 f"{name}: {file} is not what {MANIFEST} promises (sha256 differs). It was changed or cut short after "
@@ -162,7 +194,8 @@ def read_verified(directory: Path, manifest: dict[str, Any], max_bytes: int) -> 
 
 def _read_file(directory: Path, file: str, max_bytes: int) -> bytes:
     try:
-        # O_NONBLOCK: a FIFO put there in the meantime must not hang the server.
+        # O_NOFOLLOW and O_NONBLOCK: somebody may have put a link or a FIFO there since the directory was listed. A
+        # FIFO would hang the server.
         descriptor = os.open(directory / file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise AdapterRejected(
@@ -170,7 +203,7 @@ def _read_file(directory: Path, file: str, max_bytes: int) -> bytes:
             final=False,
         ) from error
     with open(descriptor, "rb") as handle:
-        info = os.fstat(descriptor)
+        info = os.fstat(descriptor)  # of what was opened, whatever bears the name by now
         if not stat.S_ISREG(info.st_mode):
             raise AdapterRejected(f"{directory.name}: {file} is not a plain file. Publish the adapter again.")
         if info.st_size > max_bytes:
@@ -178,7 +211,7 @@ def _read_file(directory: Path, file: str, max_bytes: int) -> bytes:
                 f"{directory.name}: {file} has {info.st_size} bytes, more than the limit of {max_bytes}. "
                 "Train a smaller rank, or raise the limit."
             )
-        return handle.read(max_bytes + 1)
+        return handle.read(max_bytes + 1)  # bounded too: the file may grow after the check
 
 
 def read_json(directory: Path, file: str) -> dict[str, Any]:
@@ -187,7 +220,7 @@ def read_json(directory: Path, file: str) -> dict[str, Any]:
 
 
 def parse_object(name: str, file: str, content: bytes) -> dict[str, Any]:
-    """Parses the content of a file as a JSON object."""
+    """Parses the content of the file `file` of the adapter `name` as a JSON object."""
     try:
         parsed = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -205,5 +238,5 @@ def _hash_and_sync(path: Path) -> str:
 
 
 def some(names: list[str]) -> str:
-    """Lists the first few of many names for a message."""
+    """Lists the first three of many names for a message, and the number of the others."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

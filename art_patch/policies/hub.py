@@ -1,12 +1,9 @@
-"""Files of a model -> a repository on a model hub, by `huggingface_hub`.
+"""Uploads a model's files to a repository on a model hub, with `huggingface_hub`.
 
-Large files go up one by one, then one commit makes all of them visible: a push that fails on the way leaves the
-repository as it was, or new and empty. A repository that is there is not touched unless `update` says so; then what an
-earlier push left there and this one does not hold is deleted in the same commit, because a model beside an adapter of
-another step is neither. Nothing is sent before `Hub.open_repository`.
-
-The hub is the one of `HF_ENDPOINT`, read when it is asked for; the token is that of `HF_TOKEN` or `hf auth login`. What
-the hub says is told in a `HubError`.
+Large files are uploaded one by one, then one commit makes all of them visible. A push that fails on the way leaves the
+repository as it was, or new and empty. An existing repository is changed only with `update`. Nothing is sent before
+`Hub.open_repository`. The hub is that of `HF_ENDPOINT`, the token that of `HF_TOKEN` or `hf auth login`. A refusal of
+the hub becomes a `HubError`.
 """
 
 from __future__ import annotations
@@ -20,21 +17,22 @@ from pathlib import Path
 from typing import Any
 
 from art_patch.errors import ConfigError, HubError
-from art_patch.policies.model_files import is_ours
+from art_patch.policies.copies import is_ours
 
+# The rule of huggingface_hub's `validate_repo_id`, with the owner required. Checked before any file is made.
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _EXISTS, _UNAUTHORISED, _FORBIDDEN, _MISSING = 409, 401, 403, 404
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """Where a push goes.
+    """A repository on the hub that a push goes to.
 
     Attributes:
-        id: `OWNER/NAME`.
-        url: for people.
-        private: whether only its owner sees it.
-        is_new: made for this push.
+        id: Its owner and name, `OWNER/NAME`.
+        url: Its page on the hub, for people.
+        private: Whether only its owner sees it.
+        is_new: Whether it was created for this push.
     """
 
     id: str
@@ -44,11 +42,7 @@ class Repository:
 
 
 def check_repository(name: str) -> str:
-    """Return a well-formed `OWNER/NAME`.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Returns `name` if it is a well-formed `OWNER/NAME`, else raises `ConfigError`."""
     if not _REPOSITORY.fullmatch(name) or ".." in name or "--" in name:
         raise ConfigError(f"{name!r} is no repository; write OWNER/NAME, as the hub shows it")
     return name
@@ -58,14 +52,11 @@ class Hub:
     """The user's account on a hub."""
 
     def __init__(self) -> None:
-        """Find the hub and the token; nothing is sent.
-
-        Raises:
-            ConfigError: there is no token.
-        """
+        """Finds the hub and the token, and sends nothing; raises `ConfigError` if there is no token."""
         from huggingface_hub import HfApi, get_token
 
-        endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None  # the library read it when it was imported
+        # The library reads HF_ENDPOINT once, when it is imported. Read it here, so that a later change counts.
+        endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
         token = get_token()
         if token is None:
             raise ConfigError(
@@ -74,15 +65,14 @@ class Hub:
         self._api: Any = HfApi(endpoint=endpoint, token=token, library_name="art-patch")
 
     def open_repository(self, name: str, *, private: bool, update: bool) -> Repository:
-        """Make a repository, or with `update` find the one that is there.
+        """Creates the repository `OWNER/NAME`, or with `update` finds the existing one.
 
         Args:
-            name: `OWNER/NAME`.
-            private: of a new one; one that is there stays as visible as it is.
-            update: it must be there already.
+            private: Visibility of a new repository. An existing one stays as visible as it is.
+            update: The repository must exist; without it, the repository must not exist.
 
         Raises:
-            HubError: it is there, or is not, or the hub refuses.
+            HubError: A repository of that name exists, or does not exist, or the hub refuses.
         """
         with self._asking(f"{name} was not opened"):
             if not update:
@@ -100,17 +90,15 @@ class Hub:
         message: str,
         sent: Callable[[int, str], None],
     ) -> str:
-        """Commit files; return the commit.
+        """Uploads files, makes them visible with one commit, and returns the commit's id.
 
         Args:
-            repository: of `open_repository`.
-            directory: where they lie.
-            files: their names.
-            message: of the commit.
-            sent: told after each file how many are there, and which was last.
+            repository: The target, as `open_repository` returned it.
+            files: Names of files in `directory`.
+            sent: Called after each file with the number of files uploaded and the name of the last one.
 
         Raises:
-            HubError: the hub refuses; no file is visible there that was not before.
+            HubError: The hub refuses. No file is visible there that was not visible before.
         """
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
         from huggingface_hub.utils import disable_progress_bars
@@ -118,8 +106,11 @@ class Hub:
         disable_progress_bars()  # the command shows its own
         left = "it is empty now; push again with --update" if repository.is_new else "it is as it was"
         with self._asking(f"{repository.id} has nothing of it, {left}"):
+            # A model beside an adapter of an earlier push would be neither, so files of ours that this push does not
+            # hold go in the same commit. Files that somebody else put there stay.
             stale = [] if repository.is_new else self._stale(repository.id, files)
             additions = [CommitOperationAdd(name, str(directory / name)) for name in files]
+            # One by one, so that progress is visible. Uploaded files stay invisible until the commit.
             for done, addition in enumerate(additions, 1):
                 self._api.preupload_lfs_files(repository.id, additions=[addition])
                 sent(done, addition.path_in_repo)
@@ -131,7 +122,7 @@ class Hub:
 
     @contextmanager
     def _asking(self, so: str) -> Generator[None]:
-        """Say what the hub says, and what that means for the repository."""
+        """Turns whatever the hub raises into a `HubError`; `so` says what that means for the repository."""
         try:
             yield
         except Exception as error:  # no connection, a refusal, a broken answer: the hub raises a dozen types
@@ -139,7 +130,8 @@ class Hub:
 
 
 def _meaning(error: BaseException, endpoint: str) -> str:
-    if isinstance(error, RuntimeError) and error.__cause__ is not None:  # how the library ends an upload
+    # The library raises a RuntimeError at the end of a failed upload, and the hub's own answer is its cause.
+    if isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__
     status = getattr(getattr(error, "response", None), "status_code", None)
     said = " ".join(str(getattr(error, "server_message", None) or "").split())

@@ -1,38 +1,38 @@
 """What a policy computed when it was published, kept in its manifest, and whether a server computes the same.
 
-The trainer writes the log-probabilities of a few tokens, with and without the new LoRA. A server that loads it scores
-the same tokens: a LoRA that is applied to the wrong layers, with the wrong scaling or not at all gives others, and
-nothing else would show it (vLLM issue 34186). Pure; imports neither torch nor transformers.
+The trainer writes the log-probabilities of a few tokens, with and without the new LoRA. A server that loads the LoRA
+scores the same tokens. A LoRA that is applied to the wrong layers, with the wrong scaling or not at all gives other
+numbers, and nothing else would show it (vLLM issue 34186). Pure; imports neither torch nor transformers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from art_patch.errors import AdapterRejected
 
-ENTRY = "probe"
-"""Its name in the manifest."""
+ENTRY = "probe"  # of the manifest
 
-# Largest difference and mean difference, nats a token, that two correct implementations show. In float32 2.4e-6 was
-# measured between vLLM and transformers, in bfloat16 5.2e-2 and a mean of 5.4e-3; GPUs sum in other orders.
+# Largest and mean difference, in nats a token, that two correct implementations show. In float32 2.4e-6 was measured
+# between vLLM and transformers, in bfloat16 5.2e-2 with a mean of 5.4e-3. GPUs sum in other orders, so each bound is
+# several times as wide.
 _TOLERANCE = {"float32": (1e-3, 1e-4), "float16": (0.25, 0.02), "bfloat16": (0.5, 0.05)}
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Tokens and what the trainer says of them.
+    """A few tokens and the log-probabilities that the trainer computed for them, at temperature 1.
 
     Attributes:
-        token_ids: the context; something is scored after each of them but the last.
-        logprobs: with the LoRA, at temperature 1; one less than tokens.
-        base_logprobs: without it, of the same.
-        dtype: in which the trainer computed.
-        target_ids: what is scored: the likeliest token at each place, with the LoRA, because engines tell of the
-            likeliest. Empty in older manifests: there it is the token that follows.
+        token_ids: The context. One token is scored after each of these but the last.
+        logprobs: Log-probability of each scored token with the LoRA; one fewer than `token_ids`.
+        base_logprobs: Log-probability of the same tokens without the LoRA.
+        dtype: Precision in which the trainer computed.
+        target_ids: The scored tokens: at each place the likeliest one with the LoRA, because engines report only the
+            likeliest tokens. Empty in older manifests: there the token that follows in the context is scored.
     """
 
     token_ids: tuple[int, ...]
@@ -43,25 +43,19 @@ class Probe:
 
     @property
     def targets(self) -> tuple[int, ...]:
-        """What is scored at each place."""
+        """The token that is scored at each place."""
         return self.target_ids or self.token_ids[1:]
 
     def entry(self) -> dict[str, Any]:
-        """Returns what the manifest holds."""
-        return {
-            "token_ids": list(self.token_ids),
-            "logprobs": list(self.logprobs),
-            "base_logprobs": list(self.base_logprobs),
-            "dtype": self.dtype,
-            "target_ids": list(self.target_ids),
-        }
+        """Returns the probe as JSON values, for the manifest."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 def read_probe(name: str, manifest: Mapping[str, Any]) -> Probe | None:
-    """Returns the manifest's probe; `None` if whoever published the policy wrote none.
+    """Returns the probe in the manifest of the policy `name`; `None` if its publisher wrote none.
 
     Raises:
-        AdapterRejected: It is malformed, or holds something that is not finite.
+        AdapterRejected: The probe is malformed, or holds a number that is not finite.
     """
     entry: Any = manifest.get(ENTRY)
     if entry is None:
@@ -90,17 +84,14 @@ def read_probe(name: str, manifest: Mapping[str, Any]) -> Probe | None:
 def check_probe(
     name: str, probe: Probe, served: Sequence[float], base_served: Sequence[float] | None, *, dtype: str
 ) -> float:
-    """Compares a server's log-probabilities with the trainer's.
+    """Compares a server's log-probabilities with the trainer's and returns the largest difference in nats.
 
     Args:
-        name: The policy.
-        probe: What the trainer says.
-        served: What the server says, with the policy.
-        base_served: What it says for the bare base.
-        dtype: In which the server computes; the coarser of the two sides counts.
-
-    Returns:
-        The largest difference, nats.
+        name: The policy, for messages.
+        probe: What the trainer computed.
+        served: What the server computed with the policy, for the same tokens.
+        base_served: What the server computed with the bare base model; `None` if it was not asked.
+        dtype: Precision in which the server computes. The coarser of both sides sets the tolerance.
 
     Raises:
         AdapterRejected: They differ by more than precision explains, or the policy answers as the base does.
@@ -109,14 +100,16 @@ def check_probe(
         raise AdapterRejected(f"{name}: the engine's log-probabilities are not finite. Drop this step.")
     most, mean = max(_TOLERANCE.get(kind, _TOLERANCE["bfloat16"]) for kind in (dtype, probe.dtype))
     gaps = _gaps(served, probe.logprobs)
-    # Without the LoRA the trainer's own distance says how far off a LoRA that is not applied would be.
     if base_served is not None:
+        # A LoRA that is not applied can lie within the tolerance in bfloat16. This tells the two apart, but only where
+        # the LoRA moves something by far more than rounding, as the trainer's own two numbers say.
         moved = _gaps(probe.logprobs, probe.base_logprobs)
         if max(moved) > 10 * most and max(_gaps(served, base_served)) < most / 10:
             raise AdapterRejected(
                 f"{name}: it was loaded, and the engine answers as the base model does: the LoRA is not applied. "
                 "Train it for the base that serves, on layers that the engine knows."
             )
+    # The mean too: a wrong scaling moves every token a little, and rounding moves a few tokens far.
     if max(gaps) > most or sum(gaps) / len(gaps) > mean:
         raise AdapterRejected(
             f"{name}: the engine's log-probabilities are up to {max(gaps):.2g} nats from the trainer's "

@@ -1,9 +1,9 @@
 """The check every LoRA passes before any engine hears of it.
 
 `validate_adapter` reads a published directory once (`art_patch.policies.files` says what lies in it) and returns
-the very bytes it checked, so nothing can be swapped between check and load. Whatever is unsafe, unknown or does not fit
-is refused with an `AdapterRejected` that names the file or tensor and the remedy: vLLM loads most misfits without a
-word, and one NaN spoils every policy it serves.
+the very bytes it checked, so nothing can be swapped between check and load. A file or tensor that is unsafe, unknown or
+of the wrong shape is refused with an `AdapterRejected` that names it and the remedy. vLLM itself loads most misfits
+without a word, and one NaN spoils every policy it serves.
 
 Imports neither torch nor transformers.
 """
@@ -24,20 +24,9 @@ import numpy as np
 from safetensors import SafetensorError, deserialize
 
 from art_patch.errors import AdapterRejected
-from art_patch.policies.base_model import BaseModel, base_fingerprint
-from art_patch.policies.files import (
-    CONFIG,
-    MANIFEST,
-    NAME_PATTERN,
-    WEIGHTS,
-    adapter_directory,
-    check_name,
-    parse_object,
-    publish_adapter,
-    read_json,
-    read_verified,
-    some,
-)
+from art_patch.policies import files
+from art_patch.policies.base_model import BaseModel
+from art_patch.policies.files import CONFIG, MANIFEST, WEIGHTS, some
 from art_patch.policies.probe import Probe, read_probe
 
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
@@ -73,23 +62,22 @@ _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal"),
 }
 
+# What a LoRA may add to a weight. Weights are about 1 at most, and training adds a small part of that.
 _MOST_CHANGE = 1e3
-"""What a LoRA may add to a weight. Weights are about 1 at most, and what training adds is a small part of that."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValidatedAdapter:
-    """An adapter that passed, with the bytes that were checked.
+    """An adapter that passed `validate_adapter`, with the bytes that were checked.
 
     Attributes:
-        name: `NAME@STEP`.
-        directory: Its directory, resolved.
-        rank: LoRA rank of every module.
-        config: `adapter_config.json`.
-        weights: Content of `adapter_model.safetensors`.
-        modules: Base modules it changes, sorted.
-        sha256: Of the weights.
-        probe: What its trainer computed with it; None if the manifest does not say.
+        directory: Its directory `NAME@STEP`, without symbolic links.
+        rank: LoRA rank, the same for every module.
+        config: Parsed content of `adapter_config.json`.
+        weights: The bytes of `adapter_model.safetensors`, unparsed.
+        modules: Names of the base's linear layers that it changes, sorted.
+        sha256: Hex digest of `weights`.
+        probe: What its trainer computed with it; `None` if the manifest does not say.
     """
 
     name: str
@@ -101,6 +89,51 @@ class ValidatedAdapter:
     sha256: str
     probe: Probe | None = field(default=None, repr=False)
 
+    @property
+    def scaling(self) -> float:
+        """Factor of the product B A that is added to a base weight."""
+        return _scaling(self.config, self.rank)
+
+    def lora_tensors(self) -> dict[str, tuple[Any, Any]]:
+        """Returns the torch tensors A (rank, inputs) and B (outputs, rank) of each module."""
+        from safetensors.torch import load
+
+        tensors = load(self.weights)
+        return {module: (tensors[lora_key(module, "A")], tensors[lora_key(module, "B")]) for module in self.modules}
+
+    def peft_config(self, **more: Any) -> Any:
+        """Returns the `peft.LoraConfig` of layers that fit this LoRA; `more` are further fields of the config."""
+        from peft import LoraConfig
+
+        return LoraConfig(
+            r=self.rank,
+            lora_alpha=self.config["lora_alpha"],
+            use_rslora=bool(self.config.get("use_rslora")),
+            lora_dropout=0.0,  # of training alone
+            target_modules=list(self.modules),
+            **more,
+        )
+
+    def fill(self, model: Any, layers: str, dtype: Any = None) -> None:
+        """Puts the weights into the peft layers that are called `layers` on `model`; `None` is the base's precision."""
+        import torch
+
+        for module, sides in self.lora_tensors().items():
+            layer = model.get_submodule(module)
+            base = layer.get_base_layer().weight
+            for tensor, weights in zip(sides, (layer.lora_A, layer.lora_B), strict=True):
+                own = tensor.to(base.device, dtype or base.dtype)
+                weights[layers].weight = torch.nn.Parameter(own, requires_grad=False)
+
+
+def lora_key(module: str, side: str) -> str:
+    """Returns the name, in a file of weights, of the matrix A or B of a LoRA on `module`."""
+    return f"base_model.model.{module}.lora_{side}.weight"
+
+
+def _scaling(config: Mapping[str, Any], rank: int) -> float:
+    return config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
 
 def validate_adapter(
     adapters_root: str | os.PathLike[str],
@@ -110,28 +143,24 @@ def validate_adapter(
     max_rank: int = 64,
     max_bytes: int = 8 << 30,
 ) -> ValidatedAdapter:
-    """Reads and checks one published adapter.
+    """Reads and checks one published adapter, or raises `AdapterRejected` with the reason and the remedy.
 
     Args:
         adapters_root: Directory that holds all adapters; nothing outside it is ever read.
-        name: `NAME@STEP`, also the name of the directory.
-        base: The base model that serves.
+        name: `NAME@STEP`, also the name of the adapter's directory.
         max_rank: Largest rank the engine was started for.
-        max_bytes: Largest weights file to read into memory.
-
-    Raises:
-        AdapterRejected: With the reason and the remedy.
+        max_bytes: Largest weights file that is read into memory.
     """
-    directory = adapter_directory(Path(adapters_root), check_name(name))
-    manifest = read_json(directory, MANIFEST)
-    contents = read_verified(directory, manifest, max_bytes)
+    directory = files.adapter_directory(Path(adapters_root), files.check_name(name))
+    manifest = files.read_json(directory, MANIFEST)
+    contents = files.read_verified(directory, manifest, max_bytes)
     if manifest.get("base_sha256") != base.sha256:
         raise AdapterRejected(
             f"{name}: {MANIFEST} was written for another base model (base_sha256 {manifest.get('base_sha256')!r}, "
             f"serving {base.sha256!r}). Train it again from {base.directory}, or serve the base it was trained on.",
-            final=False,
+            final=False,  # another base may serve later
         )
-    config = parse_object(name, CONFIG, contents[CONFIG])
+    config = files.parse_object(name, CONFIG, contents[CONFIG])
     rank, modules = check_content(name, config, contents[WEIGHTS], base, max_rank=max_rank)
     digest = hashlib.sha256(contents[WEIGHTS]).hexdigest()
     probe = read_probe(name, manifest)
@@ -141,13 +170,9 @@ def validate_adapter(
 def check_content(
     name: str, config: Mapping[str, Any], weights: bytes, base: BaseModel, *, max_rank: int = 64
 ) -> tuple[int, tuple[str, ...]]:
-    """Checks an adapter's config and weights against the base; what `validate_adapter` does after reading the files.
+    """Checks an adapter's config and weights against the base, as `validate_adapter` does after reading the files.
 
-    Returns:
-        The rank, and the base modules it changes.
-
-    Raises:
-        AdapterRejected: With the reason and the remedy.
+    Returns the rank and the names of the base modules that it changes, or raises `AdapterRejected`.
     """
     rank = _check_config(name, config, max_rank)
     try:
@@ -187,7 +212,7 @@ def _check_config(name: str, config: Mapping[str, Any], max_rank: int) -> int:
 
 
 def _check_tensor(name: str, key: str, tensor: Mapping[str, Any], rank: int, base: BaseModel) -> tuple[str, str, float]:
-    """Returns module, side and the largest absolute value."""
+    """Returns the module, the side (A or B) and the largest absolute value in the tensor."""
     match = _KEY.fullmatch(key)
     if match is None:
         raise AdapterRejected(
@@ -216,6 +241,8 @@ def _check_tensor(name: str, key: str, tensor: Mapping[str, Any], rank: int, bas
         )
     if tensor["dtype"] not in _EXPONENT_BITS:
         raise AdapterRejected(f"{name}: tensor {key} has dtype {tensor['dtype']}. Save it as float32 or bfloat16.")
+    # On the bits as integers: numpy has no bfloat16, and of numbers without a sign the order is that of their bits. So
+    # the largest magnitude also tells whether any is NaN or infinite.
     view, mask = _EXPONENT_BITS[tensor["dtype"]]
     bits = np.frombuffer(cast(bytes, tensor["data"]), dtype=view)
     magnitude = bits & bits.dtype.type((1 << (8 * bits.dtype.itemsize - 1)) - 1)  # without the sign
@@ -226,7 +253,7 @@ def _check_tensor(name: str, key: str, tensor: Mapping[str, Any], rank: int, bas
 
 
 def _value(bits: int, dtype: str) -> float:
-    """The number whose bits, without a sign, these are."""
+    """Returns the number of precision `dtype` that has these bits and no sign."""
     if dtype == "BF16":
         bits, dtype = bits << 16, "F32"  # the upper half of a float32
     width, code = {"F64": (8, "<d"), "F32": (4, "<f"), "F16": (2, "<e")}[dtype]
@@ -234,10 +261,9 @@ def _value(bits: int, dtype: str) -> float:
 
 
 def _check_size(name: str, config: Mapping[str, Any], rank: int, sides: Mapping[str, Mapping[str, float]]) -> None:
-    """Finite weights can still overflow on the way, and one NaN in a cache spoils every policy that is served."""
-    scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    # Finite weights can still overflow in the forward pass, and one NaN in a cache spoils every policy that is served.
     for module, largest in sides.items():
-        change = scale * rank * largest["A"] * largest["B"]
+        change = _scaling(config, rank) * rank * largest["A"] * largest["B"]
         if change > _MOST_CHANGE:
             raise AdapterRejected(
                 f"{name}: it may change a weight of {module} by {change:.2g}, more than {_MOST_CHANGE:g}. "
@@ -266,17 +292,3 @@ def _check_targets(name: str, targets: object, found: set[str], base: BaseModel)
             f"{name}: {WEIGHTS} holds {some(surplus)}, which target_modules does not name: it would be left out "
             "silently. Save config and weights of the same adapter."
         )
-
-
-__all__ = [
-    "CONFIG",
-    "MANIFEST",
-    "NAME_PATTERN",
-    "WEIGHTS",
-    "ValidatedAdapter",
-    "base_fingerprint",
-    "check_content",
-    "check_name",
-    "publish_adapter",
-    "validate_adapter",
-]

@@ -13,19 +13,18 @@ import functools
 import getpass
 import logging
 import math
-import shutil
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from art_patch import errors
 from art_patch._lib.key_files import engine_key
 from art_patch.errors import ConfigError, EngineError, StoreError
-from art_patch.policies import base_fingerprint, check_name, resolve_model_dir
+from art_patch.policies import base_fingerprint, check_name, remove_adapter, resolve_model_dir
 from art_patch.promotion import ensure_loaded, promote, reject
 from art_patch.rollouts import logs
 from art_patch.rollouts.at_once import bar
@@ -247,7 +246,8 @@ class ModelRuntime:
             # The path is made of the name, and the name is checked: any process that may write the store could have
             # written `../..` there.
             check_name(policy.name)
-            shutil.rmtree(self._settings.adapters / policy.name, ignore_errors=True)
+            with suppress(OSError):
+                remove_adapter(self._settings.adapters, policy.name)
         return [policy.name for policy in gone]
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
 from art_patch.errors import EngineError
 from art_patch.pipeline import Run, group
 from art_patch.pipeline.cycle_run import CycleConfig
-from art_patch.policies.validation import base_fingerprint
+from art_patch.policies import base_fingerprint
 from art_patch.rewards import Judge
 from art_patch.serving import EmbeddedEngine
 from art_patch.store import open_store

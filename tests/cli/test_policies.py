@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from art_patch.policies.validation import base_fingerprint
+from art_patch.policies import base_fingerprint
 from art_patch.store import Store, open_store
 from art_patch.types import Call, Choice, Policy, TrajectoryInfo
 from tests.support.command_line import Serving, art_patch, says

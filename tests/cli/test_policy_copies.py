@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from art_patch.cli.app import app
 from art_patch.errors import AdapterRejected, ConfigError, HubError, ModelNotFound, StoreError
-from art_patch.policies.validation import base_fingerprint
+from art_patch.policies import base_fingerprint
 from art_patch.store import open_store
 from art_patch.types import Policy
 from tests.policies.hub_stand_in import COMMIT, READER, WRITER, StandInHub, serve_stand_in_hub

@@ -19,7 +19,7 @@ from art_patch._lib.key_files import admin_key
 from art_patch.cli.app import app
 from art_patch.pipeline import ServingUpkeep
 from art_patch.pipeline.serving_upkeep import EVERY_S, MISSES
-from art_patch.policies.validation import base_fingerprint
+from art_patch.policies import base_fingerprint
 from art_patch.serving import EmbeddedEngine, EngineClient
 from art_patch.store import Store, open_store
 from art_patch.types import Policy, Route

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from art_patch.policies.validation import base_fingerprint
+from art_patch.policies import base_fingerprint
 from art_patch.store import open_store
 from art_patch.types import Policy
 from tests.support.command_line import ENVIRONMENT, Serving, art_patch

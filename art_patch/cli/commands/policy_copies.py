@@ -243,7 +243,7 @@ _ANY_RANK = 1 << 16
 def _write(
     source: _Source, given: _Given, work: Path, *, base_name: str | None, progress: Callable[[str, int, int, str], None]
 ) -> _Copy:
-    from art_patch.policies import README, Copied, model_card, write_adapter, write_merged
+    from art_patch.policies import Copied, write_adapter, write_card, write_merged
 
     merged = None
     if given.merged:
@@ -252,7 +252,7 @@ def _write(
         write_adapter(source.adapter, work, base_name=base_name)
     dtype = merged.dtype if merged else None
     card = Copied(source.policy, source.adapter.sha256, source.adapter.rank, dtype, source.base_id, given.license)
-    (work / README).write_text(model_card(card))
+    write_card(card, work)
     return _Copy(source, merged, {path.name: path.stat().st_size for path in sorted(work.iterdir())})
 
 

@@ -9,12 +9,10 @@ and every shape fits.
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import load as load_tensors
 
 from art_patch.policies import ValidatedAdapter
 
@@ -61,13 +59,12 @@ class MergedBank:
 
     def add(self, adapter: ValidatedAdapter) -> str:
         """Merges an adapter into copies of the weights."""
-        tensors = load_tensors(adapter.weights)
         merged: dict[Any, torch.Tensor] = {}
-        for name in adapter.modules:
+        for name, sides in adapter.lora_tensors().items():
             module = self._model.get_submodule(name)
             base = self._base.setdefault(module, module.weight.data)
-            a, b = (_tensor(tensors, name, side, base) for side in "AB")
-            merged[module] = base + (b @ a) * _scaling(adapter)
+            a, b = (side.to(base.device, base.dtype) for side in sides)
+            merged[module] = base + (b @ a) * adapter.scaling
         # Policy names hold '.' and '@', which module names may not; a number is never used twice.
         self._added += 1
         self._merged[f"lora_{self._added}"] = merged
@@ -100,31 +97,18 @@ class PeftBank:
 
     def add(self, adapter: ValidatedAdapter) -> str:
         """Injects layers for an adapter and fills in its weights."""
-        from peft import LoraConfig, inject_adapter_in_model
+        from peft import inject_adapter_in_model
         from peft.tuners.lora import LoraLayer
 
         self._added += 1
         name = f"lora_{self._added}"
-        config = LoraConfig(
-            r=adapter.rank,
-            lora_alpha=adapter.config["lora_alpha"],
-            use_rslora=bool(adapter.config.get("use_rslora")),
-            lora_dropout=0.0,
-            target_modules=list(adapter.modules),
-            inference_mode=True,
-        )
+        config = adapter.peft_config(inference_mode=True)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # PEFT warns of a second adapter, which is what we want
                 inject_adapter_in_model(config, self._model, adapter_name=name, low_cpu_mem_usage=True)
-            tensors = load_tensors(adapter.weights)
-            for module in adapter.modules:
-                layer = self._model.get_submodule(module)
-                base = layer.get_base_layer().weight
-                for side, weights in (("A", layer.lora_A), ("B", layer.lora_B)):
-                    # The base's precision, as vLLM does: what a policy answers must not depend on the engine.
-                    tensor = _tensor(tensors, module, side, base)
-                    weights[name].weight = torch.nn.Parameter(tensor, requires_grad=False)
+            # In the base's precision, as vLLM does: what a policy answers must not depend on the engine.
+            adapter.fill(self._model, name)
         finally:
             self._model.eval()
             self._layers = [module for module in self._model.modules() if isinstance(module, LoraLayer)]
@@ -154,12 +138,3 @@ class PeftBank:
             if acting:
                 layer.set_adapter(name, inference_mode=True)
         self._active = name
-
-
-def _tensor(tensors: dict[str, torch.Tensor], module: str, side: str, base: torch.Tensor) -> torch.Tensor:
-    return tensors[f"base_model.model.{module}.lora_{side}.weight"].to(base.device, base.dtype)
-
-
-def _scaling(adapter: ValidatedAdapter) -> float:
-    rank = math.sqrt(adapter.rank) if adapter.config.get("use_rslora") else adapter.rank
-    return adapter.config["lora_alpha"] / rank

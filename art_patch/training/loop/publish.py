@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from art_patch.errors import AdapterRejected
-from art_patch.policies import ENTRY, MANIFEST, publish_adapter, read_json
+from art_patch.policies import ENTRY, MANIFEST, publish_adapter, read_json, unpublished
 from art_patch.training.kernels.scoring import Scorer
 from art_patch.training.loop.job import TrainJob
 from art_patch.training.loop.probe import probe_of
@@ -39,11 +36,7 @@ def publish(job: TrainJob, model: Any, scorer: Scorer) -> None:
         AdapterRejected: the target exists.
     """
     probe = probe_of(model, scorer, job.rows)
-    job.target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    directory = Path(tempfile.mkdtemp(prefix=f".{job.target.name}.", dir=job.target.parent))
-    try:
+    with unpublished(job.target) as directory:
         model.save_pretrained(directory, safe_serialization=True)
         extra = {"base": job.base, "config": asdict(job.config), _JOB: job.fingerprint, ENTRY: probe.entry()}
         publish_adapter(directory, job.target, base_sha256=job.base_sha256, extra=extra)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)

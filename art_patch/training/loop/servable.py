@@ -13,7 +13,7 @@ import numpy as np
 import torch  # with transformers it takes seconds: import this module only before training
 
 from art_patch.errors import AdapterRejected, ConfigError, TrainingError
-from art_patch.policies import check_content, read_base_model, resolve_model_dir, some
+from art_patch.policies import check_content, lora_key, read_base_model, resolve_model_dir, some
 from art_patch.training.kernels.families import target_names
 
 _CURE = "serve another base, one of text alone whose checkpoint transformers loads as a causal language model"
@@ -46,7 +46,7 @@ def require_servable(base: str) -> None:
     ends = tuple(f".{target}" for target in targets)
     shapes = {name: module.weight.shape for name, module in model.named_modules() if f".{name}".endswith(ends)}
     zeros = {
-        f"base_model.model.{name}.lora_{side}.weight": np.zeros(shape, np.float32)
+        lora_key(name, side): np.zeros(shape, np.float32)
         for name, (rows, columns) in shapes.items()
         for side, shape in (("A", (1, columns)), ("B", (rows, 1)))
     }

@@ -27,7 +27,7 @@ from art_patch.policies import (
     write_adapter,
     write_merged,
 )
-from art_patch.policies.model_files import BESIDE_WEIGHTS
+from art_patch.policies.copies import BESIDE_WEIGHTS
 from tests.support.tiny import make_adapter_files, make_tiny_model
 
 IDS = torch.tensor([[300, 40, 41, 77, 5, 200, 12, 9]])

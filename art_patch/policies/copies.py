@@ -1,0 +1,320 @@
+"""A policy as files that other tools read: its LoRA in PEFT's layout, or merged into the base as a whole model.
+
+In: an adapter that passed `validate_adapter`, whose very bytes are used, its base, and the ledger's record of the
+policy. Out: files in a directory that the caller made, and the text of a README (a model card).
+
+A merged model is written by transformers, with the base's tokenizer files, chat template and generation config beside
+it, byte for byte. It is proven before it is handed over: it has no tensor that the base lacks, and where the trainer
+left a probe it computes the trainer's log-probabilities.
+
+A copy carries no manifest and no path of this machine. The card says only what the ledger knows: no texts of users, no
+trajectories, no names of people, no reasons that somebody typed. A licence is stated only if the user gave one.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any, Literal, cast
+
+from art_patch.errors import AdapterRejected, ConfigError, ModelNotFound
+from art_patch.policies.base_model import BaseModel, read_base_model
+from art_patch.policies.files import CONFIG, WEIGHTS, some
+from art_patch.policies.probe import Probe, check_probe
+from art_patch.policies.validation import ValidatedAdapter
+from art_patch.types import Policy
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]  # of merged weights; "auto" is the base's own
+Step = Callable[[int, int, str], None]  # called with steps done, their total, and what was done last
+
+README = "README.md"
+SHARD_SIZE = "5GB"
+_STEPS = 4
+
+# Files of a base that a merged model takes over as they are.
+BESIDE_WEIGHTS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "tiktoken.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+_WRITTEN = frozenset({README, "config.json", CONFIG, *BESIDE_WEIGHTS})
+
+
+def is_ours(name: str) -> bool:
+    """Tells whether a copy of a policy may hold a file of this name, at the top of a repository."""
+    return "/" not in name and (name in _WRITTEN or name.endswith((".safetensors", ".safetensors.index.json")))
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Facts about a merged model that was written.
+
+    Attributes:
+        dtype: Precision of its weights.
+        gap_nats: Largest distance from the trainer's log-probabilities; `None` if the policy has no probe.
+        left_out: Tensors of the base's files that transformers does not load, and so does not write.
+    """
+
+    dtype: str
+    gap_nats: float | None
+    left_out: tuple[str, ...]
+
+
+def write_adapter(adapter: ValidatedAdapter, directory: Path, *, base_name: str | None) -> None:
+    """Writes the LoRA in PEFT's layout, `adapter_config.json` and `adapter_model.safetensors`, into `directory`.
+
+    `base_name` is what its config calls the base, a directory or hub id; `None` leaves that open.
+    """
+    # The trainer's config names the base by a path of this machine.
+    config = {**adapter.config, "base_model_name_or_path": base_name}
+    (directory / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    (directory / WEIGHTS).write_bytes(adapter.weights)
+
+
+def write_merged(
+    adapter: ValidatedAdapter, base: BaseModel, directory: Path, *, dtype: Dtype = "auto", step: Step
+) -> Merged:
+    """Writes base and LoRA as one model into `directory`, which must exist.
+
+    Args:
+        adapter: An adapter that was checked against `base`.
+        dtype: Precision of the weights; "auto" is the base's own. Each sum is rounded to it once. bfloat16 loses the
+            part of a small update that is below half of a weight's last digit.
+        step: Called after each of four steps.
+
+    Raises:
+        ConfigError: The base is quantised.
+        ModelNotFound: The base cannot be loaded.
+        AdapterRejected: The merged model does not compute what was trained.
+    """
+    from transformers import AutoTokenizer
+
+    if "quantization_config" in json.loads((base.directory / "config.json").read_bytes()):
+        raise ConfigError(f"{base.directory} is quantised, and a LoRA is not merged into that; export without --merged")
+    model = _load(base.directory, dtype)
+    step(1, _STEPS, "the base is loaded")
+    model = _merged(model, adapter)
+    step(2, _STEPS, f"{len(adapter.modules)} layers are merged")
+    chosen = str(model.dtype).removeprefix("torch.")
+    gap_nats = None if adapter.probe is None else _proven(adapter.name, adapter.probe, model, chosen)
+    _save(model, base.directory, directory)
+    step(3, _STEPS, "written")
+    left_out = _left_out(adapter, base, directory)
+    AutoTokenizer.from_pretrained(directory)  # type: ignore[no-untyped-call]  # does it load from these files alone?
+    step(4, _STEPS, "checked")
+    return Merged(chosen, gap_nats, left_out)
+
+
+def _load(directory: Path, dtype: Dtype) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # the command shows its own
+    wanted: Any = "auto" if dtype == "auto" else getattr(torch, dtype)
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=wanted, use_safetensors=True)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelNotFound(f"{directory} cannot be loaded: {error}") from error
+    return model.eval().requires_grad_(False)
+
+
+def _merged(model: Any, adapter: ValidatedAdapter) -> Any:
+    import torch
+    from peft import get_peft_model
+
+    if model.config.tie_word_embeddings and "lm_head" in adapter.modules:
+        raise AdapterRejected(
+            f"{adapter.name} changes lm_head, which the base shares with its embedding; merged, both would change. "
+            "Export without --merged."
+        )
+    with warnings.catch_warnings():
+        # peft 0.21 asks transformers 5.23 by the old name
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        tuned = get_peft_model(model, adapter.peft_config(task_type="CAUSAL_LM"))
+    # In float32 whatever the base's precision: peft multiplies A and B in theirs, and only the sum is rounded.
+    adapter.fill(model, "default", torch.float32)
+    return cast("Any", tuned).merge_and_unload(progressbar=False, safe_merge=True)
+
+
+def _proven(name: str, probe: Probe, model: Any, dtype: str) -> float:
+    """Returns the largest distance in nats between the merged model and the trainer; refuses one beyond rounding."""
+    import torch
+
+    # Names of axes: T tokens scored, V vocabulary.
+    with torch.inference_mode():
+        logits_TV = model(torch.tensor([probe.token_ids])).logits[0, :-1].float()
+    targets_T1 = torch.tensor(probe.targets).unsqueeze(1)
+    computed = logits_TV.log_softmax(-1).gather(1, targets_T1).squeeze(1).tolist()
+    return check_probe(name, probe, computed, None, dtype=dtype)
+
+
+def _save(model: Any, base: Path, directory: Path) -> None:
+    from transformers import GenerationConfig
+
+    kept = [name for name in BESIDE_WEIGHTS if (base / name).is_file()]
+    if "generation_config.json" in kept:
+        # Some bases hold settings there that transformers refuses to save, though models work with them. So an empty
+        # one is saved here, and the base's own file is copied over it.
+        model.generation_config = GenerationConfig()
+    model.save_pretrained(directory, max_shard_size=SHARD_SIZE)
+    for name in kept:
+        shutil.copyfile(base / name, directory / name)
+
+
+def _left_out(adapter: ValidatedAdapter, base: BaseModel, directory: Path) -> tuple[str, ...]:
+    """Returns the base's tensors that were not written; refuses a written tensor that the base has not."""
+    written, known = read_base_model(directory).weight_shapes, base.weight_shapes
+    other = [name for name, shape in written.items() if known.get(name) != shape]
+    other += [f"{module}.weight" for module in adapter.modules if f"{module}.weight" not in written]
+    if other:
+        raise AdapterRejected(
+            f"{adapter.name}: merged, the model has other tensors than its base ({some(sorted(other))}), so other "
+            "tools may not read it. Export without --merged, and serve base and adapter."
+        )
+    return tuple(sorted(known.keys() - written.keys()))
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Facts about a copy of a policy, for its model card.
+
+    Attributes:
+        policy: The ledger's record of the policy.
+        adapter_sha256: Digest of the LoRA's weights.
+        rank: Rank of the LoRA.
+        merged_dtype: Precision of the merged weights; `None` if the copy is the LoRA alone.
+        base_id: Hub id of the base model, if it is known.
+        license: Licence as the hub names it, if the user gave one.
+    """
+
+    policy: Policy
+    adapter_sha256: str
+    rank: int
+    merged_dtype: str | None = None
+    base_id: str | None = None
+    license: str | None = None
+
+
+def hub_id_of(base: str) -> str | None:
+    """Returns the hub id, `ORG/NAME`, of a base that lies in the hub's cache; `None` of any other directory."""
+    # The cache's layout: .../models--ORG--NAME/snapshots/COMMIT
+    parts = PurePath(base).parts
+    if len(parts) < 3 or parts[-2] != "snapshots" or not parts[-3].startswith("models--"):
+        return None
+    return parts[-3].removeprefix("models--").replace("--", "/")
+
+
+def write_card(copied: Copied, directory: Path) -> None:
+    """Writes the model card, a `README.md` with the hub's front matter, beside the files of the copy."""
+    (directory / README).write_text(model_card(copied))
+
+
+def model_card(copied: Copied) -> str:
+    """Returns the text of the model card."""
+    if copied.license:
+        licence = f"`{copied.license}`, as its author says. The base model's licence holds besides."
+    else:
+        licence = "Its author has not stated one. The base model's licence holds in any case."
+    lines = [*_front_matter(copied), "", f"# {copied.policy.name}", "", *_what_it_is(copied), ""]
+    lines += [*_measured(copied.policy), *_watched(copied.policy), "", "## Licence", "", licence, ""]
+    return "\n".join(lines)
+
+
+def _front_matter(copied: Copied) -> list[str]:
+    merged = copied.merged_dtype is not None
+    facts: dict[str, Any] = {
+        "library_name": "transformers" if merged else "peft",
+        "pipeline_tag": "text-generation",
+        "tags": ["art-patch"] if merged else ["art-patch", "lora"],
+    }
+    if copied.base_id:
+        facts |= {"base_model": copied.base_id, "base_model_relation": "finetune" if merged else "adapter"}
+    if copied.license:
+        facts["license"] = copied.license
+    # JSON is YAML, and quotes whatever a name may hold
+    return ["---", *(f"{name}: {json.dumps(value)}" for name, value in facts.items()), "---"]
+
+
+def _what_it_is(copied: Copied) -> list[str]:
+    policy = copied.policy
+    base = f"`{copied.base_id}`" if copied.base_id else "not named by its author"
+    what = f"LoRA of rank {copied.rank}"
+    form = (
+        f"{what}, merged into the base in {copied.merged_dtype}" if copied.merged_dtype else f"{what} in PEFT's layout"
+    )
+    return [
+        f"Step {policy.step} of the policy `{policy.model}`, trained with art_patch.",
+        "",
+        f"- base model: {base} (fingerprint `{policy.base_sha256}`)",
+        f"- form: {form}",
+        f"- LoRA's sha256: `{copied.adapter_sha256}`",
+        f"- trained from: `{policy.parent}`" if policy.parent else "- trained from: not recorded",
+        f"- state when it was copied: {policy.state}",
+        "",
+        "Here are weights and configuration, and no records. What the weights learned from records they may say.",
+    ]  # fmt: skip
+
+
+def _measured(policy: Policy) -> list[str]:
+    gate: Any = policy.metrics.get("gate") or {}
+    if "candidate" not in gate or "champion" not in gate:
+        return ["## Measured", "", "No gate compared this policy with the one before it."]
+    lines = [
+        "## Measured",
+        "",
+        "Before it might serve, a judge ranked its answers on held-out scenarios, blind, against those of the policy",
+        "that served. Scores lie from 0 to 1 and compare these two alone.",
+        "",
+        "| metric | value |",
+        "|---|---|",
+        f"| this policy | {gate['candidate']:.3f} |",
+        f"| the policy that served | {gate['champion']:.3f} |",
+    ]
+    # Each line only where the gate recorded it: older records and other kinds of gate hold less.
+    if "lower_bound" in gate:
+        level = (gate.get("config") or {}).get("level")
+        sure = f" with {level:.0%} confidence" if isinstance(level, float) else ""
+        lines.append(f"| difference, at least{sure} | {gate['lower_bound']:+.3f} |")
+    for key, words in (("scenarios", "held-out scenarios"), ("judge", "judge"), ("rubric", "rubric")):
+        if gate.get(key) is not None:
+            lines.append(f"| {words} | {gate[key]} |")
+    if "checks" in gate:
+        failed = sum(not check.get("passed", True) for check in gate["checks"])
+        lines.append(f"| checks failed | {failed} of {len(gate['checks'])} |")
+    return lines
+
+
+def _watched(policy: Policy) -> list[str]:
+    """Returns the lines about the test on a share of the sessions, if there was one."""
+    watch: Any = policy.metrics.get("watch") or {}
+    if not watch:
+        return []
+    lines = [
+        "",
+        f"A test beside the policy that served, {watch.get('hours', 0):g} hours long, ended: {watch['verdict']}.",
+    ]
+    signals: dict[str, Any] = watch.get("signals") or {}
+    told = [(name, one) for name, one in signals.items() if isinstance(one.get("challenger"), int | float)]
+    if told:
+        lines += ["", "| signal | this policy | the policy that served | comparisons |", "|---|---|---|---|"]
+        lines += [
+            f"| {name} | {one['challenger']:.3g} | {one['champion']:.3g} | {one['compared']} |" for name, one in told
+        ]
+    return lines
