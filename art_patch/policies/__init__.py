@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from art_patch._lib.lazy import lazily
 
 if TYPE_CHECKING:
-    from art_patch.policies.base_model import BaseModel, base_fingerprint, read_base_model, resolve_model_dir
-    from art_patch.policies.copies import Copied, Dtype, Merged, hub_id_of, write_adapter, write_card, write_merged
+    from art_patch.policies.base_model import BaseModel, Dtype, base_fingerprint, read_base_model, resolve_model_dir
+    from art_patch.policies.copies import Copied, Merged, hub_id_of, write_adapter, write_card, write_merged
     from art_patch.policies.files import (
         CONFIG,
         MANIFEST,
@@ -34,8 +34,8 @@ else:
     __getattr__ = lazily(
         __name__,
         {
-            "base_model": "BaseModel base_fingerprint read_base_model resolve_model_dir",
-            "copies": "Copied Dtype Merged hub_id_of write_adapter write_card write_merged",
+            "base_model": "BaseModel Dtype base_fingerprint read_base_model resolve_model_dir",
+            "copies": "Copied Merged hub_id_of write_adapter write_card write_merged",
             "files": "CONFIG MANIFEST WEIGHTS check_name publish_adapter read_json remove_adapter remove_unpublished"
             " some unpublished",
             "hub": "Hub check_repository",

@@ -14,9 +14,13 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from art_patch.errors import ModelNotFound
+
+# Precision of the weights of a copy; "auto" is the base's own. Here, because the command line may load neither numpy
+# nor safetensors for its help.
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format itself
 _SAMPLE_BYTES = 4096

@@ -19,16 +19,15 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from art_patch.errors import AdapterRejected, ConfigError, ModelNotFound
-from art_patch.policies.base_model import BaseModel, read_base_model
+from art_patch.policies.base_model import BaseModel, Dtype, read_base_model
 from art_patch.policies.files import CONFIG, WEIGHTS, some
 from art_patch.policies.probe import Probe, check_probe
 from art_patch.policies.validation import ValidatedAdapter
 from art_patch.types import Policy
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]  # of merged weights; "auto" is the base's own
 Step = Callable[[int, int, str], None]  # called with steps done, their total, and what was done last
 
 README = "README.md"
