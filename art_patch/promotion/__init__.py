@@ -1,4 +1,8 @@
-"""From a verdict to a served policy: states and moves as data, promote and roll back, and the test of a challenger."""
+"""Promotion: how a policy comes to serve, how it is tested beside the champion, and how it is taken back.
+
+`transitions` moves policies between states, once the engine has proven that it serves them. `evidence` turns the calls
+and scores of a test into paired comparisons. `sequential` decides whether the challenger is better or worse.
+"""
 
 # pyright: reportUnusedImport=false
 from __future__ import annotations
@@ -9,6 +13,7 @@ from art_patch._lib.lazy import lazily
 
 if TYPE_CHECKING:
     from art_patch.promotion.evidence import evidence_of
+    from art_patch.promotion.sequential import CanaryConfig, WatchVerdict, decide
     from art_patch.promotion.transitions import (
         challenge,
         change_share,
@@ -20,13 +25,12 @@ if TYPE_CHECKING:
         unwanted,
         wanted,
     )
-    from art_patch.promotion.watching import CanaryConfig, WatchVerdict, decide
 else:
     __getattr__ = lazily(
         __name__,
         {
             "evidence": "evidence_of",
+            "sequential": "CanaryConfig WatchVerdict decide",
             "transitions": "challenge change_share ensure_loaded give_up promote reject rollback unwanted wanted",
-            "watching": "CanaryConfig WatchVerdict decide",
         },
     )

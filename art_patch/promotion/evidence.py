@@ -1,21 +1,18 @@
-"""Calls and scores of two policies -> what a challenger is judged by. Pure.
+"""Calls and scores of challenger and champion -> the evidence that the canary test decides on. Pure.
 
-Which policy a call counts for is decided by who was asked, not by who answered: a challenger that leaves its sessions
-to upstream must not shine with upstream's answers. Errors, fallbacks, times and empty answers are compared call by
-call. An answer without a word falls back, so it counts among the fallbacks, and among the errors in state `shadow`;
-`empty` counts answers that are cut off or a single token long. Rewards and feedback are compared session by session,
-because a session never changes sides; a session of both policies is left out.
-
-A reward that the app or its user gave stands for itself. A judge's ranks mean something within one group only, so they
-are compared within groups that hold runs of both policies, a group being a block; a group of one policy's runs alone
-says nothing of either. A session counts in one of these blocks: who asks makes some sessions score better than others
-in every group, and a session never changes sides, so its second group would say the same luck again.
-
-Where the canary's share was changed, what was seen under each share is compared by itself, and a session counts under
-the share that it began with. The block that was open at the change is dropped, because who changes the share may have
-looked at it; all that was closed before stands, whatever the share was (`sequential`).
-
-In state `shadow` every copy is compared with the very call that it copies, if the champion answered that one.
+- **Intention to treat.** A call counts for the policy that was asked, not for the policy that answered. Otherwise a
+  challenger that leaves its sessions to upstream would be credited with upstream's answers.
+- **Call by call**: errors, fallbacks, times, empty answers. An answer without text falls back, so it counts as a
+  fallback, in state `shadow` as an error; `empty` counts answers that are cut off or one token long.
+- **Session by session**: rewards and feedback, because sessions are assigned to an arm and their calls are alike. A
+  session with calls of both policies is left out.
+- **Within groups**: the judge's scores, because a rank means something in its own group only. A group with runs of both
+  policies is one block; a group with runs of one policy is left out. A session counts in one block only: users differ,
+  and the session's second group would count the same luck again.
+- **Changes of the canary's share.** Each stretch between two changes is cut into blocks by itself, and a session counts
+  in the stretch in which it began. The block that is open at a change is dropped, because the person who changed the
+  share may have looked at it. Closed blocks stay.
+- In state `shadow`, each copied call is paired with the call that it copies, if the champion answered that call.
 """
 
 from __future__ import annotations
@@ -23,11 +20,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
-from art_patch.promotion.sequential import Block, Observation, blocks
-from art_patch.promotion.watching import LATEST, Arm, Evidence
 from art_patch.rewards import (
     COMBINED,
     PEOPLE,
@@ -40,14 +36,89 @@ from art_patch.rewards import (
 )
 from art_patch.types import ArmCall, ArmTraffic, Group, Score, Trajectory, TrajectoryInfo
 
+# The breakdown rule looks at this many of the challenger's newest sessions by themselves.
+LATEST = 10
+
+
+# --- what is compared ---
+
+
+class Observation(NamedTuple):
+    """One value of one arm."""
+
+    at: float  # when the value became known, seconds since the epoch; a late score stands where it came
+    challenger: bool  # whether the value is the challenger's; else the champion's
+    value: float  # from 0 to 1, or a time in milliseconds
+
+
+class Block(NamedTuple):
+    """Values of both arms from the same time, at least one of each: the unit of the canary test."""
+
+    at: float  # when the last value became known
+    challenger: tuple[float, ...]
+    champion: tuple[float, ...]
+
+
+def blocks(observations: Iterable[Observation]) -> list[Block]:
+    """Cut observations into the shortest blocks that hold values of both arms; an incomplete last block is left out."""
+    found: list[Block] = []
+    ours: list[float] = []
+    theirs: list[float] = []
+    for each in sorted(observations, key=lambda one: one.at):
+        (ours if each.challenger else theirs).append(each.value)
+        # The end of a block depends on who was asked, never on a value. So the mean of a block's difference is the
+        # difference of the arms, whatever share of the sessions each of them has, and a bad hour weighs on both.
+        if ours and theirs:
+            found.append(Block(each.at, tuple(ours), tuple(theirs)))
+            ours, theirs = [], []
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Counts of one policy's calls and sessions since the test began.
+
+    A session counts once, as failed if its newest call failed or fell back. Calls of a session are alike, and a client
+    that cannot be served retries. The majority of its calls would notice a breakdown late in long sessions.
+    """
+
+    calls: int = 0
+    sessions: int = 0
+    failed: int = 0  # calls that failed or that upstream had to answer
+    failed_sessions: int = 0
+    # Failed sessions among the newest: the challenger's newest `LATEST`, and the champion's since the oldest of those,
+    # or its own newest `LATEST` if these are more.
+    failed_latest: int = 0
+    # How many sessions `failed_latest` was counted in; `None` for `LATEST`, or all if there are fewer.
+    latest: int | None = None
+
+    @property
+    def of_latest(self) -> int:
+        """Number of sessions that `failed_latest` was counted in."""
+        return min(self.sessions, LATEST) if self.latest is None else self.latest
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything observed of both arms since the test began."""
+
+    challenger: Arm = Arm()
+    champion: Arm = Arm()
+    # Name of the signal -> its blocks, in order of time.
+    blocks: Mapping[str, Sequence[Block]] = field(default_factory=dict[str, Sequence[Block]])
+
+
+# --- from calls and scores to evidence ---
+
 _Value = Callable[[ArmCall], float | None]
 
 
 def _answered(value: _Value) -> _Value:
-    """What only an answer of the policy's own can tell."""
+    """Restrict a value to calls that the asked policy answered itself."""
     return lambda call: value(call) if call.status == "ok" and not call.fell_back else None
 
 
+# Name of the signal -> its value in one call; `None` if the call says nothing about it.
 BY_CALL: Mapping[str, _Value] = {
     "errors": lambda call: float(call.status == "error" and not call.fell_back),
     "fallbacks": lambda call: float(call.fell_back),
@@ -55,17 +126,16 @@ BY_CALL: Mapping[str, _Value] = {
     "latency_ms": _answered(lambda call: call.duration_ms),
     "ttft_ms": _answered(lambda call: call.ttft_ms),
 }
-"""Signals that every call tells something of; `None` is nothing."""
 
 
 def evidence_of(traffic: ArmTraffic, *, challenger: str, champion: str, state: Literal["shadow", "canary"]) -> Evidence:
-    """Return what the challenger is to be judged by.
+    """Pair the calls and scores of a test's traffic into evidence on the challenger.
 
     Args:
-        traffic: since it came into its state; in `shadow`, its copies and the calls that they copy.
-        challenger: its name.
-        champion: the policy that it is compared with; calls of others are passed over.
-        state: how the two are paired.
+        traffic: since the challenger came into its state; for a `shadow`, its copies and the calls that they copy.
+        challenger: name of the tested policy.
+        champion: name of the policy to compare with. Calls of other policies are ignored.
+        state: `shadow` pairs copies with originals, `canary` cuts the traffic into blocks.
     """
     calls = [call for call in traffic.calls if call.policy in (challenger, champion)]
     sides = [[call for call in calls if call.policy == name] for name in (challenger, champion)]
@@ -84,7 +154,7 @@ def evidence_of(traffic: ArmTraffic, *, challenger: str, champion: str, state: L
 
 
 def _by_share(calls: Iterable[ArmCall], changes: Sequence[float]) -> list[list[ArmCall]]:
-    """The calls before the first change of the canary's share, those until the second, and so on."""
+    """Split calls at the changes of the canary's share."""
     found: list[list[ArmCall]] = [[] for _ in range(len(changes) + 1)]
     for call in calls:
         found[bisect_right(changes, call.at)].append(call)
@@ -92,12 +162,10 @@ def _by_share(calls: Iterable[ArmCall], changes: Sequence[float]) -> list[list[A
 
 
 def _arms(ours: Sequence[ArmCall], theirs: Sequence[ArmCall]) -> tuple[Arm, Arm]:
-    """Counts of the challenger and of the champion; the newest sessions of both are those of one time.
-
-    With a twentieth of the sessions the challenger's newest ten reach back twenty times as far as the champion's: an
-    outage would weigh on the challenger long after the champion's newest ten have forgotten it.
-    """
+    """Count both arms, and their newest sessions over the same time."""
     newest = _newest(ours)
+    # A canary with a twentieth of the sessions reaches back twenty times as far with its newest ten. The champion's
+    # newest ten would already have forgotten an outage that still counts against the canary.
     since = newest[-LATEST].at if len(newest) >= LATEST else float("-inf")
     return _arm(ours, newest, since), _arm(theirs, _newest(theirs), since)
 
@@ -111,7 +179,7 @@ def _arm(calls: Sequence[ArmCall], newest: Sequence[ArmCall], since: float) -> A
 
 
 def _newest(calls: Iterable[ArmCall]) -> list[ArmCall]:
-    """The newest call of each session, oldest first."""
+    """Return the newest call of each session, oldest first."""
     of_session: dict[str, ArmCall] = {}
     for call in calls:
         of_session.pop(call.session, None)
@@ -162,7 +230,7 @@ _Known = list[tuple[_Run, float, float]]
 
 
 def _runs(calls: Iterable[ArmCall], scores: Iterable[Score]) -> list[_Run]:
-    """The scored runs of sessions that only one of the two policies was asked in."""
+    """Return the scored runs of sessions in which only one of the two policies was asked."""
     sides: dict[str, set[str]] = defaultdict(set)
     first: dict[str, ArmCall] = {}
     for call in calls:
@@ -186,6 +254,8 @@ def _rewards(runs: Iterable[_Run], challenger: str) -> list[Block]:
         combined = None if group is None else newest(trajectory, REWARD_NAME, (COMBINED,), group_id=group)
         own = newest(trajectory, REWARD_NAME, REWARD_SOURCES)
         ranked = None if group is None else newest(trajectory, SCORE_NAME, (SCORE_SOURCE,), group_id=group)
+        # A project's combined reward wins; then a reward of the app or its user, which stands for itself; then the
+        # judge's rank.
         if combined is None and own is not None:
             alone.append((run, _known_at(run, REWARD_NAME), own))
         elif group is not None and (value := ranked if combined is None else combined) is not None:
@@ -196,6 +266,7 @@ def _rewards(runs: Iterable[_Run], challenger: str) -> list[Block]:
 def _by_group(groups: Iterable[_Known], challenger: str) -> list[Block]:
     found: list[Block] = []
     heard: set[str] = set()
+    # In order of time, so that whether a session was counted before does not depend on what comes later.
     for members in sorted(groups, key=_last_known):
         sessions = {key: its for key, its in _sessions(members).items() if key not in heard}
         ours = tuple(_mean(its) for its in sessions.values() if its[0][0].policy == challenger)

@@ -1,103 +1,307 @@
-"""Is the challenger worse, or better, than the champion? An answer that may be asked for after every observation.
+"""The canary test: a sequential test of a challenger against the champion, valid at every look. Pure.
 
-In: what was observed of both arms, in order. Out: whether the difference of their means is proven to lie above a
-number, and bounds of it. Values are from 0 to 1, differences from -1 to 1; nothing else is assumed of how they spread.
+In: paired comparisons from live traffic (`Evidence`). Out: go on, roll back, promote, or stop without an answer.
 
-**Blocks.** What comes is cut into blocks, each as short as possible with at least one value of both arms, and each
-block gives one difference. Where a block ends depends on who was asked, never on a value, so the mean of each
-difference is the difference of the arms, whatever share of the sessions each gets. Both sides of a block are of the
-same time: an afternoon on which all tasks are hard, or a minute in which the engine is down, weighs on both.
+**Hypotheses.** For each signal in `SIGNALS`: the challenger is worse by more than its tolerance (then it is rolled
+back); for rewards and feedback also: the challenger is better than the champion by more than `margin` (then it is
+promoted). After `max_hours` without proof the test ends, and nothing is promoted.
 
-**Bets.** Whoever doubts that the mean of the differences D is at most m starts with 1 and bets before each block a
-fixed part g of what the worst block could cost: the capital is multiplied by `1 + g (D - m) / (1 + m)`. If the mean is
-at most m the capital is not expected to grow, so by Ville's inequality it ever reaches 1 / alpha with a chance of at
-most alpha, over all looks together, infinitely many included. Capitals of several g are averaged, which keeps this
-true: a large g finds a large difference within a few blocks, a small g finds a small one later (Waudby-Smith & Ramdas
-2024, https://arxiv.org/abs/2010.09686; Howard et al. 2021, https://arxiv.org/abs/1810.08240). The capital falls as m
-grows, so a bound is found by halving. Left out: bets that adapt to the variance seen.
+**Error rates**, each over all looks of one test together:
 
-What is asked of the data: values in the order in which they became known, so a score that came late stands where it
-came, and a share that stays the same within a block. From block to block it may change, for whatever reason: the next
-share is chosen before the next block begins, and whatever it is, that block's mean is the difference of the arms. So a
-test goes on over a change, with the capital that it has; starting anew instead would give a bad challenger `alpha`
-once more each time. O(n) a test.
+- A challenger within the tolerances on every signal is rolled back with probability at most `alpha`. The signals share
+  `alpha` equally (Bonferroni).
+- A challenger not better than `margin` is promoted with probability at most `alpha`, shared by rewards and feedback.
+- The breakdown rule (`hard_share`) is outside of `alpha`: it needs no proof, because every further call would cost a
+  user an answer.
+
+**Unit.** A block (`evidence.blocks`) has values of both arms from the same time, and gives one difference D of their
+means, from -1 to 1. Nothing else is assumed of the values' distribution. The share of the sessions may change between
+blocks: the next share is chosen before the next block begins, so the expectation of each D is still the difference of
+the arms. A test therefore goes on over a change with its capital. A restart would give a bad challenger `alpha` once
+more each time.
+
+**Betting martingale.** Null hypothesis: the mean of D is at most m. A bettor starts with capital 1 and bets a fraction
+g before each block; the capital is multiplied by `1 + g (D - m) / (1 + m)`, which is never negative. Under the null
+hypothesis the expected capital does not grow. So by Ville's inequality it ever reaches `1 / alpha` with probability at
+most `alpha`, however often somebody looks. The mean of the capitals of several g has the same property: a large g finds
+a large difference within few blocks, a small g finds a small difference later. The numbers m that are not rejected form
+a confidence sequence. See Waudby-Smith and Ramdas 2024, https://arxiv.org/abs/2010.09686, and Howard et al. 2021,
+https://arxiv.org/abs/1810.08240. Left out: bets that adapt to the observed variance.
+
+**Fails closed.** A value that is not a number, or off its scale, makes its signal unreadable and bars the promotion.
+Without calls of the champion there is nothing to compare, so nothing is promoted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from statistics import median
-from typing import NamedTuple
+from typing import Any, Literal
 
+from art_patch.errors import ConfigError
+from art_patch.promotion.evidence import Arm, Block, Evidence
+from art_patch.types import JSON
+
+Action = Literal["go on", "roll back", "promote", "inconclusive"]
+
+
+# Betting fractions g; the capital is split among them equally.
 BETS = (0.05, 0.15, 0.35, 0.6, 0.9)
-"""Parts g of the largest possible bet; equal shares of the capital are bet each way."""
 
 _HALVINGS = 9  # a bound is exact to 2 / 2 ** 9 = 0.004
 
 
-class Observation(NamedTuple):
-    """One value of one arm.
+@dataclass(frozen=True, slots=True)
+class CanaryConfig:
+    """When a challenger is rolled back, and when it is promoted."""
 
-    Attributes:
-        at: when it became known, seconds since the epoch.
-        challenger: whether it is the challenger's; else the champion's.
-        value: from 0 to 1, or a time for `slower`.
+    # Probability of rolling back a challenger that is not worse, and of promoting one that is not better.
+    alpha: float = 0.05
+    # Sessions of each arm before a promotion.
+    min_sessions: int = 20
+    max_hours: float = 24.0
+    # How much better the rewards or the feedback of a winner must be, on a scale from 0 to 1. Below 0, the winner may
+    # be worse by that much.
+    margin: float = 0.0
+    # How much worse the challenger may be: mean reward and feedback (0..1), ...
+    reward_tolerance: float = 0.05
+    feedback_tolerance: float = 0.05
+    # ... share of calls that failed, that upstream had to answer, and whose answer was empty or cut off, ...
+    error_tolerance: float = 0.02
+    fallback_tolerance: float = 0.02
+    empty_tolerance: float = 0.05
+    # ... and how many times as long its calls and its first tokens may take.
+    latency_ratio: float = 1.5
+    # Breakdown rule: so many sessions must have failed, and the share of failed sessions must exceed the champion's by
+    # this much, among all sessions or among the newest `LATEST`.
+    hard_sessions: int = 3
+    hard_share: float = 0.6
+
+    def __post_init__(self) -> None:
+        """Refuse settings with which the test would not mean what it says.
+
+        Raises:
+            ConfigError: the message names the setting and its range.
+        """
+        tolerances = {s.tolerance: getattr(self, s.tolerance) for s in SIGNALS if s.tolerance != "latency_ratio"}
+        for name, value in tolerances.items():
+            _check(name, value, 0 <= value < 1, "at least 0 and below 1")
+        _check("alpha", self.alpha, 0 < self.alpha < 0.5, "above 0 and below 0.5")
+        _check("margin", self.margin, -1 < self.margin < 1, "between -1 and 1")
+        _check("latency_ratio", self.latency_ratio, self.latency_ratio >= 1, "at least 1")
+        _check("max_hours", self.max_hours, self.max_hours > 0, "above 0")
+        _check("min_sessions", self.min_sessions, self.min_sessions >= 1, "at least 1")
+        _check("hard_sessions", self.hard_sessions, self.hard_sessions >= 2, "at least 2")
+        _check("hard_share", self.hard_share, 0 < self.hard_share <= 1, "above 0 and at most 1")
+
+
+def _check(name: str, value: float, right: bool, said: str) -> None:
+    if not (math.isfinite(value) and right):
+        raise ConfigError(f"{name} is {value}; it must be {said}")
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A quantity on which challenger and champion are compared."""
+
+    name: str
+    words: str  # for sentences: "its WORDS is worse by ..."
+    is_good: bool  # whether more of it is better
+    tolerance: str  # the field of `CanaryConfig` that limits a loss
+    promotes: bool = False  # whether being better on it is a reason to promote
+    is_time: bool = False  # compared by the ratio of medians, because means of times follow single slow calls
+
+
+SIGNALS = (
+    Signal("reward", "reward", True, "reward_tolerance", promotes=True),
+    Signal("feedback", "people's feedback", True, "feedback_tolerance", promotes=True),
+    Signal("errors", "share of failed calls", False, "error_tolerance"),
+    Signal("fallbacks", "share of calls that upstream had to answer", False, "fallback_tolerance"),
+    Signal("empty", "share of answers that are empty or cut off", False, "empty_tolerance"),
+    Signal("latency_ms", "time for a call", False, "latency_ratio", is_time=True),
+    Signal("ttft_ms", "time to the first token", False, "latency_ratio", is_time=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchVerdict:
+    """The decision on a challenger, with its reason as a sentence and the metrics behind it."""
+
+    action: Action
+    reason: str
+    metrics: JSON
+
+
+def decide(
+    evidence: Evidence, *, state: Literal["shadow", "canary"], hours: float, config: CanaryConfig
+) -> WatchVerdict:
+    """Decide what happens to a challenger, from all evidence since its test began.
+
+    Args:
+        state: a `shadow` can be rolled back but not promoted, because no user has seen its answers.
+        hours: how long the test has been running.
     """
+    found = [_examine(signal, evidence.blocks.get(signal.name, ()), config) for signal in SIGNALS]
+    counts = {name: _counts(getattr(evidence, name)) for name in ("challenger", "champion")}
+    metrics: dict[str, Any] = counts | {"hours": round(hours, 3), "signals": {f.signal.name: f.metrics for f in found}}
+    # In this order: a rollback needs no other condition, a promotion needs all of them.
+    worse = [one for one in found if one.says == "worse"]
+    better = [one for one in found if one.says == "better"]
+    bars = [one for one in found if one.says == "unreadable"]
+    if (broken := _is_broken(evidence, config)) is not None:
+        return WatchVerdict("roll back", broken, metrics)
+    if worse:
+        return WatchVerdict("roll back", "; ".join(one.sentence for one in worse), metrics)
+    missing = _missing(evidence, state, bars, config)
+    if better and not missing:
+        return WatchVerdict("promote", "; ".join(one.sentence for one in better), metrics)
+    so_far = missing or "neither worse nor better is proven yet"
+    if not hours < config.max_hours:  # a clock that gives no number ends the test, too
+        return WatchVerdict("inconclusive", f"no answer within {config.max_hours:g} hours: {so_far}", metrics)
+    return WatchVerdict("go on", so_far, metrics)
 
-    at: float
-    challenger: bool
-    value: float
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    signal: Signal
+    says: Literal["worse", "better", "open", "unreadable", "no data"]
+    sentence: str
+    metrics: JSON
 
 
-class Block(NamedTuple):
-    """Values of both arms that are compared with each other; at least one each.
+def _examine(signal: Signal, blocks: Sequence[Block], config: CanaryConfig) -> _Finding:
+    """Test one signal in both directions."""
+    if not blocks:
+        return _Finding(signal, "no data", f"no {signal.words} of both yet", {"says": "no data", "compared": 0})
+    wrong = next((v for b in blocks for v in (*b.challenger, *b.champion) if not _is_on_scale(v, signal)), None)
+    if wrong is not None:
+        scale = "a time" if signal.is_time else "from 0 to 1"
+        sentence = f"a value of {signal.words} is {wrong}, not {scale}, so it cannot be compared"
+        return _Finding(
+            signal, "unreadable", sentence, {"says": "unreadable", "compared": len(blocks), "value": str(wrong)}
+        )
+    tolerance: float = getattr(config, signal.tolerance)
+    gains, null = _gains(signal, blocks, tolerance)
+    # Bonferroni: `losing` for each of the tests that can end in a rollback, `winning` for each that can end in a
+    # promotion.
+    losing = config.alpha / len(SIGNALS)
+    winning = config.alpha / sum(one.promotes for one in SIGNALS)
+    typical: Callable[[Sequence[float]], float] = median if signal.is_time else _mean
+    ours = typical([value for block in blocks for value in block.challenger])
+    theirs = typical([value for block in blocks for value in block.champion])
+    says = "open"
+    # A loss is a gain with its sign turned: is the mean loss proven to exceed the tolerance?
+    if is_above([-gain for gain in gains], null, losing):
+        says = "worse"
+    elif signal.promotes and is_above(gains, config.margin, winning):
+        says = "better"
+    metrics: dict[str, Any] = {"says": says, "compared": len(blocks), "challenger": ours, "champion": theirs}
+    metrics["tolerance"] = tolerance
+    if not signal.is_time:
+        sign = 1 if signal.is_good else -1
+        bounds = sorted((sign * lower_bound(gains, winning), sign * upper_bound(gains, losing)))
+        metrics |= {"difference": sign * _mean(gains), "above": bounds[0], "below": bounds[1]}
+    return _Finding(signal, says, _sentence(signal, says, ours, theirs, len(blocks), config), metrics)
 
-    Attributes:
-        at: when the last of them became known.
-        challenger: its values.
-        champion: its values.
-    """
 
-    at: float
-    challenger: tuple[float, ...]
-    champion: tuple[float, ...]
+def _is_on_scale(value: float, signal: Signal) -> bool:
+    return math.isfinite(value) and value >= 0 and (signal.is_time or value <= 1)
 
 
-def blocks(observations: Iterable[Observation]) -> list[Block]:
-    """Cut what was observed into the shortest blocks that hold both arms; what is left over at the end waits."""
-    found: list[Block] = []
-    ours: list[float] = []
-    theirs: list[float] = []
-    for each in sorted(observations, key=lambda one: one.at):
-        (ours if each.challenger else theirs).append(each.value)
-        if ours and theirs:
-            found.append(Block(each.at, tuple(ours), tuple(theirs)))
-            ours, theirs = [], []
-    return found
+def _gains(signal: Signal, blocks: Sequence[Block], tolerance: float) -> tuple[list[float], float]:
+    """Return the challenger's gain in each block (better is positive), and the mean loss that the signal tolerates."""
+    if signal.is_time:
+        # The tolerance is inside of the sign that `slower` returns, so the tolerated mean loss is 0.
+        slow = partial(slower, ratio=tolerance)
+        return [-slow(block) for block in blocks], 0.0
+    sign = 1 if signal.is_good else -1
+    return [sign * difference(block) for block in blocks], tolerance
+
+
+def _sentence(signal: Signal, says: str, ours: float, theirs: float, compared: int, config: CanaryConfig) -> str:
+    show = "{:.0f} ms against {:.0f} ms" if signal.is_time else "{:.3f} against {:.3f}"
+    metrics = f"{show.format(ours, theirs)} in {compared} comparisons"
+    if says == "worse":
+        tolerance = getattr(config, signal.tolerance)
+        by = f"more than {tolerance:g} times the champion's" if signal.is_time else f"worse by more than {tolerance:g}"
+        return f"its {signal.words} is {by}: {metrics}"
+    if says == "better":
+        by = f"better by more than {config.margin:g}" if config.margin >= 0 else f"not worse by {-config.margin:g}"
+        return f"its {signal.words} is {by}: {metrics}"
+    return f"its {signal.words}: {metrics}"
+
+
+def _is_broken(evidence: Evidence, config: CanaryConfig) -> str | None:
+    """Apply the breakdown rule: return why the challenger is broken, or `None`."""
+    ours, theirs = evidence.challenger, evidence.champion
+    # The newest sessions are looked at by themselves, too: among all sessions, a breakdown after a long good time would
+    # take as long again to show.
+    every = (ours.failed_sessions, ours.sessions, theirs.failed_sessions, theirs.sessions, "")
+    latest = (ours.failed_latest, ours.of_latest, theirs.failed_latest, theirs.of_latest, "newest ")
+    for failed, sessions, their_failed, their_sessions, which in (every, latest):
+        worse = _share(failed, sessions) - _share(their_failed, their_sessions) >= config.hard_share
+        if worse and failed >= config.hard_sessions:
+            return (
+                f"in {failed} of its {sessions} {which}sessions the newest call failed or was left to upstream, "
+                f"in {their_failed} of {their_sessions} of the champion's"
+            )
+    return None
+
+
+def _missing(
+    evidence: Evidence, state: Literal["shadow", "canary"], bars: Sequence[_Finding], config: CanaryConfig
+) -> str | None:
+    """Return what bars a promotion; `None` if nothing does."""
+    if bars:
+        return "; ".join(one.sentence for one in bars)
+    if not evidence.champion.calls:
+        return "the champion answered nothing meanwhile, so there is nothing to compare with"
+    if state == "shadow":
+        return "a shadow is not promoted; let it answer a share of the sessions first"
+    ours, theirs = evidence.challenger.sessions, evidence.champion.sessions
+    if min(ours, theirs) < config.min_sessions:
+        return f"{ours} sessions of its own, {theirs} of the champion's; {config.min_sessions} of each are needed"
+    return None
+
+
+def _counts(arm: Arm) -> dict[str, int]:
+    return {"calls": arm.calls, "sessions": arm.sessions, "failed": arm.failed}
+
+
+def _share(some: int, of_all: int) -> float:
+    return some / of_all if of_all else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+# --- the test: bets on the mean of the differences ---
 
 
 def difference(block: Block) -> float:
-    """Return the challenger's mean less the champion's, of values from 0 to 1."""
+    """Return the challenger's mean less the champion's mean in a block."""
     return sum(block.challenger) / len(block.challenger) - sum(block.champion) / len(block.champion)
 
 
 def slower(block: Block, ratio: float) -> float:
-    """Return 1 where the challenger's median time is above `ratio` times the champion's, -1 where below, 0 else.
+    """Return 1 if the challenger's median time is above `ratio` times the champion's, -1 if it is below, 0 if equal.
 
-    With a ratio above 1, blocks of two equally fast arms are below more often than above, whatever the times' scale and
-    however long their tail.
+    Signs instead of differences: they lie in -1..1 whatever the scale of the times and however long their tail. If both
+    arms are equally fast and `ratio` is above 1, -1 is more frequent than 1, so the mean is below 0.
     """
     ours, theirs = median(block.challenger), ratio * median(block.champion)
     return float((ours > theirs) - (ours < theirs))
 
 
 def is_above(differences: Sequence[float], null: float, alpha: float) -> bool:
-    """Whether it is, or was at any earlier point, proven that the mean difference is above `null`.
+    """Whether the betting martingale has rejected "the mean difference is at most `null`" after any block so far.
 
-    Args:
-        differences: from -1 to 1, in order.
-        null: the mean that is doubted, above -1.
-        alpha: chance to say so of a mean that is not, over all looks together.
+    `differences` are from -1 to 1 and in order of time, `null` is above -1. `alpha` is the probability of a wrong
+    rejection, over all looks together.
     """
     enough = len(BETS) / alpha
     capitals = [1.0] * len(BETS)
@@ -106,12 +310,15 @@ def is_above(differences: Sequence[float], null: float, alpha: float) -> bool:
         gain = value - null
         capitals = [capital * (1 + part * gain) for capital, part in zip(capitals, parts, strict=True)]
         if sum(capitals) >= enough:
+            # A rejection stands, whatever comes later: Ville's inequality bounds the maximum of the capital, not its
+            # last value.
             return True
     return False
 
 
 def lower_bound(differences: Sequence[float], alpha: float) -> float:
-    """Return what the mean difference is proven to lie above; -1 without data."""
+    """Return the lower limit of the confidence sequence of the mean difference; -1 without data."""
+    # The capital falls as the null grows, so the largest rejected null is found by bisection.
     low, high = -1.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -123,5 +330,5 @@ def lower_bound(differences: Sequence[float], alpha: float) -> float:
 
 
 def upper_bound(differences: Sequence[float], alpha: float) -> float:
-    """Return what the mean difference is proven to lie below; 1 without data."""
+    """Return the upper limit of the confidence sequence of the mean difference; 1 without data."""
     return -lower_bound([-value for value in differences], alpha)

@@ -1,11 +1,12 @@
-"""Making a policy serve or be tested, and going back. The route turns only after the engine has proven the policy.
+"""Moves of policies between their states: promote, test, reject, roll back.
 
-Order: load under its own name -> listed -> one canary completion with finite log-probabilities -> the ledger moves it
-to champion and flips the route in one transaction -> policies older than the two kept for rollback are unloaded.
-Apps follow the route within their poll interval; until then they ask for the old name, which is still loaded.
+The route turns to a policy only after the engine has proven it: load under its own name -> listed -> one completion
+with finite log-probabilities -> one transaction makes it champion and turns the route -> policies older than those kept
+for rollback are unloaded. Apps follow the route within their poll interval. Until then they ask for the old champion,
+which is still loaded.
 
-A challenger, tested in the background (`shadow`) or by a share of the sessions (`canary`), goes the same way. To give
-it up, to change its share, or to go back, no engine is needed: the route alone decides whom apps ask.
+A challenger goes the same way, whether it answers copies (`shadow`) or a share of the sessions (`canary`). No engine is
+needed to give it up, to change its share or to roll back, because the route alone decides which policy apps ask.
 """
 
 from __future__ import annotations
@@ -13,66 +14,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from art_patch.errors import AdapterRejected, EngineError, StoreError, TransitionError
 from art_patch.serving import Engine
-from art_patch.types import CHALLENGERS, JSON, Policy, PolicyState
+from art_patch.types import CHALLENGERS, JSON, Policy
 
+if TYPE_CHECKING:
+    from art_patch.store import Ledger
+
+# Former champions that stay loaded, so that a rollback needs no engine.
 KEEP = 2
-"""Retired policies that stay loaded for rollback."""
-
-
-class Ledger(Protocol):
-    """What promotion asks of the store (`store.ledger.Ledger`)."""
-
-    def policies(self) -> tuple[Policy, ...]:
-        """Every policy, oldest first."""
-        ...
-
-    def policy(self, name: str) -> Policy | None:
-        """The policy of this name."""
-        ...
-
-    def champion(self) -> Policy | None:
-        """The policy that serves."""
-        ...
-
-    def champions(self) -> Sequence[str]:
-        """Who became champion, one after the other."""
-        ...
-
-    def challenger(self) -> Policy | None:
-        """The policy that is tested beside the champion."""
-        ...
-
-    def move(
-        self,
-        name: str,
-        state: PolicyState,
-        *,
-        who: str,
-        reason: str,
-        metrics: JSON | None = None,
-        percent: float | None = None,
-        now: float | None = None,
-    ) -> Policy:
-        """Move a policy to another state."""
-        ...
 
 
 def ensure_loaded(engine: Engine, name: str) -> None:
-    """Load the policy unless it is served, and prove it: listed, and one completion with finite log-probabilities.
+    """Load the policy unless the engine serves it, and prove it by one completion with finite log-probabilities.
 
     Raises:
-        AdapterRejected: if the engine refuses it, for good, or it computes nonsense.
-        EngineError: if the engine cannot load it now, does not list it, or answers with nonsense.
+        AdapterRejected: the engine refuses the policy for good, or the policy computes NaN.
+        EngineError: the engine cannot load it now, does not list it, or does not answer under its name.
     """
     if name not in engine.models():
         try:
             engine.load(name)
         except AdapterRejected:
-            if name not in engine.models():  # else somebody else has loaded it meanwhile
+            if name not in engine.models():  # else another process has loaded it meanwhile
                 raise
     if name not in engine.models():
         raise EngineError(f"the engine says it loaded {name} but does not list it; restart `art-patch serve`")
@@ -92,12 +58,12 @@ def ensure_loaded(engine: Engine, name: str) -> None:
 
 
 def promote(ledger: Ledger, engine: Engine, name: str, *, who: str, reason: str, metrics: JSON | None = None) -> Policy:
-    """Make the policy champion.
+    """Prove the policy, make it champion, and unload policies that are no longer needed.
 
     Raises:
-        EngineError: if the engine cannot serve it; the champion stays.
-        StoreError: if there is no such policy.
-        TransitionError: if it may not become champion.
+        EngineError: the engine cannot serve it; the old champion stays.
+        StoreError: there is no such policy.
+        TransitionError: a policy in its state may not become champion.
     """
     _check_known(ledger, name)
     ensure_loaded(engine, name)
@@ -118,13 +84,13 @@ def challenge(
     reason: str,
     metrics: JSON | None = None,
 ) -> Policy:
-    """Test the policy on the app's traffic, beside the champion; `percent` of the sessions are a canary's.
+    """Prove the policy and test it beside the champion; a canary answers `percent` of the sessions.
 
     Raises:
-        EngineError: if the engine cannot serve it; nothing changed.
-        StoreError: if there is no such policy.
-        TransitionError: if it may not be tested, or another one is.
-        ConfigError: if a canary comes without its share, or a shadow with one.
+        EngineError: the engine cannot serve it; nothing has changed.
+        StoreError: there is no such policy.
+        TransitionError: a policy in its state may not be tested, or another policy is being tested.
+        ConfigError: a canary without a share, or a shadow with one.
     """
     _check_known(ledger, name)
     ensure_loaded(engine, name)
@@ -132,14 +98,14 @@ def challenge(
 
 
 def change_share(ledger: Ledger, name: str, percent: float, *, who: str, reason: str) -> Policy:
-    """Let a canary answer another share of the sessions; its test goes on, and no engine is needed: it is served.
+    """Give a canary another share of the sessions, in percent; its test goes on.
 
-    Sessions are chosen by a hash, so a canary that gets more of them keeps those that it has.
+    Sessions are assigned by a hash, so a canary with a larger share keeps the sessions that it has.
 
     Raises:
-        StoreError: if there is no such policy.
-        TransitionError: if it is no canary any more, or has this share already.
-        ConfigError: if it is no share.
+        StoreError: there is no such policy.
+        TransitionError: it is not a canary, or has this share already.
+        ConfigError: the share is out of its range.
     """
     policy = ledger.policy(name)
     if policy is not None and policy.state != "canary":
@@ -148,13 +114,10 @@ def change_share(ledger: Ledger, name: str, percent: float, *, who: str, reason:
 
 
 def give_up(ledger: Ledger, engine: Engine | None, *, who: str, reason: str, metrics: JSON | None = None) -> str | None:
-    """Reject the challenger, so that the champion answers all sessions; with the engine down, too.
-
-    Returns:
-        Its name; `None` if nothing is being tested.
+    """Reject the policy that is being tested, so that the champion answers all sessions; return its name, or `None`.
 
     Raises:
-        TransitionError: if somebody else has just promoted it.
+        TransitionError: another process has just promoted it.
     """
     challenger = ledger.challenger()
     if challenger is None:
@@ -166,38 +129,36 @@ def give_up(ledger: Ledger, engine: Engine | None, *, who: str, reason: str, met
 def reject(
     ledger: Ledger, engine: Engine | None, name: str, *, who: str, reason: str, metrics: JSON | None = None
 ) -> bool:
-    """Give a policy up for good: it never serves again, is never tested, and nobody goes back to it.
+    """Reject a policy for good: it never serves and is never tested again. Return whether the engine unloaded it.
 
-    Works without an engine. One that is up lets it go, except the base model, which every policy stands on.
-
-    Returns:
-        Whether the engine let it go.
+    No engine is needed. A running engine unloads the policy, except the base model, which every adapter needs.
 
     Raises:
-        StoreError: if there is no such policy.
-        TransitionError: if it serves, or is rejected already.
+        StoreError: there is no such policy.
+        TransitionError: it is champion, or rejected already.
     """
     ledger.move(name, "rejected", who=who, reason=reason, metrics=metrics)
     if engine is None or name in wanted(ledger):
         return False
-    with suppress(EngineError):  # nobody is sent there any more; the next promotion unloads it otherwise
+    with suppress(EngineError):  # the route no longer names it, and the next promotion tries to unload it again
         engine.unload(name)
         return True
     return False
 
 
 def rollback(ledger: Ledger, engine: Engine | None, *, who: str, reason: str) -> Policy:
-    """Go back to the champion that this one replaced.
+    """Make the previous champion champion again.
 
-    Works without an engine: it then serves the old one when it is back. A policy that is served still was proven when
-    it was loaded, and is not made to answer again: that would wait in line behind the calls of a champion that harms.
+    Without an engine the route turns all the same, and the engine loads the old policy when it is back.
 
     Raises:
-        StoreError: if there is nothing to go back to.
-        EngineError: if an engine is up and cannot serve the old policy; the champion stays.
+        StoreError: there is no earlier champion.
+        EngineError: a running engine cannot serve the old policy; the champion stays.
     """
     if not (behind := _before(ledger)):
         raise StoreError("there is no earlier champion to go back to; `art-patch history` shows what was decided")
+    # A policy that is still loaded was proven when it was loaded. Its completion would now wait behind the calls of the
+    # champion that does harm.
     if engine is not None and behind[-1] not in engine.models():
         ensure_loaded(engine, behind[-1])
     return ledger.move(behind[-1], "champion", who=who, reason=reason)
@@ -209,13 +170,11 @@ def _check_known(ledger: Ledger, name: str) -> None:
 
 
 def _before(ledger: Ledger) -> list[str]:
-    """Return the policies that one can go back to, step by step from the end; a name may come again.
-
-    Each champion stands on the one that it replaced; who is gone back from stands there no more.
-    """
+    """Return the earlier champions that can be rolled back to, in order. A name may come twice."""
     gone = {policy.name for policy in ledger.policies() if policy.state == "rejected"}
     stack: list[str] = []
     for name in (name for name in ledger.champions() if name not in gone):
+        # A move back to the champion before is a rollback: the champion that it left is no longer an earlier one.
         if stack[-2:-1] == [name]:
             stack.pop()
         else:
@@ -224,7 +183,7 @@ def _before(ledger: Ledger) -> list[str]:
 
 
 def wanted(ledger: Ledger) -> list[str]:
-    """Return the policies an engine should hold: champion, step 0, whom one would go back to, last the challenger."""
+    """Return the policies that an engine should hold: champion, step 0, last `KEEP` earlier champions, challenger."""
     policies = ledger.policies()
     first = [p.name for p in policies if p.state == "champion"] + [p.name for p in policies if p.step == 0]
     last = [p.name for p in policies if p.state in CHALLENGERS]
@@ -232,6 +191,6 @@ def wanted(ledger: Ledger) -> list[str]:
 
 
 def unwanted(ledger: Ledger, served: Sequence[str]) -> list[str]:
-    """Return the served policies of this store that nobody needs any more."""
+    """Return the served policies of this store that are neither wanted nor candidates."""
     keep = set(wanted(ledger))
     return [p.name for p in ledger.policies() if p.name in served and p.name not in keep and p.state != "candidate"]

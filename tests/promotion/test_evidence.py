@@ -6,8 +6,7 @@ import random
 from collections.abc import Callable
 
 from art_patch.promotion import CanaryConfig, decide, evidence_of
-from art_patch.promotion.sequential import Block
-from art_patch.promotion.watching import Arm
+from art_patch.promotion.evidence import Arm, Block
 from art_patch.types import ArmCall, ArmTraffic, Score
 
 NEW, OLD = "agent@1", "agent@0"
