@@ -22,6 +22,10 @@ from typing import Any
 
 import pytest
 
+pytest.register_assert_rewrite("tests.support")  # before its first import: an assertion there shows its values, too
+
+from tests.support.tiny import make_tiny_adapter, make_tiny_model  # noqa: E402
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, which reads it once
 
 if find_spec("hypothesis"):  # not in the environments of other SDK versions
@@ -31,9 +35,30 @@ if find_spec("hypothesis"):  # not in the environments of other SDK versions
     settings.load_profile("no deadline")
 
 
-_JUDGING = {"Judge", "serve_stand_in_judge", "ruler", "ruler_score_group"}
-"""A file that knows one of these asks judges, and leaves litellm's clients behind."""
+_JUDGING = {"Judge", "judge", "serve_stand_in_judge", "ruler", "ruler_score_group"}
+"""A file that knows one of these, or a test with such a fixture, asks judges, and leaves litellm's clients behind."""
 _LEAKED_SOCKET = "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The smallest base: what is trained on it and served from it is made by each test."""
+    return make_tiny_model(tmp_path_factory.mktemp("base"), hidden=32, vocab_size=320)
+
+
+@pytest.fixture(scope="session")
+def base_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A larger base, for which there are `adapters`."""
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "base")
+
+
+@pytest.fixture(scope="session")
+def adapters(tmp_path_factory: pytest.TempPathFactory, base_dir: Path) -> Path:
+    """agent@1 to agent@4 of `base_dir`, all different."""
+    root = tmp_path_factory.mktemp("adapters")
+    for step in (1, 2, 3, 4):
+        make_tiny_adapter(root, base_dir, "agent", step, seed=step)
+    return root
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,7 +90,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     In files that ask judges, sockets that litellm drops during a test are no failure.
     """
     for item in items:
-        if _JUDGING & vars(getattr(item, "module", None) or object).keys():
+        names = vars(getattr(item, "module", None) or object).keys() | set(getattr(item, "fixturenames", ()))
+        if _JUDGING & names:
             item.add_marker(pytest.mark.filterwarnings(_LEAKED_SOCKET))
     if not hasattr(config, "workerinput"):
         return

@@ -23,7 +23,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import typer
@@ -40,6 +40,7 @@ from art_patch.serving.vllm.command import SHUTDOWN_S
 from art_patch.settings import load_settings
 from art_patch.store import read_route
 from tests.support.engines import vllm_python
+from tests.support.schedules import read_unit
 from tests.support.tiny import make_tiny_model
 
 ROOT = Path(__file__).parents[1]
@@ -49,34 +50,6 @@ CONTAINERFILE = (DEPLOY / "Containerfile").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 CUDA: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.cuda.yaml").read_text())
 DRAIN_S: float = inspect.signature(run_server).parameters["drain_s"].default
-
-
-class Unit(NamedTuple):
-    """A unit file."""
-
-    name: str
-    values: dict[tuple[str, str], list[str]]
-
-    def one(self, section: str, key: str) -> str:
-        (value,) = self.values[section, key]
-        return value
-
-
-def read_unit(path: Path) -> Unit:
-    """Every line is a section, a comment or an assignment; systemd has no comments behind a value."""
-    values: dict[tuple[str, str], list[str]] = {}
-    section = ""
-    for line in path.read_text().splitlines():
-        if not line or line[0] in "#;":
-            continue
-        if found := re.fullmatch(r"\[(Unit|Service|Timer|Install)\]", line):
-            section = found[1]
-            continue
-        found = re.fullmatch(r"([A-Z]\w+)=(.*[^\s\\]|)", line)
-        assert found and section, f"{path.name}: {line!r}"
-        assert " #" not in found[2], f"{path.name}: {line!r}"
-        values.setdefault((section, found[1]), []).append(found[2])
-    return Unit(path.name, values)
 
 
 UNITS = {path.name: read_unit(path) for path in sorted(DEPLOY.glob("*.service")) + sorted(DEPLOY.glob("*.timer"))}

@@ -49,7 +49,7 @@ sys.path.insert(0, str(ROOT))
 from art_patch.gate import GateConfig, decide  # noqa: E402 - the line above makes ours importable
 from art_patch.settings import Settings  # noqa: E402
 from tests.benchmarks.report import Target, finish, say  # noqa: E402
-from tests.promotion.test_two_apps import App, Place  # noqa: E402
+from tests.support.two_apps import App, Place  # noqa: E402
 
 TARGETS = (
     Target("false_promotion_rate", None, 0.05, "of gates in which the candidate is the champion"),

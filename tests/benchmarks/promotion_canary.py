@@ -28,9 +28,9 @@ from art_patch.settings import Settings
 from art_patch.store import open_store
 from art_patch.types import Policy
 from tests.benchmarks.report import say
-from tests.promotion.test_two_apps import App
 from tests.support.command_line import ENVIRONMENT
 from tests.support.servers import Answer, StubServer, error, serving
+from tests.support.two_apps import App
 
 KINDS = ("errors", "breaks", "slow", "disliked")
 ROUNDS = 3

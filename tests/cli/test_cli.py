@@ -23,11 +23,6 @@ from tests.support.command_line import ENVIRONMENT, Serving, art_patch, says
 from tests.support.tiny import make_tiny_model
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("base"), hidden=32, vocab_size=320)
-
-
 @pytest.fixture
 def serving(base: Path, tmp_path: Path) -> Iterator[Serving]:
     server = Serving(base, tmp_path)

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from art_patch.store import open_store
-from tests.schedule.test_recipes import as_cron_does
 from tests.support.command_line import ENVIRONMENT, art_patch, says
+from tests.support.schedules import as_cron_does
 
 STAND_IN = """#!/bin/sh
 table="$(dirname "$0")/table"

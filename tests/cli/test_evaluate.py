@@ -23,11 +23,9 @@ from art_patch.rewards import Judge
 from art_patch.serving import EmbeddedEngine
 from art_patch.store import open_store
 from art_patch.types import Policy
-from tests.pipeline.test_cycle import QUESTIONS, Place, base, is_foreign
+from tests.support.cycles import QUESTIONS, Place, is_foreign
 from tests.support.engines import Running, serve
 from tests.support.tiny import make_tiny_adapter
-
-__all__ = ["base"]
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from art_patch._lib.ids import new_id
 from art_patch.store import Store, open_store
 from art_patch.types import Call, Choice, Group, SpanInfo, Trajectory, TrajectoryInfo
-from tests.grouping.test_embeddings import serve_embeddings
 from tests.support.command_line import art_patch, says
+from tests.support.embeddings import serve_embeddings
 
 PROMPTS = ["price of 3 plums", "3 plums price", "price of 4 plums"]
 

@@ -19,11 +19,9 @@ from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
 from art_patch.serving import EmbeddedEngine
 from art_patch.store import open_store
 from tests.cli import retraining
-from tests.pipeline.test_cycle import Place, base
-from tests.store.conftest import database, postgres_url, server
+from tests.support.cycles import Place
 from tests.support.engines import serve
-
-__all__ = ["base", "database", "postgres_url", "server"]
+from tests.support.postgres import new_server
 
 
 @contextmanager
@@ -43,6 +41,13 @@ def served(directory: Path, base: Path, url: str | None = None) -> Iterator[Path
 def home(tmp_path: Path, base: Path) -> Iterator[Path]:
     with served(tmp_path, base) as directory:
         yield directory
+
+
+@pytest.fixture
+def postgres_url() -> Iterator[str]:
+    server = new_server()
+    yield server.url(server.new_database())
+    server.end()
 
 
 def run(home: Path, *arguments: str) -> tuple[int, dict[str, Any]]:

@@ -26,7 +26,7 @@ from art_patch.types import Policy, Route
 from tests.support.command_line import Serving, art_patch
 from tests.support.engines import serve
 from tests.support.servers import serving
-from tests.support.tiny import make_tiny_adapter, make_tiny_model
+from tests.support.tiny import make_tiny_adapter
 
 OWN = "http://127.0.0.1:8/v1"
 HELLO = [{"role": "user", "content": "hi"}]
@@ -39,11 +39,6 @@ def until(happened: Callable[[], Any]) -> Any:
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.05)
     return found
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("base"), hidden=32, vocab_size=320)
 
 
 @pytest.fixture

@@ -17,15 +17,10 @@ from art_patch._lib.ids import new_id
 from art_patch.policies import base_fingerprint
 from art_patch.store import Store, open_store
 from art_patch.types import Call, Choice, Policy, Score, TrajectoryInfo
-from tests.support.tiny import make_tiny_adapter, make_tiny_model
+from tests.support.tiny import make_tiny_adapter
 
 NEW, OLD = "agent@1", "agent@0"
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("ART_PATCH_")}
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("base"), hidden=32, vocab_size=320)
 
 
 class Project:

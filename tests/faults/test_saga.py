@@ -23,12 +23,9 @@ from art_patch.serving import EmbeddedEngine
 from art_patch.store import open_store
 from tests.faults import killed
 from tests.faults.killed import Death, stand_in
-from tests.pipeline.test_cycle import CONFIG, Place, base, eager, is_short
-from tests.pipeline.test_train_policy import reward
 from tests.support.apps import FULL
+from tests.support.cycles import CONFIG, Place, eager, is_short, reward
 from tests.support.engines import Running, serve
-
-__all__ = ["base"]
 
 PROMOTING = replace(eager(CONFIG), train=replace(CONFIG.train, checkpoint_every_s=0.0))
 REJECTING = replace(PROMOTING, gate=replace(CONFIG.gate, margin=0.99))

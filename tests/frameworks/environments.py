@@ -23,7 +23,7 @@ from typing import Any
 from filelock import FileLock
 from packaging.requirements import Requirement
 
-from tests.patching.test_majors import ENVIRONMENT, ROOT, copy_installed, say, site_of
+from tests.support.environments import ENVIRONMENT, ROOT, copy_installed, say, site_of
 
 HERE = Path(__file__).parent
 _PLACE = ROOT / ".pytest_cache/d/frameworks"

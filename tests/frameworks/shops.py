@@ -9,7 +9,7 @@ from typing import Any
 
 from art_patch.demo.processes import Agent, Program, unpatched
 from art_patch.demo.shop import make_tasks
-from tests.frameworks.environments import ENVIRONMENT, ROOT, environment
+from tests.frameworks.environments import ROOT, environment
 from tests.frameworks.replies import reply
 from tests.support.servers import serving
 
@@ -50,6 +50,3 @@ def answer_all(given: Program, folder: Path, variables: dict[str, str], *, size:
     with ExitStack() as stack:
         agent = stack.enter_context(Agent(given, folder / "agent.py", variables, folder / "agent.log"))
         return agent.ask({"question": task.question, "prices": dict(task.prices)} for task in tasks)
-
-
-__all__ = ["ENVIRONMENT", "SHOPS", "answer_all", "program", "with_its_tools"]

@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from art_patch.serving import gpus
 from art_patch.serving.vllm.environment import find_vllm
 from art_patch.settings import load_settings
-from tests.serving.conftest import adapters, base_dir, lookup_tool, one_thread
 
-__all__ = ["adapters", "base_dir", "cuda_vllm", "lookup_tool", "one_thread"]
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """What is compared with the card's answers is computed as on other machines."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

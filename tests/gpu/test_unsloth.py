@@ -10,9 +10,7 @@ import torch
 
 from art_patch.policies import read_base_model, validate_adapter
 from art_patch.training import run_job
-from tests.training.jobs import base, make_job, one_thread, plain_logprobs, plain_model, random_groups
-
-__all__ = ["base", "one_thread"]
+from tests.support.train_jobs import make_job, plain_logprobs, plain_model, random_groups
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import test_contract as contract
-from tests.serving.test_contract import plain_logprobs, tokenizer
+from tests.support.engine_contract import LOADED, EngineContract
 from tests.support.engines import Running, make_vllm, serve
-
-__all__ = ["plain_logprobs", "tokenizer"]
 
 pytestmark = [pytest.mark.gpu, pytest.mark.vllm]
 
@@ -23,7 +20,7 @@ def running(
     """vLLM with two policies."""
     home = tmp_path_factory.mktemp("vllm")
     engine = make_vllm(base_dir, adapters, home, device="cuda", gpu_memory_utilization=0.3)
-    with serve(engine, policies=contract.LOADED, ready_s=600) as server:
+    with serve(engine, policies=LOADED, ready_s=600) as server:
         yield server
 
 
@@ -33,5 +30,5 @@ def tolerance() -> float:
     return 5e-3
 
 
-class TestContractOnCuda(contract.TestContract):
+class TestContractOnCuda(EngineContract):
     """The same promises."""

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from art_patch.grouping import form_groups, is_held_out, scenario_of
 from art_patch.types import Trajectory
-from tests.grouping.test_grouping import asked, form, ids, members
 from tests.support.factory import make_call, make_trajectory
+from tests.support.groupings import asked, form, ids, members
 
 TEXTS = st.sampled_from(
     ["price of 3 plums", "3 plums: price", "What is the price of 3 plums?", "price of 4 plums", "price of 3 pears",

@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.grouping import Grouping, form_groups, is_held_out, scenario_of
+from art_patch.grouping import is_held_out, scenario_of
 from art_patch.grouping.scenario import normalise
 from art_patch.types import Trajectory
 from tests.support.factory import make_call, make_trajectory
-
-
-def ids():
-    numbers = count()
-    return lambda: f"g{next(numbers)}"
-
-
-def asked(key: str, text: str, *, system: str = "be brief", tool: str = "lookup", **about) -> Trajectory:
-    messages = ({"role": "system", "content": system}, {"role": "user", "content": text})
-    tools = ({"type": "function", "function": {"name": tool}},)
-    return make_trajectory(key, make_call(f"{key}-c", trajectory_id=key, messages=messages, tools=tools), **about)
-
-
-def members(grouping: Grouping) -> list[list[str]]:
-    return [[t.id for t in group.trajectories] for group in grouping.groups]
-
-
-def form(*trajectories: Trajectory, **options) -> Grouping:
-    return form_groups(trajectories, new_id=ids(), **({"min_size": 2, "holdout_share": 0.0} | options))
+from tests.support.groupings import asked, form, members
 
 
 def test_the_same_task_makes_siblings_whatever_is_volatile_in_it():

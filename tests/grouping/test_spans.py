@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from art_patch.types import SpanInfo, Trajectory
-from tests.grouping.test_grouping import asked, form
 from tests.support.factory import make_call, make_trajectory
+from tests.support.groupings import asked, form
 
 SYSTEM = {"role": "system", "content": "be brief"}
 

@@ -52,3 +52,5 @@ def streamed(call: Call) -> Call:
 
 LOCAL_BODY = ASK | {"model": CHAMPION, "logprobs": True, "return_token_ids": True}
 """The request as the engine gets it."""
+GOES_ON: dict[str, Any] = {**ASK, "messages": [*MESSAGES, SAID, {"role": "user", "content": "And now?"}]}
+"""The request that follows the answer."""

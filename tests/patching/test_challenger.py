@@ -14,10 +14,8 @@ import pytest
 import art_patch as art
 from art_patch.patching import status
 from art_patch.types import Route, TrajectoryInfo
-from tests.patching.samples import ASK, LOCAL, UPSTREAM, settled
-from tests.patching.test_modes import shadowed
-from tests.patching.test_pins import GOES_ON, asked
-from tests.support.patched_sdk import CHAMPION
+from tests.patching.samples import ASK, GOES_ON, LOCAL, UPSTREAM, settled
+from tests.support.patched_sdk import CHAMPION, asked, shadowed
 from tests.support.servers import error
 
 CANARY = "shop@4"

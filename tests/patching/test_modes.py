@@ -19,7 +19,7 @@ from art_patch.patching import control, status, unpatch
 from art_patch.store import open_store
 from art_patch.types import Call, Choice, Route, Score, TrajectoryInfo
 from tests.patching.samples import ASK, LOCAL, MESSAGES, UPSTREAM, settled
-from tests.support.patched_sdk import CHAMPION
+from tests.support.patched_sdk import CHAMPION, shadowed
 from tests.support.servers import Answer, error
 
 
@@ -108,13 +108,6 @@ def test_canary_follows_the_store(bench, client):
         client.chat.completions.create(**ASK)
         assert bench.sink.calls[-1].policy == policy
     assert status().mode == "canary"
-
-
-def shadowed(bench: Any, expected: int) -> None:
-    deadline = time.monotonic() + 20
-    while status().shadowed + status().shadow_failed < expected and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert status().shadowed + status().shadow_failed == expected
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -8,15 +8,9 @@ import pytest
 
 import art_patch as art
 from art_patch.types import Route
-from tests.patching.test_fallback import ASK
+from tests.patching.samples import ASK, GOES_ON
+from tests.support.patched_sdk import asked
 from tests.support.servers import error
-
-SAID: list[Any] = [{"role": "assistant", "content": "Hello there!"}, {"role": "user", "content": "And now?"}]
-GOES_ON: Any = {**ASK, "messages": [*ASK["messages"], *SAID]}
-
-
-def asked(bench: Any) -> list[str]:
-    return [seen.body["model"] for seen in bench.local.seen]
 
 
 def champion(bench: Any, runtime: Any, name: str) -> None:
@@ -84,7 +78,7 @@ def test_the_oldest_runs_are_forgotten_first(monkeypatch):
     bodies = [{"messages": [{"role": "user", "content": str(number)}]} for number in range(30)]
     for body in bodies:
         pins.policy(Identity(), body, Target("route", "shop@1", "http://e/v1"))
-    later = [{"messages": [*body["messages"], *SAID]} for body in reversed(bodies)]
+    later = [{"messages": [*body["messages"], *GOES_ON["messages"][1:]]} for body in reversed(bodies)]
     kept = [pins.policy(Identity(), body, Target("route", "shop@2", "http://e/v1"))[0] for body in later]
     assert kept[:18] == ["shop@1"] * 18
     assert kept[20:] == ["shop@2"] * 10

@@ -26,8 +26,8 @@ from art_patch.settings import Settings
 from art_patch.types import Route
 from tests.patching.samples import LOCAL as CHAT_LOCAL
 from tests.patching.samples import LOCAL_BODY, MESSAGES, SAID, TOOLS, UPSTREAM, settled, streamed
-from tests.recording.test_responses_reading import OBJECT
 from tests.support.patched_sdk import CHAMPION
+from tests.support.responses import OBJECT
 from tests.support.servers import (
     RESPONSE_CALL,
     TOOL_CALL,

@@ -25,17 +25,12 @@ from art_patch.store import Store, open_store
 from art_patch.types import Call, Choice, Policy, Score, TrajectoryInfo
 from tests.support.engines import serve
 from tests.support.servers import serving
-from tests.support.tiny import make_tiny_adapter, make_tiny_model
+from tests.support.tiny import make_tiny_adapter
 
 NEW, OLD = "agent@1", "agent@0"
 BEGAN = 1_000.0
 CONFIG = CanaryConfig()
 HOUR = 3_600.0
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("base"), hidden=32, vocab_size=320)
 
 
 class Place:

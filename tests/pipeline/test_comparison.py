@@ -14,9 +14,7 @@ from art_patch.pipeline import evaluate
 from art_patch.pipeline.cycle_run import CycleConfig
 from art_patch.store import Store
 from art_patch.types import Policy
-from tests.pipeline.test_gate_run import COUNT, RuledEngine, RuledJudge, Says, rates, says, store
-
-__all__ = ["store"]
+from tests.support.ruled_gate import COUNT, RuledEngine, RuledJudge, Says, rates, says
 
 
 class LoadingEngine(RuledEngine):

@@ -2,137 +2,23 @@
 
 from __future__ import annotations
 
-import random
 import sqlite3
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from art_patch._lib.ids import new_id
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
 from art_patch.errors import Busy, EngineError, JudgeError, StoreError, TransitionError
-from art_patch.gate import GateConfig
-from art_patch.pipeline import CycleConfig, only_one, retrain
+from art_patch.pipeline import only_one, retrain
 from art_patch.promotion import ensure_loaded, promote
 from art_patch.promotion.transitions import rollback
-from art_patch.rewards import DefenceConfig, Judge
-from art_patch.serving import EmbeddedEngine, EngineClient
-from art_patch.store import Store, open_store
+from art_patch.rewards import Judge
+from art_patch.serving import EngineClient
 from art_patch.training import TrainConfig
-from art_patch.types import Call, Choice, Score, TrajectoryInfo
-from tests.support.engines import serve
-from tests.support.tiny import make_tiny_model
-
-WORDS = ("plum", "pear", "apple", "bread", "lemon", "onion", "grape", "honey", "soap", "mug", "kettle", "candle")
-QUESTIONS = [f"how many {word}?" for word in WORDS]
-CONFIG = CycleConfig(
-    settle_s=0.0,
-    min_group_size=2,
-    holdout_share=0.5,
-    min_groups=2,
-    defence=DefenceConfig(planted_share=0),  # a judge that likes short answers likes empty ones, too
-    train=TrainConfig(learning_rate=2e-2, epochs=2, minibatches=4, lora_rank=4, warmup_steps=0),
-    # A random model learns nothing here but to collapse.
-    gate=GateConfig(min_scenarios=3, samples=8, turns_per_scenario=1, collapse=None),
-)
-
-
-def is_short(messages: list[dict[str, Any]]) -> float:
-    """The rule: the fewer characters the better; something that a random model can learn."""
-    return 1.0 / (1.0 + len(str(messages[-1].get("content") or "")) / 20)
-
-
-def is_foreign(messages: list[dict[str, Any]]) -> float:
-    """The share of characters beyond ASCII; a random model learns it far above the noise of a small gate."""
-    said = str(messages[-1].get("content") or "")
-    return sum(not character.isascii() for character in said) / max(1, len(said))
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("base"), hidden=32, vocab_size=320)
-
-
-@pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    with serve_stand_in_judge(is_short) as url:
-        yield Judge(STAND_IN_MODEL, base_url=url, api_key="none")
-
-
-class Place:
-    """A project with an engine, as `art-patch serve` leaves it."""
-
-    def __init__(self, directory: Path, base: Path, client: EngineClient, url: str | None = None) -> None:
-        self.url = url or f"sqlite:///{directory}/store.db"
-        self.store: Store = open_store(self.url)
-        self.adapters = directory / "adapters"
-        self.client = client
-        from art_patch.policies import base_fingerprint
-
-        self.store.ledger.add_base("agent@0", str(base), base_fingerprint(base), who="test")
-        self.stages: list[str] = []
-
-    def traffic(
-        self, policy: str = "agent@0", *, seed: int = 0, siblings: int = 6, questions: Sequence[str] = QUESTIONS
-    ) -> None:
-        """What the patch would have recorded of these questions."""
-        rng = random.Random(seed)
-        records: list[Any] = []
-        for question in questions:
-            messages = [{"role": "user", "content": question}]
-            answer = self.client.chat(
-                model=policy, messages=messages, max_tokens=12, logprobs=True, return_token_ids=True, n=siblings,
-                seed=rng.randrange(2**31),
-            )  # fmt: skip
-            for choice in answer["choices"]:  # one trajectory each: siblings as they come from separate runs
-                key = new_id()
-                logprobs = tuple(token["logprob"] for token in choice["logprobs"]["content"])
-                only = Choice(0, choice["message"], choice["finish_reason"], tuple(choice["token_ids"]), logprobs)
-                call = Call(
-                    id=new_id(),
-                    trajectory_id=key,
-                    started_at=1.0,
-                    requested_model="m",
-                    messages=tuple(messages),
-                    choices=(only,),
-                    params={"max_tokens": 12},
-                    policy=policy,
-                    prompt_token_ids=tuple(answer["prompt_token_ids"]),
-                )
-                records += [TrajectoryInfo(key, 1.0), call]
-        self.store.write(records)
-
-    def cycle(self, judge: Any, config: CycleConfig = CONFIG):
-        return retrain(
-            self.store, self.client, judge, self.adapters, config, who="test",
-            progress=lambda stage, done, total, note="": self.stages.append(stage), now=100.0,
-        )  # fmt: skip
-
-    @property
-    def champion(self) -> str | None:
-        policy = self.store.ledger.champion()
-        return policy.name if policy else None
-
-    def states(self) -> dict[str, str]:
-        return {policy.name: policy.state for policy in self.store.ledger.policies()}
-
-
-@pytest.fixture
-def place(tmp_path: Path, base: Path) -> Iterator[Place]:
-    engine = EmbeddedEngine.from_pretrained(base, adapters_root=tmp_path / "adapters")
-    with serve(engine) as running:
-        here = Place(tmp_path, base, running.client)
-        yield here
-        assert here.store.verify() == []
-        here.store.close()
-
-
-def eager(config: CycleConfig = CONFIG) -> CycleConfig:
-    """A gate that lets pass whatever can be scored."""
-    return replace(config, gate=replace(config.gate, margin=-1.0))
+from art_patch.types import Score
+from tests.support.cycles import CONFIG, QUESTIONS, WORDS, Dies, Place, eager, is_foreign
 
 
 def test_a_cycle_trains_gates_and_promotes_and_the_next_goes_on_from_there(place: Place, judge: Judge):
@@ -245,10 +131,6 @@ def test_a_judge_that_is_down_leaves_everything_for_the_next_cycle(place: Place,
     assert place.states() == {"agent@0": "champion"}
     assert not place.store.read.groups(state="scored")
     assert place.cycle(judge, eager()).outcome == "promoted"
-
-
-class Dies(Exception):
-    """Stands for kill -9 at a stage's door."""
 
 
 @pytest.mark.parametrize("stage", ["score", "train", "gate: answers", "gate: judge", "promote"])

@@ -17,9 +17,9 @@ from art_patch.pipeline import CycleConfig, CycleReport, retrain, watch_once
 from art_patch.promotion import CanaryConfig
 from art_patch.store import Store, open_store
 from art_patch.types import Policy, Trajectory, TrajectoryInfo
-from tests.promotion.test_transitions import Engine
-from tests.rewards.test_batch import Fake, said
 from tests.support.factory import make_call
+from tests.support.memory_engine import Engine
+from tests.support.ruled_judge import Fake, said
 
 NEW, OLD = "agent@1", "agent@0"
 BEGAN, HOUR = 1_000.0, 3_600.0

@@ -7,15 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from art_patch.demo.judge import STAND_IN_MODEL
 from art_patch.errors import JudgeError
 from art_patch.pipeline import CycleConfig, CycleReport, retrain
 from art_patch.promotion import promote
 from art_patch.rewards import Judge
 from art_patch.types import Policy
-from tests.pipeline.test_cycle import CONFIG, STAND_IN_MODEL, Place, base, judge, place
-from tests.pipeline.test_train_policy import TRAINING, jobs, rewarded_traffic
-
-__all__ = ["base", "judge", "place"]
+from tests.support.cycles import CONFIG, TRAINING, Place, jobs, rewarded_traffic
 
 
 def reports(place: Place) -> list[dict]:

@@ -16,7 +16,7 @@ from art_patch.pipeline.cycle_run import CycleConfig
 from art_patch.settings import load_settings
 from art_patch.store import Store, open_store
 from art_patch.types import Call, Choice, TrajectoryInfo
-from tests.grouping.test_embeddings import serve_embeddings
+from tests.support.embeddings import serve_embeddings
 
 ASKED = (("a", "I want a refund", ""), ("b", "give me my money back", ""), ("c", "I want a refund", "be brief"))
 

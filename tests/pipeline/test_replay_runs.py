@@ -24,10 +24,8 @@ from art_patch.replay import RunLost
 from art_patch.replay.processes import AppProcess
 from art_patch.rewards import Judge
 from art_patch.types import Trajectory, TrajectoryInfo
-from tests.pipeline.test_cycle import CONFIG, QUESTIONS, Place, base, eager, is_short, judge, place
 from tests.store.samples import call
-
-__all__ = ["base", "judge", "place"]
+from tests.support.cycles import CONFIG, QUESTIONS, Place, eager, is_short
 
 AGENT = """
 import asyncio, os, sys, time

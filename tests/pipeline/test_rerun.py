@@ -20,12 +20,10 @@ from art_patch.pipeline.gate_scores import scores_of
 from art_patch.rewards.checks import make_check
 from art_patch.store import Store
 from art_patch.types import Call, Choice, Group, Policy, Score, Trajectory, TrajectoryInfo
-from tests.pipeline.test_cycle import Place, base, place
-from tests.pipeline.test_gate_run import RuledJudge, failed, store
+from tests.support.cycles import Place
 from tests.support.factory import make_call, make_trajectory
+from tests.support.ruled_gate import RuledJudge, failed
 from tests.support.tiny import make_tiny_adapter
-
-__all__ = ["base", "place", "store"]
 
 AGENT = """
 import os

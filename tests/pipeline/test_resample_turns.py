@@ -13,31 +13,8 @@ from art_patch.errors import ConfigError, EngineError
 from art_patch.grouping import ResampleConfig
 from art_patch.pipeline.resample_turns import is_open
 from art_patch.rewards import Judge
-from art_patch.types import Call, Choice, TrajectoryInfo
-from tests.pipeline.test_cycle import CONFIG, QUESTIONS, Place, base, eager, judge, place
-
-__all__ = ["base", "judge", "place"]
-
-RESAMPLING = replace(eager(CONFIG), resample=ResampleConfig(samples=5, concurrency=2))
-
-
-def upstream_traffic(place: Place) -> None:
-    """What is recorded before any policy serves: the provider's answers, without token ids."""
-    records: list[Any] = []
-    for number, question in enumerate(QUESTIONS):
-        key = new_id()
-        call = Call(
-            id=new_id(),
-            trajectory_id=key,
-            started_at=1.0,
-            requested_model="m",
-            messages=({"role": "user", "content": question},),
-            choices=(Choice(0, {"role": "assistant", "content": "four"}, "stop"),),
-            params={"max_tokens": 12},
-            untrainable="answered by upstream",
-        )
-        records += [TrajectoryInfo(key, 1.0, user_id=f"user-{number}"), call]
-    place.store.write(records)
+from art_patch.types import TrajectoryInfo
+from tests.support.cycles import QUESTIONS, RESAMPLING, Place, upstream_traffic
 
 
 def test_what_was_asked_once_is_learned_from(place: Place, judge: Judge):

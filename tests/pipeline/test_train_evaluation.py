@@ -12,10 +12,7 @@ from art_patch.pipeline.train_job import make_job
 from art_patch.rewards import Judge
 from art_patch.training import read_job
 from tests.pipeline.learning import Learning, answered
-from tests.pipeline.test_cycle import Place, base, judge, place
-from tests.pipeline.test_train_policy import TRAINING, die_after, jobs, rewarded_traffic, trained_on
-
-__all__ = ["base", "judge", "place"]
+from tests.support.cycles import TRAINING, Place, die_after, jobs, rewarded_traffic, trained_on
 
 EVALUATING = replace(TRAINING, train=replace(TRAINING.train, eval_steps=3))
 

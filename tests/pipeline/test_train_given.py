@@ -16,11 +16,8 @@ from art_patch.grouping import ResampleConfig, is_held_out, scenario_of
 from art_patch.rewards import Judge
 from art_patch.serving import EmbeddedEngine
 from art_patch.types import Call, Choice, Correction, Score, Trajectory, TrajectoryInfo
-from tests.pipeline.test_cycle import CONFIG, Place, base, eager, judge, place
-from tests.pipeline.test_train_policy import TRAINING, die_after, rewarded_traffic
+from tests.support.cycles import CONFIG, TRAINING, Place, die_after, eager, rewarded_traffic
 from tests.support.engines import serve
-
-__all__ = ["base", "judge", "place"]
 
 GIVEN = replace(TRAINING, train=replace(TRAINING.train, imitate_from=5.0, prefer_from=5.0, max_kl_nats=None))
 """No reward is as high, so that only corrections are learned."""

@@ -24,13 +24,9 @@ from art_patch.training.data.rows import TRUNCATED
 from art_patch.training.loop.plan import lessons_of
 from art_patch.types import Call
 from tests.pipeline.learning import Learning, answered
-from tests.pipeline.test_cycle import Place, base, judge, place
-from tests.pipeline.test_resample_turns import RESAMPLING, upstream_traffic
-from tests.pipeline.test_train_policy import TRAINING, die_after, reward, rewarded_traffic
+from tests.support.cycles import RESAMPLING, TRAINING, Place, die_after, reward, rewarded_traffic, upstream_traffic
 from tests.support.factory import make_call, make_trajectory
 from tests.support.tiny import make_tokenizer
-
-__all__ = ["base", "judge", "place"]
 
 
 def scored_calls(place: Place) -> list[Any]:

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from art_patch._lib.ids import new_id
 from art_patch.errors import AdapterRejected, ConfigError, EngineError, TrainingError
-from art_patch.pipeline import CycleConfig, retrain, run_explicit_update
+from art_patch.pipeline import run_explicit_update
 from art_patch.rewards import Judge
 from art_patch.serving import EmbeddedEngine, EngineClient, EngineLimits
 from art_patch.serving.client import EngineRefused
@@ -22,44 +21,21 @@ from art_patch.store import open_database, usage
 from art_patch.training import read_job, run_job
 from art_patch.training.loop import publish as publishing
 from art_patch.training.loop.probe import probe_of
-from art_patch.types import Group, Score, Usage
-from tests.pipeline.test_cycle import CONFIG, Place, base, eager, judge, place
-from tests.pipeline.test_resample_turns import RESAMPLING, upstream_traffic
+from art_patch.types import Group, Usage
+from tests.support.cycles import (
+    CONFIG,
+    RESAMPLING,
+    TRAINING,
+    Place,
+    die_after,
+    eager,
+    jobs,
+    rewarded_traffic,
+    trained_on,
+    upstream_traffic,
+)
 from tests.support.engines import ADMIN_KEY, serve
-from tests.training.test_servable import REFUSED
-
-__all__ = ["base", "judge", "place"]
-
-TRAINING = replace(eager(CONFIG), train=replace(CONFIG.train, checkpoint_every_s=0.0))
-
-
-class Dies(Exception):
-    """Stands for kill -9."""
-
-
-def rewarded_traffic(place: Place, policy: str = "agent@0", *, seed: int = 0) -> None:
-    """Runs that users rewarded, so that no judge is asked."""
-    place.traffic(policy, seed=seed)
-    reward(place)
-
-
-def reward(place: Place) -> None:
-    runs = place.store.read.ungrouped(settled_before=100.0)
-    place.store.write([Score(new_id(), run.id, "reward", n % 3 / 2, "user", 1.0) for n, run in enumerate(runs)])
-
-
-def die_after(place: Place, judge: Judge, steps: int, config: CycleConfig = TRAINING) -> None:
-    def die(stage: str, done: int, total: int, note: str = "") -> None:
-        if stage == "train" and done == steps:
-            raise Dies
-
-    with pytest.raises(Dies):
-        retrain(place.store, place.client, judge, place.adapters, config, who="test", progress=die, now=100.0)
-
-
-def jobs(place: Place) -> list[Path]:
-    directory = place.adapters.parent / "training"
-    return sorted(directory.iterdir()) if directory.exists() else []
+from tests.support.families import REFUSED
 
 
 def used(place: Place) -> Usage:
@@ -68,10 +44,6 @@ def used(place: Place) -> Usage:
         return usage(database, since=0.0, until=time.time() + 1)
     finally:
         database.close()
-
-
-def trained_on(place: Place) -> set[str]:
-    return set(place.store.read.group_ids(state="trained"))
 
 
 @pytest.mark.parametrize("steps", [0, 3, 8])

@@ -16,10 +16,7 @@ from art_patch.rewards import Judge
 from art_patch.training import Row, TrainJob
 from art_patch.types import Correction
 from tests.pipeline.learning import Learning, answered
-from tests.pipeline.test_cycle import Place, base, judge, place
-from tests.pipeline.test_train_policy import TRAINING, die_after, rewarded_traffic
-
-__all__ = ["base", "judge", "place"]
+from tests.support.cycles import TRAINING, Place, die_after, rewarded_traffic
 
 
 @pytest.fixture

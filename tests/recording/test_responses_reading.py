@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from art_patch.recording import Ended, Exchange, chat, responses
 from art_patch.recording.converting import Stitcher, read_call
 from art_patch.types import Api, Call, Choice
+from tests.support.responses import OBJECT
 from tests.support.servers import RESPONSE_CALL, TEXT, response, response_events, text_chunks, text_completion
 
 SAID = "".join(TEXT)
@@ -410,24 +411,6 @@ def test_completions(streamed):
 
 
 # Whatever is sent.
-
-WORDS = st.sampled_from(
-    [
-        "type", "role", "content", "input", "output", "message", "function_call", "function_call_output", "reasoning",
-        "input_text", "output_text", "refusal", "text", "summary", "call_id", "name", "arguments", "id", "user",
-        "assistant", "tools", "function", "web_search", "status", "completed", "incomplete", "failed", "error",
-        "incomplete_details", "reason", "usage", "input_tokens", "format", "json_schema", "tool_choice", "response",
-        "response.output_item.added", "response.output_item.done", "response.output_text.delta", "output_index",
-        "content_index", "delta", "response.function_call_arguments.delta", "response.completed", "item", "prompt",
-        "choices", "index", "finish_reason", "n", "instructions", "custom_tool_call", "input_image", "image_url",
-    ]
-)  # fmt: skip
-ANY = st.recursive(
-    st.none() | st.booleans() | st.integers(-2, 5) | st.floats(allow_nan=False) | st.text(max_size=3) | WORDS,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS, inner, max_size=5),
-    max_leaves=25,
-)
-OBJECT = st.dictionaries(WORDS, ANY, max_size=8)
 
 
 @given(OBJECT, OBJECT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,14 +14,13 @@ from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge, shop_rule
 from art_patch.demo.shop import TOOLS, Task, make_tasks, run_tool
 from art_patch.errors import JudgeError
 from art_patch.rewards import DefenceConfig, Judge, JudgedBatch, judge_batch
-from art_patch.rewards.judge.ruler import JudgeReport
 from art_patch.trajectories import transcript
 from art_patch.types import Call, Choice, Group, Score, Trajectory, TrajectoryInfo
 from tests.rewards.attacks import PLEAS
+from tests.support.ruled_judge import Fake, said
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
-Rule = Callable[[Trajectory, str], float]
 OFF = DefenceConfig(double_share=0.0, planted_share=0.0)
 
 
@@ -32,51 +31,6 @@ def collect_litellm_connections() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
-
-
-class Fake:
-    """Scores by a rule of a trajectory and the order; has no opinion on groups in `mute`."""
-
-    def __init__(self, rule: Rule, mute: Iterable[str] = (), mute_in: str = "") -> None:
-        self.rule = rule
-        self.mute = set(mute)
-        self.mute_in = mute_in
-        self.asked: list[tuple[str, list[str], tuple[Score, ...]]] = []
-
-    def score_groups(
-        self,
-        groups: Sequence[Group],
-        *,
-        order: str = "shuffled",
-        known: Iterable[Score] = (),
-        purpose: str = "score",
-        on_scored: Any = None,
-        on_judgement: Any = None,
-        progress: Any = None,
-    ) -> JudgeReport:
-        self.asked.append((purpose, [group.id for group in groups], tuple(known)))
-        scores: list[Score] = []
-        unscored: dict[str, str] = {}
-        for done, group in enumerate(groups, 1):
-            if group.id in self.mute or purpose == self.mute_in:
-                unscored[group.id] = "mute"
-            else:
-                given = [
-                    Score(f"{group.id} {t.id}", t.id, "ruler", self.rule(t, order), "ruler", 1.0, "why", group.id)
-                    for t in group.trajectories
-                ]
-                scores += given
-                if on_scored:
-                    on_scored(group, given, None)
-            if progress:
-                progress(done, len(groups))
-        if groups and not scores:
-            raise JudgeError("all mute")
-        return JudgeReport(tuple(scores), unscored, len(groups), 10 * len(groups), len(groups), 0.01 * len(groups))
-
-
-def said(trajectory: Trajectory) -> str:
-    return transcript(trajectory)[-1].get("content") or ""
 
 
 def number(trajectory: Trajectory, _: str = "") -> float:

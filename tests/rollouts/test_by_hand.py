@@ -37,11 +37,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("base"), hidden=32, vocab_size=320)
-
-
-@pytest.fixture(scope="module")
 def backend(home: Path) -> Iterator[LocalBackend]:
     with LocalBackend(path=home, engine="embedded", threads=1) as made:
         yield made

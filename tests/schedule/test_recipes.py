@@ -33,7 +33,7 @@ from art_patch.schedule import (
     with_entry,
     without_entry,
 )
-from tests.test_deploy import read_unit
+from tests.support.schedules import as_cron_does, read_unit
 
 ODD = '50% of $HOME `x` "q" it\'s é'
 
@@ -51,13 +51,6 @@ def job(**changes: Any) -> Job:
         "quiet": (4, 5, 130),
     }
     return Job(**(values | changes))
-
-
-def as_cron_does(line: str) -> str:
-    """The command of a line: behind five fields, percent signs without their backslash."""
-    command = line.split(maxsplit=5)[5]
-    assert "%" not in command.replace("\\%", ""), "cron would break the line there"
-    return command.replace("\\%", "%")
 
 
 @pytest.mark.parametrize(("code", "mailed"), [(0, False), (4, False), (5, False), (130, False), (1, True), (7, True)])

@@ -1,11 +1,9 @@
-"""One tiny base, four adapters and one server for the folder; `serve` makes others for tests that break theirs."""
+"""One server for the folder; `serve` makes others for tests that break theirs."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,26 +11,12 @@ import torch
 from art_patch.serving import EmbeddedEngine
 from art_patch.serving.embedded.engine import EngineLimits
 from tests.support.engines import Running, serve
-from tests.support.tiny import make_tiny_adapter, make_tiny_model, make_tokenizer
+from tests.support.tiny import make_tokenizer
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def base_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "base")
-
-
-@pytest.fixture(scope="session")
-def adapters(tmp_path_factory: pytest.TempPathFactory, base_dir: Path) -> Path:
-    """agent@1 to agent@4, all different."""
-    root = tmp_path_factory.mktemp("adapters")
-    for step in (1, 2, 3, 4):
-        make_tiny_adapter(root, base_dir, "agent", step, seed=step)
-    return root
 
 
 @pytest.fixture(scope="session")
@@ -87,14 +71,3 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     engine = EmbeddedEngine.from_pretrained(base, adapters_root=directory, limits=EngineLimits(max_rows=8))
     with serve(engine) as server:
         yield server
-
-
-@pytest.fixture(scope="session")
-def lookup_tool() -> dict[str, Any]:
-    parameters = {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]}
-    return {"type": "function", "function": {"name": "lookup", "description": "Look up", "parameters": parameters}}
-
-
-def edit_json(path: Path, **changes: Any) -> None:
-    """Changes entries of a JSON file."""
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

@@ -23,8 +23,8 @@ from art_patch.serving import EmbeddedEngine, EngineClient
 from art_patch.serving.contract import MAX_BODY_BYTES
 from art_patch.serving.embedded import cohort as cohort_module
 from art_patch.serving.embedded.engine import EngineLimits
-from tests.serving.asking import HELLO, PROOF, ask, assembled, greedy, wait_until
-from tests.serving.conftest import Running, serve
+from tests.support.asking import HELLO, LOOKUP_TOOL, PROOF, ask, assembled, greedy, wait_until
+from tests.support.engines import Running, serve
 
 
 def reference_logprobs(
@@ -115,8 +115,8 @@ def test_the_stop_token_is_among_the_ids(scripted: Running) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_tool_call_goes_round(scripted: Running, lookup_tool: dict[str, Any], stream: bool) -> None:
-    options = {"temperature": 0, "tools": [lookup_tool], **PROOF}
+def test_a_tool_call_goes_round(scripted: Running, stream: bool) -> None:
+    options = {"temperature": 0, "tools": [LOOKUP_TOOL], **PROOF}
     if stream:
         chunks = scripted.openai.chat.completions.create(model="agent@0", messages=HELLO, stream=True, **options)
         (choice,) = assembled(chunks)["choices"]
@@ -143,16 +143,16 @@ def test_a_tool_call_goes_round(scripted: Running, lookup_tool: dict[str, Any], 
     assert "<tool_response>\n4\n</tool_response>" in shown
 
 
-def test_tool_choice_none_and_one_call_at_a_time(scripted: Running, lookup_tool: dict[str, Any]) -> None:
-    silent = ask(scripted.openai, temperature=0, tools=[lookup_tool], tool_choice="none")["choices"][0]
+def test_tool_choice_none_and_one_call_at_a_time(scripted: Running) -> None:
+    silent = ask(scripted.openai, temperature=0, tools=[LOOKUP_TOOL], tool_choice="none")["choices"][0]
     assert "tool_calls" not in silent["message"]
-    single = ask(scripted.openai, temperature=0, tools=[lookup_tool], parallel_tool_calls=False, **PROOF)["choices"][0]
+    single = ask(scripted.openai, temperature=0, tools=[LOOKUP_TOOL], parallel_tool_calls=False, **PROOF)["choices"][0]
     assert (single["finish_reason"], single["message"]["content"]) == ("tool_calls", "Let me see…")
     assert len(single["token_ids"]) == 8, "it ends with the call"
 
 
-def test_an_answer_cut_inside_a_call_stays_text(scripted: Running, lookup_tool: dict[str, Any]) -> None:
-    choice = ask(scripted.openai, temperature=0, tools=[lookup_tool], max_tokens=6)["choices"][0]
+def test_an_answer_cut_inside_a_call_stays_text(scripted: Running) -> None:
+    choice = ask(scripted.openai, temperature=0, tools=[LOOKUP_TOOL], max_tokens=6)["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["content"].startswith('Let me see… \n<tool_call>\n{"name": "look')
 

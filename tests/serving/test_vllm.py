@@ -22,7 +22,7 @@ from art_patch.policies import base_fingerprint, publish_adapter
 from art_patch.serving.vllm import engine as engine_module
 from art_patch.serving.vllm.process import marked
 from art_patch.serving.vllm.replica import Replica
-from tests.serving.asking import HELLO, PROOF, ask, assembled, greedy, wait_until
+from tests.support.asking import HELLO, PROOF, ask, assembled, greedy, wait_until
 from tests.support.engines import Running, make_vllm, serve, vllm_python
 from tests.support.tiny import make_adapter_files
 
@@ -295,7 +295,7 @@ WEIGHTS = "adapter_model.safetensors"
 def test_bad_adapters_are_refused_before_vllm_hears_of_them(
     whole: Running, base_dir: Path, adapters: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.policies.test_validation import BEFORE_PUBLISHING
+    from tests.support.broken_adapters import BEFORE_PUBLISHING
 
     asked: list[str] = []
     real = Replica.load

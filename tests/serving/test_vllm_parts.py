@@ -25,7 +25,7 @@ from art_patch.serving.vllm.command import command, environment
 from art_patch.serving.vllm.environment import find_vllm, look
 from art_patch.serving.vllm.forward import check_request, conversation_of
 from art_patch.serving.vllm.process import MARK, VllmProcess, mark, marked, sweep
-from tests.serving.asking import wait_until
+from tests.support.asking import wait_until
 
 OPTIONS = VllmOptions(Path("/v/bin/python"), Path("/models/m"), "agent", model_type="qwen3")
 

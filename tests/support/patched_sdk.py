@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Sequence
 from typing import Any
 
-from art_patch.patching import control, flush
+from art_patch.patching import control, flush, status
 from art_patch.patching.runtime import Runtime
 from art_patch.settings import Settings
 from art_patch.types import Call, Record, Route
@@ -54,3 +55,14 @@ class Bench:
         given = {"flush_interval_s": 0.005, "timeout_s": 5.0, "poll_interval_s": 0.05, "connect_timeout_s": 2.0}
         settings = Settings(**given | changes)
         return control.start(settings, open_sink=lambda: self.sink, read_route=lambda url: self.route)
+
+
+def shadowed(bench: Any, expected: int) -> None:
+    deadline = time.monotonic() + 20
+    while status().shadowed + status().shadow_failed < expected and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert status().shadowed + status().shadow_failed == expected
+
+
+def asked(bench: Any) -> list[str]:
+    return [seen.body["model"] for seen in bench.local.seen]

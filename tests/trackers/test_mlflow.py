@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.frameworks.environments import environment
-from tests.patching.test_majors import ENVIRONMENT, say
+from tests.support.environments import ENVIRONMENT, say
 
 pytestmark = [
     pytest.mark.slow,

@@ -17,7 +17,7 @@ import pytest
 
 from art_patch.trackers.run_tables import ACTION_COLUMNS, CONTENT_COLUMNS, EPISODE_COLUMNS
 from tests.frameworks.environments import environment
-from tests.patching.test_majors import ENVIRONMENT, say
+from tests.support.environments import ENVIRONMENT, say
 
 pytestmark = [
     pytest.mark.slow,

@@ -17,9 +17,7 @@ from art_patch.training.kernels.scoring import Scorer
 from art_patch.training.loop.loading import as_reference, load_policy
 from art_patch.training.loop.ranks import ALONE
 from art_patch.training.loop.update import update
-from tests.training.jobs import SMALL, base, make_job, one_thread, random_groups, weights_of
-
-__all__ = ["base", "one_thread"]
+from tests.support.train_jobs import SMALL, make_job, random_groups, weights_of
 
 HALF = replace(SMALL, lora_dropout=0.5)
 IDS = (5, 6, 7, 20, 21, 22)

@@ -12,9 +12,7 @@ import torch
 from art_patch.training import LossConfig, TrainGroup
 from art_patch.training.loop.metrics import UpdateMetrics
 from art_patch.training.loop.update import update
-from tests.training.jobs import base, make_job, one_thread, plain_logprobs, plain_model, random_groups, weights_of
-
-__all__ = ["base", "one_thread"]
+from tests.support.train_jobs import make_job, plain_logprobs, plain_model, random_groups, weights_of
 
 EIGHT_STEPS: dict[str, Any] = {"epochs": 2, "minibatches": 4, "checkpoint_every_s": 0.0, "max_kl_nats": None}
 EVAL = ("eval_loss", "eval_kl_nats", "eval_gain_nats")

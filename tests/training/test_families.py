@@ -12,41 +12,8 @@ from art_patch.errors import AdapterRejected, TrainingError
 from art_patch.policies import BaseModel, publish_adapter, read_base_model, validate_adapter
 from art_patch.training import family_of
 from art_patch.training.kernels.families import DEFAULT, FAMILIES, linear_names, target_names
+from tests.support.families import CONFIGS, EXPERTS, make_gemma_that_sees, make_model, with_lora
 
-SIZE: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "initializer_range": 0.15,
-}
-EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
-LATENT = {"kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4}
-DEEPSEEK = {**EXPERTS, **LATENT, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "qwen2": {},
-    "qwen2_moe": {**EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 16},
-    "qwen3": {"head_dim": 8},
-    "qwen3_moe": {**EXPERTS, "head_dim": 8, "num_experts": 4},
-    "llama": {},
-    "mistral": {"sliding_window": 4},
-    "deepseek_v2": {**DEEPSEEK, "q_lora_rank": None, "n_group": 1, "topk_group": 1},
-    "deepseek_v3": {**DEEPSEEK, "q_lora_rank": 8, "n_group": 2, "topk_group": 1},
-    "gemma2": {"head_dim": 8, "sliding_window": 4},
-    "gemma3_text": {"head_dim": 8, "sliding_window": 4},
-    # of no family
-    "phi3": {},
-    "mixtral": {"num_local_experts": 4},
-    "glm4_moe": {**EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1},
-    "granitemoe": {"num_local_experts": 4},
-    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 16},
-}
 ATTENTION = ["self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj", "self_attn.v_proj"]
 MLP = ["mlp.down_proj", "mlp.gate_proj", "mlp.up_proj"]
 LATENT_ATTENTION = ["self_attn.kv_a_proj_with_mqa", "self_attn.o_proj"]
@@ -62,27 +29,6 @@ TARGETS: dict[str, list[str]] = {
     "opt": ["fc1", "fc2", "self_attn.k_proj", "self_attn.out_proj", "self_attn.q_proj", "self_attn.v_proj"],
 }
 IDS_BT = torch.tensor([[3, 9, 27, 17, 51, 25, 11, 33], [5, 25, 61, 49, 53, 9, 45, 33]])
-
-
-def make_model(model_type: str, **changes: Any) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(model_type, **{**SIZE, **CONFIGS.get(model_type, {}), **changes})
-    return AutoModelForCausalLM.from_config(config).eval()
-
-
-def with_lora(model: Any) -> Any:
-    """A LoRA where the table says, `B` not zero, or `A` would have no gradient."""
-    from peft import LoraConfig, get_peft_model
-
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=target_names(model), task_type="CAUSAL_LM")
-    tuned = get_peft_model(model, config)
-    with torch.no_grad():
-        for name, weight in tuned.named_parameters():
-            if "lora_B" in name:
-                weight.normal_(0, 0.1)
-    return tuned.eval()
 
 
 def adapted(tuned: Any) -> set[str]:
@@ -157,15 +103,6 @@ def test_serving_does_not_take_a_model_that_also_sees(tmp_path: Path):
     _, base = published(make_gemma_that_sees(), tmp_path)
     with pytest.raises(AdapterRejected, match="does not have"):
         validate_adapter(tmp_path, "agent@1", base)
-
-
-def make_gemma_that_sees() -> Any:
-    vision = {"image_size": 28, "patch_size": 14, **{key: SIZE[key] for key in ("hidden_size", "num_hidden_layers")}}
-    return make_model(
-        "gemma3",
-        text_config={**SIZE, "head_dim": 8},
-        vision_config={**vision, "intermediate_size": 48, "num_attention_heads": 4},
-    )
 
 
 def test_a_router_that_is_a_linear_layer_is_left_out():

@@ -21,10 +21,7 @@ from art_patch.training.loop.ranks import ALONE, Ranks
 from art_patch.training.loop.start_scores import StartScores, start_scores
 from art_patch.training.losses.loss_config import LOSSES
 from tests.support.tiny import make_tiny_adapter
-from tests.training.jobs import SMALL, base, make_job, one_thread, plain_logprobs, random_groups, row, trainable
-
-__all__ = ["base", "one_thread"]
-
+from tests.support.train_jobs import SMALL, make_job, plain_logprobs, random_groups, row, trainable
 
 Kind = PhaseName | Literal["rehearse"]
 

@@ -16,7 +16,7 @@ from art_patch.training import Example, LossConfig, Pair, Row, Sibling, TrainCon
 from art_patch.training.loop import tensor_file
 from art_patch.training.loop.job import JOB, claim
 from art_patch.training.loop.plan import lessons_of, plan_of
-from tests.training.jobs import row
+from tests.support.train_jobs import row
 
 logprobs = st.floats(-50, 0)
 

@@ -21,9 +21,7 @@ from art_patch.errors import TrainingError
 from art_patch.training import TrainJob, run_job
 from art_patch.training.loop.job import claim
 from art_patch.training.loop.launch import launch
-from tests.training.jobs import base, make_job, one_thread, random_groups, row, weights_of
-
-__all__ = ["base", "one_thread"]
+from tests.support.train_jobs import make_job, random_groups, row, weights_of
 
 pytestmark = pytest.mark.slow
 

@@ -14,9 +14,7 @@ from art_patch.training.loop.learner import Learner
 from art_patch.training.loop.loading import load_policy
 from art_patch.training.loop.ranks import ALONE
 from art_patch.training.loop.update import update
-from tests.training.jobs import SMALL, base, make_job, one_thread, random_groups, weights_of
-
-__all__ = ["base", "one_thread"]
+from tests.support.train_jobs import SMALL, make_job, random_groups, weights_of
 
 RATE = 1e-3
 """What Adam moves each weight by in its first step, whatever the gradient: later steps depend on those before."""

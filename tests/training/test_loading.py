@@ -17,9 +17,7 @@ from art_patch.training.loop.backend import backend_of
 from art_patch.training.loop.loading import as_reference, load_policy
 from art_patch.training.loop.ranks import ALONE
 from tests.support.tiny import make_tiny_adapter
-from tests.training.jobs import SMALL, base, one_thread, plain_logprobs, plain_model, row
-
-__all__ = ["base", "one_thread"]
+from tests.support.train_jobs import SMALL, plain_logprobs, plain_model, row
 
 ROW = row((5, 6, 7), (20, 21, 22), temperature=0.7)
 

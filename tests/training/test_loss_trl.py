@@ -27,14 +27,6 @@ TOLERANCE = 1e-5
 Record = Callable[[str, object], None]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     return make_oracle(tmp_path_factory.mktemp("oracle"))

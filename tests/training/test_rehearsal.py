@@ -17,19 +17,15 @@ from art_patch.training.loop.plan import plan_of
 from art_patch.training.loop.ranks import ALONE
 from art_patch.training.loop.start_scores import start_scores
 from art_patch.training.loop.update import update
-from tests.training.jobs import (
+from tests.support.train_jobs import (
     as_sampled,
-    base,
     make_job,
-    one_thread,
     plain_logprobs,
     plain_model,
     random_groups,
     row,
     weights_of,
 )
-
-__all__ = ["base", "one_thread"]
 
 EARLIER = tuple(row((9, n), (40, 41, 42 + n), logprob=0.0) for n in range(12))
 

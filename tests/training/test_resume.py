@@ -21,9 +21,7 @@ from art_patch.training import TrainGroup, TrainJob
 from art_patch.training.loop import tensor_file
 from art_patch.training.loop.checkpoint import read_train_state
 from art_patch.training.loop.update import update
-from tests.training.jobs import base, make_job, one_thread, random_groups, row, weights_of
-
-__all__ = ["base", "one_thread"]
+from tests.support.train_jobs import make_job, random_groups, row, weights_of
 
 FORTY_STEPS = {"epochs": 10, "minibatches": 4, "learning_rate": 1e-3, "warmup_steps": 5, "checkpoint_every_s": 0.0}
 

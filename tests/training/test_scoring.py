@@ -15,7 +15,7 @@ from art_patch.training.data.packing import packs_of
 from art_patch.training.kernels import head
 from art_patch.training.kernels.lora_linear import fuse
 from art_patch.training.kernels.scoring import Scorer
-from tests.training.test_families import CONFIGS, make_model, with_lora
+from tests.support.families import CONFIGS, make_model, with_lora
 
 APART = {"gemma2": "Unsupported: Gemma2Attention asks for softcap"}
 """Models that are asked row by row, and why."""

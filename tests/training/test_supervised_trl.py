@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from art_patch.training.losses.supervised import PreferenceInput, SftInput, preference_loss, sft_loss, sums_R
-from tests.support.tiny import make_tiny_model
 
 pytest.importorskip("trl", reason="TRL is not installed, so nothing is compared with it; pip install 'trl>=1.16,<2'")
 
@@ -23,11 +22,6 @@ ROWS = ((5, 6, 7, 20, 21, 22), (8, 9, 30, 31, 0, 0), (5, 6, 7, 40, 41, 0), (8, 9
 MARKED = ((0, 0, 0, 1, 1, 1), (0, 0, 1, 1, 0, 0), (0, 0, 0, 1, 1, 0), (0, 0, 1, 0, 0, 0))
 IDS_BT, MARKED_BT = torch.tensor(ROWS), torch.tensor(MARKED)
 GIVEN_BT = (IDS_BT != 0).long()
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("base"), hidden=32, vocab_size=320)
 
 
 def trainer(base: Path, directory: Path, kind: str, rows: list[dict[str, Any]]) -> Any:

@@ -15,19 +15,15 @@ from art_patch.errors import AdapterRejected, TrainingError
 from art_patch.policies import read_base_model, validate_adapter
 from art_patch.training import Example, LossConfig, Pair, Sibling, TrainGroup
 from art_patch.training.loop.update import update
-from tests.training.jobs import (
+from tests.support.train_jobs import (
     as_sampled,
-    base,
     make_job,
-    one_thread,
     plain_logprobs,
     plain_model,
     random_groups,
     row,
     weights_of,
 )
-
-__all__ = ["base", "one_thread"]
 
 GOOD, BAD = row((5, 6, 7), (20, 21)), row((5, 6, 7), (30, 31))
 

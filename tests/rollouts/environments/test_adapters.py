@@ -15,7 +15,7 @@ from pettingzoo.test import api_test
 from pettingzoo.utils import AgentSelector
 
 import art_patch as art
-from tests.rollouts.environments.test_episodes import Scripted
+from tests.support.scripted import Scripted
 
 PLAYERS = ["player_0", "player_1"]
 

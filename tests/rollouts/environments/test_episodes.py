@@ -4,32 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from openai.types.chat.chat_completion import Choice
 
 import art_patch as art
-from tests.rollouts.answers import choice
-
-
-class Scripted(art.Agent):
-    """Answers what it is told to, without a model; remembers what it was asked."""
-
-    def __init__(self, answer: Callable[[str], str], **more: Any) -> None:
-        super().__init__(art.TrainableModel(name="agent", project="p", base_model="b"), **more)
-        self.answer = answer
-        self.asked: list[list[Any]] = []
-
-    async def generate_response(self, trajectory: art.Trajectory) -> Choice:
-        await asyncio.sleep(0)
-        conversation = trajectory.histories()[-1]
-        self.asked.append(conversation.messages())
-        found = choice(self.answer(conversation.messages()[-1]["content"]))  # type: ignore[arg-type, typeddict-item]
-        conversation.messages_and_choices.append(found)
-        return found
+from tests.support.scripted import Scripted
 
 
 class Counter(art.Environment[int, int]):

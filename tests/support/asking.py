@@ -9,6 +9,14 @@ from openai import OpenAI
 
 HELLO: Any = [{"role": "user", "content": "what is the price of 3 plums?"}]
 PROOF: dict[str, Any] = {"logprobs": True, "extra_body": {"return_token_ids": True}}
+LOOKUP_TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "description": "Look up",
+        "parameters": {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]},
+    },
+}
 
 
 def ask(client: OpenAI, policy: str = "agent@0", messages: Any = HELLO, **options: Any) -> dict[str, Any]:

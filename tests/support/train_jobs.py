@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -17,23 +16,9 @@ from art_patch.policies import base_fingerprint
 from art_patch.training import Example, Row, Sibling, TrainConfig, TrainGroup, TrainJob
 from art_patch.training.data.rows import Turn, merge
 from art_patch.training.loop.loading import load_policy
-from tests.support.tiny import make_tiny_model
 
 SMALL = TrainConfig(learning_rate=5e-3, epochs=1, minibatches=1, lora_rank=4, warmup_steps=0)
 """One step."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("base"), hidden=32, vocab_size=320)
 
 
 def row(prompt: Sequence[int], answer: Sequence[int], *, temperature: float = 1.0, logprob: float = -1.0) -> Row:
