@@ -31,13 +31,15 @@ class EngineContract:
     """One engine, over HTTP. Who inherits has two fixtures: its `running` server, and the `tolerance` in nats."""
 
     @pytest.fixture(scope="class")
-    def tokenizer(self, base_dir: Path) -> Any:
+    @classmethod
+    def tokenizer(cls, base_dir: Path) -> Any:
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(base_dir)
 
     @pytest.fixture(scope="class")
-    def plain_logprobs(self, base_dir: Path, adapters: Path) -> Callable[..., list[float]]:
+    @classmethod
+    def plain_logprobs(cls, base_dir: Path, adapters: Path) -> Callable[..., list[float]]:
         """The plain way to the log-probabilities of sampled tokens: transformers and PEFT, no cache, no batch."""
 
         @cache
@@ -50,9 +52,7 @@ class EngineContract:
 
         def logprobs(policy: str, prompt: list[int], sampled: list[int], temperature: float) -> list[float]:
             with torch.no_grad():
-                logits = (
-                    model(policy).eval()(input_ids=torch.tensor([prompt + sampled])).logits[0, len(prompt) - 1 : -1]
-                )
+                logits = model(policy).eval()(input_ids=torch.tensor([prompt + sampled])).logits[0]
             found = torch.log_softmax(logits[len(prompt) - 1 : -1] / temperature, dim=-1)
             return found.gather(1, torch.tensor(sampled).unsqueeze(1)).squeeze(1).tolist()
 

@@ -92,7 +92,7 @@ ABSENT: dict[int, tuple[str, tuple[str, ...]]] = {
         "Before the first step the trainer computes what the server recorded; runs that are too old are left out.",
         (
             "pipeline/test_cycle.py::test_a_cycle_trains_gates_and_promotes_and_the_next_goes_on_from_there",
-            "serving/test_contract.py::test_logprobs_are_those_that_a_trainer_computes",
+            "support/engine_contract.py::test_logprobs_are_those_that_a_trainer_computes",
             "training/test_loading.py::test_it_computes_what_transformers_and_peft_compute",
             "training/test_loss.py::test_each_token_has_an_importance_weight_of_its_own_and_at_most_the_cap",
             "training/test_update.py::test_data_of_a_far_policy_is_refused_before_the_first_step",
