@@ -28,7 +28,6 @@ from art_patch._lib.lazy import lazily
 
 if TYPE_CHECKING:
     from art_patch.training.config import Backend, Start, TrainConfig, require_evaluation
-    from art_patch.training.data.advantages import advantages_of_groups
     from art_patch.training.data.demonstrations import demonstrations
     from art_patch.training.data.packing import Example
     from art_patch.training.data.preferences import Pair, preferences
@@ -41,13 +40,12 @@ if TYPE_CHECKING:
     from art_patch.training.loop.job import Sibling, TrainGroup, TrainJob, read_job
     from art_patch.training.loop.running import run_job
     from art_patch.training.loop.servable import require_servable
-    from art_patch.training.losses.loss_config import LossConfig, LossName
+    from art_patch.training.losses.loss_config import LossConfig, LossName, advantages_of_groups
 else:
     __getattr__ = lazily(
         __name__,
         {
             "config": "Backend Start TrainConfig require_evaluation",
-            "data.advantages": "advantages_of_groups",
             "data.demonstrations": "demonstrations",
             "data.packing": "Example",
             "data.preferences": "Pair preferences",
@@ -60,6 +58,6 @@ else:
             "loop.job": "Sibling TrainGroup TrainJob read_job",
             "loop.running": "run_job",
             "loop.servable": "require_servable",
-            "losses.loss_config": "LossConfig LossName",
+            "losses.loss_config": "LossConfig LossName advantages_of_groups",
         },
     )

@@ -8,8 +8,7 @@ from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from art_patch.errors import ConfigError
-from art_patch.training.data.advantages import Scale
-from art_patch.training.losses.loss_config import LossConfig
+from art_patch.training.losses.loss_config import LossConfig, Scale
 
 Start = Literal["champion", "base"]
 Reference = Literal["base", "champion"]

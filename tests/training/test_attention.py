@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from art_patch.training.data.tree import Tree, tree_of
-from art_patch.training.kernels import attention, attention_tile
+from art_patch.training.data.packing import Tree, tree_of
+from art_patch.training.kernels import attention
 from art_patch.training.kernels.attention import Forest, Unsupported, tree_attention
 
 few_tokens = st.lists(st.integers(0, 1), min_size=1, max_size=12)
@@ -54,7 +54,7 @@ def compare(tree: Tree, *, heads: int, keys: int, width: int, values: int, windo
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are halved, and scores computed in blocks, at sizes that a test can afford."""
     monkeypatch.setattr(attention, "_CAUSAL_TOKENS", 3)
-    monkeypatch.setattr(attention_tile, "_BLOCK_SCORES", 50)
+    monkeypatch.setattr(attention, "_BLOCK_SCORES", 50)
 
 
 @pytest.mark.usefixtures("small")

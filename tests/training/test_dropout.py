@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from art_patch.training import TrainGroup
-from art_patch.training.kernels.dropout import dropout_on
+from art_patch.training.kernels.lora_layers import dropout_on
 from art_patch.training.kernels.scoring import Scorer
 from art_patch.training.loop.loading import as_reference, load_policy
-from art_patch.training.loop.ranks import ALONE
 from art_patch.training.loop.update import update
 from tests.support.train_jobs import SMALL, make_job, random_groups, weights_of
 
@@ -45,7 +44,7 @@ def test_it_is_pefts_in_a_step_and_nowhere_else(base: Path):
     model = with_a_lora(base)
     scorer = Scorer(model, share=False)
     exact = scorer.next_TV(IDS)
-    with dropout_on(model, HALF, 3, ALONE):
+    with dropout_on(model, HALF, 3, 0):
         drawn = torch.get_rng_state()
         dropped = scorer.next_TV(IDS)
         assert not torch.equal(scorer.next_TV(IDS), dropped)
@@ -64,7 +63,7 @@ def test_it_is_pefts_in_a_step_and_nowhere_else(base: Path):
 def test_without_it_nothing_is_drawn(base: Path):
     model = load_policy(str(base), None, SMALL)
     before = torch.get_rng_state()
-    with dropout_on(model, SMALL, 0, ALONE):
+    with dropout_on(model, SMALL, 0, 0):
         assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -12,8 +12,8 @@ import torch
 
 from art_patch.training import Example, Row
 from art_patch.training.data.packing import packs_of
-from art_patch.training.kernels import head
-from art_patch.training.kernels.lora_linear import fuse
+from art_patch.training.kernels import scoring
+from art_patch.training.kernels.lora_layers import fuse
 from art_patch.training.kernels.scoring import Scorer
 from tests.support.families import CONFIGS, make_model, with_lora
 
@@ -158,7 +158,7 @@ def test_identical_twins_both_count(model: Any, scorer: Scorer):
 @pytest.mark.parametrize("places", [1, 3])
 def test_logits_in_chunks_are_as_all_at_once(model: Any, scorer: Scorer, places: int, monkeypatch: pytest.MonkeyPatch):
     whole = outcome(scorer, model)
-    monkeypatch.setattr(head, "CHUNK_LOGITS", places * 64)
+    monkeypatch.setattr(scoring, "CHUNK_LOGITS", places * 64)
     assert_same(outcome(scorer, model), whole, 1e-6)
 
 

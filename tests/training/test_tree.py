@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.training.data.tree import Ids, Node, tree_of
+from art_patch.training.data.packing import Ids, Node, tree_of
 
 rows_of_few_tokens = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=8)
 

@@ -1,13 +1,17 @@
 """Attention over a tree of tokens, exact, with no mask over the tree and no copy of what is shared.
 
-A token attends to its own node up to itself and to every node above it. By node that is two tiles: its tokens on
-themselves, causally, and all tokens below it on its tokens, wholly. Each tile is computed by itself; the parts of a
-softmax are joined by their log-sum-exp, as FlashAttention does within a row (https://arxiv.org/abs/2205.14135) and Ring
-Attention between machines (https://arxiv.org/abs/2310.01889). In the backward each tile sees the joined output and
-log-sum-exp, which makes the sum of the tiles' gradients the gradient of the whole; what is shared gets the sum over all
-that read it.
+A token attends to its own node up to itself and to every node above it. Seen from a node that is two rectangles, called
+tiles: its tokens on themselves, causally, and all tokens below it on its tokens, without a mask. Each tile is computed
+by itself. The parts of a softmax are joined by their log-sum-exp, as FlashAttention does within a row
+(https://arxiv.org/abs/2205.14135) and Ring Attention between machines (https://arxiv.org/abs/2310.01889). In the
+backward each tile is given the joined output and log-sum-exp. Then the sum of the tiles' gradients is the gradient of
+the whole, and a shared token gets the sum over all tokens that read it.
 
-Axes: P packed tokens, H key heads, G query heads for each of them, D width of queries and keys, E of values.
+On a CPU a tile is torch's flash kernel. Where that kernel has no answer (another device, a sliding window, values of
+another width than keys) the scores are computed, in blocks of bounded size.
+
+Names of axes: P packed tokens of the whole tree; L queries and M keys of one tile; H key heads, G query heads for each
+key head; D width of queries and keys, E width of values.
 """
 
 from __future__ import annotations
@@ -19,21 +23,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from art_patch.training.data.tree import Node
-from art_patch.training.kernels.attention_tile import Tile, tile_backward, tile_forward
+from art_patch.training.data.packing import Node
 
-NAME = "art_patch_tree"
-"""What the attention is called among those of transformers."""
+NAME = "art_patch_tree"  # among the attention implementations of transformers
 
+# Longer runs of tokens are halved: a kernel that is told `causal` computes a large part of the masked half too.
 _CAUSAL_TOKENS = 128
-"""Longer runs are halved, because a kernel that is told `causal` computes a large part of the other half too."""
 
-_UNKNOWN = ("softcap", "s_aux")
-"""What some models ask of an attention that this one cannot give: capped scores, sinks."""
+# Scores held at once where there is no kernel: 16 MiB in fp32.
+_BLOCK_SCORES = 1 << 22
+
+# Arguments with which some models ask for another attention than this one: capped scores, attention sinks.
+_UNSUPPORTED = ("softcap", "s_aux")
+
+_aten: Any = torch.ops.aten
 
 
 class Unsupported(Exception):
-    """The model asks for an attention that is not this one."""
+    """The model asks for an attention that this module does not compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +48,31 @@ class Forest:
     """The trees of one forward pass, side by side.
 
     Attributes:
-        nodes: of all trees.
-        depth_P: place of each token in its row, on the model's device.
+        nodes: Nodes of all trees, as positions among the P packed tokens.
+        depth_P: Place of each token in its row, on the model's device.
     """
 
     nodes: tuple[Node, ...]
     depth_P: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """A rectangle of attention: a run of packed tokens (queries) attends to a run of packed tokens (keys).
+
+    With `causal` both runs are the same, and each token sees those up to itself; otherwise each query sees all keys.
+    `window` is the number of tokens that a token sees, itself included; `None` is no bound.
+    """
+
+    queries: slice
+    keys: slice
+    causal: bool
+    scale: float
+    window: int | None
+
+
 def register() -> None:
-    """Make the attention known to transformers under `NAME`; a model takes it by `set_attn_implementation`."""
+    """Makes the attention known to transformers under `NAME`; a model takes it by `set_attn_implementation`."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, tree_attention)
@@ -73,26 +95,26 @@ def tree_attention(
     sliding_window: int | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Attend, as transformers asks for it.
+    """Computes attention with the signature that transformers asks for.
 
     Args:
-        module: the model's attention layer.
+        module: The model's attention layer, for messages.
         query: (1, H * G, P, D).
         key: (1, H, P, D).
         value: (1, H, P, E).
-        attention_mask: none; the forest says who sees what.
-        forest: given to the model's `forward`, which hands it down.
-        scaling: of the scores; D ** -0.5 unless given.
-        sliding_window: tokens that a token sees, itself included; all unless given.
-        more: refused where it would change the result.
+        attention_mask: Ignored; the forest says which token sees which.
+        forest: The trees, given to the model's `forward`, which hands them down.
+        scaling: Factor of the scores; D ** -0.5 unless given.
+        sliding_window: Number of tokens that a token sees, itself included; all unless given.
+        more: Further arguments of transformers; refused if they would change the result.
 
     Returns:
-        (1, P, H * G, E), and no weights.
+        The output (1, P, H * G, E), and no attention weights.
 
     Raises:
-        Unsupported: the model caps its scores or has sinks.
+        Unsupported: The model caps its scores or has attention sinks.
     """
-    if asked := [name for name in _UNKNOWN if more.get(name) is not None]:
+    if asked := [name for name in _UNSUPPORTED if more.get(name) is not None]:
         raise Unsupported(f"{type(module).__name__} asks for {asked[0]}")
     heads, tokens, width = query.shape[1:]
     keys = key.shape[1]
@@ -109,7 +131,7 @@ class _TreeAttention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, forest: Forest, scale: float, window: int | None
     ) -> Tensor:
         keys, tokens, group, _ = query.shape
-        # Joined in fp32 at least, whatever the model's precision.
+        # Joined in fp32 at least, whatever the model's precision: every join rounds, and a deep node joins many tiles.
         exact = torch.promote_types(query.dtype, torch.float32)
         out = query.new_zeros((keys, tokens, group, value.shape[2]), dtype=exact)
         lse = query.new_full((keys, tokens, group), -torch.inf, dtype=exact)
@@ -138,23 +160,25 @@ class _TreeAttention(torch.autograd.Function):
 
 
 def _for_tiles(*given: Tensor) -> tuple[Tensor, ...]:
-    """In fp32 at least on a CPU: torch's kernel takes up to four times as long over a small tile in bf16."""
+    # On a CPU torch's kernel takes up to four times as long over a small tile in bf16 as in fp32.
     if given[0].device.type != "cpu":
         return given
     return tuple(each.to(torch.promote_types(each.dtype, torch.float32)) for each in given)
 
 
-def _tiles(forest: Forest, scale: float, window: int | None) -> Iterator[Tile]:
+def _tiles(forest: Forest, scale: float, window: int | None) -> Iterator[_Tile]:
     for node in forest.nodes:
         for own, seen, causal in _within(node.start, node.stop):
-            yield Tile(own, seen, causal, scale, window)
-    for node in forest.nodes:  # after every token has seen itself: a window may leave it nothing to see up here
+            yield _Tile(own, seen, causal, scale, window)
+    # Only after every token has seen itself: under a window a token may see nothing of the nodes above, and joining two
+    # parts that are both empty would give NaN.
+    for node in forest.nodes:
         if node.end > node.stop:
-            yield Tile(slice(node.stop, node.end), slice(node.start, node.stop), False, scale, window)
+            yield _Tile(slice(node.stop, node.end), slice(node.start, node.stop), False, scale, window)
 
 
 def _within(start: int, stop: int) -> Iterator[tuple[slice, slice, bool]]:
-    """Yield the tiles of a run of tokens on itself."""
+    """Yields queries, keys and `causal` of the tiles of a run of tokens on itself."""
     if stop - start <= _CAUSAL_TOKENS:
         yield slice(start, stop), slice(start, stop), True
         return
@@ -165,7 +189,102 @@ def _within(start: int, stop: int) -> Iterator[tuple[slice, slice, bool]]:
 
 
 def _join(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Take one more part of the softmax into `out` and `lse`."""
+    """Joins one more part of the softmax into `out` and `lse`, in place."""
     joined = torch.logaddexp(lse, part_lse)
     out.mul_(torch.exp(lse - joined)[..., None]).addcmul_(part.to(out.dtype), torch.exp(part_lse - joined)[..., None])
     lse.copy_(joined)
+
+
+def tile_forward(tile: _Tile, query: Tensor, key: Tensor, value: Tensor, depth_P: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the output (H, L, G, E) of one tile and its log-sum-exp (H, L, G), -inf where a query sees nothing.
+
+    Args:
+        tile: The rectangle to compute.
+        query: (H, L, G, D).
+        key: (H, M, D).
+        value: (H, M, E).
+        depth_P: Place of every packed token in its row.
+    """
+    if _has_kernel(tile, query, value):
+        q, k, v = _for_kernel(tile, query, key, value)
+        out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, tile.causal, scale=tile.scale)
+        return _from_kernel(tile, out, query), _from_kernel(tile, lse[..., None], query)[..., 0]
+    out = query.new_empty((*query.shape[:3], value.shape[2]))
+    lse = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
+    for block in _blocks(query, key):
+        scores = _scores(tile, query[:, block], key, depth_P, block)
+        lse[:, block] = torch.logsumexp(scores, dim=-1)
+        # Where a query sees nothing, -inf less -inf would be NaN, and every weight must be 0.
+        finite = torch.where(lse[:, block] == -torch.inf, 0.0, lse[:, block])
+        weights = torch.exp(scores - finite[..., None]).to(value.dtype)
+        out[:, block] = torch.einsum("hlgm,hme->hlge", weights, value)
+    return out, lse
+
+
+def tile_backward(
+    tile: _Tile, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, depth_P: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of queries, keys and values through one tile.
+
+    `grad` and `out` (H, L, G, E) and `lse` (H, L, G) are those of the whole softmax, joined over all tiles of these
+    queries. The other arguments are those of `tile_forward`.
+    """
+    if _has_kernel(tile, query, value):
+        q, k, v = _for_kernel(tile, query, key, value)
+        of_query, of_key, of_value = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            _queries(tile, grad), q, k, v, _queries(tile, out), _queries(tile, lse[..., None])[..., 0].contiguous(),
+            0.0, tile.causal, scale=tile.scale,
+        )  # fmt: skip
+        return _from_kernel(tile, of_query, query), of_key.sum(0), of_value.sum(0)
+    of_query, of_key, of_value = (torch.zeros_like(each, dtype=lse.dtype) for each in (query, key, value))
+    # As in FlashAttention's backward, the derivative of the softmax needs only grad . out of each query, so no weights
+    # of other tiles.
+    delta = (grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1, keepdim=True)
+    for block in _blocks(query, key):
+        weights = torch.exp(_scores(tile, query[:, block], key, depth_P, block) - lse[:, block, :, None])
+        of_value += torch.einsum("hlgm,hlge->hme", weights.to(grad.dtype), grad[:, block])
+        of_scores = torch.einsum("hlge,hme->hlgm", grad[:, block], value) - delta[:, block]
+        of_scores = (of_scores * weights * tile.scale).to(query.dtype)
+        of_query[:, block] = torch.einsum("hlgm,hmd->hlgd", of_scores, key)
+        of_key += torch.einsum("hlgm,hlgd->hmd", of_scores, query[:, block])
+    return of_query, of_key, of_value
+
+
+def _has_kernel(tile: _Tile, query: Tensor, value: Tensor) -> bool:
+    return query.device.type == "cpu" and tile.window is None and query.shape[-1] == value.shape[-1]
+
+
+def _for_kernel(tile: _Tile, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    q = _queries(tile, query)
+    return q, key.expand(len(q), *key.shape), value.expand(len(q), *value.shape)
+
+
+def _queries(tile: _Tile, query: Tensor) -> Tensor:
+    # The kernel wants (batch, H, queries, D). Under a causal mask the order of queries matters, so heads that share
+    # keys become a batch of G; without one they are simply G times as many queries.
+    return query.permute(2, 0, 1, 3) if tile.causal else query.flatten(1, 2)[None]
+
+
+def _from_kernel(tile: _Tile, result: Tensor, query: Tensor) -> Tensor:
+    """Undoes `_queries`: back to (H, L, G, -1)."""
+    return result.permute(1, 2, 0, 3) if tile.causal else result[0].unflatten(1, query.shape[1:3])
+
+
+def _blocks(query: Tensor, key: Tensor) -> Iterator[slice]:
+    heads, queries, group, _ = query.shape
+    step = max(1, _BLOCK_SCORES // (heads * group * key.shape[1]))
+    for start in range(0, queries, step):
+        yield slice(start, min(start + step, queries))
+
+
+def _scores(tile: _Tile, query: Tensor, key: Tensor, depth_P: Tensor, block: slice) -> Tensor:
+    """Returns the scores (H, L, G, M) of a block of queries, at least fp32, -inf where a query does not see a key."""
+    scores = torch.einsum("hlgd,hmd->hlgm", query, key)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * tile.scale
+    # Distance in the row, not among the packed tokens: a window counts the tokens that this row has.
+    ahead_LM = depth_P[tile.queries][block][:, None] - depth_P[tile.keys][None, :]
+    if tile.causal:
+        scores = scores.masked_fill((ahead_LM < 0)[:, None, :], -torch.inf)
+    if tile.window is not None:
+        scores = scores.masked_fill((ahead_LM >= tile.window)[:, None, :], -torch.inf)
+    return scores

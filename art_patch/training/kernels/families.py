@@ -1,15 +1,8 @@
-"""What the trainer must know of a model's architecture: one table of data, looked up by `config.model_type`.
+"""Model families: one table of what the trainer must know of an architecture, looked up by `config.model_type`.
 
-A LoRA is put on attention and dense MLPs; never on routers, the language head or embeddings. vLLM 0.32 takes one for
-every linear layer; what is left out for its sake says so at its line.
-
-In mixtures of experts it is put on attention. Routed experts are fused three-dimensional parameters in transformers 5,
-which our engines serve no LoRA for. Shared experts and dense layers beside them could have one, but peft 0.21 takes
-every `gate_proj`, `up_proj` and `down_proj` of such a model for those of its routed experts, whatever stands before the
-name (`_convert_peft_config_moe`), and would train these instead. It overlooks Qwen 2, whose shared expert is trained.
-
-Names of targets have two parts, `mlp.gate_proj`: a checkpoint keeps the routed experts apart as `experts.0.gate_proj`,
-and who checks an adapter against the checkpoint by the last part alone would miss them.
+A LoRA is put on attention and dense MLPs, never on routers, the language head or embeddings. In mixtures of experts it
+is put on attention alone. Routed experts are fused three-dimensional parameters in transformers 5, for which our
+engines serve no LoRA. Loads no torch until a model is at hand.
 """
 
 from __future__ import annotations
@@ -24,38 +17,37 @@ from art_patch.errors import TrainingError
 
 _NUMBER = re.compile(r"^\d+\.")
 _IN_A_BLOCK = re.compile(r"\.\d+\.")
+# Shared experts and dense layers of a mixture of experts could have a LoRA. But peft 0.21 takes every layer of these
+# names for a routed expert's, whatever stands before the name (`_convert_peft_config_moe`), and would train those
+# instead. It overlooks Qwen 2, whose shared expert is trained.
 _TAKEN_FOR_EXPERTS = (".gate_proj", ".up_proj", ".down_proj")
 _ROUTER = re.compile(r"(^|\.)(gate|\w*router\w*|\w+_gate)(\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """What chat templates write around thoughts.
-
-    Attributes:
-        open: before them.
-        close: after them, before the answer.
-    """
+    """The tags that chat templates write before a model's thoughts, and between the thoughts and the answer."""
 
     open: str
     close: str
 
 
+# As Qwen 3 and DeepSeek write it. Models without thoughts never meet it.
 THINK = Thinking("<think>\n", "\n</think>\n\n")
-"""As Qwen 3 and DeepSeek write it; models without thoughts never meet it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Models of one make.
+    """Models with the same names of layers and the same conventions in their chat templates.
 
     Attributes:
-        name: for people.
-        model_types: `config.model_type` of each.
-        targets: ends of the names of modules that get a LoRA; empty means every linear layer of the blocks but routers.
-        end_of_turn: tokens that end an answer; the tokenizer's own end-of-sequence token does so too.
-        thinking: tags around thoughts, if its templates know any.
-        strips_thinking: templates leave the thoughts of earlier answers out, so a next prompt does not extend this one.
+        name: Name of the family, for people.
+        model_types: The values of `config.model_type` that belong to it.
+        targets: Ends of the names of modules that get a LoRA. Empty means every linear layer of the blocks but routers.
+        end_of_turn: Tokens that end an answer; the tokenizer's own end-of-sequence token ends one too.
+        thinking: Tags around thoughts, if the chat templates know any.
+        strips_thinking: Whether the templates leave the thoughts of earlier answers out. Then the prompt of the next
+            turn does not extend this one.
     """
 
     name: str
@@ -66,6 +58,8 @@ class Family:
     strips_thinking: bool = False
 
 
+# Two parts in each name: a checkpoint keeps routed experts apart as `experts.0.gate_proj`, and the check of an adapter
+# against the checkpoint would take those for `mlp.gate_proj` if it compared the last part alone.
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 _LATENT_ATTENTION = (
@@ -133,26 +127,25 @@ FAMILIES: tuple[Family, ...] = (
     ),
 )
 
+# Of every other model that `AutoModelForCausalLM` loads.
 DEFAULT = Family("any other", (), (), thinking=THINK, strips_thinking=True)
-"""Whatever `AutoModelForCausalLM` loads."""
 
 _BY_TYPE: Mapping[str, Family] = MappingProxyType({kind: family for family in FAMILIES for kind in family.model_types})
 
 
 def family_of(model_type: str) -> Family:
-    """Return the family of a `config.model_type`, `DEFAULT` if it is in none."""
+    """Returns the family of a `config.model_type`, or `DEFAULT`."""
     return _BY_TYPE.get(model_type, DEFAULT)
 
 
 def target_names(model: Any) -> list[str]:
-    """Return what to give peft as `target_modules`: ends of module names if they say it exactly, else whole names.
+    """Returns peft's `target_modules` for a causal language model of transformers that has no LoRA yet.
 
-    Args:
-        model: a causal language model of transformers, without a LoRA. Of one that also sees or hears, only the part
-            that writes is trained.
+    These are ends of module names if the ends select exactly the wanted layers, else whole names. Of a model that also
+    sees or hears, only the language part is trained.
 
     Raises:
-        TrainingError: there is no linear layer to put a LoRA on.
+        TrainingError: There is no linear layer to put a LoRA on.
     """
     linear = linear_names(model)
     targets = family_of(model.config.model_type).targets
@@ -170,8 +163,8 @@ def target_names(model: Any) -> list[str]:
 
 
 def linear_names(model: Any) -> list[str]:
-    """Return the whole name of every linear layer in the blocks of the decoder; neither head nor routers."""
-    import torch  # takes seconds; the table alone does not need it
+    """Returns the whole name of every linear layer in the decoder's blocks, without head and routers."""
+    import torch  # takes seconds, and the table alone does not need it
 
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is decoder)

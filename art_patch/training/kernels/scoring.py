@@ -1,8 +1,14 @@
-"""What a model thinks of sampled tokens: a pack in, log-probabilities out.
+"""Log-probabilities of sampled tokens under a model: a pack in, tensors out.
 
-`Scorer` computes every distinct token of a pack once. Whether a model can be asked that way is tried when it is loaded:
-two rows that fork are scored both ways. A model that cannot (no attention, its own attention, tokens mixed elsewhere)
+`Scorer` computes every distinct token of a pack once. Whether a model allows that is tried when it is loaded: two rows
+that fork are scored both ways. A model that does not allow it (no attention, its own attention, tokens mixed elsewhere)
 is asked row by row, which is always right and takes longer.
+
+All logits of one sequence outweigh the model at a vocabulary of 150,000. So the language head runs only at places from
+which something is predicted, and in chunks of bounded size, whose logits are computed again in the backward.
+
+Names of axes: P distinct tokens of a pack, Q places from which something is predicted, N sampled tokens; T tokens of
+one row; W width of the hidden state, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,30 +20,29 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from art_patch.errors import TrainingError
-from art_patch.training.data.packing import Example, Pack, packs_of
+from art_patch.training.data.packing import Example, Pack, Tree, packs_of, tree_of
 from art_patch.training.data.rows import Row
-from art_patch.training.data.tree import Tree, tree_of
 from art_patch.training.kernels import attention
 from art_patch.training.kernels.attention import Forest, Unsupported
-from art_patch.training.kernels.head import Head, logprobs
-from art_patch.training.kernels.last_block import LastBlock
 
+# Root mean square, in nats, by which the two ways of scoring may differ through rounding alone.
 TOLERANCE_NATS = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""Root mean square of what differs between the two ways that is rounding; of other precisions it is `_COARSE_NATS`."""
+_COARSE_NATS = 0.1  # in other precisions
 
-_COARSE_NATS = 0.1
+CHUNK_LOGITS = 1 << 25  # logits held at once: 128 MiB in fp32
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Of the N sampled tokens of a pack.
+    """Scores of the N sampled tokens of a pack.
 
     Attributes:
-        logprob_N: at the temperature of each, with gradient.
-        entropy_N: nats, of the distribution each was drawn from, without gradient.
-        computed: tokens that went through the model.
+        logprob_N: Log-probability of each at its own sampling temperature, with gradient.
+        entropy_N: Entropy in nats of the distribution that each was drawn from, without gradient.
+        computed: Number of tokens that went through the model.
     """
 
     logprob_N: Tensor
@@ -46,17 +51,21 @@ class Scored:
 
 
 class Scorer:
-    """A causal language model of transformers, with or without a LoRA of peft."""
+    """Scores packs with a causal language model of transformers, with or without a LoRA of peft.
+
+    Attributes:
+        why_apart: Why rows are computed one by one; `None` if each distinct token is computed once.
+    """
 
     def __init__(self, model: Any, *, share: bool = True) -> None:
-        """Prepare `model`: from now on it attends over trees if it can.
+        """Prepares `model`, which from now on attends over trees if it can.
 
         Args:
-            model: on its device.
-            share: compute what rows have in common once; `False` is for comparisons.
+            model: The model, on its device.
+            share: Compute once what rows have in common; `False` is for comparisons.
 
         Raises:
-            TrainingError: it is no causal language model.
+            TrainingError: It is no causal language model.
         """
         self._causal = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._decoder = _decoder_of(self._causal)
@@ -73,37 +82,39 @@ class Scorer:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device that the model is on."""
         return self._causal.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of log-probabilities."""
+        """Precision of log-probabilities."""
         return torch.promote_types(self._causal.dtype, torch.float32)
 
     def score(self, pack: Pack) -> Scored:
-        """Score a pack."""
+        """Computes log-probability and entropy of every sampled token of a pack."""
         return self._together(pack) if self.shares else self._apart(pack)
 
     @torch.no_grad()
     def next_TV(self, ids_T: Sequence[int]) -> Tensor:
-        """Return the log-probability, at temperature 1, of every token after each of these few tokens."""
+        """Returns the log-probability, at temperature 1, of every token after each of these few tokens."""
         tree = tree_of([np.array(ids_T, dtype=np.int64)])
         return torch.log_softmax(self._head(self._hidden_PW(tree)), dim=-1)
 
     def _together(self, pack: Pack) -> Scored:
         at_Q = torch.from_numpy(pack.at_Q).to(self.device)
+        # Unique: a place stands among the Q once for each temperature, and `index_copy` wants each place once.
         hidden_PW = self._hidden_PW(pack.tree, torch.unique(at_Q))
         logprob_N, entropy_N = logprobs(self._head, hidden_PW[at_Q], *_asked(pack, self.device))
         return Scored(logprob_N, entropy_N, pack.tokens)
 
     def _hidden_PW(self, tree: Tree, at_Q: Tensor | None = None) -> Tensor:
-        """Return the last hidden state of every place; where `at_Q` names some, only theirs need be right."""
+        """Returns the last hidden state of every place; if `at_Q` names some, only theirs are right."""
         if self._last_block is not None:
             self._last_block.at_Q = at_Q
         depth_P = torch.from_numpy(tree.depth_P).to(self.device)
         hidden_1PW = self._decoder(
             input_ids=torch.from_numpy(tree.ids_P).to(self.device)[None],
+            # A token's position is its place in its row, not among the packed tokens.
             position_ids=depth_P[None],
             use_cache=False,
             **({"forest": Forest(tree.nodes, depth_P)} if self.shares else {}),
@@ -111,24 +122,24 @@ class Scorer:
         return hidden_1PW[0]
 
     def _apart(self, pack: Pack) -> Scored:
-        """Each row by itself, so that nothing can be shared wrongly."""
-        device = self._causal.device
+        """Computes each row by itself, so that nothing can be shared wrongly."""
         ids_P = torch.from_numpy(pack.tree.ids_P)
         hidden = {}
         computed = 0
         for where_T in pack.tree.where_R:
-            states_1TW = self._decoder(input_ids=ids_P[where_T].to(device)[None], use_cache=False).last_hidden_state
+            ids_1T = ids_P[where_T].to(self.device)[None]
+            states_1TW = self._decoder(input_ids=ids_1T, use_cache=False).last_hidden_state
             computed += len(where_T)
             hidden.update(zip(where_T.tolist(), states_1TW[0], strict=True))
         hidden_QW = torch.stack([hidden[place] for place in pack.at_Q.tolist()])
-        logprob_N, entropy_N = logprobs(self._head, hidden_QW, *_asked(pack, device))
+        logprob_N, entropy_N = logprobs(self._head, hidden_QW, *_asked(pack, self.device))
         return Scored(logprob_N, entropy_N, computed)
 
     def prove(self, examples: Sequence[Example]) -> None:
-        """Try again on what will be scored, because a model may have a window that only long rows reach.
+        """Compares both ways again on rows that will be scored, and falls back to row by row if they differ.
 
-        Args:
-            examples: the longest row of them is tried beside the one after it, which is a sibling's if there is one.
+        A model may have a window that only long rows reach. So the longest row of all examples is tried together with
+        the row after it, which is a sibling's if there is one.
         """
         rows = [row for example in examples for row in example.rows]
         if not self.shares or not rows:
@@ -151,13 +162,14 @@ class Scorer:
     def _give_up_if_wrong(self, pack: Pack) -> None:
         try:
             together = self._together(pack).logprob_N
+        # What a model that was written for another attention raises when it meets `forest` is of many kinds.
         except (Unsupported, TypeError, ValueError, AttributeError, RuntimeError) as error:
             self._give_up(f"{type(error).__name__}: {error}")
             return
         self._attend_by(self._before)
         difference = float((together - self._apart(pack).logprob_N).square().mean().sqrt())
         self._attend_by(attention.NAME)
-        if not difference <= TOLERANCE_NATS.get(self._causal.dtype, _COARSE_NATS):
+        if not difference <= TOLERANCE_NATS.get(self._causal.dtype, _COARSE_NATS):  # `not <=`: NaN is a difference too
             self._give_up(f"sharing changed log-probabilities by {difference:.2g} nats")
 
     def _give_up(self, why: str) -> None:
@@ -166,12 +178,11 @@ class Scorer:
 
     def _attend_by(self, name: str) -> None:
         if self._last_block is not None:
-            self._last_block.at_Q = None
+            self._last_block.at_Q = None  # the places of the last pack mean nothing in single rows
         self._causal.set_attn_implementation(name)
 
 
 def _decoder_of(causal: Any) -> Any:
-    """What gives hidden states."""
     decoder = causal.get_decoder()
     if decoder is causal:  # transformers 5.23 looks for Llama 4's in the wrong place
         decoder = getattr(causal, "model", None)
@@ -181,6 +192,8 @@ def _decoder_of(causal: Any) -> Any:
 
 
 def _asked(pack: Pack, device: torch.device) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Returns the last three arguments of `logprobs` for a pack."""
+    # No temperatures where all are 1: this saves a pass over the logits.
     plain = bool((pack.temperature_Q == 1.0).all())
     return (
         None if plain else torch.from_numpy(pack.temperature_Q).to(device),
@@ -190,7 +203,7 @@ def _asked(pack: Pack, device: torch.device) -> tuple[Tensor | None, Tensor, Ten
 
 
 def _fork(vocabulary: int) -> Pack:
-    """Two rows that begin alike, and a third that does not."""
+    """Returns a pack of two rows that begin alike and a third that does not."""
 
     def row(*ids: int) -> Row:
         kept = tuple(i % vocabulary for i in ids)
@@ -198,3 +211,127 @@ def _fork(vocabulary: int) -> Pack:
 
     rows = (row(11, 12, 13, 14, 15, 16), row(11, 12, 13, 17, 18), row(19, 12, 13))
     return packs_of([Example(rows)], 1 << 20)[0]
+
+
+class LastBlock:
+    """Lets the last block of a model compute its second half only where something is predicted.
+
+    After the last attention tokens no longer mix, and only the places from which something is predicted are read. So
+    the attention's output projection and the MLP of the last block run there alone; elsewhere they give zeros, which
+    are never read. In agent traffic most tokens are prompts and tool results, so this saves most of a block.
+
+    Attributes:
+        at_Q: The places; `None` is all. Set before a forward pass, and kept until its backward is done, because a block
+            that is recomputed in the backward needs the same places.
+    """
+
+    def __init__(self, decoder: Any) -> None:
+        """Changes the last block of a transformers decoder; blocks of an unknown make stay as they are."""
+        self.at_Q: Tensor | None = None
+        block = decoder.layers[-1]
+        for module in (getattr(getattr(block, "self_attn", None), "o_proj", None), getattr(block, "mlp", None)):
+            if module is not None:
+                module.forward = self._narrow(module.forward)
+
+    def _narrow(self, whole: Any) -> Any:
+        def forward(x_1PW: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if self.at_Q is None or x_1PW.dim() != 3 or len(x_1PW) != 1:
+                return whole(x_1PW, *args, **kwargs)
+            part = whole(x_1PW[:, self.at_Q], *args, **kwargs)
+            return part.new_zeros((1, x_1PW.shape[1], part.shape[-1])).index_copy(1, self.at_Q, part)
+
+        return forward
+
+
+class Head:
+    """Computes logits (..., V), at least fp32, from hidden states (..., W) as a causal language model does."""
+
+    def __init__(self, model: Any) -> None:
+        """Reads from a model's configuration what it does after its last block."""
+        self._linear = model.get_output_embeddings()
+        config = model.config.get_text_config()
+        # The three ways in which models of transformers change the head's output: a soft cap (Gemma 2), a factor
+        # (Cohere), a divisor (Granite).
+        self._cap = getattr(config, "final_logit_softcapping", None)
+        self._factor = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+        self.vocabulary: int = self._linear.weight.shape[0]
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Returns the logits."""
+        logits = self._linear(hidden)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self._factor != 1.0:
+            logits = logits * self._factor
+        return self._cap * torch.tanh(logits / self._cap) if self._cap else logits
+
+
+def logprobs(
+    head: Head, hidden_QW: Tensor, temperature_Q: Tensor | None, place_N: Tensor, target_N: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the log-probability of each target, and the entropy (nats, no gradient) at each target's place.
+
+    Args:
+        head: The model's language head.
+        hidden_QW: Last hidden state at each place.
+        temperature_Q: Divides the logits at each place; `None` is 1 everywhere.
+        place_N: Index among the Q from where each target is predicted.
+        target_N: Token id of each target.
+    """
+    # Places are cut into chunks of `step`, and targets sorted by place, so that those of a chunk stand together.
+    step = max(1, CHUNK_LOGITS // head.vocabulary)
+    order_N = torch.argsort(place_N, stable=True)
+    edges = torch.arange(0, len(hidden_QW) + step, step, device=place_N.device).clamp_(max=len(hidden_QW))
+    cuts = torch.searchsorted(place_N[order_N], edges).tolist()
+    found: list[Tensor] = []
+    entropies: list[Tensor] = []
+    for begin, first, last in zip(range(0, len(hidden_QW), step), cuts, cuts[1:], strict=False):
+        mine = order_N[first:last]
+        chunk = slice(begin, begin + step)
+        divisor = None if temperature_Q is None else temperature_Q[chunk]
+        arguments = (head, hidden_QW[chunk], divisor, place_N[mine] - begin, target_N[mine])
+        # One chunk alone is kept: recomputing it would cost time and save nothing.
+        again = len(hidden_QW) > step and torch.is_grad_enabled()
+        logprob, entropy = checkpoint(_chunk, *arguments, use_reentrant=False) if again else _chunk(*arguments)
+        found.append(logprob)
+        entropies.append(entropy)
+    back_N = torch.empty_like(order_N).scatter_(0, order_N, torch.arange(len(order_N), device=order_N.device))
+    return torch.cat(found)[back_N], torch.cat(entropies)[back_N]
+
+
+def _chunk(
+    head: Head, hidden_QW: Tensor, temperature_Q: Tensor | None, place_N: Tensor, target_N: Tensor
+) -> tuple[Tensor, Tensor]:
+    logit_QV = head(hidden_QW)
+    if temperature_Q is not None:
+        logit_QV = logit_QV / temperature_Q[:, None]
+    logprob_N, entropy_Q = _Chosen.apply(logit_QV, place_N, target_N)  # type: ignore[misc]
+    return logprob_N, entropy_Q[place_N]
+
+
+class _Chosen(torch.autograd.Function):
+    """Computes log-probability and entropy in half of the passes over the logits that autograd would make.
+
+    One softmax is computed and kept. Its largest entry gives the normaliser of all logits, and the gradient is the
+    one-hot choice less the softmax.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logit_QV: Tensor, place_N: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+        prob_QV = torch.softmax(logit_QV, dim=-1)
+        top_Q, of_top_Q = logit_QV.amax(-1), prob_QV.amax(-1).log()
+        ctx.save_for_backward(prob_QV, place_N, target_N)
+        # The difference first, so that no log-probability is rounded to more than 0.
+        logprob_N = (logit_QV[place_N, target_N] - top_Q[place_N]) + of_top_Q[place_N]
+        # 0 * -inf is NaN: a token that cannot be sampled has no part in the entropy.
+        below_QV = (logit_QV - top_Q[:, None]).clamp_min_(torch.finfo(logit_QV.dtype).min)
+        entropy_Q = -torch.linalg.vecdot(prob_QV, below_QV) - of_top_Q
+        ctx.mark_non_differentiable(entropy_Q)
+        return logprob_N, entropy_Q
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        prob_QV, place_N, target_N = ctx.saved_tensors
+        grad_N = grads[0]
+        of_place_Q = grad_N.new_zeros(len(prob_QV)).index_add_(0, place_N, grad_N)  # a place may have many targets
+        of_logit_QV = prob_QV * -of_place_Q[:, None]
+        return of_logit_QV.index_put_((place_N, target_N), grad_N, accumulate=True), None, None

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from art_patch.training.config import TrainConfig
 from art_patch.training.kernels.families import target_names
-from art_patch.training.kernels.lora_linear import fuse
+from art_patch.training.kernels.lora_layers import fuse
 
 _REFERENCE = "reference"
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from art_patch.training.config import TrainConfig
-from art_patch.training.kernels.dropout import dropout_off
+from art_patch.training.kernels.lora_layers import dropout_off
 from art_patch.training.loop.loading import recomputes, weights_dtype
 
 

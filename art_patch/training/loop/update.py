@@ -19,7 +19,7 @@ import torch  # with transformers it takes seconds: import this module only to t
 
 from art_patch.errors import AdapterRejected, TrainingError
 from art_patch.training.data.packing import Example
-from art_patch.training.kernels.dropout import dropout_on
+from art_patch.training.kernels.lora_layers import dropout_on
 from art_patch.training.kernels.scoring import Scorer
 from art_patch.training.loop.backend import load
 from art_patch.training.loop.checkpoint import CheckpointWriter, TrainState, read_train_state
@@ -121,7 +121,7 @@ def _set_up(job: TrainJob, directory: Path, train_state: TrainState, kept: Array
 def _take(step: Step, train_context: _TrainContext, train_state: TrainState, directory: Path) -> None:
     """Take a step and note it in the train_state, or note there why not."""
     began = time.monotonic()
-    with dropout_on(train_context.model, train_context.job.config, train_state.done, train_context.ranks):
+    with dropout_on(train_context.model, train_context.job.config, train_state.done, train_context.ranks.rank):
         sums = _of_all(train_context.gradients[step.phase](step.items), train_context)
         rehearsed = _of_all(train_context.gradients["rehearse"](step.rehearsed), train_context)
     metrics = step_metrics(step, sums, rehearsed)

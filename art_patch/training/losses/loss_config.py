@@ -1,8 +1,8 @@
-"""Which loss an update minimises, as data: a table of losses, and the settings of one. Loads no torch.
+"""Advantages, and which loss an update minimises with them, as data: a table and its settings. Loads no torch.
 
-A loss is a surrogate (what one token contributes), an aggregation (how tokens are weighed against each other) and the
-level of its probability ratio. `art_patch.training.losses.policy_loss` computes them; this module says what belongs
-together and refuses what does not. A setting that the chosen loss does not have is an error, never ignored.
+A loss is a surrogate (the term of one token), an aggregation (how tokens are weighed against each other) and the level
+of its probability ratio. `art_patch.training.losses.policy_loss` computes them. This module says which of them belong
+together and refuses other combinations. A setting that the chosen loss does not have is an error, never ignored.
 
 With w = exp(logprob - old) of a token, or for level "sequence" the exponential of its trajectory's mean log ratio:
 
@@ -13,7 +13,7 @@ With w = exp(logprob - old) of a token, or for level "sequence" the exponential 
 | `gate`  | -A sigmoid(t (w - 1)) 4 / t, with t = 1 if A > 0, else 1.05 | softly |
 | `gamma` | -W^k exp(l (1 - W)) A logprob, the weight a constant, (k, l) = (2, 3) if A >= 0, else (3, 2) | softly |
 
-W is the product of w, and of importance weights, over the trajectory.
+A is the token's advantage. W is the product of w, and of importance weights, over the trajectory.
 
 | aggregation | the sum over tokens is divided by |
 |---|---|
@@ -21,17 +21,14 @@ W is the product of w, and of importance weights, over the trajectory.
 | `trajectory_mean` | tokens of the trajectory, times trajectories of the step |
 | `trajectory_sum`  | trajectories of the step |
 | `constant`        | trajectories of the step, times `max_completion_tokens` |
-
-TRL's `bnpo` is `dapo` with the tokens of a micro-batch in place of the step's, so that memory settings change the
-gradient; it has no name here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeGuard, get_args
 
 from art_patch.errors import ConfigError
 
@@ -40,18 +37,68 @@ SurrogateName = Literal["clip", "cap", "gate", "gamma"]
 Aggregation = Literal["token_mean", "trajectory_mean", "trajectory_sum", "constant"]
 Level = Literal["token", "sequence"]
 Estimator = Literal["k1", "k2", "k3"]
+Scale = Literal["group", "batch", "none"]
+
+# A spread of rewards below this is rounding: three rewards of 0.1 have a standard deviation of 1e-17.
+TOLERANCE = 1e-6
+_EPSILON = 1e-4  # as in TRL: keeps a small spread from becoming a huge advantage
+
+
+def advantages_of_groups(
+    groups: Sequence[Sequence[float | None]], scale: Scale = "group"
+) -> tuple[tuple[float, ...] | None, ...]:
+    """Returns the advantage of every sibling of every group, and `None` in place of a group that teaches nothing.
+
+    An advantage is `(reward - mean of its group) / (spread + 1e-4)`. The spread is the standard deviation of the group
+    (DeepSeekMath, https://arxiv.org/abs/2402.03300) or of all rewards of the batch (https://arxiv.org/abs/2508.08221).
+    With "none" nothing is divided (Dr. GRPO, https://arxiv.org/abs/2503.20783: the group's own spread makes very easy
+    and very hard scenarios count more).
+
+    Args:
+        groups: The rewards of each group. `None`, or a number that is not finite, stands for a sibling that was not
+            scored or is not trained. It gets advantage 0 and changes no other advantage.
+        scale: The spread to divide by. "batch" counts every reward given, those of groups that teach nothing too.
+    """
+    scored = [[reward for reward in group if _is_scored(reward)] for group in groups]
+    of_batch = _spread([reward for rewards in scored for reward in rewards])
+    return tuple(
+        _advantages(group, rewards, {"group": _spread(rewards), "batch": of_batch, "none": None}[scale])
+        for group, rewards in zip(groups, scored, strict=True)
+    )
+
+
+def _advantages(
+    group: Sequence[float | None], scored: Sequence[float], spread: float | None
+) -> tuple[float, ...] | None:
+    # Fewer than two scored siblings, or all scored alike: the group is skipped. TRL computes it with zeros, so its
+    # tokens count in the mean of the loss there.
+    if _spread(scored) < TOLERANCE:
+        return None
+    mean = math.fsum(scored) / len(scored)
+    divisor = 1.0 if spread is None else spread + _EPSILON
+    return tuple((reward - mean) / divisor if _is_scored(reward) else 0.0 for reward in group)
+
+
+def _is_scored(reward: float | None) -> TypeGuard[float]:
+    return reward is not None and math.isfinite(reward)
+
+
+def _spread(rewards: Sequence[float]) -> float:
+    """Returns the standard deviation with ddof=1, as TRL computes it; 0 of fewer than two rewards."""
+    if len(rewards) < 2:
+        return 0.0
+    mean = math.fsum(rewards) / len(rewards)
+    return math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a name stands for.
+    """A row of the table of losses: surrogate and aggregation are explained at the top of the module.
 
     Attributes:
-        paper: where it comes from.
-        surrogate: what one token contributes; see the module.
-        aggregation: how tokens are weighed; see the module.
-        levels: of the ratio; the first is the paper's, others may be chosen.
-        settings: the fields of `LossConfig` that it has, with the paper's values.
+        paper: Address of the paper that proposed the loss.
+        levels: Levels of the probability ratio that may be chosen. The first is the paper's.
+        settings: The fields of `LossConfig` that this loss has, with the paper's values.
     """
 
     paper: str
@@ -67,6 +114,8 @@ def _clip(low: float, high: float) -> dict[str, float]:
 
 _TOKEN_FIRST: tuple[Level, ...] = ("token", "sequence")
 
+# TRL's `bnpo` has no name here: it is `dapo` with the tokens of a micro-batch in place of the step's, so that settings
+# of memory change the gradient.
 LOSSES: dict[LossName, Loss] = {
     # Long trajectories weigh less a token: a long bad answer is punished less than a short one.
     "grpo": Loss("https://arxiv.org/abs/2402.03300", "clip", "trajectory_mean", _TOKEN_FIRST, _clip(0.2, 0.2)),
@@ -99,25 +148,26 @@ class LossConfig:
     """Settings of a loss. `None` stands for the value of its paper (`LOSSES`), or for "off" where it says so.
 
     Attributes:
-        name: a row of `LOSSES`.
-        level: "token" weighs each token by its own ratio, "sequence" by its trajectory's (GSPO); `None`: the loss's.
-        clip_low: how far below 1 a ratio still moves a token of a bad trajectory.
-        clip_high: how far above 1 a ratio still moves a token of a good one (DAPO's clip-higher).
-        clip_max: ratio above which a token of a bad trajectory no longer moves, so that one absurd token cannot carry
+        name: A row of `LOSSES`.
+        level: "token" weighs each token by its own ratio, "sequence" by its trajectory's (GSPO); `None`: the paper's.
+        clip_low: How far below 1 a ratio still moves a token of a bad trajectory.
+        clip_high: How far above 1 a ratio still moves a token of a good trajectory (DAPO's clip-higher).
+        clip_max: Ratio above which a token of a bad trajectory no longer moves, so that one absurd token cannot carry
             the step (INTELLECT-2, https://arxiv.org/abs/2505.07291; TRL's `delta`). `None`: off.
-        ratio_cap: largest weight of a token in `cispo`. It bounds the ratio itself, not its distance from 1, and the
+        ratio_cap: Largest weight of a token in `cispo`. It bounds the ratio itself, not its distance from 1, and the
             token still learns. TRL takes the same number as `epsilon_high`, so that its default caps every ratio at .2.
-        max_completion_tokens: the constant of `dr_grpo`. It scales the loss, and under a clipped gradient norm and
-            AdamW little else; keep it fixed between runs that are compared.
-        kl_coefficient: of KL(trained || reference) a token, added to the loss. 0 needs no reference.
-        kl_estimator: of that KL, by http://joschu.net/blog/kl-approx.html: "k1" unbiased and noisy, "k2" half the
-            squared log ratio, "k3" unbiased and never negative. Each is multiplied by the ratio, gradient included, so
-            that the gradient is that of the KL (DeepSeek-V3.2, https://arxiv.org/abs/2512.02556, TRL's default).
-            Without it k1 would have no gradient on average and k3 that of the opposite KL, so it is no option.
-        importance_cap: data that another policy or engine sampled is weighed by min(exp(old - recorded), this), token
-            by token. Never by the product over a trajectory, in which mere rounding drowns the signal. `None`: off.
-        off_policy_nats: a trajectory of negative advantage whose mean of (recorded - logprob) is above this is not
-            learned from (DeepSeek-V3.2); it is still held near the reference. `None`: off.
+        max_completion_tokens: The constant of `dr_grpo`. It scales the loss, and under a clipped gradient norm and
+            AdamW little else. Keep it fixed between runs that are compared.
+        kl_coefficient: Weight of KL(trained || reference) a token, which is added to the loss. 0 needs no reference.
+        kl_estimator: Estimate of that KL, see http://joschu.net/blog/kl-approx.html: "k1" is unbiased and noisy, "k2"
+            is half the squared log ratio, "k3" is unbiased and never negative. Each is multiplied by the ratio,
+            gradient included, so that the gradient is that of the KL (DeepSeek-V3.2, https://arxiv.org/abs/2512.02556,
+            TRL's default). Without the ratio k1 would have no gradient on average, and k3 the gradient of the opposite
+            KL.
+        importance_cap: Tokens that another policy or engine sampled are weighed by min(exp(old - recorded), this),
+            each by itself. `None`: off.
+        off_policy_nats: A trajectory of negative advantage whose mean of (recorded - logprob) is above this is not
+            learned from (DeepSeek-V3.2). It is still held near the reference. `None`: off.
     """
 
     name: LossName = "dapo"
@@ -133,11 +183,7 @@ class LossConfig:
     off_policy_nats: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse impossible values.
-
-        Raises:
-            ConfigError: naming the field, its value and what to write instead.
-        """
+        """Raises `ConfigError` for an impossible value, with the field, the value and what to write instead."""
         _require_one_of("loss name", self.name, tuple(LOSSES))
         _require_one_of("kl_estimator", self.kl_estimator, get_args(Estimator))
         if self.level is not None:
@@ -157,17 +203,17 @@ class LossConfig:
 
     @property
     def loss(self) -> Loss:
-        """The row of the table."""
+        """The row of `LOSSES` that `name` stands for."""
         return LOSSES[self.name]
 
     @property
     def ratio_level(self) -> Level:
-        """The level in force."""
+        """The level in force: the given one, else the paper's."""
         return self.level or self.loss.levels[0]
 
     @property
     def settings(self) -> dict[str, float]:
-        """The values in force of what this loss has."""
+        """The fields that this loss has, each with the given value or the paper's."""
         given: dict[str, float | None] = {name: getattr(self, name) for name in self.loss.settings}
         return {name: paper if (mine := given[name]) is None else mine for name, paper in self.loss.settings.items()}
 

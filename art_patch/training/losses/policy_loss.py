@@ -1,20 +1,18 @@
 """The losses on recorded tokens. Pure: one typed record in, a scalar and its metrics out.
 
-For each sampled token, with d = logprob - old and w = exp(d) (of the token, or of its trajectory):
+For each of N sampled tokens, with d = logprob - old and the ratio w = exp(d) (of the token, or of its trajectory):
 
     loss = surrogate(w, A) * min(exp(old - recorded), importance_cap) + kl_coefficient * w * KL(trained || reference)
 
-weighed by the aggregation and summed. Which surrogate, which aggregation, which level, and the paper of each: the
-table in `art_patch.training.losses.loss_config`. Proven equal to TRL 1.16, values and gradients, by `test_loss_trl`.
+weighed by the aggregation and summed. The table in `art_patch.training.losses.loss_config` has the surrogate, the
+aggregation, the level and the paper of each loss. `test_loss_trl` proves values and gradients equal to TRL 1.16.
 
 Rules:
 
-- Micro-batches of whole trajectories add up to the whole: every normaliser is the step's.
-- A token with a log-probability that is not finite, on either side, is dropped and counted: it gets no gradient and
-  leaves every sum and every mean over its trajectory. The step's normalisers stay, as they are known before.
-- Log ratios are kept within 20 nats, as in verl: exp(20) is 5e8, and beyond it there is no gradient. So finite
-  log-probabilities give a finite loss.
-- An advantage that is not finite is a fault of whoever made it: it shows in the loss.
+- Micro-batches of whole trajectories add up to the whole, because every normaliser is that of the optimizer step.
+- A token with a log-probability that is not finite, on either side, is dropped and counted. It gets no gradient and is
+  left out of every sum and every mean over its trajectory. The step's normalisers stay, as they are known before.
+- An advantage that is not finite is a fault of the caller and shows in the loss.
 
 Left out: entropy bonus and mask, importance weights of whole sequences (see `importance_cap`).
 """
@@ -31,6 +29,8 @@ from torch import Tensor
 
 from art_patch.training.losses.loss_config import Aggregation, Estimator, LossConfig, SurrogateName
 
+# Log ratios are kept within this, as in verl. exp(20) is 5e8, and beyond it there is no gradient. So finite
+# log-probabilities always give a finite loss.
 _LIMIT_NATS = 20.0
 _GATE_GOOD, _GATE_BAD = 1.0, 1.05  # SAPO's temperatures for advantages above 0, and others
 _GAMMA_GOOD, _GAMMA_BAD = (2.0, 3.0), (3.0, 2.0)  # VESPO's (k, lambda) for advantages from 0, and below
@@ -38,20 +38,21 @@ _GAMMA_GOOD, _GAMMA_BAD = (2.0, 3.0), (3.0, 2.0)  # VESPO's (k, lambda) for adva
 
 @dataclass(frozen=True, slots=True)
 class LossInput:
-    """N sampled tokens of whole trajectories, flat and in any order.
+    """N sampled tokens of whole trajectories, flat and in any order; all tensors have shape (N,).
 
-    A trajectory may have several rows; it is one sequence here. All tensors have shape (N,).
+    A trajectory may have several rows; it is one sequence here. Log-probabilities are in nats, at the temperature that
+    the token was sampled at.
 
     Attributes:
-        logprob_N: under the policy in training, in nats, at the temperature it was sampled at; with gradient.
-        old_N: under the policy at the start of the update; `recorded_N` if nothing was recomputed.
-        recorded_N: under the policy that sampled.
-        advantage_N: of the token's trajectory.
-        trajectory_N: int64, which trajectory, at least 0 and below `trajectories_in_step`.
-        tokens_in_step: sampled tokens in the whole optimizer step.
-        trajectories_in_step: trajectories with a sampled token in the whole optimizer step.
-        reference_N: under the reference policy; needed if `kl_coefficient` is not 0, measured if given.
-        entropy_N: of the distribution the token was drawn from, in nats, for the metrics alone.
+        logprob_N: Log-probability under the policy in training, with gradient.
+        old_N: Log-probability under the policy at the start of the update; `recorded_N` if it was not computed.
+        recorded_N: Log-probability under the policy that sampled the token, as it was recorded.
+        advantage_N: Advantage of the token's trajectory.
+        trajectory_N: Number (int64) of the token's trajectory, at least 0 and below `trajectories_in_step`.
+        tokens_in_step: Number of sampled tokens in the whole optimizer step.
+        trajectories_in_step: Number of trajectories with a sampled token in the whole optimizer step.
+        reference_N: Log-probability under the reference policy. Needed if `kl_coefficient` is not 0, measured if given.
+        entropy_N: Entropy in nats of the distribution the token was drawn from, for the metrics alone.
     """
 
     logprob_N: Tensor
@@ -67,22 +68,21 @@ class LossInput:
 
 @dataclass(frozen=True, slots=True)
 class LossMetrics:
-    """Sums over tokens, so that metrics of micro-batches add up: `a + b`.
+    """Sums over the tokens of a micro-batch, so that the metrics of micro-batches add up: `a + b`.
 
     Attributes:
-        tokens: whose log-probabilities are finite; the other sums run over these.
-        not_finite: tokens dropped because one of their log-probabilities is not finite.
-        clipped_low: tokens of bad trajectories whose gradient stops because the ratio is low enough.
-        clipped_high: tokens whose ratio is above the clip (or `clip_max`, and then without gradient) or the cap.
-        dropped_tokens: in trajectories dropped by `off_policy_nats`.
-        dropped_trajectories: so dropped.
-        kl_nats: k2 estimate of KL(behaviour || trained), half the squared log ratio. Not k3: there one rare token that
-            became likely, as it should, outweighs a thousand others.
-        reference_kl_nats: the chosen estimate of KL(trained || reference), ratio included; 0 without a reference.
-        entropy_nats: of the distributions drawn from; 0 if not given.
-        weight: importance weights before any clip, ratio times min(exp(old - recorded), cap).
-        weight_squared: their squares.
-        gap_nats: the largest |logprob - recorded|; of two metrics the larger.
+        tokens: Number of tokens whose log-probabilities are finite. The other sums run over these.
+        not_finite: Number of tokens dropped because one of their log-probabilities is not finite.
+        clipped_low: Number of tokens of bad trajectories whose gradient stops because the ratio is low enough.
+        clipped_high: Number of tokens with a ratio above the clip (or `clip_max`, then without gradient) or the cap.
+        dropped_tokens: Number of tokens in trajectories dropped by `off_policy_nats`.
+        dropped_trajectories: Number of trajectories dropped by `off_policy_nats`.
+        kl_nats: k2 estimate of KL(behaviour || trained): half the squared log ratio.
+        reference_kl_nats: Chosen estimate of KL(trained || reference), ratio included; 0 without a reference.
+        entropy_nats: Entropy of the distributions that the tokens were drawn from; 0 if not given.
+        weight: Importance weight before any clip: ratio times min(exp(old - recorded), cap).
+        weight_squared: Square of that weight.
+        gap_nats: Largest |logprob - recorded|. Of two metrics the larger one is kept.
     """
 
     tokens: int = 0
@@ -99,23 +99,19 @@ class LossMetrics:
     gap_nats: float = 0.0
 
     def __add__(self, other: LossMetrics) -> LossMetrics:
-        """Return the metrics of both batches together."""
+        """Returns the metrics of both micro-batches together."""
         sums: dict[str, Any] = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         sums["gap_nats"] = max(self.gap_nats, other.gap_nats)
         return LossMetrics(**sums)
 
     @property
     def effective_share(self) -> float:
-        """Effective sample size over the number of tokens, (sum w)^2 / (n sum w^2); 1 on policy, 0 of no token."""
+        """Effective sample size over the number of tokens: (sum w)^2 / (n sum w^2). 1 on policy, 0 without tokens."""
         return self.weight**2 / (self.tokens * self.weight_squared) if self.tokens else 0.0
 
 
 def policy_loss(batch: LossInput, config: LossConfig) -> tuple[Tensor, LossMetrics]:
-    """Return the scalar loss of these tokens, their share of the step's, and what it saw.
-
-    Raises:
-        ValueError: if `kl_coefficient` is not 0 and there is no `reference_N`.
-    """
+    """Returns these tokens' part of the optimizer step's loss, a scalar, and their metrics."""
     if config.kl_coefficient and batch.reference_N is None:
         raise ValueError(f"kl_coefficient={config.kl_coefficient} needs reference_N")
     finite = _only_finite(batch)
@@ -130,7 +126,7 @@ def policy_loss(batch: LossInput, config: LossConfig) -> tuple[Tensor, LossMetri
 
 
 def _only_finite(batch: LossInput) -> LossInput:
-    """Take the other tokens out, rather than multiply them by 0: NaN * 0 is NaN, in the gradient too."""
+    # Tokens are taken out rather than multiplied by 0: NaN * 0 is NaN, in the gradient too.
     per_token: dict[str, Tensor] = {f.name: v for f in fields(batch) if isinstance(v := getattr(batch, f.name), Tensor)}
     logprobs = [per_token[name] for name in ("logprob_N", "old_N", "recorded_N", "reference_N") if name in per_token]
     finite_N = torch.stack([values_N.detach().isfinite() for values_N in logprobs]).all(dim=0)
@@ -144,7 +140,7 @@ class _Trajectories:
     count: int
 
     def sum_N(self, values_N: Tensor) -> Tensor:
-        """At each token the sum over its trajectory."""
+        """Returns at each token the sum over its trajectory."""
         return values_N.new_zeros(self.count).index_add(0, self.of_N, values_N)[self.of_N]
 
     def length_N(self) -> Tensor:
@@ -156,7 +152,7 @@ class _Trajectories:
 
 @dataclass(frozen=True, slots=True)
 class _Terms:
-    """What surrogates are made of: `ratio_N` is of the chosen level, `log_ratio_N` of the token."""
+    """The quantities that surrogates are made of: `ratio_N` is of the chosen level, `log_ratio_N` of the token."""
 
     logprob_N: Tensor
     advantage_N: Tensor
@@ -176,6 +172,7 @@ def _terms(batch: LossInput, config: LossConfig) -> _Terms:
         advantage_N=batch.advantage_N,
         log_ratio_N=log_ratio_N,
         ratio_N=of_level_N.exp(),
+        # Token by token and never the product over a trajectory, in which rounding alone drowns the signal.
         importance_N=torch.ones_like(mismatch_N) if cap is None else mismatch_N.exp().clamp(max=cap),
         trajectories=trajectories,
     )
@@ -194,6 +191,8 @@ def _clip(terms: _Terms, settings: Mapping[str, float]) -> _Surrogate:
     """PPO's pessimistic bound, https://arxiv.org/abs/1707.06347, with both ends free and a third for bad tokens."""
     ratio_N, advantage_N = terms.ratio_N, terms.advantage_N
     low, high, most = 1 - settings["clip_low"], 1 + settings["clip_high"], settings["clip_max"]
+    # The minimum lets a ratio beyond the clip count in full where that makes the loss larger. There `most` bounds it,
+    # so that one absurd token cannot carry the step.
     gain_N = torch.minimum(ratio_N.clamp(max=most) * advantage_N, ratio_N.clamp(low, high) * advantage_N)
     return _Surrogate(
         loss_N=-gain_N * terms.importance_N,
@@ -203,7 +202,8 @@ def _clip(terms: _Terms, settings: Mapping[str, float]) -> _Surrogate:
 
 
 def _cap(terms: _Terms, settings: Mapping[str, float]) -> _Surrogate:
-    """CISPO: REINFORCE with a bounded weight; no token is ever left out."""
+    """CISPO: REINFORCE with a bounded weight; every token keeps its gradient."""
+    # Detached: the gradient is that of the log-probability, and the weight only scales it.
     weight_N = terms.ratio_N.detach().clamp(max=settings["ratio_cap"]) * terms.importance_N
     return _Surrogate(
         -weight_N * terms.advantage_N * terms.logprob_N, _never(terms), terms.ratio_N > settings["ratio_cap"]
@@ -218,7 +218,7 @@ def _gate(terms: _Terms, settings: Mapping[str, float]) -> _Surrogate:
 
 
 def _gamma(terms: _Terms, settings: Mapping[str, float]) -> _Surrogate:
-    """VESPO: a whole trajectory weighs W^k exp(lambda (1 - W)); behaviour policy and old policy count alike in W."""
+    """VESPO: a whole trajectory weighs W^k exp(lambda (1 - W)); W is the product of ratios and importance weights."""
     good_N = terms.advantage_N >= 0
     k_N = _either(good_N, _GAMMA_GOOD[0], _GAMMA_BAD[0], terms.ratio_N)
     lambda_N = _either(good_N, _GAMMA_GOOD[1], _GAMMA_BAD[1], terms.ratio_N)
@@ -229,7 +229,7 @@ def _gamma(terms: _Terms, settings: Mapping[str, float]) -> _Surrogate:
 
 
 def _either(good_N: Tensor, good: float, bad: float, like_N: Tensor) -> Tensor:
-    """`torch.where` of two numbers is fp32, whatever surrounds it."""
+    # Not `torch.where` of two numbers, whose result is fp32 in an fp64 computation too.
     return torch.full_like(like_N, bad).masked_fill(good_N, good)
 
 
@@ -267,7 +267,7 @@ def _reference_kl_N(batch: LossInput, terms: _Terms, config: LossConfig) -> Tens
 
 
 def _near_enough_N(batch: LossInput, terms: _Terms, config: LossConfig) -> Tensor:
-    """Whether a token's trajectory is learned from: good ones always are."""
+    """Tells of each token whether its trajectory is learned from; trajectories of positive advantage always are."""
     good_N = ~(batch.advantage_N < 0)
     if config.off_policy_nats is None:
         return torch.ones_like(good_N)
@@ -279,6 +279,7 @@ def _near_enough_N(batch: LossInput, terms: _Terms, config: LossConfig) -> Tenso
 def _metrics(batch: LossInput, terms: _Terms, surrogate: _Surrogate, kept_N: Tensor, kl_N: Tensor) -> LossMetrics:
     gap_N = batch.logprob_N - batch.recorded_N
     near_N, weight_N = gap_N.clamp(-_LIMIT_NATS, _LIMIT_NATS), terms.ratio_N * terms.importance_N
+    # k2 for `kl_nats`, not k3: there one rare token that became likely, as it should, outweighs a thousand others.
     sums_N = {
         "clipped_low": surrogate.low_N & kept_N,
         "clipped_high": surrogate.high_N & kept_N,

@@ -1,7 +1,8 @@
-"""Losses of learning from answers that are given: imitation and preference. Pure tensors.
+"""The losses of imitation (SFT) and of preference (DPO). Pure tensors.
 
-Both are means over the whole optimizer step, whose size is an argument, so that micro-batches change memory, not the
-gradient. Metrics are sums over the micro-batch; divide by the step's size.
+Both are means over the whole optimizer step, whose size is an argument. So the size of micro-batches changes memory,
+not the gradient. Metrics are sums over the micro-batch; divide them by the step's size. Names of axes: N learned
+tokens, R rows, P pairs of rows.
 """
 
 from __future__ import annotations
@@ -15,12 +16,7 @@ from torch.nn.functional import logsigmoid
 
 @dataclass(frozen=True, slots=True)
 class SftInput:
-    """N learned tokens of a micro-batch, flat.
-
-    Attributes:
-        logprob_N: log-probability of each under the model, at its temperature, with gradient.
-        tokens_in_step: learned tokens of the whole optimizer step.
-    """
+    """N learned tokens of a micro-batch, flat, with their log-probabilities under the model, with gradient."""
 
     logprob_N: Tensor
     tokens_in_step: int
@@ -28,46 +24,37 @@ class SftInput:
 
 @dataclass(frozen=True, slots=True)
 class SftMetrics:
-    """Sums over the micro-batch.
-
-    Attributes:
-        nll_nats: negative log-likelihood of its tokens; over the step's tokens it is the loss.
-    """
+    """The summed negative log-likelihood of a micro-batch's tokens; divided by the step's tokens it is the loss."""
 
     nll_nats: float
 
 
 def sft_loss(batch: SftInput) -> tuple[Tensor, SftMetrics]:
-    """Return the micro-batch's part of the mean negative log-likelihood of the step's learned tokens.
-
-    Each token weighs the same, whatever answer it is in.
-    """
+    """Returns the micro-batch's part of the mean negative log-likelihood of the step's learned tokens."""
+    # The mean over tokens, not over answers: each token weighs the same, however long its answer is.
     nll = -batch.logprob_N.sum()
     return nll / batch.tokens_in_step, SftMetrics(nll.item())
 
 
 def sums_R(logprob_N: Tensor, row_N: Tensor, rows: int) -> Tensor:
-    """Return the log-probability of what is marked in each of R rows.
+    """Returns the summed log-probability of the marked tokens in each of `rows` rows.
 
-    Args:
-        logprob_N: of each marked token.
-        row_N: which row it is of, from 0, on the same device.
-        rows: R.
+    `row_N` is the number of each token's row, from 0, on the device of `logprob_N`.
     """
     return logprob_N.new_zeros(rows).index_add(0, row_N, logprob_N)
 
 
 @dataclass(frozen=True, slots=True)
 class PreferenceInput:
-    """P pairs of a micro-batch; log-probabilities are summed over what is marked in the row (`sums_R`).
+    """P pairs of rows of a micro-batch; log-probabilities are summed over the marked tokens of a row (`sums_R`).
 
     Attributes:
-        chosen_P: of the better rows under the model, with gradient.
-        rejected_P: of the worse rows under the model, with gradient.
-        chosen_reference_P: of the better rows under the reference: the policy that the update starts from.
-        rejected_reference_P: of the worse rows under the reference.
-        beta: how dear it is to move away from the reference.
-        pairs_in_step: pairs of the whole optimizer step.
+        chosen_P: Log-probability of the better rows under the model, with gradient.
+        rejected_P: Log-probability of the worse rows under the model, with gradient.
+        chosen_reference_P: Log-probability of the better rows under the policy that the update starts from.
+        rejected_reference_P: Log-probability of the worse rows under that policy.
+        beta: Scale of rewards. The larger it is, the nearer the model stays to the policy at the start.
+        pairs_in_step: Number of pairs in the whole optimizer step.
     """
 
     chosen_P: Tensor
@@ -80,13 +67,13 @@ class PreferenceInput:
 
 @dataclass(frozen=True, slots=True)
 class PreferenceMetrics:
-    """Sums over the micro-batch; a row's reward is beta times its log-ratio to the reference.
+    """Sums over the pairs of a micro-batch; a row's reward is beta times its log-ratio to the reference.
 
     Attributes:
-        right: pairs whose better row has the higher reward.
-        margin: by how much it is higher.
-        chosen_reward: of the better rows; where it falls, the model unlearns what it should prefer.
-        rejected_reward: of the worse rows.
+        right: Number of pairs whose better row has the higher reward.
+        margin: Reward of the better row less that of the worse row.
+        chosen_reward: Reward of the better row. Where it falls, the model unlearns what it should prefer.
+        rejected_reward: Reward of the worse row.
     """
 
     right: int
@@ -96,7 +83,7 @@ class PreferenceMetrics:
 
 
 def preference_loss(batch: PreferenceInput) -> tuple[Tensor, PreferenceMetrics]:
-    """Return the micro-batch's part of the mean of `-log sigmoid(reward of the better - reward of the worse)`.
+    """Returns the micro-batch's part of the mean of `-log sigmoid(reward of the better - reward of the worse)`.
 
     DPO, https://arxiv.org/abs/2305.18290, equation 7. Left out: label smoothing, length normalisation, an added
     likelihood of the better row.

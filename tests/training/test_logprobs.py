@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.training.kernels import head
-from art_patch.training.kernels.head import Head, logprobs
+from art_patch.training.kernels import scoring
+from art_patch.training.kernels.scoring import Head, logprobs
 
 VOCABULARY, WIDTH = 7, 3
 
@@ -54,7 +54,7 @@ def test_as_a_log_softmax(
 
     weight_N = torch.arange(1.0, len(chosen) + 1, dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(head, "CHUNK_LOGITS", chunk_logits)
+        patched.setattr(scoring, "CHUNK_LOGITS", chunk_logits)
         one, other = hidden_QW.clone().requires_grad_(), hidden_QW.clone().requires_grad_()
         logprob_N, entropy_N = ours(one)
         (logprob_N * weight_N).sum().backward()
@@ -68,7 +68,7 @@ def test_as_a_log_softmax(
 
 def test_what_cannot_be_sampled_has_no_part():
     logit_QV = torch.tensor([[1.0, -torch.inf, 2.0]], dtype=torch.float64, requires_grad=True)
-    logprob_N, entropy_Q = head._Chosen.apply(logit_QV, torch.tensor([0]), torch.tensor([2]))  # type: ignore[misc]
+    logprob_N, entropy_Q = scoring._Chosen.apply(logit_QV, torch.tensor([0]), torch.tensor([2]))  # type: ignore[misc]
     logprob_N.sum().backward()
     possible = torch.distributions.Categorical(logits=torch.tensor([1.0, 2.0], dtype=torch.float64))
     torch.testing.assert_close(logprob_N[0], possible.logits[1])
@@ -81,7 +81,7 @@ def test_what_cannot_be_sampled_has_no_part():
 def test_no_log_probability_is_more_than_nothing_and_a_sure_one_is_exact(top: float, below: float):
     """The logits are rounded to single precision; what comes of them is not rounded at their size."""
     logit_QV = torch.tensor([[top, top - below, top - below]])
-    logprob_N, entropy_Q = head._Chosen.apply(logit_QV, torch.tensor([0, 0]), torch.tensor([0, 1]))  # type: ignore[misc]
+    logprob_N, entropy_Q = scoring._Chosen.apply(logit_QV, torch.tensor([0, 0]), torch.tensor([0, 1]))  # type: ignore[misc]
     expected_V = torch.log_softmax(logit_QV.double(), -1)[0]
     assert (logprob_N <= 0).all()
     assert entropy_Q >= 0
