@@ -13,8 +13,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+# Holds `sitecustomize.py` and nothing else, because every module in it would hide one of the app's.
 SHIM = Path(__file__).parent / "on_path"
-"""Holds `sitecustomize.py` and nothing else, because every module in it would hide one of the app's."""
 
 
 def environment(settings: Mapping[str, str], base: Mapping[str, str]) -> dict[str, str]:

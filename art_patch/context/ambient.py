@@ -218,13 +218,13 @@ def _skipped(here: Ambient | None) -> Ambient | None:
 
 _CALLS = frozenset({"chat", "completion", "generate_content", "responses", "text_completion"})
 
+# Attribute -> the values that make its span one of a call; `None`: any.
 _MARKS: tuple[tuple[str, frozenset[str] | None], ...] = (
     ("gen_ai.operation.name", _CALLS),  # OpenTelemetry; its agents and tools have other operations
     ("openinference.span.kind", frozenset({"LLM"})),
     ("langfuse.observation.type", frozenset({"generation"})),
     ("llm.request.type", None),  # traceloop
 )
-"""Attribute -> the values that make its span one of a call; `None`: any."""
 
 
 def is_call_span(span: Any) -> bool:

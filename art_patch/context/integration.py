@@ -67,7 +67,6 @@ class Step:
     __slots__ = ("_attributes", "_keep", "_known", "id", "run")
 
     def __init__(self, run: Run, known: tuple[str, str | None, SpanKind], attributes: JSON, keep: _Keep) -> None:
-        """Made by `Run.step`."""
         self.run = run
         self.id = new_id()
         self._known = (*known, time.time())
@@ -203,7 +202,6 @@ class Inside:
     __slots__ = ("_entered", "_now")
 
     def __init__(self, now: Ambient) -> None:
-        """Made by `Run.inside`."""
         self._now = now
         self._entered: Entered | None = None
 

@@ -29,7 +29,6 @@ class Passage:
     __slots__ = ("open", "recorded")
 
     def __init__(self) -> None:
-        """Nobody records it yet."""
         self.recorded = self.open = False
 
 
@@ -61,7 +60,6 @@ class OwnCall:
     __slots__ = ("_exchange",)
 
     def __init__(self, exchange: Exchange) -> None:
-        """Made by `record_call`."""
         self._exchange = exchange
 
     def end(self, answer: str | bytes | None = None, *, error: BaseException | str | None = None) -> None:

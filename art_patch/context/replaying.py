@@ -33,8 +33,8 @@ from art_patch.types import JSON, REPLAY
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# Arguments that are longer as JSON are not noted: every reader of the run would carry them along.
 MOST_BYTES = 64 << 10
-"""Arguments that are longer as JSON are not noted: every reader of the run would carry them along."""
 
 _encode = json.JSONEncoder(allow_nan=False).iterencode
 

@@ -143,8 +143,8 @@ def _tool_call(call: Any, number: int) -> dict[str, Any]:
     return {"id": key, "type": "function", "function": {"name": name, "arguments": text}}
 
 
+# `None` outside of it.
 CAPTURED: ContextVar[Any] = ContextVar("art_patch_captured", default=None)
-"""`None` outside of it."""
 
 
 def current_trajectory() -> TrajectoryInfo | Any | None:

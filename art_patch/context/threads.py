@@ -31,8 +31,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _POOLS = "concurrent.futures.thread"
+# What the names of our own threads begin with; they serve the whole process.
 _OURS = "art_patch-"
-"""What the names of our own threads begin with; they serve the whole process."""
 
 
 class _Site(NamedTuple):

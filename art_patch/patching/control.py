@@ -1,23 +1,20 @@
-"""`patch()`, `wrap()`, `unpatch()`, `status()`, `flush()`: the process has one patch, and these switch it.
+"""Switches the one patch that a process has: `patch()`, `wrap()`, `unpatch()`, `status()` and `flush()`.
 
-Mistakes in arguments raise `ConfigError`. A variable that says something impossible stops no app: the SDK is left as it
-is. That, and what is down in production (no store, no engine, an SDK we do not know), shows in `status().degraded`.
+A wrong argument raises `ConfigError`. A wrong environment variable does not: the SDK is then left as it is. This, and
+what fails in production (the store, the engine, an unknown version of the SDK), shows in `status().degraded`.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-import socket
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Mapping, Sequence
-from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self, TypeVar, cast
 
 import wrapt
@@ -26,46 +23,42 @@ from art_patch._lib.faults import faults, logger
 from art_patch._lib.gc_pause import uncollected
 from art_patch.context import carry_threads_off, carry_threads_on
 from art_patch.errors import ConfigError
-from art_patch.patching.runtime import Runtime
+from art_patch.patching.runtime import Reporter, Runtime
 from art_patch.patching.sdk.bypass import bypasses_seen, detector
-from art_patch.patching.sdk.integrations import integrations
+from art_patch.patching.sdk.integrations import Integrations
 from art_patch.patching.sdk.wrapping import MODULE, Wrapping
 from art_patch.recording import set_recorder
 from art_patch.settings import Match, Redact, Settings, read_settings
 from art_patch.store import absolute_url, without_password
-from art_patch.types import JSON, Mode
+from art_patch.types import Mode
 
 T = TypeVar("T")
 
 STOP_DEADLINE_S = 2.0
-REPORT_EVERY_S = 10.0
-REPORT_AT_LEAST_EVERY_S = 60.0
-
-
-_HOST = socket.gethostname()
 
 
 class Status(NamedTuple):
-    """What the patch is doing.
+    """What the patch does right now, and what it has counted since `patch()`.
 
     Attributes:
         patched: whether `patch()` is in force.
-        mode: the mode in force; the store may overrule the app's own.
-        champion: policy that serves.
-        challenger: policy that is tested beside it.
-        challenger_state: `shadow`, it is asked in the background, or `canary`, it answers a share of the sessions.
-        base_url: address of its engine.
+        mode: the mode in force. The store may overrule the mode that the app has set.
+        champion: name of the policy that serves.
+        challenger: name of the policy that is tested beside the champion.
+        challenger_state: `shadow` asks the challenger in the background, `canary` lets it answer a share of the
+            sessions.
+        base_url: address of the engine that serves both.
         recorded: calls that the store has taken.
-        dropped: records that did not fit the queue.
+        dropped: records that did not fit the queue or that the store refused.
         served_by_policy: recorded calls that a policy answered.
-        fallbacks: recorded calls that were meant for a policy and answered by upstream.
-        shadowed: answers in the background, of the champion in mode `shadow` and of a challenger in state `shadow`.
-        shadow_skipped: calls that they were not asked because the budget was spent or too many were waiting.
-        shadow_failed: calls that they were asked and did not answer.
-        instrumented: the SDK with its version, and the integrations that were armed.
-        bypasses: how many calls went around the patch, by the way that they took, as far as we can see.
-        errors: our own faults and the store's troubles, counted by place.
-        degraded: what does not work right now, in plain sentences.
+        fallbacks: recorded calls that were meant for a policy and that upstream answered.
+        shadowed: answers that policies gave in the background.
+        shadow_skipped: background calls left out, because the budget was spent or too many calls were waiting.
+        shadow_failed: background calls that a policy failed to answer.
+        instrumented: the SDK with its version, and the armed integrations.
+        bypasses: calls that went past the patch, counted by the route they took, as far as the patch can see them.
+        errors: faults of art_patch and errors of the store, counted by place.
+        degraded: plain sentences about what does not work right now.
     """
 
     patched: bool = False
@@ -88,63 +81,55 @@ class Status(NamedTuple):
 
 
 class Handle:
-    """What `patch()` returns: leave it alone, or use it as a context manager to undo the patch."""
+    """What `patch()` returns. As a context manager it undoes the patch at the end of the block."""
 
     def unpatch(self) -> None:
         """Undo the patch."""
         unpatch()
 
     def __enter__(self) -> Self:
-        """Do nothing; the patch is in force already."""
+        """Return the handle. The patch is in force already."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Undo the patch."""
         unpatch()
 
 
-class _Reporter:
-    """Writes `status()` into the store when it has changed, so that `art-patch status` sees every process."""
-
-    def __init__(self) -> None:
-        self._last: tuple[float, JSON] = (float("-inf"), {})
-
-    def report(self, runtime: Runtime) -> None:
-        """Called by the recorder's thread."""
-        from art_patch.types import AppReport
-
-        now, facts = time.monotonic(), _facts(runtime)
-        age_s = now - self._last[0]
-        if age_s < REPORT_EVERY_S or (facts == self._last[1] and age_s < REPORT_AT_LEAST_EVERY_S):
-            return
-        self._last = (now, facts)
-        runtime.recorder.put_record(AppReport(f"{_HOST}:{os.getpid()}", time.time(), facts))
-
-
 class _Process:
-    """The state of this process. The runtime outlives `unpatch()`, because open streams still end in it."""
+    """Holds the state of the patch in this process."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        # What all calls of `patch()` have given so far, without defaults and environment.
         self.given: dict[str, Any] = {}
+        # The runtime outlives `unpatch()`, because streams that are still open end in it. `active` is `None` then.
         self.runtime: Runtime | None = None
         self.active: Runtime | None = None
+        # False while only the clients of `wrap()` are patched; their connection pools are in `pools`.
         self.everything = False
         self.pools: weakref.WeakSet[Any] = weakref.WeakSet()
         self.wrapping = Wrapping(self.runtime_of)
         self.hooked = False
-        self.installed: dict[str, EntryPoint] | None = None
-        self.armed: set[str] = set()
+        self.integrations = Integrations(self._armed, self._broken)
         self.instrumented: dict[str, str] = {}
-        self.reporter = _Reporter()
+        self.reporter = Reporter(lambda runtime: _facts(runtime))  # `_facts` is defined below
         self.refused: tuple[str, ...] = ()
+        # Whether the settings in force come from `patch_around()`.
         self.by_launcher = False
 
     def runtime_of(self, client: Any) -> Runtime | None:
-        """Return what handles the calls of `client`; `None` if they are none of ours."""
+        """Return the runtime that handles the calls of `client`; `None` if they are not patched."""
+        # By pool, because a copy of a client (`with_options`) shares the pool of the client it was made of.
         return self.active if self.everything or client._client in self.pools else None
+
+    def _armed(self, framework: str) -> None:
+        self.instrumented[framework] = f"integration {framework}"
+
+    def _broken(self, framework: str, error: str) -> None:
+        if self.runtime is not None:
+            sentence = f"The integration for {framework} cannot be used ({error})."
+            self.runtime.degraded[f"integration {framework}"] = sentence
 
 
 _process = _Process()
@@ -174,57 +159,55 @@ def patch(
     flush_interval_s: float | None = None,
     poll_interval_s: float | None = None,
 ) -> Handle:
-    """Route the OpenAI SDK's calls to the champion, fall back to upstream, record both.
+    """Route the calls of the OpenAI SDK to the champion, fall back to upstream, and record both.
 
-    Before or after `import openai`, once or many times; another call updates the settings that it gives. A process has
-    one project, one home and one store, until `unpatch()`. What is not given comes from `ART_PATCH_*` variables, then
-    from the defaults of `Settings`, which says more on each.
+    It may stand before or after `import openai`, and may be called many times: a later call updates only the settings
+    that it gives. A process has one project, one home and one store until `unpatch()`. A setting that is not given
+    comes from its `ART_PATCH_*` variable, then from its default. `Settings` documents each of them.
 
     Args:
-        project: keeps agents apart; each has its own store and policies.
+        project: name that keeps agents apart. Each project has its own store and policies.
         home: directory of all projects.
-        store: database URL.
-        mode: `off`, `record`, `shadow`, `canary` or `route`; the store may overrule it while the app runs.
-        match: which calls are ours: a glob of the model's name, `re:EXPRESSION`, or a function of the request's body.
-        sample_rate: share of trajectories that is recorded.
+        store: URL of the database.
+        mode: `off`, `record`, `shadow`, `canary` or `route`. The store may overrule it while the app runs.
+        match: which calls are patched: a glob of the model's name, `re:EXPRESSION`, or a function of the request body.
+        sample_rate: share of trajectories that is recorded, 0 to 1.
         canary_percent: share of sessions that the champion answers in mode `canary`.
-        shadow_rate: share of calls that the champion is asked too in mode `shadow`.
-        shadow_per_minute: budget of mode `shadow`.
-        base_url: address of the engine; the store knows it unless given.
-        timeout_s: how long the champion may keep a caller waiting for a whole answer, or for the next chunk.
-        first_token_timeout_s: how long the champion may take for the first chunk of a stream.
+        shadow_rate: share of calls that the champion is asked as well in mode `shadow`, 0 to 1.
+        shadow_per_minute: most background calls in a minute.
+        base_url: address of the engine. Without it, the store's own is used.
+        timeout_s: how long a caller waits for a whole answer of the champion, or for its next chunk.
+        first_token_timeout_s: how long a caller waits for the first chunk of a stream of the champion.
         connect_timeout_s: how long connecting to the engine may take.
-        stateless_responses: Responses calls that leave `store` unset may be routed too.
-        redact: what is taken out of texts before they are written: `secrets`, or a function from text to text.
-        otel: `off` emits no spans.
-        carry_threads: threads take the surrounding trajectory along.
-        integrations: `off`, or the import names of the frameworks that tell of their runs; all that are installed
-            unless given.
-        queue_mib: how much may wait to be written.
-        flush_interval_s: how long the writer collects.
-        poll_interval_s: how often the store is asked for changes.
+        stateless_responses: whether Responses calls that leave `store` unset may be routed too.
+        redact: what is removed from texts before they are stored: `secrets`, or a function from text to text.
+        otel: `off` emits no OpenTelemetry spans.
+        carry_threads: whether a new thread belongs to the trajectory of the thread that starts it.
+        integrations: `off`, or the import names of frameworks. Without it, every installed integration is armed.
+        queue_mib: how many MiB of calls may wait to be written. Calls beyond that are dropped.
+        flush_interval_s: how long the writer collects calls before it writes them.
+        poll_interval_s: how often the store is asked for a new route.
 
     Raises:
-        ConfigError: if an argument says something impossible, or the process has another project, home or store. Where
-            a variable says something impossible, the SDK is left as it is.
+        ConfigError: if an argument has an impossible value, or the process belongs to another project, home or store.
     """
     _apply(dict(locals()), everything=True)
     return Handle()
 
 
 def wrap(client: T, **settings: Any) -> T:
-    """Patch one client only, and the copies made of it; all others stay as they are. Returns the client.
+    """Patch one client and the copies made of it, and return it. All other clients stay as they are.
 
-    A copy (`with_options`) is known by the connection pool that it shares, so another client to which the app gave the
-    same `http_client` is patched along. After `patch()` this changes nothing, because every client is ours already.
+    A copy (`with_options`) is recognised by the connection pool that it shares. So another client with the same
+    `http_client` is patched too. After `patch()` this changes nothing, because every client is patched already.
     `unpatch()` undoes it.
 
     Args:
-        client: an `OpenAI` or `AsyncOpenAI` client, or one of a subclass.
-        settings: as in `patch()`; the process has one set of them.
+        client: an `OpenAI` or `AsyncOpenAI` client, or an instance of a subclass.
+        settings: as in `patch()`. The process has one set of them.
 
     Raises:
-        ConfigError: as `patch()` does, and if `client` is no client of the OpenAI SDK.
+        ConfigError: as in `patch()`, and if `client` is not a client of the OpenAI SDK.
     """
     from openai._base_client import BaseClient
 
@@ -240,9 +223,9 @@ def wrap(client: T, **settings: Any) -> T:
 
 
 def patch_around(**settings: Any) -> None:
-    """`patch()` by a program of ours that runs an app: whatever the app's project is, and the app may change it once.
+    """Patch on behalf of a launcher (`art-patch run`, a replay), for an app that may patch itself later.
 
-    For `art-patch run`, whose variables the app's own arguments win over, and for runs that the job repeats elsewhere.
+    The app's own project, home and store replace those of the launcher, once.
     """
     _apply(settings, everything=True, lent=True)
 
@@ -255,8 +238,9 @@ def _apply(given: dict[str, Any], *, everything: bool, lent: bool = False) -> No
         together = {**_process.given, **given}
         settings, wrong = read_settings(**together)
         try:
-            _wanted(settings)
+            _process.integrations.wanted(settings.integrations)
         except ConfigError as error:
+            # A name in the app's own code is the developer's mistake. A name in a variable may come from somebody else.
             if "integrations" in together:
                 raise
             wrong = str(error)
@@ -273,11 +257,7 @@ def _apply(given: dict[str, Any], *, everything: bool, lent: bool = False) -> No
 
 
 def _keep_place(now: Settings, wanted: Settings) -> None:
-    """See that the process stays with its project, home and store; another project's calls would be mixed into it.
-
-    Raises:
-        ConfigError: it would not.
-    """
+    """Refuse settings that would move the process to another project, home or store."""
     if (now.project, now.home, now.store) == (wanted.project, wanted.home, wanted.store):
         return  # as they were given: the app may have changed its directory since
     if _place(now) == _place(wanted):
@@ -302,7 +282,8 @@ def _named(settings: Settings) -> str:
 
 
 def _refuse(wrong: str) -> None:
-    """Leave everything as it is, and say so once: an app must not end for a variable that somebody else has set."""
+    """Leave everything as it is and log the reason once."""
+    # An app must not end because of a variable that somebody else has set, so this does not raise.
     sentence = f"{wrong}; mend it or unset it: until then art_patch.patch() does nothing."
     if _process.refused != (sentence,):
         _process.refused = (sentence,)
@@ -310,10 +291,11 @@ def _refuse(wrong: str) -> None:
 
 
 def start(settings: Settings, *, everything: bool = True, **doubles: Any) -> Runtime:
-    """Put the patch in force with `settings`; `doubles` are handed to `Runtime` (tests)."""
+    """Put the patch in force with `settings`. Tests hand stand-ins to `Runtime` through `doubles`."""
     with _process.lock:
-        entries = _wanted(settings)
+        entries = _process.integrations.wanted(settings.integrations)
         runtime = _process.runtime
+        # An unchanged runtime is kept: its queue, breaker and pins go on across `unpatch()` and `patch()`.
         if runtime is None or runtime.settings != settings or doubles:
             if runtime is not None:
                 runtime.stop(STOP_DEADLINE_S)
@@ -322,6 +304,7 @@ def start(settings: Settings, *, everything: bool = True, **doubles: Any) -> Run
         runtime.shadow.resume()
         _process.active = runtime
         _process.everything = everything
+        # After `wrap()`, calls that an integration records are left out: they belong to no client.
         set_recorder(runtime.recorder, lambda body: _process.everything and runtime.wants(body))
         with uncollected():
             _wrap(entries)
@@ -330,50 +313,14 @@ def start(settings: Settings, *, everything: bool = True, **doubles: Any) -> Run
         return runtime
 
 
-def _wanted(settings: Settings) -> list[EntryPoint]:
-    """Return the integrations that are asked for and not armed yet."""
-    asked = settings.integrations
-    if asked == "off":
-        return []
-    if _process.installed is None:
-        _process.installed = {entry.name: entry for entry in integrations()}
-    installed = _process.installed
-    missing = [name for name in asked if name not in installed] if asked != "auto" else []
-    if missing:
-        known = ", ".join(sorted(installed)) or "none"
-        raise ConfigError(
-            f"integrations: none is installed for {', '.join(missing)}; there are those for: {known}. Install the "
-            "package that brings it, or leave `integrations` (ART_PATCH_INTEGRATIONS) unset"
-        )
-    return [installed[name] for name in (installed if asked == "auto" else asked) if name not in _process.armed]
-
-
 def _wrap(entries: Sequence[EntryPoint]) -> None:
+    # While the module is being imported it is in `sys.modules` already. Then the hook wraps it when its import ends.
     if MODULE in sys.modules and hasattr(sys.modules[MODULE], "AsyncAPIClient"):
         _put_on(sys.modules[MODULE])
     elif not _process.hooked:
         _process.hooked = True
         wrapt.register_post_import_hook(_put_on, MODULE)
-    for entry in entries:
-        _process.armed.add(entry.name)
-        wrapt.register_post_import_hook(partial(_arm, entry), entry.name)
-
-
-def _arm(entry: EntryPoint, module: Any) -> None:
-    """Hand a framework that was just imported to its integration.
-
-    Not by `wrapt.discover_post_import_hooks`, which loads every integration at once, whether its framework is used or
-    not, and lets a broken one spoil the app's import.
-    """
-    try:
-        entry.load()(module)
-        _process.instrumented[entry.name] = f"integration {entry.name}"
-    except Exception as error:
-        faults.trouble("integrations", error)
-        if _process.runtime is not None:
-            _process.runtime.degraded[f"integration {entry.name}"] = (
-                f"The integration for {entry.name} cannot be used ({type(error).__name__})."
-            )
+    _process.integrations.arm_when_imported(entries)
 
 
 def _put_on(module: Any) -> None:
@@ -391,7 +338,10 @@ def _put_on(module: Any) -> None:
 
 
 def unpatch() -> None:
-    """Restore the SDK's own functions and write what is queued, waiting at most two seconds. Nothing if not patched."""
+    """Restore the SDK's own functions and write the queue.
+
+    It takes at most two seconds. Without a patch, it does nothing.
+    """
     with _process.lock:
         runtime, _process.active = _process.active, None
         _process.given = {}
@@ -408,7 +358,7 @@ def unpatch() -> None:
 
 
 def status() -> Status:
-    """Return what the patch is doing; after `unpatch()` the counts stay until the next `patch()`."""
+    """Return what the patch does. After `unpatch()` the counts stay until the next `patch()`."""
     runtime = _process.runtime
     if runtime is None:
         return Status(errors=faults.counts, degraded=_process.refused)
@@ -416,20 +366,7 @@ def status() -> Status:
 
 
 def _facts(runtime: Runtime) -> dict[str, Any]:
-    recorder, target, shadow = runtime.recorder, runtime.target, runtime.shadow
-    return {
-        "mode": target.mode,
-        "champion": target.champion,
-        "challenger": target.challenger,
-        "challenger_state": target.challenger_state,
-        "base_url": target.base_url,
-        "recorded": recorder.counts.recorded,
-        "dropped": recorder.dropped,
-        "served_by_policy": recorder.counts.served_by_policy,
-        "fallbacks": recorder.counts.fallbacks,
-        "shadowed": shadow.asked,
-        "shadow_skipped": shadow.skipped,
-        "shadow_failed": shadow.failed,
+    return runtime.facts() | {
         "instrumented": tuple(_process.instrumented.values()),
         "bypasses": bypasses_seen(),
         "errors": faults.counts,
@@ -438,6 +375,9 @@ def _facts(runtime: Runtime) -> dict[str, Any]:
 
 
 def flush(timeout_s: float = 5.0) -> bool:
-    """Write what is queued; false if that took longer than `timeout_s`. Blocks: not for an event loop."""
+    """Write all queued records; return false if that took longer than `timeout_s`.
+
+    It blocks: do not call it in an event loop.
+    """
     runtime = _process.runtime
     return True if runtime is None else runtime.recorder.flush(timeout_s)

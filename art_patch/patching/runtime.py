@@ -1,13 +1,14 @@
-"""The process's one patch: settings, target, recorder, breaker. Everything that `status()` tells.
+"""Holds what the patch works with: settings, target, recorder, circuit breakers, engine clients and pins.
 
-The target is made anew when the store's route changes: once in `patch()`, so that the very first call is routed, then
-by the recorder's thread every `poll_interval_s`. A call only reads the attribute `target`. A store behind a network is
-read by that thread only, which starts with `patch()` then; until it has read it, calls go upstream and say so.
+The target says where calls go. It is resolved from the store's route once in `patch()`, so that the very first call is
+routed, and then by the recorder's thread every `poll_interval_s`. A call only reads the attribute `target`. A store
+behind a network is read by the recorder's thread alone; until then calls go upstream, and their records say so.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 import weakref
@@ -25,15 +26,21 @@ from art_patch.patching.sdk.surfaces import compile_match
 from art_patch.recording import Recorder, Sink
 from art_patch.settings import Settings
 from art_patch.store import of_another_project, waits_for_network
-from art_patch.types import Route
+from art_patch.types import JSON, Route
 
 if TYPE_CHECKING:
     from art_patch.types import Call, TrajectoryInfo
 
 REFRESH_EVERY_S = 1.0
 HEALTH_CHECK_EVERY_S = 2.0
+# A store of another project is looked at this often: on a server, each look is a connection.
 FOREIGN_EVERY_S = 30.0
-"""How often a store that belongs to another project is looked at: on a server each look is a connection."""
+
+# A report that has changed is written after 10 s at the earliest, one that has not after 60 s.
+REPORT_EVERY_S = 10.0
+REPORT_AT_LEAST_EVERY_S = 60.0
+
+_HOST = socket.gethostname()
 
 NOT_READ_YET = "the store's server has not told yet who serves"
 
@@ -47,7 +54,7 @@ def _read_route(url: str) -> Route:
 
 
 class Runtime:
-    """What the wrappers work with."""
+    """Serves the wrappers of the SDK with everything that a call needs. A process has one in force."""
 
     def __init__(
         self,
@@ -57,7 +64,10 @@ class Runtime:
         read_route: ReadRoute = _read_route,
         on_tick: Callable[[Runtime], None] | None = None,
     ) -> None:
-        """Read the route once, or have it read. `on_tick` is called by the recorder's thread now and then."""
+        """Read the route, or let the recorder's thread read it if the store is behind a network.
+
+        The recorder's thread calls `on_tick` every `poll_interval_s`. `open_sink` and `read_route` are for tests.
+        """
         self.settings = settings
         self._remote = waits_for_network(settings.store)
         self.shadow = Shadow(self)
@@ -80,16 +90,14 @@ class Runtime:
         _alive.add(self)
 
     def wants(self, body: Mapping[str, Any]) -> bool:
-        """Whether a call is ours, by its body."""
+        """Return whether a call with this request body is recorded."""
         self.ensure_running()
         return self.target.mode != "off" and (self.matches is None or self.matches(body))
 
     def ensure_running(self) -> None:
-        """Have the recorder's thread run, for a call that begins.
-
-        It starts with an app's first call, also in a forked child, and nobody looks at the store before: then the call
-        itself does, or it would go where calls went when the app was patched, hours ago maybe.
-        """
+        """Start the recorder's thread, which also polls the route."""
+        # The thread starts with the first call of an app, and again in a forked child. Nothing polls before that, so
+        # the call polls itself. Otherwise it would follow the route of the moment of `patch()`, which may be hours ago.
         if self.recorder.running:
             return
         if not self._remote and time.monotonic() - self._polled_at >= self.settings.poll_interval_s:
@@ -97,29 +105,30 @@ class Runtime:
         self.recorder.ensure_running()
 
     def began(self, call: object) -> None:
-        """A call waits for the engine."""
+        """Note that a call waits for the engine."""
         self._waiting[id(call)] = time.monotonic()
 
     def ended(self, call: object) -> None:
-        """It waits no more."""
+        """Note that a call no longer waits for the engine."""
         self._waiting.pop(id(call), None)
 
     def stop(self, timeout_s: float) -> None:
-        """Ask nothing in the background any more, and write what is queued."""
+        """Stop asking in the background, and write what is queued."""
         self.shadow.stop()
         self.recorder.stop(timeout_s)
 
     def start_breaker(self) -> None:
-        """Begin with a closed breaker and a free lock; also in a forked child."""
+        """Begin with closed breakers and free locks, for a new engine or in a forked child."""
         self._lock = threading.RLock()
         self.breaker = Breaker()
         self.challenger_breaker = Breaker()
+        # `id` of a call -> when its attempt began (monotonic clock), while the call waits for the engine.
         self._waiting: dict[int, float] = {}
         self._felt_at = float("-inf")
         self._was_dead = False
 
     def poll(self) -> None:
-        """Take over what the store says; keep the last known target if it cannot be read."""
+        """Resolve the target from the store's route. If the store cannot be read, the last known target stays."""
         self._polled_at = time.monotonic()
         try:
             self._route = self._read_route(self.settings.store_url)
@@ -134,6 +143,7 @@ class Runtime:
             faults.trouble("route.key", refused)
             self.degraded["route"] = f"The engine is not asked: {refused}."
         if target != self.target:
+            # Once per change and not per call: a later champion may have a higher step than both.
             self.pins.turned(self.target, target)
             if target.challenger != self.target.challenger:
                 self.challenger_breaker = Breaker()
@@ -142,7 +152,7 @@ class Runtime:
             self.target = target
 
     def _stay_out(self, owner: str | None) -> tuple[Target, None] | None:
-        """Return a target that leaves all calls alone if the store is another project's, and say so once."""
+        """Return a target that leaves all calls alone if the store belongs to another project."""
         if owner in (None, self.settings.project):
             self.degraded.pop("project", None)
             return None
@@ -163,7 +173,8 @@ class Runtime:
             self._on_tick(self)
 
     def _check_health(self, now: float) -> None:
-        """Open the breaker if callers wait for an engine that is not there; see `health check`."""
+        """Open the breaker if callers wait for an engine that does not answer its health check."""
+        # `list` copies in one step, while callers add and remove entries.
         since = min(list(self._waiting.values()), default=now)
         in_doubt = not self.breaker.closed or now - since > self.settings.first_token_timeout_s
         if not in_doubt or self.target.base_url is None or now - self._felt_at < HEALTH_CHECK_EVERY_S:
@@ -171,6 +182,7 @@ class Runtime:
         self._felt_at = now
         alive = is_alive(self.target.base_url)
         with self._lock:
+            # The health check took up to a second, so the clock is read again.
             if not alive:
                 self.breaker.trip(time.monotonic())
             elif self._was_dead:
@@ -178,7 +190,10 @@ class Runtime:
         self._was_dead = not alive
 
     def refreshed(self) -> Target:
-        """Return the target after a look at the store, at most one look a second; a caller waits for no network."""
+        """Return the target after a look at the store, at most one look a second.
+
+        A store behind a network is not looked at.
+        """
         now = time.monotonic()
         if now - self._refreshed_at >= REFRESH_EVERY_S and not self._remote:
             self._refreshed_at = now
@@ -189,41 +204,43 @@ class Runtime:
         self.shadow.offer(call, info)
 
     def allows(self, *, challenger: bool = False) -> bool:
-        """Whether the breakers let a call go to the engine.
-
-        The challenger has a breaker of its own besides: what fails with it must not keep calls from the champion.
-        """
+        """Return whether the circuit breakers let a call go to the engine."""
+        # Without the lock: this is the path of nearly every call.
         if self.breaker.closed and (not challenger or self.challenger_breaker.closed):
             return True
         with self._lock:
             now = time.monotonic()
+            # The challenger has a breaker of its own besides the engine's: its failures must not keep calls from the
+            # champion.
             if challenger and not self.challenger_breaker.allow(now):
                 return False
             if self.breaker.allow(now):
                 return True
             if challenger:
+                # This call was to be the probe of the challenger's breaker, but it does not go out. The next call may
+                # be.
                 self.challenger_breaker.released(now)
             return False
 
     def engine_answered(self, *, challenger: bool = False) -> None:
-        """The engine did its work."""
+        """Tell the breakers that the engine answered a call."""
         for breaker in self._breakers(challenger):
             if not breaker.closed:
                 with self._lock:
                     breaker.succeeded()
 
     def engine_failed(self, *, challenger: bool = False) -> None:
-        """The engine failed a call."""
+        """Tell the breakers that the engine failed a call."""
         with self._lock:
             now = time.monotonic()
             if challenger:
                 self.challenger_breaker.failed(now)
-                self.breaker.released(now)  # whether the engine is well, the champion's calls tell
+                self.breaker.released(now)  # only calls to the champion say whether the engine works
             else:
                 self.breaker.failed(now)
 
     def engine_released(self, *, challenger: bool = False) -> None:
-        """A call to the engine ended without telling anything about the engine."""
+        """Tell the breakers that a call ended without saying anything about the engine."""
         for breaker in self._breakers(challenger):
             if not breaker.closed:
                 with self._lock:
@@ -232,8 +249,26 @@ class Runtime:
     def _breakers(self, challenger: bool) -> tuple[Breaker, ...]:
         return (self.breaker, self.challenger_breaker) if challenger else (self.breaker,)
 
+    def facts(self) -> dict[str, Any]:
+        """Return the fields of `Status` that this runtime knows."""
+        recorder, target, shadow = self.recorder, self.target, self.shadow
+        return {
+            "mode": target.mode,
+            "champion": target.champion,
+            "challenger": target.challenger,
+            "challenger_state": target.challenger_state,
+            "base_url": target.base_url,
+            "recorded": recorder.counts.recorded,
+            "dropped": recorder.dropped,
+            "served_by_policy": recorder.counts.served_by_policy,
+            "fallbacks": recorder.counts.fallbacks,
+            "shadowed": shadow.asked,
+            "shadow_skipped": shadow.skipped,
+            "shadow_failed": shadow.failed,
+        }
+
     def sentences(self) -> tuple[str, ...]:
-        """Return what does not work right now, in plain sentences."""
+        """Return in plain sentences what does not work right now."""
         found = list(self.degraded.values())
         if self.recorder.trouble is not None:
             found.append(f"The store cannot be written ({self.recorder.trouble}); calls wait in memory.")
@@ -246,13 +281,33 @@ class Runtime:
         return tuple(found)
 
 
+class Reporter:
+    """Writes `status()` into the store when it has changed, so that `art-patch status` shows every process."""
+
+    def __init__(self, facts: Callable[[Runtime], JSON]) -> None:
+        self._facts = facts
+        self._last: tuple[float, JSON] = (float("-inf"), {})
+
+    def report(self, runtime: Runtime) -> None:
+        """Write the report if it is due. The recorder's thread calls this."""
+        from art_patch.types import AppReport  # making the class costs `patch()` a millisecond
+
+        now, facts = time.monotonic(), self._facts(runtime)
+        age_s = now - self._last[0]
+        if age_s < REPORT_EVERY_S or (facts == self._last[1] and age_s < REPORT_AT_LEAST_EVERY_S):
+            return
+        self._last = (now, facts)
+        runtime.recorder.put_record(AppReport(f"{_HOST}:{os.getpid()}", time.time(), facts))
+
+
 _alive: weakref.WeakSet[Runtime] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
     for runtime in list(_alive):
+        # A lock that another thread held at the fork would stay held in the child for ever.
         runtime.start_breaker()
-        # Sockets of the parent's pools are the SDK's affair; our own pools are made anew.
+        # The SDK looks after the sockets that it inherits. Clients with pools of our own are made anew.
         runtime.engine_clients = EngineClients()
         runtime.shadow = Shadow(runtime)
 

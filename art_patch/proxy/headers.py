@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 from art_patch._lib.asgi import Pairs
 
+# What starts like this is for the proxy, and goes no further.
 OURS = b"x-art-"
-"""What starts like this is for the proxy, and goes no further."""
 
+# Carries the proxy's own key; `Authorization` is upstream's.
 KEY = b"x-art-key"
-"""Carries the proxy's own key; `Authorization` is upstream's."""
 
 TRAJECTORY = b"x-art-trajectory-id"
 
+# RFC 9110, section 7.6.1; and `Expect`, which our server has answered already.
 _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"}
     | {b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
 )
-"""RFC 9110, section 7.6.1; and `Expect`, which our server has answered already."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,8 +95,8 @@ def _check_upstream(upstream: str, own_port: int) -> None:
 
 PREFIX = "/v1"
 
+# What goes through the patched SDK; `patching` decides what is recorded and what is routed.
 SURFACES = frozenset({"/chat/completions", "/completions", "/responses"})
-"""What goes through the patched SDK; `patching` decides what is recorded and what is routed."""
 
 _NOT_AS_THEY_CAME = frozenset({b"content-length", b"content-encoding"})
 

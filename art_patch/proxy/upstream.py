@@ -68,7 +68,6 @@ class Upstream:
     """The provider behind the proxy. Belongs to one event loop, as its connection pool does."""
 
     def __init__(self, base_url: str) -> None:
-        """Connect lazily; `base_url` is what an SDK would be given, such as `https://api.openai.com/v1`."""
         self.base_url = base_url.rstrip("/")
         # The caller's patience is the limit: when it goes away, the call is cancelled.
         timeout = openai.Timeout(None, connect=CONNECT_TIMEOUT_S)

@@ -233,8 +233,8 @@ def _logprobs(value: Any) -> tuple[float, ...] | None:
     return tuple(float(cast(float, number)) for number in numbers)
 
 
+# Request fields that are recorded.
 _COMPLETIONS_PARAMS = PARAMS | {"best_of", "echo", "suffix"}
-"""Request fields that are recorded."""
 
 
 def read_completions_request(request: dict[str, Any]) -> Asked:

@@ -175,8 +175,8 @@ def _short(error: Any) -> str:
 
 
 MAX_NODES = 20_000
+# How many trajectories that ended at one node are told apart.
 MAX_ENDS = 64
-"""How many trajectories that ended at one node are told apart."""
 
 
 @dataclass(slots=True)
@@ -198,7 +198,6 @@ class Stitcher:
     """Remembers where trajectories ended. Not thread-safe: the writer thread owns it."""
 
     def __init__(self, max_nodes: int = MAX_NODES) -> None:
-        """Remember at most `max_nodes` answers."""
         self._max_nodes = max_nodes
         self._ends: OrderedDict[bytes, list[_End]] = OrderedDict()
 

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 FIRST_RETRY_S = 0.5
 MAX_RETRY_S = 30.0
+# Three quarters of the speed of a hundred, and the interpreter is the app's again three times as often.
 BATCH_RECORDS = 32
-"""Three quarters of the speed of a hundred, and the interpreter is the app's again three times as often."""
 
+# A record and the bytes of the queue that it holds until it is written or dropped.
 Sized: TypeAlias = "tuple[Record, int]"
-"""A record and the bytes of the queue that it holds until it is written or dropped."""
 
 
 class Sink(Protocol):
@@ -41,7 +41,6 @@ class Delivery:
     """Owned by the writer thread."""
 
     def __init__(self, open_sink: Callable[[], Sink], breathe: Callable[[], None] = lambda: None) -> None:
-        """Open the sink at the first attempt, not before; `breathe()` is called after each batch."""
         self._open_sink = open_sink
         self._breathe = breathe
         self._batches: deque[list[Sized]] = deque()
@@ -49,8 +48,8 @@ class Delivery:
         self.sink: Sink | None = None
         self.retry_at = 0.0
         self.trouble: str | None = None
+        # How often the store was opened or took a batch.
         self.steps = 0
-        """How often the store was opened or took a batch."""
 
     @property
     def pending(self) -> bool:
@@ -136,7 +135,6 @@ class Tally:
     __slots__ = ("calls", "others")
 
     def __init__(self) -> None:
-        """Start with none."""
         self.calls = 0
         self.others = 0
 

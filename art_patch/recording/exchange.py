@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from opentelemetry.context.context import Context
 
 
+# How the last byte came: `closed` is a stream that was given up, or left right after its last event.
 Ended = Literal["complete", "closed", "failed", "cancelled"]
-"""How the last byte came: `closed` is a stream that was given up, or left right after its last event."""
 
+# What an exchange weighs in the queue besides its bytes: the object, its lists, its share of the thread's work.
 FIXED_SIZE = 1024
-"""What an exchange weighs in the queue besides its bytes: the object, its lists, its share of the thread's work."""
 
 
 class Queue(Protocol):

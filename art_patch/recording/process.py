@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from art_patch.settings import Settings
     from art_patch.types import Record, TrajectoryInfo
 
+# How long the exit of the interpreter waits for a store that makes no progress. The goal is two seconds in all.
 EXIT_DEADLINE_S = 1.5
-"""How long the exit of the interpreter waits for a store that makes no progress. The goal is two seconds in all."""
 
+# How long the exit waits for a store that is slow but makes progress: it imports a module, creates or migrates a table,
+# or takes a batch. A container is killed after 10 s; creating a new store takes 3 s with a tenth of a CPU.
 EXIT_AT_MOST_S = 8.0
-"""How long the exit waits for a store that is slow but makes progress: it imports a module, creates or migrates a
-table, or takes a batch. A container is killed after 10 s; creating a new store takes 3 s with a tenth of a CPU."""
 
 # billiard is Celery's copy of multiprocessing.
 _POOLS = ("multiprocessing", "billiard")

@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from art_patch.recording.telemetry import Telemetry
     from art_patch.types import Record
 
+# How many calls are read before they are written.
 COLLECT_ITEMS = 200
-"""How many calls are read before they are written."""
 
+# After each call that was read and each batch that was written; see `_breathe`.
 PAUSE_S = 0.0001
-"""After each call that was read and each batch that was written; see `_breathe`."""
 
 EXIT_LOOKS_EVERY_S = 0.05
 

@@ -21,8 +21,8 @@ from art_patch.types import Call, Correction, Record, Score, SpanInfo, Trajector
 REDACTED = "it was redacted"
 
 _CACHED_TEXTS = 2_000
+# An agent sends its whole conversation with each call; texts of usual length are looked at once.
 _CACHED_CHARS = 20_000
-"""An agent sends its whole conversation with each call; texts of usual length are looked at once."""
 
 T = TypeVar("T")
 
@@ -31,7 +31,6 @@ class Redactor:
     """Applies one hook to records."""
 
     def __init__(self, redact: Redact) -> None:
-        """Take `secrets` or the user's function of a text."""
         self._hook: Callable[[str], str] = hide if redact == "secrets" else cast(Callable[[str], str], redact)
         self._cached = lru_cache(maxsize=_CACHED_TEXTS)(self._hook)
 
@@ -85,8 +84,8 @@ class Redactor:
         return value
 
 
+# Shorter runs stay: thumbnails, signatures, encrypted reasoning.
 MEDIA_LIMIT_BYTES = 32 << 10
-"""Shorter runs stay: thumbnails, signatures, encrypted reasoning."""
 
 MEDIA_REPLACED = "media was replaced by its hash"
 

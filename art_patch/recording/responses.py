@@ -13,11 +13,11 @@ from art_patch._lib.loose_json import as_count, as_list, as_object, as_text, obj
 from art_patch.recording.chat import DONE, Answered, Asked, events, is_whole
 from art_patch.types import JSON, Choice
 
+# Request fields that are the same in chat.
 SAME_PARAMS = ("parallel_tool_calls", "temperature", "top_logprobs", "top_p")
-"""Request fields that are the same in chat."""
 
+# What is kept of a tool that the provider hosts; its other fields may hold a key.
 _PUBLIC_TOOL_FIELDS = ("type", "name", "description", "server_label")
-"""What is kept of a tool that the provider hosts; its other fields may hold a key."""
 
 _REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
 
@@ -148,23 +148,23 @@ def _assemble(stream: Iterable[str]) -> tuple[dict[str, Any], bool, Any]:
     return response, done, error
 
 
+# Events that bring a piece of a part: the list that holds the part, the part's type, the field that grows.
 _PIECES = {
     "response.output_text.delta": ("content", "output_text", "text"),
     "response.refusal.delta": ("content", "refusal", "refusal"),
     "response.reasoning_text.delta": ("content", "reasoning_text", "text"),
     "response.reasoning_summary_text.delta": ("summary", "summary_text", "text"),
 }
-"""Events that bring a piece of a part: the list that holds the part, the part's type, the field that grows."""
 
+# Events that bring a piece of an item: the field that grows.
 _ARGUMENTS = {
     "response.function_call_arguments.delta": "arguments",
     "response.custom_tool_call_input.delta": "input",
 }
-"""Events that bring a piece of an item: the field that grows."""
 
 
+# A part or item, its field that grows, and the pieces. Joined at the end: what grows is copied with each piece.
 _Grown = tuple[dict[str, Any], str, list[str]]
-"""A part or item, its field that grows, and the pieces. Joined at the end: what grows is copied with each piece."""
 
 
 def _add_to_items(

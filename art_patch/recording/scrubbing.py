@@ -17,8 +17,8 @@ HIDDEN = "***"
 
 _PIECE_CHARS = 64  # a secret that is cut in two has its beginning in here
 _IN_SECRETS = f"{ascii_letters}{digits}._-+/=~"
+# So much of an error is searched; far more than is kept, because what is hidden may be long.
 _SEARCHED_CHARS = 4 * MAX_ERROR_CHARS
-"""So much of an error is searched; far more than is kept, because what is hidden may be long."""
 
 _BEFORE_NAMES = (
     (r"(?i)(://)[^/\s@'\"]+@", rf"\1{HIDDEN}@"),

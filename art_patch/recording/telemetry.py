@@ -44,12 +44,13 @@ from art_patch.recording.exchange import Exchange
 from art_patch.types import UPSTREAM, Call, Record, TrajectoryInfo
 
 CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+# How many trajectories are remembered; one that was forgotten has its span ended.
 MAX_RUNS = 10_000
-"""How many trajectories are remembered; one that was forgotten has its span ended."""
 
 _ON_SPANS = frozenset({"span_only", "span_and_event", "true"})
 _FIRST_EVENT_BYTES = 64 << 10
 
+# By the end of the host's name; all others are `openai`, whose protocol they speak.
 _PROVIDERS = {
     "api.deepseek.com": "deepseek",
     "api.groq.com": "groq",
@@ -59,7 +60,6 @@ _PROVIDERS = {
     "generativelanguage.googleapis.com": "gcp.gemini",
     "openai.azure.com": "azure.ai.openai",
 }
-"""By the end of the host's name; all others are `openai`, whose protocol they speak."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,6 @@ class Telemetry:
     """Makes spans. Owned by the writer thread."""
 
     def __init__(self) -> None:
-        """Remember no trajectory."""
         self._runs: OrderedDict[str, _Run] = OrderedDict()
 
     def saw(self, item: object, records: Sequence[Record]) -> None:

@@ -19,8 +19,8 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from art_patch.types import JSON
 
+# Parent of a conversation's first message.
 ROOT = b""
-"""Parent of a conversation's first message."""
 
 # Made once: `json.dumps` makes an encoder for each call that has arguments.
 _canonical = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=repr).encode

@@ -26,8 +26,8 @@ from art_patch.types import JSON
 if TYPE_CHECKING:
     from openai.types.chat.chat_completion import Choice
 
+# The extra field's name on a `Choice`.
 FIELD = "art_patch"
-"""The extra field's name on a `Choice`."""
 
 _IDS, _NUMBERS = "I", "d"
 

@@ -15,8 +15,8 @@ from art_patch.types import UPSTREAM
 if TYPE_CHECKING:
     from art_patch.types import Call  # `patch()` imports this module for `PARAMS` and must not make the class
 
+# Parameters of a Responses call that refer to what the provider puts into the prompt.
 KEPT_BY_PROVIDER = frozenset({"conversation", "previous_response_id", "prompt"})
-"""Parameters of a Responses call that refer to what the provider puts into the prompt."""
 
 KNOWN_ENDS = frozenset({"stop", "length", "tool_calls", "function_call"})
 
@@ -47,6 +47,7 @@ def _any_param(name: str, neutral: tuple[Any, ...]) -> Callable[[Call], bool]:
     return lambda call: call.params.get(name) not in neutral
 
 
+# Every reason, in the order in which they are tried.
 REASONS: tuple[tuple[str, Callable[[Call], bool]], ...] = (
     # First, because these hold whoever answered: not even the answer is worth imitating without the whole prompt.
     ("a completion is not a chat", lambda call: call.api == "completions"),
@@ -82,9 +83,9 @@ REASONS: tuple[tuple[str, Callable[[Call], bool]], ...] = (
     ("bad_words constrains the answer", _any_param("bad_words", (None, []))),
     ("allowed_token_ids constrains the answer", _any_param("allowed_token_ids", (None, []))),
 )
-"""Every reason, in the order in which they are tried."""
 
 
+# Request fields that only engines such as vLLM know; the SDK sends them through `extra_body`.
 ENGINE_PARAMS = frozenset(
     {
         "allowed_token_ids", "bad_words", "chat_template_kwargs", "guided_choice", "guided_grammar", "guided_json",
@@ -93,8 +94,8 @@ ENGINE_PARAMS = frozenset(
         "truncate_prompt_tokens",
     }
 )  # fmt: skip
-"""Request fields that only engines such as vLLM know; the SDK sends them through `extra_body`."""
 
+# Request fields that are recorded. What is not named here never reaches the store.
 PARAMS = ENGINE_PARAMS | frozenset(
     {
         "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs", "max_completion_tokens",
@@ -102,4 +103,3 @@ PARAMS = ENGINE_PARAMS | frozenset(
         "response_format", "seed", "stop", "temperature", "tool_choice", "top_logprobs", "top_p", "verbosity",
     }
 )  # fmt: skip
-"""Request fields that are recorded. What is not named here never reaches the store."""

@@ -171,8 +171,8 @@ def test_a_library_that_is_imported_later_and_lacks_a_name(tmp_path):
 LITELLM = """
 import sys, json, logging, asyncio, contextlib
 import art_patch
-import art_patch.patching.control
-art_patch.patching.control.integrations = tuple  # without the one for litellm, which records these calls
+from art_patch.patching.sdk import integrations
+integrations.find_integrations = tuple  # without the one for litellm, which records these calls
 home, url, order, responses = sys.argv[1:]
 if order == "before":
     art_patch.patch(mode="record", home=home)

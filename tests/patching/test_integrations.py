@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from art_patch.patching.sdk.integrations import integrations
+from art_patch.patching.sdk.integrations import find_integrations
 
 FILES = {
     "METADATA": "Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
@@ -26,7 +26,7 @@ def put(folder: Path, name: str, info: str = "{name}-1.0.dist-info") -> Path:
 
 
 def found() -> set[str]:
-    return {entry.name for entry in integrations()}
+    return {entry.name for entry in find_integrations()}
 
 
 def test_directories_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

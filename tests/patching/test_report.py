@@ -9,7 +9,6 @@ from typing import Any
 
 import art_patch as art
 from art_patch.cli import main
-from art_patch.patching import control
 from art_patch.store import open_store
 from tests.patching.samples import ASK
 
@@ -22,7 +21,7 @@ def reports(home: Any) -> tuple[Any, ...]:
 
 
 def test_the_store_and_the_command_line_know_of_the_process(bench, client, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(control, "REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr("art_patch.patching.runtime.REPORT_EVERY_S", 0.0)
     art.patch(home=tmp_path, mode="record", poll_interval_s=0.02, flush_interval_s=0.005)
     client.chat.completions.create(**ASK)
     assert art.flush(10)

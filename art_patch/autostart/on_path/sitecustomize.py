@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
+# The SDK, and what imports it in the middle of a module that an integration of ours wants whole.
 _OURS = frozenset({"openai", "litellm", "dspy", "ag2", "instructor"})
-"""The SDK, and what imports it in the middle of a module that an integration of ours wants whole."""
+# Attribute of `sys`: the files that ran already, so that two launchers that hand on to each other come to an end.
 _SEEN = "_art_patch_sitecustomize"
-"""Attribute of `sys`: the files that ran already, so that two launchers that hand on to each other come to an end."""
 
 
 class _Starter:

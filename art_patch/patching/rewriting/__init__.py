@@ -1,1 +1,1 @@
-"""Requests for the engine, and its answers as the app expects them."""
+"""Translates requests for the engine, and checks and rewrites its answers for the app."""

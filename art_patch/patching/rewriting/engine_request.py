@@ -1,9 +1,9 @@
-"""The request as the champion gets it, and the client that sends it.
+"""Decides which chat completions the engine can answer, makes their requests, and the client that sends them.
 
-The engine client is an ordinary client of the SDK that points at the engine: same class family, own key, no retries. It
-shares the user's HTTP connection pool, so event loops, transports and test doubles stay what they are, unless that pool
-would add something meant for the provider (a proxy, credentials, headers, cookies, a signing hook); then it gets its
-own. Nothing of the user's client but its pool is taken over: no key, no header, no query.
+The engine client is an ordinary client of the SDK that points at the engine, with a key of its own and without retries.
+It shares the connection pool of the app's client, so that event loops, transports and test doubles stay what they are.
+It takes nothing else: no key, no header, no query. If the pool would add something meant for the provider (a proxy,
+credentials, headers, cookies, a hook that signs), the engine client gets a pool of its own.
 """
 
 from __future__ import annotations
@@ -23,57 +23,57 @@ if TYPE_CHECKING:
     from openai import Timeout
 
 
+# These headers steer the SDK. All others are between the app and its provider.
 _KEPT_HEADERS = ("x-stainless-", "____stainless_override_cast_to")
-"""What the SDK itself steers by; all other headers are between the app and its provider."""
 
+# What `extra_body` may pass on to the engine. Unlike the SDK's own arguments it can hold anything, even a key.
 _EXTRA_FIELDS = PARAMS | ENGINE_PARAMS | {"logprobs", "return_token_ids", "stream_options", "messages", "tools"}
-"""What `extra_body` may bring along. Unlike the SDK's own arguments it can hold anything, a key included."""
 
 _HARMLESS_HEADERS = frozenset({"accept", "accept-encoding", "connection", "user-agent"})
 
+# The SDK reads these attributes of every client from the environment.
 _FROM_ENVIRONMENT = ("organization", "project", "admin_api_key", "webhook_secret")
-"""What the SDK reads from the environment into every client."""
 
 
 def to_engine_request(options: Any, target: Target, client: Any) -> Any:
-    """Return a shallow copy of the request options for the champion; `options` itself is what upstream will get."""
+    """Return a copy of the request options for the champion. `options` itself stays as it is, for upstream."""
     body: dict[str, Any] = {**options.json_data}
     extra: Any = getattr(options, "extra_json", None)
     if isinstance(extra, Mapping):
         given = cast(Mapping[str, Any], extra)
         body.update({key: value for key, value in given.items() if key in _EXTRA_FIELDS})
     body["model"] = target.champion
+    # Training needs the ids and log-probabilities of the sampled tokens; the response rewriter removes them again.
     body["logprobs"] = True
     body["return_token_ids"] = True
     return redirected(options, target, client, body)
 
 
 def redirected(options: Any, target: Target, client: Any, body: dict[str, Any], *, url: str | None = None) -> Any:
-    """Return a shallow copy of the request options that brings `body` to the champion, by `url` if that is another."""
+    """Return a copy of the request options that sends `body` to the engine, to the path `url` if it is given."""
     fields: dict[str, Any] = {
         **options.__dict__,
         "url": url or options.url.partition("?")[0],
         "json_data": body,
         "params": {},
         "headers": _kept_headers(options.headers),
+        # The SDK's defaults (2 retries, 600 s) would let an engine that hangs block a caller for half an hour.
         "max_retries": 0,
         "timeout": _timeout(options, target, client, bool(body.get("stream"))),
     }
     if "extra_json" in fields:
         fields["extra_json"] = None
     if "follow_redirects" in fields:  # openai 1.66 does not have it; see `_Staying`
-        fields["follow_redirects"] = False  # a prompt goes to the address we were told, and nowhere else
+        fields["follow_redirects"] = False  # a prompt goes to the engine's address and nowhere else
     return _made_of(fields, options)
 
 
 def _made_of(fields: dict[str, Any], like: Any) -> Any:
-    """Return an object of the class of `like`, a pydantic model, with these fields.
-
-    By hand, because `copy.copy` and pydantic's setters cost twice as much as all the rest of a local request.
-    """
+    """Return an object of the class of `like`, a pydantic model, with these fields."""
+    # By hand: `copy.copy` and pydantic's setters cost twice as much as all the rest of a routed request.
     kind: Any = type(like)
     made = kind.__new__(kind)
-    put = object.__setattr__  # pydantic's own looks each name up among its fields
+    put = object.__setattr__  # pydantic's own setter looks each name up among the fields
     put(made, "__dict__", fields)
     put(made, "__pydantic_fields_set__", like.__pydantic_fields_set__.copy())
     put(made, "__pydantic_extra__", like.__pydantic_extra__)
@@ -89,7 +89,7 @@ def _kept_headers(headers: Any) -> Any:
 
 
 def patience_s(options: Any, client: Any, limit_s: float) -> float:
-    """Return how long to wait for the next bytes: `limit_s`, or what the app set for its provider if that is less."""
+    """Return how long to wait for the next bytes: `limit_s`, or the app's own timeout if that is shorter."""
     own = options.timeout
     if isinstance(own, _sdk().not_given):
         own = client.timeout
@@ -114,14 +114,14 @@ class _SDK(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _sdk() -> _SDK:
-    """What we need of the SDK in each call; importing it there costs 4 us each time."""
+    """Return the SDK's classes that each call needs. Importing them in each call costs 4 us."""
     from openai import NotGiven, Timeout
 
     return _SDK(NotGiven, Timeout)
 
 
+# Base URL and key of an engine.
 Address = tuple[str | None, str]
-"""Base URL and key of an engine."""
 
 
 class _Known(NamedTuple):
@@ -132,23 +132,19 @@ class _Known(NamedTuple):
 
 
 class EngineClients:
-    """One engine client for each user client and engine address; gone with the client.
-
-    Apps make a copy of their client for a single call (`with_options`), so a new engine client is only a shallow copy
-    of a pattern, and connections of our own are shared.
-    """
+    """Keeps one engine client for each client of the app, for as long as the app's client lives."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self._engine_clients: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
         self._patterns: dict[bool, tuple[Address, Any]] = {}
         self._pools: weakref.WeakKeyDictionary[Any, tuple[Address, Any]] = weakref.WeakKeyDictionary()
 
     def get(self, client: Any, target: Target, is_async: bool) -> Any:
-        """Return the client that asks the target's engine; `None` if `client` talks to that engine itself."""
+        """Return the client that asks the target's engine; `None` if `client` itself talks to that engine."""
         address = (target.base_url, target.api_key)
         pool, base_url = client._client, client.base_url
         known = self._engine_clients.get(client)
+        # An app may change `base_url` of a client, or its pool, at any time.
         if known is None or known.address != address or known.pool is not pool or known.base_url is not base_url:
             itself = str(base_url).rstrip("/") == (target.base_url or "").rstrip("/")
             known = _Known(address, pool, base_url, None if itself else self._copy_for(pool, address, is_async))
@@ -159,14 +155,16 @@ class EngineClients:
         known = self._patterns.get(is_async)
         if known is None or known[0] != address:
             known = self._patterns[is_async] = (address, _make_engine_client(pool, address, is_async))
-            known[1]._client = None  # a pattern keeps nobody's connections alive
+            known[1]._client = None  # else the pattern would keep the connections of one app client alive
+        # Apps make a copy of their client for a single call (`with_options`), so an engine client is a shallow copy of
+        # a pattern.
         engine_client = copy.copy(known[1])
         chosen = self._own_pool(address, is_async) if _is_for_provider_only(pool) else pool
         engine_client._client = chosen if _redirects_per_request() else _Staying(chosen)
         return engine_client
 
     def _own_pool(self, address: Address, is_async: bool) -> Any:
-        # The connections of an asynchronous client belong to the event loop that made them.
+        # The connections of an asynchronous client belong to the event loop that opened them.
         owner = _event_loop() if is_async else self.__class__
         known = self._pools.get(owner)
         if known is None or known[0] != address:
@@ -183,7 +181,7 @@ def engine_client(target: Target) -> Any:
 def _event_loop() -> Any:
     try:
         return asyncio.get_running_loop()
-    except RuntimeError:  # another event loop than asyncio's; one thread runs one of them
+    except RuntimeError:  # an event loop other than asyncio's; a thread runs one at a time
         return threading.current_thread()
 
 
@@ -192,7 +190,7 @@ def _make_pool(address: Address, is_async: bool) -> Any:
     from openai._constants import DEFAULT_CONNECTION_LIMITS
 
     wrapper: Any = AsyncHttpxClientWrapper if is_async else SyncHttpxClientWrapper
-    # Loading certificates costs 20 ms, in the app's first call.
+    # Loading certificates costs 20 ms, in the first call of the app. Plain HTTP needs none.
     tls = str(address[0]).startswith("https")
     return wrapper(base_url=address[0], trust_env=False, limits=DEFAULT_CONNECTION_LIMITS, verify=tls)
 
@@ -202,18 +200,17 @@ def _make_engine_client(pool: Any, address: Address, is_async: bool) -> Any:
 
     kind: Any = openai.AsyncOpenAI if is_async else openai.OpenAI
     engine_client = kind(api_key=address[1], base_url=address[0], http_client=pool, max_retries=0)
-    # The SDK fills these from OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and the like.
     for name in _FROM_ENVIRONMENT:
         if hasattr(engine_client, name):
             setattr(engine_client, name, None)
-    # Uncompressed, because streams are rewritten as bytes.
+    # Uncompressed, because the bytes of a stream are rewritten.
     engine_client._custom_headers = {"Accept-Encoding": "identity"}
     engine_client._custom_query = {}
     return engine_client
 
 
 class _Staying:
-    """An HTTP client that follows no redirect, for an SDK too old to ask for that per request (1.66 is)."""
+    """An HTTP client that follows no redirect. openai up to 1.66 cannot ask for that in each request."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
@@ -233,7 +230,7 @@ def _redirects_per_request() -> bool:
 
 
 def _is_for_provider_only(pool: Any) -> bool:
-    """Whether the HTTP client adds something to each request, or sends it through a proxy."""
+    """Return whether the HTTP client adds something to each request, or sends it through a proxy."""
     transport = getattr(pool, "_transport", None)
     return (
         any(mount is not None for mount in getattr(pool, "_mounts", {}).values())
@@ -241,7 +238,7 @@ def _is_for_provider_only(pool: Any) -> bool:
         or getattr(pool, "_auth", None) is not None
         or bool(getattr(pool, "params", None))
         or any(name.lower() not in _HARMLESS_HEADERS for name in pool.headers)
-        # openai 3 gives Azure's clients a hook that takes the key out of redirects; it does nothing to our requests.
+        # The hook that openai 3 gives to Azure's clients only takes the key out of redirects, so it does not count.
         or any(not _is_of_the_sdk(hook) for hook in pool.event_hooks.get("request", ()))
         or any(not cookie.domain for cookie in pool.cookies.jar)
     )
@@ -253,12 +250,12 @@ def _is_of_the_sdk(hook: Any) -> bool:
 
 RAW_HEADER = "x-stainless-raw-response"
 
+# A local engine does not know these fields, or silently ignores them.
 _FOREIGN_FIELDS = ("web_search_options", "audio", "functions", "function_call")
-"""Fields that a local engine does not know or silently ignores."""
 
 
 def why_not_routed(options: Any, stream: bool) -> str | None:
-    """Return why the champion cannot answer this chat completion; `None` if it can."""
+    """Return why the engine cannot answer this chat completion; `None` if it can."""
     body = merged_body(options)
     reason = why_not_carried(options, body, stream)
     if reason is not None:
@@ -279,27 +276,28 @@ def why_not_routed(options: Any, stream: bool) -> str | None:
 
 
 def merged_body(options: Any) -> dict[str, Any]:
-    """Return the request's body with what `extra_body` adds to it."""
+    """Return the request body with what `extra_body` adds to it."""
     body = cast(dict[str, Any], options.json_data)
     extra: Any = getattr(options, "extra_json", None)
     return {**body, **cast(Mapping[str, Any], extra)} if isinstance(extra, Mapping) and extra else body
 
 
 def why_not_carried(options: Any, body: Mapping[str, Any], stream: bool) -> str | None:
-    """Return what about the way in which the app asks keeps the call upstream, whatever it asks for."""
+    """Return why a call cannot go to the engine whatever it asks, because of how it is made; `None` if it can."""
     if bool(body.get("stream")) is not stream:
         return "the body and the SDK disagree about streaming"
     if getattr(options, "files", None) or getattr(options, "content", None):
         return "files"
     if not stream and header(options, RAW_HEADER) == "stream":
-        return "the answer is handed out unread"  # its bytes could not be given back as if they came from upstream
+        # `with_streaming_response`: the app may read raw bytes, in which a rewritten answer would show.
+        return "the answer is handed out unread"
     return None
 
 
 def header(options: Any, name: str) -> str | None:
-    """Return a header of the request options, whatever its case."""
+    """Return a header of the request options, in whatever case it was written."""
     headers: Any = options.headers
-    if not isinstance(headers, Mapping):  # the SDK's "not given"
+    if not isinstance(headers, Mapping):  # the SDK's `NotGiven`
         return None
     for key, value in cast(Mapping[str, Any], headers).items():
         if key.lower() == name:

@@ -1,13 +1,12 @@
-"""Checking the champion's answer and making it look like the one the app asked for. Bytes in, bytes out.
+"""Checks the engine's answer, and makes it look like the answer that the app has asked for. Bytes in, bytes out.
 
-The SDK takes HTML, `{}` or a stream that stops half-way as success, so nothing is handed out before it is checked:
-a whole answer needs choices, each with a message that says something and a finish reason, from the policy that was
-asked; a stream's first event must be a chunk of that policy, and the stream is held back until it says something. White
-space alone says nothing. What was added for training (token ids, log-probabilities the app did not ask
-for) is taken out, and `model` is the name the app used. `system_fingerprint` names the policy.
+The SDK accepts HTML, `{}` and a stream that stops half-way as success, so an answer is checked before the app gets it.
+A whole answer needs choices, each with a message that says something and a finish reason, from the policy that was
+asked. A stream needs a chunk of that policy as its first event, and is held back until it says something. White space
+says nothing. Then the fields that training needs (token ids, log-probabilities) are removed unless the app has asked
+for them, `model` becomes the name that the app used, and `system_fingerprint` names the policy.
 
-For a surface that is not chat both classes are derived (`responses_answer`, `responses_stream`): what is checked stays
-the same, what is handed out differs.
+`responses_rewriter` derives from both classes: it makes the same checks and hands out something else.
 """
 
 from __future__ import annotations
@@ -22,14 +21,16 @@ DONE = b"[DONE]"
 
 
 class InvalidAnswer(Exception):
-    """The engine's answer must not reach the app; the message says what is wrong with it."""
+    """The engine's answer must not reach the app. The message says what is wrong with it."""
 
 
 class EmptyAnswer(InvalidAnswer):
-    """It says nothing. Upstream is asked; if that has no answer either, this one is better than an error."""
+    """The engine's answer says nothing.
+
+    Upstream is asked; if it fails too, the empty answer is better than an error.
+    """
 
     def __init__(self) -> None:
-        """Say so."""
         super().__init__("it is empty, without text or a tool call")
 
 
@@ -39,15 +40,15 @@ class TooSlow(InvalidAnswer):
 
 @dataclass(frozen=True, slots=True)
 class ResponseRewriter:
-    """What the app asked for, and who answers.
+    """What the app has asked for, and which policy answers.
 
     Attributes:
-        policy: the champion that was asked.
+        policy: name of the policy that was asked.
         requested_model: the name that the app used.
-        n: how many choices it wants.
-        keeps_logprobs: it asked for log-probabilities itself.
-        keeps_token_ids: it asked for token ids itself.
-        takes_empty: an answer that says nothing is an answer, too.
+        n: how many choices the app wants.
+        keeps_logprobs: the app has asked for log-probabilities itself.
+        keeps_token_ids: the app has asked for token ids itself.
+        takes_empty: an answer that says nothing is accepted.
     """
 
     policy: str
@@ -58,25 +59,17 @@ class ResponseRewriter:
     takes_empty: bool = field(default=False, kw_only=True)
 
     def whole(self, body: bytes) -> bytes:
-        """Return the checked and rewritten body of an answer that was not streamed.
-
-        Raises:
-            InvalidAnswer: if it is none.
-        """
+        """Return the rewritten body of an answer that was not streamed. Raise `InvalidAnswer` if it is invalid."""
         try:
             unread = not self.keeps_logprobs and not self.keeps_token_ids
             answer = self.checked(without_proof(body) if unread else body)
-        except InvalidAnswer:  # once more as it came, before it is said to be invalid
+        except InvalidAnswer:  # perhaps because of the cut, so the whole body is read before the answer is refused
             answer = self.checked(body)
         self.strip(answer)
         return dump(answer)
 
     def checked(self, body: bytes) -> dict[str, Any]:
-        """Return the answer as the engine gave it.
-
-        Raises:
-            InvalidAnswer: if it is none.
-        """
+        """Return the engine's answer as JSON; raise `InvalidAnswer` if it is invalid."""
         answer = _parse(body)
         self._check_policy(answer)
         choices: Any = answer.get("choices")
@@ -92,21 +85,17 @@ class ResponseRewriter:
         return answer
 
     def stream(self) -> StreamRewriter:
-        """Return what does the same for a stream."""
+        """Return a rewriter for the same answer as a stream."""
         return StreamRewriter(self)
 
     def check_chunk(self, chunk: dict[str, Any]) -> None:
-        """Check the first chunk of a stream.
-
-        Raises:
-            InvalidAnswer: if no answer of the champion's starts like that.
-        """
+        """Raise `InvalidAnswer` if a stream of the policy cannot begin with this chunk."""
         self._check_policy(chunk)
         if not isinstance(chunk.get("choices"), list) or not chunk["choices"]:
             raise InvalidAnswer("the first event has no choices")
 
     def strip(self, answer: dict[str, Any]) -> None:
-        """Take out of an answer or chunk what the app did not ask for."""
+        """Remove from an answer or a chunk what the app did not ask for."""
         keeps_ids, keeps_logprobs = self.keeps_token_ids, self.keeps_logprobs
         answer["model"] = self.requested_model
         answer["system_fingerprint"] = self.policy
@@ -131,7 +120,7 @@ class ResponseRewriter:
 
 
 def says_something(said: dict[str, Any]) -> bool:
-    """Return whether a message or delta has a word, a tool call, a refusal or a sound; reasoning is none of these."""
+    """Return whether a message or delta has text, a tool call, a refusal or audio. Reasoning alone says nothing."""
     content, refusal = said.get("content"), said.get("refusal")
     return bool(
         (content.strip() if isinstance(content, str) else content)
@@ -142,8 +131,8 @@ def says_something(said: dict[str, Any]) -> bool:
     )
 
 
-# What vLLM adds to OpenAI's format and has nothing to say in. Apps send messages back to their provider as they came,
-# and a provider refuses fields that it does not know.
+# vLLM adds these to OpenAI's format, as nulls. Apps send messages back to their provider as they came, and a provider
+# refuses fields that it does not know.
 _NULLS_OF_ANSWER = ("prompt_logprobs", "prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics")
 _NULLS_OF_CHOICE = ("stop_reason", "routed_experts")
 _NULLS_OF_MESSAGE = ("reasoning", "reasoning_content", "annotations", "audio", "function_call")
@@ -161,36 +150,36 @@ _IDS = (b',"token_ids":[', b',"prompt_token_ids":[')
 
 
 def without_proof(body: bytes) -> bytes:
-    """Cut log-probabilities and token ids out unread: they are nine tenths of an answer, and the app gets none of them.
+    """Cut log-probabilities and token ids out of a body without parsing them. They are nine tenths of an answer.
 
-    A raw `,"name":` is always a key, because a quote inside a string is escaped. Where there are several choices, or
-    the engine writes its fields in another order than vLLM and ours, nothing is cut.
+    Where there are several choices, or the engine writes its fields in an order other than vLLM's and ours, nothing is
+    cut.
     """
+    # A raw `,"name":` is always a key, because a quote inside a string is escaped.
     start = body.find(_LOGPROBS)
-    # From the end, and from a quote on: thousands of `,"logprob":` make a search for the like of it six times as long.
+    # From the end, because thousands of `,"logprob":` make a forward search take six times as long.
     end = body.rfind(_FINISH)
     if not 0 <= start < end or body.find(_FINISH[1:], 0, end) >= 0:
         return body
     rest = body[end:]
     for key in _IDS:
         before, found, after = rest.partition(key)
-        if found:  # numbers up to the bracket
+        if found:  # the list holds numbers only, so the first bracket ends it
             rest = before + after[after.find(b"]") + 1 :]
     return b"".join((body[:start], _LOGPROBS, b"null", rest))
 
 
 class StreamRewriter:
-    """The same for a stream, event by event. Feed it what the network brings, hand out what it returns.
+    """Checks and rewrites a stream event by event: feed it what the network brings, hand out what it returns.
 
     Attributes:
         begun: a chunk of the policy came.
-        started: it says something. Until then nothing may be handed out, because upstream may have to answer instead.
-        done: the engine announced the end.
-        unread: what `feed` was given last, as it came.
+        started: the stream says something. Until then nothing may be handed out, because upstream may have to answer.
+        done: the engine has announced the end.
+        unread: the bytes that `feed` was given last.
     """
 
     def __init__(self, rewriter: ResponseRewriter) -> None:
-        """Expect the first event."""
         self._rewriter = rewriter
         self._rest: list[bytes] = []
         self.unread = b""
@@ -200,19 +189,15 @@ class StreamRewriter:
         self.done = False
 
     def feed(self, data: bytes) -> bytes:
-        """Return the rewritten bytes of the lines that are complete.
-
-        Raises:
-            InvalidAnswer: if the stream is not, or no longer, a valid answer.
-        """
+        """Return the rewritten bytes of the lines that are complete; raise `InvalidAnswer` if the stream is invalid."""
         if self._rest:
             self._rest.append(data)
-            if b"\n" not in data:  # joined once the line is whole: a long one may come in many pieces
+            if b"\n" not in data:  # joined once, when the line is whole: a long line may come in many pieces
                 return b""
             data, self._rest = b"".join(self._rest), []
         self.unread = data
         if data.startswith(b"data: {") and data.endswith(b"\n\n") and data.find(b"\n") == len(data) - 2:
-            return self._line(data)  # one event, whole, as engines send them
+            return self._line(data)  # one whole event, as engines send them: nothing to split or join
         cut = data.rfind(b"\n") + 1
         self._rest = [data[cut:]] if cut < len(data) else []
         if not cut:
@@ -220,11 +205,7 @@ class StreamRewriter:
         return b"".join(map(self._line, data[:cut].splitlines(keepends=True)))
 
     def end(self) -> bytes:
-        """Return what is left at the end of the stream.
-
-        Raises:
-            InvalidAnswer: if the stream was cut before every choice was finished.
-        """
+        """Return what is left at the end of the stream; raise `InvalidAnswer` if a choice was not finished."""
         rest, self._rest = b"".join(self._rest), []
         out = self._line(rest) if rest else b""
         self._check_finished()
@@ -262,11 +243,11 @@ class StreamRewriter:
     # What is handed out.
 
     def _shows(self, delta: dict[str, Any]) -> bool:
-        """Whether the app is to see a chunk at once. Reasoning is shown as it comes, which may take minutes."""
+        """Return whether the app is to see a chunk at once. Reasoning is shown as it comes, which may take minutes."""
         return says_something(delta) or bool(delta.get("reasoning") or delta.get("reasoning_content"))
 
     def _between(self, line: bytes) -> bytes:
-        """A line that holds no data."""
+        """Return what is handed out for a line without data."""
         return line
 
     def _chunk(self, chunk: dict[str, Any], line: bytes) -> bytes:
@@ -275,11 +256,11 @@ class StreamRewriter:
         return b"data: " + dump(chunk) + end
 
     def _error(self, line: bytes) -> bytes:
-        """An error in the place of a chunk; the SDK turns it into its own."""
+        """Return what is handed out for an error in place of a chunk. The SDK raises it as its own."""
         return line
 
     def _last(self, line: bytes) -> bytes:
-        """The end that the engine announced."""
+        """Return what is handed out for the announced end."""
         return line
 
     def _check_finished(self) -> None:
@@ -292,7 +273,8 @@ class StreamRewriter:
 
 
 def _parse(data: bytes) -> dict[str, Any]:
-    # pydantic's parser and writer cost a third of the standard library's, which also know lone surrogates.
+    # pydantic's parser and writer take a third of the time, but refuse lone surrogates, which the standard library
+    # accepts.
     try:
         value = from_json(data)
     except ValueError:
@@ -306,7 +288,7 @@ def _parse(data: bytes) -> dict[str, Any]:
 
 
 def dump(value: dict[str, Any]) -> bytes:
-    """Return JSON."""
+    """Return `value` as JSON."""
     try:
         return to_json(value)
     except ValueError:

@@ -9,6 +9,7 @@ from typing import Any, cast
 from art_patch.patching.rewriting.response_rewriter import InvalidAnswer
 from art_patch.types import JSON
 
+# Finish reason of chat -> why the response is incomplete, in the words of this API; `None` if it is complete.
 _WHY_INCOMPLETE = {
     "stop": None,
     "tool_calls": None,
@@ -16,7 +17,6 @@ _WHY_INCOMPLETE = {
     "length": "max_output_tokens",
     "content_filter": "content_filter",
 }
-"""Finish reason of chat -> why the response is incomplete, in the words of this API; `None` if it is complete."""
 
 
 def why_incomplete(reason: Any) -> str | None:

@@ -210,12 +210,12 @@ def _message(item: dict[str, Any]) -> str | None:
     return _content(item.get("content"), *(("output_text", "refusal") if role == "assistant" else ("input_text",)))
 
 
+# Fields of a part besides its type; the first is its text.
 _PART_FIELDS = {
     "input_text": ("text",),
     "output_text": ("text", "annotations", "logprobs", "parsed"),
     "refusal": ("refusal",),
 }
-"""Fields of a part besides its type; the first is its text."""
 
 
 def _content(content: Any, *kinds: str) -> str | None:
@@ -239,6 +239,7 @@ def _content(content: Any, *kinds: str) -> str | None:
     return None
 
 
+# What can be translated; every other field that holds something keeps the call upstream.
 _FIELDS: dict[str, _Check] = {
     "background": _only("background", False),
     "include": _include,
@@ -259,4 +260,3 @@ _FIELDS: dict[str, _Check] = {
     "top_p": _a((int, float), "top_p"),
     "truncation": _only("truncation", "disabled"),
 }
-"""What can be translated; every other field that holds something keeps the call upstream."""

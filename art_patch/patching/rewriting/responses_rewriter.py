@@ -42,6 +42,7 @@ from art_patch.patching.rewriting.responses_items import (
 )
 from art_patch.types import JSON
 
+# Fields of a request that its response repeats, with what the API says where the app said nothing.
 _REPEATED: dict[str, Any] = {
     "background": False,
     "instructions": None,
@@ -63,7 +64,6 @@ _REPEATED: dict[str, Any] = {
     "truncation": "disabled",
     "user": None,
 }
-"""Fields of a request that its response repeats, with what the API says where the app said nothing."""
 
 
 def rewriter(options: Any, local: Any) -> ResponsesRewriter:
@@ -164,7 +164,6 @@ class ResponsesStream(StreamRewriter):
     """Chunks in, events out; see the module."""
 
     def __init__(self, rewriter: ResponsesRewriter) -> None:
-        """Expect the first chunk."""
         super().__init__(rewriter)
         self._request = rewriter
         self._response: dict[str, Any] = {}

@@ -1,1 +1,1 @@
-"""Where a call goes: the route, eligibility, sessions, breakers and pins; and one routed call from start to end."""
+"""Decides where a call goes, and leads one routed call from start to end."""

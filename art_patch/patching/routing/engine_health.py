@@ -1,8 +1,9 @@
-"""Circuit breaker: an engine that keeps failing is left alone for a while. Pure state machine; time is an argument.
+"""Decides whether the engine is worth asking: a circuit breaker, a health check, and the reasons of failed attempts.
 
-Closed: calls pass; `failures` failures within `window_s` open it. Open: no call passes for `cooldown_s`, then exactly
-one does, the probe. If the probe succeeds the breaker closes; if it fails, the cool-down starts again; if nobody ever
-says what became of it, another probe may go after `probe_lease_s`.
+The breaker is a state machine without a clock or lock of its own. Closed: calls pass, and `failures` failures within
+`window_s` open it. Open: no call passes for `cooldown_s`; then one call passes as a probe. If the probe succeeds, the
+breaker closes. If it fails, the cool-down starts again. If its outcome is never reported, another probe may pass after
+`probe_lease_s`.
 """
 
 from __future__ import annotations
@@ -16,62 +17,70 @@ from art_patch.patching.routing.target import Target
 
 
 class Breaker:
-    """State of one engine. Not locked; the caller serialises calls while it is not closed."""
+    """Circuit breaker of one engine. The caller serialises its use while it is not closed."""
 
     def __init__(
         self, *, failures: int = 5, window_s: float = 10.0, cooldown_s: float = 30.0, probe_lease_s: float = 60.0
     ) -> None:
-        """Start closed."""
         self._limit = failures
         self._window_s = window_s
         self._cooldown_s = cooldown_s
         self._probe_lease_s = probe_lease_s
         self._failed_at: deque[float] = deque(maxlen=failures)
+        # `None` while closed; else the moment (monotonic clock) from which the next probe may pass.
         self._retry_at: float | None = None
 
     @property
     def closed(self) -> bool:
-        """Whether calls pass."""
+        """Whether all calls pass."""
         return self._retry_at is None
 
     def allow(self, now: float) -> bool:
-        """Whether a call may go to the engine; in the open state a yes makes that call the probe."""
+        """Return whether a call may go to the engine. If the breaker is open, that call becomes the probe."""
         if self._retry_at is None:
             return True
         if now < self._retry_at:
             return False
+        # A probe whose caller dies never reports. The lease keeps the breaker from staying open for ever.
         self._retry_at = now + self._probe_lease_s
         return True
 
     def succeeded(self) -> None:
-        """A call was answered."""
+        """Close the breaker: the engine answered a call."""
         self._failed_at.clear()
         self._retry_at = None
 
     def failed(self, now: float) -> None:
-        """A call failed because of the engine."""
+        """Count a failure of the engine. It opens the breaker if it was the probe's, or one of too many."""
         self._failed_at.append(now)
         probing = self._retry_at is not None
         if probing or (len(self._failed_at) == self._limit and now - self._failed_at[0] <= self._window_s):
             self._retry_at = now + self._cooldown_s
 
     def trip(self, now: float) -> None:
-        """It is known without a call that calls would fail."""
+        """Open the breaker without a failed call, because the health check failed."""
         self._retry_at = now + self._cooldown_s
 
     def released(self, now: float) -> None:
-        """A call that was let through ended without saying anything about the engine."""
+        """End a call that says nothing about the engine. If it was the probe, the next call may be one."""
         if self._retry_at is not None:
             self._retry_at = now
 
 
+# A call that is not streamed has no first token to wait for, so only its long timeout would end it, and an engine that
+# hangs would collect callers for that long. Therefore the recorder's thread asks for the engine's health when a caller
+# has waited for longer than a first token may take.
 TIMEOUT_S = 1.0
 
 
 def is_alive(base_url: str) -> bool:
-    """Whether the engine answers; any answer but a 5xx will do, because not every engine knows `/health`."""
+    """Return whether the engine answers `/health`.
+
+    Any status below 500 counts, because not every engine knows that path.
+    """
     address = urlsplit(base_url)
     kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+    # `http.client` takes no proxy from the environment and follows no redirect.
     connection = kind(address.netloc.rpartition("@")[2], timeout=TIMEOUT_S)
     try:
         connection.request("GET", f"{address.path.rstrip('/').removesuffix('/v1')}/health")
@@ -82,19 +91,20 @@ def is_alive(base_url: str) -> bool:
         connection.close()
 
 
+# The engine refused this one request. It may accept others.
 _NOT_THE_ENGINE = frozenset({400, 413, 422})
-"""Refusals of this one request; other calls may still go to the engine."""
 
 _UNREADABLE = "the SDK cannot read"
 
 
 def as_recorded(target: Target, reason: str) -> str:
-    """Return the reason as it is recorded: with the challenger's name in front, if that was asked."""
+    """Return the reason for the record. A challenger's failure begins with its name: `NAME@STEP: `."""
     return f"{target.champion}: {reason}" if target.asks_challenger else reason
 
 
 def reason(error: Exception) -> str:
-    """Return why there is no answer."""
+    """Return in plain words why an attempt failed."""
+    # By name, because the classes are those of httpx or httpx2, and importing either is the SDK's decision.
     names = {kind.__name__ for kind in type(error).__mro__}
     status = getattr(error, "status_code", None)
     if isinstance(error, TooSlow):
@@ -113,10 +123,11 @@ def reason(error: Exception) -> str:
 
 
 def is_connect_timeout(error: Exception) -> bool:
-    """Whether there was no connection in time."""
+    """Return whether an error means that no connection was made in time."""
+    # The SDK raises one `APITimeoutError` for both kinds of timeouts; only its cause tells them apart.
     return type(error.__cause__).__name__ == "ConnectTimeout"
 
 
 def is_about_the_engine(error: Exception) -> bool:
-    """Whether other calls would fare no better."""
+    """Return whether an error counts against the engine, because other calls would fail as well."""
     return getattr(error, "status_code", None) not in _NOT_THE_ENGINE and not reason(error).startswith(_UNREADABLE)

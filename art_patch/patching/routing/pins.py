@@ -1,17 +1,9 @@
-"""Which policy answers a run of the agent: the one that it began with, so that nothing changes who answers midway.
+"""Chooses the policy that answers a run of the agent, and keeps the run with it.
 
-A trajectory that two policies wrote teaches less than one of a single policy, and an agent that changes its mind midway
-is an odd one. So a run stays with the policy of its first call while the engine serves that, which it does for two more
-promotions. Going back is another matter: a policy that was rolled back is bad, and nobody stays with it.
-
-While a canary is tested, a share of the sessions begins with it instead of with the champion: those that
-a hash of their `sticky` key and the canary's name chooses, so every process chooses alike and every canary gets other
-sessions. Runs that began with the champion before stay there. One that began with the canary stays with it, also when
-it is promoted, and goes on with the champion at once when it is given up.
-
-A run is its trajectory where the app names one, else the conversation, known by how it begins. A conversation's first
-call, the one without an answer in it yet, always begins anew. Kept in this process alone: where another process goes on
-with a run, the hash decides there.
+A run is its trajectory if the app names one, else the conversation, recognised by its opening messages. It stays with
+the policy of its first call for as long as the engine serves that policy, which is for two more promotions. While a
+canary is tested, a hash of session and canary assigns a share of new runs to the canary. So all processes agree, and
+each canary gets other sessions. Pins are kept in this process only: in another process, the hash decides again.
 """
 
 from __future__ import annotations
@@ -30,7 +22,7 @@ Key = str | int
 
 
 def run_of(identity: Identity, body: Mapping[str, Any]) -> tuple[Key, bool]:
-    """Return the key of the call's run, and whether this call begins it as far as its words tell."""
+    """Return the key of the call's run, and whether the call begins a new run."""
     if identity.trajectory is not None:
         return identity.trajectory.id, False
     messages: Any = body.get("messages")
@@ -40,21 +32,22 @@ def run_of(identity: Identity, body: Mapping[str, Any]) -> tuple[Key, bool]:
         if fields.get("role") == "assistant":
             return hash(tuple(opening)), False
         opening.append(str(fields.get("content")))
+    # A conversation without an answer in it begins a new run, even if the same words began a run before.
     return hash(tuple(opening)), True
 
 
 class Pins:
-    """Policies by run; the runs that were pinned first are forgotten first."""
+    """Remembers which policy answers which run. The oldest pins are dropped first."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self._pins: dict[Key, str] = {}
         self._left: set[str] = set()
 
     def policy(self, identity: Identity, body: Mapping[str, Any], target: Target) -> tuple[str, Key]:
-        """Return whom to ask, and the key to `forget` it by."""
+        """Return the policy to ask, and the run's key for `forget`."""
         key, begins = run_of(identity, body)
         pinned = None if begins else self._pins.get(key)
+        # A trajectory that two policies wrote teaches less than one of a single policy.
         if pinned is not None and self._may_stay(pinned, target):
             return pinned, key
         chosen = _choose(identity, body, target)
@@ -65,20 +58,20 @@ class Pins:
         return chosen, key
 
     def turned(self, before: Target, after: Target) -> None:
-        """The route has changed: nobody stays with a challenger that was given up, nor with a champion gone back from.
-
-        Said here, once, because a later champion may have a higher step than both.
-        """
+        """Note a change of the route: runs leave a canary that was given up and a champion that was rolled back."""
+        # Noted here and not per call: a later champion may have a higher step than both, and then nothing shows the
+        # rollback.
         serve = (after.champion, after.canary)
         if before.canary is not None and before.canary not in serve:
             self._left.add(before.canary)
         champion = before.champion
         if champion is not None and champion not in serve and not _is_surpassed(champion, after.champion or ""):
             self._left.add(champion)
+        # A policy that serves again was promoted again, so its runs may stay.
         self._left.difference_update(name for name in serve if name is not None)
 
     def forget(self, key: Key) -> None:
-        """Let the run go on with the champion: its policy is no longer served."""
+        """Let the run continue with the champion, because its policy is no longer served."""
         self._pins.pop(key, None)
 
     def _may_stay(self, pinned: str, target: Target) -> bool:
@@ -87,12 +80,13 @@ class Pins:
         return pinned not in self._left and _is_surpassed(pinned, target.champion or "")
 
     def _drop_oldest(self) -> None:
+        # A tenth at once, because building the list takes as long as the dict is large.
         for key in list(self._pins)[: _KEPT // 10]:
             self._pins.pop(key, None)
 
 
 def _choose(identity: Identity, body: Mapping[str, Any], target: Target) -> str:
-    """The champion, or the canary for its share of the sessions."""
+    """Return the champion, or the canary for its share of the sessions."""
     canary = target.canary
     if canary is None:
         return target.champion or ""
@@ -102,18 +96,22 @@ def _choose(identity: Identity, body: Mapping[str, Any], target: Target) -> str:
 
 
 def _is_surpassed(pinned: str, champion: str) -> bool:
-    """Whether the champion came after it; before it means that somebody went back."""
+    """Return whether `champion` came after `pinned`. A champion with a lower step means a rollback."""
     name, _, step = pinned.rpartition("@")
     its_name, _, its_step = champion.rpartition("@")
     return name == its_name and step.isdigit() and its_step.isdigit() and int(step) < int(its_step)
 
 
 def sticky_key(identity: Identity, body: Mapping[str, Any]) -> str:
-    """Return the key by whose hash a call is chosen."""
+    """Return the key whose hash assigns a call to a share of the traffic.
+
+    It is the session, else the trajectory, else the opening messages of the conversation.
+    """
     info = identity.trajectory
     if info is not None:
         return info.session_id or info.id
     said: Any = body.get("messages") or body.get("input") or body.get("prompt")
+    # Those that an agent sends again with each of its calls: everything up to the first answer.
     opening: list[Any] = [body.get("instructions")]
     for message in cast(list[Any], said) if isinstance(said, list) else [said]:
         if isinstance(message, Mapping) and cast(Mapping[str, Any], message).get("role") not in _BEFORE_THE_ANSWER:

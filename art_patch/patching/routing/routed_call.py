@@ -1,11 +1,9 @@
-"""One logical call from its start to its end: recorded once, tried at the champion, sent upstream if that fails.
+"""Leads one call of the app from its start to its end: asks the champion, then upstream, and records the call.
 
-A canary that is tested beside the champion is tried in its place for a share of the sessions, and no call is tried at
-both. What fails at a challenger is recorded as a fallback that begins with its name, `NAME@STEP: `.
-
-Blind to sync and async: `wrapping` asks for the next attempt, runs it, and reports what became of it. Our own faults
-never leave this module (`faults.fault`); what is raised here on purpose is `InvalidAnswer`, which sends the call
-upstream.
+While a canary is tested, it is asked in place of the champion for a share of the sessions; no call is tried at both.
+`patching.sdk.wrapping` asks for the next attempt, runs it and reports the outcome; its docstring shows the order of
+these calls. Nothing here knows whether the caller is synchronous. Faults of art_patch never leave this module
+(`faults.fault`), and `InvalidAnswer` is raised on purpose: it sends the call upstream.
 """
 
 from __future__ import annotations
@@ -29,20 +27,20 @@ from art_patch.patching.sdk.stream_tap import StreamTap, install
 from art_patch.patching.sdk.surfaces import Surface, surface_of
 from art_patch.recording import Exchange, in_share
 
+# The call that is inside `request` now. `_process_response`, which the SDK calls further down, finds it here.
 PENDING: ContextVar[RoutedCall | None] = ContextVar("art_patch_routed_call", default=None)
-"""The call that is inside `request` right now, for `_process_response`, which the SDK calls further down."""
 
-_MAX_LEGS = 2
-"""The policy, and the one that has just taken its place; or the same once more, see `_stood_still`."""
+# The second attempt asks the policy that has just replaced the first one's, or repeats the first; see `_stood_still`.
+_MAX_ATTEMPTS = 2
 
 
 class Attempt(NamedTuple):
     """One try at a policy.
 
     Attributes:
-        target: where it goes; its champion is the policy that is asked.
-        engine_client: the client that sends it.
-        options: the request as the champion gets it.
+        target: where the attempt goes. Its champion is the policy that is asked, which may be the challenger.
+        engine_client: the client of the SDK that sends it to the engine.
+        options: the request options for the engine.
     """
 
     target: Target
@@ -51,13 +49,13 @@ class Attempt(NamedTuple):
 
 
 class RoutedCall:
-    """See the module."""
+    """One call of the app, with the attempts to answer it and its record."""
 
     __slots__ = (
         "_attempt_began",
+        "_attempts",
         "_claimed",
         "_identity",
-        "_legs",
         "_run",
         "_was_empty",
         "attempt",
@@ -82,7 +80,6 @@ class RoutedCall:
         is_async: bool,
         identity: Identity,
     ) -> None:
-        """Take down who is calling, in which context."""
         self.runtime = runtime
         self.surface = surface
         self.client = client
@@ -91,7 +88,7 @@ class RoutedCall:
         self.is_async = is_async
         self.attempt: Attempt | None = None
         self._claimed = False
-        self._legs = 0
+        self._attempts = 0
         self._was_empty = False
         self.takes_empty = False
         self._attempt_began = 0.0
@@ -110,6 +107,7 @@ class RoutedCall:
             self.exchange.otel_context = identity.otel_context
         self.exchange.server = client.base_url
         target = runtime.target
+        # A target that is unknown routes nothing, but calls that it would have routed are recorded with the reason.
         may_be_routed = target.serves or target.unknown is not None
         if may_be_routed and surface.why_not_routed(options, stream, runtime.settings) is None:
             self.routed, self.exchange.fallback = target.serves, target.unknown
@@ -119,7 +117,7 @@ class RoutedCall:
             self._choose(target, identity)
 
     def _choose(self, target: Target, identity: Identity) -> None:
-        """Decide where a policy is asked in the background, or only a share of the calls is ours."""
+        """Decide whether the call belongs to the share that a policy answers, or is asked in the background."""
         key = sticky_key(identity, self.options.json_data)
         if target.mode == "shadow" or target.challenger_state == "shadow":
             self.exchange.shadow = in_share(key, self.runtime.settings.shadow_rate, "shadow")
@@ -131,9 +129,9 @@ class RoutedCall:
     # The attempts.
 
     def next_attempt(self) -> Attempt | None:
-        """Return the next try at the champion, while it is `routed`; `None` if the call goes upstream now."""
+        """Return the next attempt at a policy; `None` if the call goes upstream now."""
         try:
-            if self._legs < _MAX_LEGS:
+            if self._attempts < _MAX_ATTEMPTS:
                 self.attempt = self._make_attempt(self.runtime.target)
         except Exception as error:
             self.routed = False
@@ -141,9 +139,9 @@ class RoutedCall:
         return self.attempt
 
     def last_attempt(self, error: Exception) -> Attempt | None:
-        """Return one more try at a policy that had nothing to say, after upstream failed with `error`.
+        """Return one more attempt, if the engine's answer was empty and upstream has failed with `error`.
 
-        An app that has no provider, or whose provider is down, is better off with an empty answer than with an error.
+        An app without a provider, or whose provider is down, is better off with an empty answer than with an error.
         """
         if not self._was_empty or is_fault(error):
             return None
@@ -157,15 +155,14 @@ class RoutedCall:
 
     def _make_attempt(self, target: Target) -> Attempt | None:
         engine_client = self.runtime.engine_clients.get(self.client, target, self.is_async) if target.routes else None
-        if (
-            engine_client is None
-        ):  # nobody serves any more, or the app talks to the engine itself, for example to judge with it
+        if engine_client is None:
+            # No policy serves any more, or the app talks to the engine itself, for example to judge with it.
             return None
         target = self._pinned(target)
         if not self.runtime.allows(challenger=target.asks_challenger):
             self.exchange.fallback = as_recorded(target, "the engine failed repeatedly and is left alone for a moment")
             return None
-        self._legs += 1
+        self._attempts += 1
         self._attempt_began = time.monotonic()
         attempt = Attempt(target, engine_client, self.surface.to_engine_request(self.options, target, self.client))
         self.runtime.began(self)
@@ -174,17 +171,20 @@ class RoutedCall:
         return attempt
 
     def _pinned(self, target: Target) -> Target:
-        """The target, with the policy that this run of the agent began with."""
+        """Return the target with the policy that this run of the agent began with."""
         asked, self._run = self.runtime.pins.policy(self._identity, self.options.json_data, target)
         return target if asked == target.champion else replace(target, champion=asked)
 
     def attempt_failed(self, error: Exception) -> None:
-        """The policy did not answer; decide whether the one in its place now is asked."""
+        """Note why the attempt failed, and decide whether another policy is tried.
+
+        Raises `error` again if it is a fault in a test.
+        """
         if is_fault(error):
             raise error
         try:
             attempt, self.attempt = self.attempt, None
-            self._claimed = False  # there will be another response
+            self._claimed = False  # the next attempt, or upstream, brings another response
             self._was_empty = isinstance(error, EmptyAnswer)
             self.runtime.ended(self)
             self.exchange.forget_answer()
@@ -192,8 +192,10 @@ class RoutedCall:
             challenger = attempt is not None and attempt.target.asks_challenger
             self.exchange.fallback = reason(error) if attempt is None else as_recorded(attempt.target, reason(error))
             status: Any = getattr(error, "status_code", None)
-            # A champion may have been replaced this second: ask the store who serves now.
-            may_be_gone = status == 404 and self._legs < _MAX_LEGS
+            # The champion may have been replaced within the last second, so the store is asked for the policy that
+            # serves now.
+            may_be_gone = status == 404 and self._attempts < _MAX_ATTEMPTS
+            # The engine no longer serves the policy that this run is pinned to.
             if status == 404 and self._run is not None:
                 self.runtime.pins.forget(self._run)
             if may_be_gone and attempt is not None and self._is_gone(attempt.target.champion):
@@ -212,24 +214,26 @@ class RoutedCall:
             faults.fault("patching.fallback", fault)
 
     def _stood_still(self, error: Exception, target: Target) -> bool:
-        """Whether connecting took too long because the app's event loop did something else; it is tried once more.
+        """Return whether the connection timed out only because the app's event loop was busy.
 
-        The loop sees that time is up before it sees that the connection is there.
+        The attempt is then repeated.
         """
+        # A loop that was busy for long sees the timeout before it sees that the connection is there.
         waited_s = time.monotonic() - self._attempt_began
         is_late = waited_s > 2 * target.connect_timeout_s
-        return self.is_async and self._legs < _MAX_LEGS and is_connect_timeout(error) and is_late
+        return self.is_async and self._attempts < _MAX_ATTEMPTS and is_connect_timeout(error) and is_late
 
     def _is_gone(self, policy: str | None) -> bool:
-        """Whether calls go to another policy by now, as the store says."""
+        """Return whether the store routes calls to another policy by now."""
         now = self.runtime.refreshed()
         return policy not in (now.champion, now.canary)
 
     # The end.
 
     def answered(self) -> None:
-        """The SDK has its result. A stream goes on from here; everything else is over."""
+        """Note that the SDK has a result. A stream goes on from here; every other call has ended."""
         try:
+            # A policy answered. The reason of an earlier, failed attempt is no fallback any more.
             if self.exchange.policy is not None:
                 self.exchange.fallback = None
                 self.runtime.ended(self)
@@ -240,19 +244,20 @@ class RoutedCall:
             faults.fault("patching.answered", error)
 
     def failed(self, error: BaseException) -> None:
-        """The call ends with an exception, which the caller will get as it is."""
+        """Note that the call ends with an exception, which the caller gets as it is."""
         try:
             if self.attempt is not None:
                 self.runtime.ended(self)
                 self.runtime.engine_released(challenger=self._asks_challenger)
             exchange = self.exchange
             if not exchange.request:
-                # What the champion was asked is in the words of chat, and is read so.
+                # The engine was asked by a chat completion, and `policy` makes the reader read it as one.
                 exchange.request = _request_body(error, self.options if self.attempt is None else self.attempt.options)
             if not isinstance(error, Exception):
                 exchange.finish("cancelled")
             elif exchange.answer and not exchange.streamed:
-                # The answer came, and the SDK did not like it (cut too early to parse, say): an answer all the same.
+                # The answer came, but the SDK could not parse it (it was cut too early, for example). It is recorded as
+                # an answer.
                 exchange.finish("complete", f"{type(error).__name__}: {error}")
             else:
                 exchange.finish("failed", f"{type(error).__name__}: {error}")
@@ -266,18 +271,18 @@ class RoutedCall:
         return self.attempt is not None and self.attempt.target.asks_challenger
 
     def covers(self, options: Any) -> bool:
-        """Whether a request with these options is this very call, seen again further down."""
+        """Return whether a request with these options is this call, seen again by a wrapper further down."""
         return options is self.options or (self.attempt is not None and options is self.attempt.options)
 
     def claim(self, client: Any) -> bool:
-        """Whether the response that `client` processes is this call's; true once a attempt."""
+        """Return whether `client` processes the response of this call. True once for each attempt."""
         if self._claimed or client is not (self.client if self.attempt is None else self.attempt.engine_client):
             return False
         self._claimed = True
         return True
 
     def capture(self, response: Any) -> None:
-        """Read along with upstream's answer."""
+        """Record the answer of upstream while the app reads it."""
         try:
             exchange = self.exchange
             exchange.request = response.request.content
@@ -289,7 +294,7 @@ class RoutedCall:
             faults.fault("patching.capture", error)
 
     def rewriter(self, attempt: Attempt, response: Any) -> ResponseRewriter:
-        """Begin to check the champion's answer."""
+        """Return the rewriter that checks the engine's answer; raise `InvalidAnswer` if its status is an error."""
         if response.status_code != 200:
             raise InvalidAnswer(f"HTTP {response.status_code}")
         self.exchange.request = response.request.content
@@ -306,46 +311,48 @@ class RoutedCall:
             out = events.feed(raw) + events.end()
         else:
             out = rewriter.whole(raw)
-        # The same object with another body: history, elapsed time and extensions stay. The check is for the day when
-        # the HTTP library keeps its body elsewhere.
+        # The same object with another body keeps history, elapsed time and extensions. `_content` is private to the
+        # HTTP library; if a release keeps the body elsewhere, the line after it notices.
         response._content = out
         if response.content is not out:
             raise InvalidAnswer("it cannot be rewritten")
         if "content-length" in response.headers:
             response.headers["content-length"] = str(len(out))
 
-    def peek(self, rewriter: ResponseRewriter, response: Any) -> StreamRewriter:
-        """Begin to check a stream; the caller reads it until it has started."""
+    def start_stream(self, rewriter: ResponseRewriter, response: Any) -> StreamRewriter:
+        """Return the rewriter of a stream. The caller feeds it until the stream has started."""
         if response.headers.get("content-encoding", "identity") != "identity":
             raise InvalidAnswer("a compressed stream")
         return rewriter.stream()
 
     def first_token_timeout_s(self, attempt: Attempt, response: Any) -> float:
-        """Return how long the stream may take to begin; from then on the longer limit between two chunks holds."""
+        """Return how long the stream may take to begin. From then on the longer limit between two chunks holds."""
         timeout = response.request.extensions.get("timeout")
-        if isinstance(timeout, dict):  # the HTTP library looks at it when the body begins
+        if isinstance(timeout, dict):  # the HTTP library reads it once, when the body begins
             timeout["read"] = patience_s(self.options, self.client, attempt.target.timeout_s)
         return patience_s(self.options, self.client, attempt.target.first_token_timeout_s)
 
-    def read(self, events: StreamRewriter, chunk: bytes) -> bytes:
-        """Take what came of a stream that is held back; return what is to be handed out once it has started."""
+    def read_held_back(self, events: StreamRewriter, chunk: bytes) -> bytes:
+        """Record a chunk of a stream that is held back, and return its rewritten bytes."""
         self.exchange.saw(chunk)
         return events.feed(chunk)
 
-    def roll(self, response: Any, events: StreamRewriter, opened: Any, before: list[bytes]) -> None:
-        """Hand out a stream that says something."""
-        if not events.started:  # it has ended, perhaps in the middle of a line
+    def hand_out_stream(self, response: Any, events: StreamRewriter, opened: Any, before: list[bytes]) -> None:
+        """Hand out a stream that has started: the bytes that were held back, and then what still comes."""
+        if not events.started:  # the stream has ended, perhaps in the middle of a line
             before.append(events.end())
+        # A stream that breaks later counts against the engine too, although the app has its first half.
         failed = partial(self.runtime.engine_failed, challenger=self._asks_challenger)
         tap = StreamTap(self.exchange, response.request, events, failed)
         install(response, tap, self.is_async, opened, b"".join(before))
 
 
 def begin(runtime: Runtime | None, client: Any, options: Any, stream: bool, is_async: bool) -> RoutedCall | None:
-    """Return the routed_call of a call that starts, `None` if it is none of ours."""
+    """Return the `RoutedCall` of a call that starts; `None` if the call is neither routed nor recorded."""
     if runtime is None:
         return None
     try:
+        # Before the target is read: it may poll a newer route.
         runtime.ensure_running()
         surface = surface_of(options)
         if surface is None or runtime.target.mode == "off":

@@ -1,13 +1,9 @@
-"""Asking in the background what the app asked, for comparison.
+"""Asks policies in the background what the app asked, so that their answers can be compared with those the app got.
 
-Who is asked: the champion in mode `shadow`, in which upstream answers the app, and a challenger in state `shadow`,
-whoever answers.
-
-In: calls that were answered, as the writer thread has read them. Out: one more `Call` each, with `shadow_of`, in a
-trajectory of origin `shadow` of its own, so that nothing mistakes it for what the app has seen. Never on the caller's
-clock: one thread asks, one call at a time, and ends when nothing comes. Beyond `shadow_per_minute`, or when too many
-wait, calls are skipped and counted. The circuit breakers are those of the routed calls, and the engine serves the
-app's calls before those of a challenger.
+In mode `shadow` the champion is asked; a challenger in state `shadow` is asked in every mode. Each answer becomes a
+`Call` with `shadow_of`, in a trajectory of its own with origin `shadow`, so that it is never mistaken for what the app
+has seen. No caller waits for it: one thread asks one call at a time, and ends when no call comes. Calls beyond
+`shadow_per_minute`, or beyond 32 that wait, are skipped and counted.
 """
 
 from __future__ import annotations
@@ -35,37 +31,37 @@ if TYPE_CHECKING:
 MAX_WAITING = 32
 IDLE_S = 5.0
 
+# vLLM's `priority`: requests with a higher number wait for those with a lower one, and the app's calls have 0.
 _BEHIND_THE_APP = 1
 
+# The shadow sets these parameters itself.
 _OURS = frozenset({"logprobs", "top_logprobs"})
-"""Parameters of the app's call that the shadow sets for itself."""
 
 
 class Engine(Protocol):
-    """What asking in the background needs of the patch: where to, whether it may, and whom to tell."""
+    """What `Shadow` needs of the runtime."""
 
     settings: Settings
     target: Target
     recorder: Recorder
 
     def allows(self, *, challenger: bool = False) -> bool:
-        """Whether the breakers let a call go to the engine."""
+        """Return whether the circuit breakers let a call go to the engine."""
         ...
 
     def engine_answered(self, *, challenger: bool = False) -> None:
-        """The engine did its work."""
+        """Tell the breakers that the engine answered a call."""
         ...
 
     def engine_failed(self, *, challenger: bool = False) -> None:
-        """The engine failed a call."""
+        """Tell the breakers that the engine failed a call."""
         ...
 
 
 class Shadow:
-    """Asks policies what the app asked. `offer` is for the writer thread."""
+    """Asks policies in the background, in a thread that it starts when needed."""
 
     def __init__(self, runtime: Engine) -> None:
-        """Start with nothing to ask and no thread."""
         self._runtime = runtime
         self._jobs: SimpleQueue[tuple[Call, TrajectoryInfo, str] | None] = SimpleQueue()
         self._stopped = False
@@ -78,18 +74,18 @@ class Shadow:
         self.failed = 0
 
     def stop(self) -> None:
-        """Ask nothing more, not even what waits; an answer that is awaited is recorded yet."""
+        """Ask no more calls, also none of those that wait. An answer that is awaited is still recorded."""
         self._stopped = True
         with self._lock:
             if self._thread is not None:
                 self._jobs.put(None)
 
     def resume(self) -> None:
-        """Ask again what is offered."""
+        """Accept offered calls again."""
         self._stopped = False
 
     def offer(self, call: Call, info: TrajectoryInfo) -> None:
-        """Ask the same of whom it is to be asked, each within the budget."""
+        """Queue a recorded call for each policy that is to be asked. The recorder's thread calls this."""
         for policy in _policies(self._runtime.target):
             self._offer(call, info, policy)
 
@@ -121,6 +117,8 @@ class Shadow:
                 job = None
             if job is None:
                 with self._lock:
+                    # Looked at under the lock: `_offer` adds a job before it takes the lock, and starts a thread only
+                    # if it sees none.
                     if not self._jobs.empty():
                         continue
                     self._thread = self._client = None
@@ -131,6 +129,7 @@ class Shadow:
                 faults.fault("patching.shadow", error)
 
     def _ask(self, call: Call, info: TrajectoryInfo, policy: str, target: Target) -> None:
+        # The target may have changed while the call was waiting.
         challenger = policy == target.challenger
         wanted = not self._stopped and policy in _policies(target)
         if not wanted or not self._runtime.allows(challenger=challenger):
@@ -152,6 +151,7 @@ class Shadow:
         from openai import OpenAIError
 
         try:
+            # Else the patch would record, and route, this call of its own.
             with suppress():
                 answer = self._post(body, target)
             exchange.saw(answer)
@@ -182,7 +182,7 @@ class Shadow:
 
 
 def _policies(target: Target) -> tuple[str, ...]:
-    """Who is asked in the background."""
+    """Return the policies that are asked in the background."""
     champion = target.champion if target.mode == "shadow" else None
     challenger = target.challenger if target.challenger_state == "shadow" else None
     return tuple(policy for policy in (champion, challenger) if policy is not None) if target.serves else ()

@@ -1,4 +1,4 @@
-"""Where calls go right now: the app's settings and the store's route put together, once per change, not per call."""
+"""Resolves where calls go now, from the app's settings and the store's route: once per change, not per call."""
 
 from __future__ import annotations
 
@@ -14,29 +14,27 @@ _ASKING = frozenset({"route", "canary", "shadow"})
 
 BAD_KEY = "the engine's key cannot be used"
 
+# Sent to an engine that needs no key, because the SDK cannot send none.
 NO_KEY = "none"
-"""Sent where the engine asks for no key, because the SDK cannot send nothing."""
 
 
-# No tuple, although that would be made faster: error reporters walk tuples, and would tell the key.
+# Not a tuple, although making one is faster: error reporters show the items of tuples, which would reveal the key.
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the hot path reads.
+    """Where a call may go. It is immutable, so a call sees one state from start to end.
 
     Attributes:
         mode: the mode in force.
-        champion: policy that serves, if one does.
-        base_url: address of its engine.
-        api_key: the engine's key.
-        timeout_s: how long the engine may keep a caller waiting.
-        first_token_timeout_s: how long it may take to begin a stream.
-        connect_timeout_s: how long connecting to it may take.
-        canary_percent: share of sessions that it answers in mode `canary`.
-        engine_since: when it announced itself; another time is another engine.
-        challenger: policy that is tested beside the champion, on the same engine.
-        challenger_state: `shadow`, it is asked in the background; `canary`, it answers a share of the sessions.
-        challenger_percent: which share of those that a policy answers.
-        unknown: why nobody can be asked although the mode is `route`; recorded with the calls that go upstream for it.
+        champion: name of the policy that serves.
+        base_url: address of the engine.
+        canary_percent: share of sessions that the champion answers in mode `canary`.
+        engine_since: when the engine announced itself. Another time means another engine at the same address.
+        challenger: name of the policy that is tested beside the champion, on the same engine.
+        challenger_state: `shadow` asks the challenger in the background, `canary` lets it answer a share of the
+            sessions.
+        challenger_percent: that share, of the sessions that a policy answers.
+        unknown: why no policy can be asked although the mode is `route`. Calls that go upstream for it are recorded
+            with it.
     """
 
     mode: Mode
@@ -55,40 +53,42 @@ class Target:
 
     @property
     def serves(self) -> bool:
-        """Whether a champion is there to be asked, openly or as a shadow."""
+        """Whether there is a champion to ask, for the app or in the background."""
         return self.mode in _ASKING and self.champion is not None and self.base_url is not None
 
     @property
     def routes(self) -> bool:
-        """Whether the champion's answers reach the app."""
+        """Whether the answers of the champion reach the app."""
         return self.mode != "shadow" and self.serves
 
     @property
     def canary(self) -> str | None:
-        """The challenger, if it answers a share of the sessions."""
+        """The challenger, if it answers a share of the sessions; else `None`."""
         return self.challenger if self.challenger_state == "canary" else None
 
     @property
     def asks_challenger(self) -> bool:
-        """Whether it is the challenger that this target, made for one call, asks in the champion's place."""
+        """Whether this target asks the challenger.
+
+        A copy made for one call has the challenger in the champion's place.
+        """
         return self.challenger is not None and self.champion == self.challenger
 
 
 def resolve(settings: Settings, route: Route) -> tuple[Target, ConfigError | None]:
-    """Return the target; the store's mode and the app's own address win.
-
-    Also what is wrong with the engine's key: then nobody is asked, as if no engine were there.
-    """
+    """Return the target, and the error if the engine's key cannot be used. Without a key, no policy is asked."""
     key, refused = None, None
     try:
         if route.champion is not None:
             key = engine_key(route.key_file, settings.directory, settings.engine_key_file)
     except ConfigError as error:
         refused = error
+    # The store wins over the app's settings, so that a rollback needs no new deployment.
     mode = route.mode or settings.mode
     target = Target(
         mode=mode,
         champion=route.champion,
+        # The app's own address wins: it may reach the engine by another name than the job does.
         base_url=None if refused else settings.base_url or route.base_url,
         api_key=key or NO_KEY,
         timeout_s=settings.timeout_s,

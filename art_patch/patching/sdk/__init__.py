@@ -1,1 +1,1 @@
-"""The wrappers on the OpenAI SDK, the streams below it, and calls that go past it."""
+"""Wraps the OpenAI SDK and its streams, and watches calls that go past it."""

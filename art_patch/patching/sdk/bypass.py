@@ -1,11 +1,11 @@
-"""Calls that go past the patch, as far as they can be seen: counted, and reported once for each bypass, with its cure.
+"""Counts calls that go past the patch, as far as they can be seen, and warns once for each bypass, with its cure.
 
-Some libraries bring their own HTTP or websocket client beside the OpenAI SDK, so no patch of the SDK can see what goes
-through it. Their functions are wrapped when their modules are imported, never before; the wrappers count and pass
-through. Where one such function calls another, that is one call. A name that a release does not have is skipped: then
-its calls are not seen, and nothing else happens. Not counted: with mode `off`, inside `suppress()`, what a library
-sends through the SDK after all, and in mode `record` what an integration records (`context.own_calls`); in other modes
-that is told, too, because nobody can route it.
+Some libraries have an HTTP or websocket client of their own beside the OpenAI SDK, so a patch of the SDK cannot see
+their calls. Their functions are wrapped when their modules are imported. The wrappers only count. If one of these
+functions calls another, that is one call. A function that a release does not have is skipped, so its calls are not
+seen. Not counted are: calls in mode `off`, calls inside `suppress()`, calls that the library sends through the SDK
+after all, and in mode `record` the calls that an integration records (`context.own_calls`). In the other modes these
+are counted, because they cannot be routed.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from art_patch._lib.faults import faults
 from art_patch.context import Passage, identify, is_passing, passing
 from art_patch.patching.runtime import Runtime
 from art_patch.patching.sdk.bypasses import BYPASSES
+from art_patch.patching.sdk.wrapping import Site
 
 logger = logging.getLogger("art_patch")
 
@@ -34,11 +35,11 @@ class Watched(NamedTuple):
     """A bypass whose use can be seen.
 
     Attributes:
-        name: as `status().bypasses` and the warning name it.
-        package: its entry in the table of bypasses, which knows the cure.
-        module: whose import brings it.
-        places: `Class.function` in it; one call goes through one of them, once.
-        passes: whether a call of that function, of this object, goes past the SDK; all do unless given.
+        name: how `status().bypasses` and the warning name it.
+        package: its entry in the table of bypasses, which holds the cure.
+        module: the module whose import brings it.
+        places: the functions to wrap, as `Class.function`. Each call passes one of them, once.
+        passes: says of an object of that class whether its call goes past the SDK. Without it, every call does.
     """
 
     name: str
@@ -50,32 +51,30 @@ class Watched(NamedTuple):
 
 def _websocket(name: str, module: str, prefix: str) -> Watched:
     managers = (f"{prefix}ConnectionManager", f"Async{prefix}ConnectionManager")
-    # `enter` is the same function under a second name, so both names are wrapped.
+    # The SDK defines `enter` as a second name of the same function, so both names are wrapped.
     names = (("__enter__", "enter"), ("__aenter__", "enter"))
     places = (f"{owner}.{place}" for owner, pair in zip(managers, names, strict=True) for place in pair)
     return Watched(name, "websockets", module, tuple(places))
 
 
 _LITELLM = "litellm.llms.custom_httpx.llm_http_handler"
+# LiteLLM's modules that send through the SDK. `litellm.main` sends nothing: it mocks answers.
 _OF_SDK = ("litellm.llms.openai.", "litellm.llms.azure.", "litellm.main")
-"""LiteLLM's modules that ask through the SDK, and the one that asks nobody: it mocks answers."""
 
+# LiteLLM's call types whose answer a chat model writes. Embeddings, images and the like are not counted.
 _OF_CHATS = frozenset(
     f"{prefix}{name}"
     for name in ("completion", "text_completion", "responses", "anthropic_messages", "generate_content")
     for prefix in ("", "a")
 ) | {"generate_content_stream", "agenerate_content_stream"}
-"""LiteLLM's types of calls whose answer a chat model writes; embeddings, images and the like are none of ours."""
 
 
 def _passes_litellm(logging: Any) -> bool:
-    """Whether the request that LiteLLM is about to send goes past the SDK, and for the first time.
-
-    `Logging.pre_call` is told of every request, by the function that sends it: only the place of that function says
-    how. LiteLLM has a client of its own for Anthropic, for Gemini, for Bedrock, and for others, more with each release.
-    """
+    """Return whether LiteLLM is about to send a request past the SDK that it has not announced before."""
     if getattr(logging, "call_type", None) not in _OF_CHATS or logging in _seen:
         return False
+    # `Logging.pre_call` is told of every request, by the function that sends it, so only the module of that function
+    # says how. LiteLLM has clients of its own for Anthropic, Gemini, Bedrock and others, more with each release.
     frame, sender = inspect.currentframe(), __name__
     while frame is not None and sender.startswith((__name__, "wrapt")):
         frame, sender = frame.f_back, str(frame.f_globals.get("__name__"))
@@ -85,8 +84,8 @@ def _passes_litellm(logging: Any) -> bool:
     return True
 
 
+# LiteLLM's loggers, one for each call, that have announced their request: some functions announce it twice.
 _seen: weakref.WeakSet[Any] = weakref.WeakSet()
-"""LiteLLM's loggers, one a call, that were told of their request: some functions tell twice."""
 
 WATCHED = (
     Watched("litellm", "litellm", _LITELLM, ("BaseLLMHTTPHandler.completion",)),
@@ -114,29 +113,20 @@ WATCHED = (
     _websocket("openai realtime", "openai.resources.realtime.realtime", "Realtime"),
     _websocket("openai beta realtime", "openai.resources.beta.realtime.realtime", "Realtime"),
 )
-"""All that we can see."""
 
 
 def cure_of(bypass: Watched) -> str:
-    """Return the one line that brings the calls back."""
+    """Return the advice that brings the calls of a bypass back."""
     return next(known.cure for known in BYPASSES if known.package == bypass.package)
 
 
-class _Site(NamedTuple):
-    owner: type
-    name: str
-    original: Any
-    wrapper: Any
-
-
 class Detector:
-    """The wrappers, and what they have seen."""
+    """Wraps the functions of the bypasses, and counts their calls."""
 
     def __init__(self) -> None:
-        """Wrap nothing, watch nothing."""
         self._runtime: Callable[[], Runtime | None] | None = None
         self._hooked = False
-        self._sites: list[_Site] = []
+        self._sites: list[Site] = []
         self._lock = threading.RLock()
         self._seen: Counter[str] = Counter()
 
@@ -147,12 +137,12 @@ class Detector:
             return dict(self._seen)
 
     def clear(self) -> None:
-        """Forget what was seen, so that the next one is told again; used by tests."""
+        """Forget what was counted, so that the next call warns again. For tests."""
         with self._lock:
             self._seen.clear()
 
     def put_on(self, runtime: Callable[[], Runtime | None]) -> None:
-        """Watch the bypasses of what is imported, and of what will be; `runtime` tells whose calls they would be."""
+        """Watch the bypasses of all modules that are imported or will be. `runtime()` returns the patch in force."""
         with self._lock:
             self._runtime = runtime
             for bypass in WATCHED:
@@ -163,12 +153,11 @@ class Detector:
             self._hooked = True
 
     def take_off(self) -> None:
-        """Restore the original functions, wherever nobody has wrapped over ours."""
+        """Restore the original functions. Where another wrapper lies over ours, ours stays and counts nothing."""
         with self._lock:
             self._runtime = None
             for site in tuple(self._sites):
-                if site.owner.__dict__.get(site.name) is site.wrapper:
-                    setattr(site.owner, site.name, site.original)
+                if site.restore():
                     self._sites.remove(site)
 
     def _imported(self, bypass: Watched, module: Any) -> None:
@@ -199,6 +188,7 @@ class Detector:
             except BaseException:
                 self._count(bypass, recorded=passage.recorded)
                 raise
+            # A coroutine has sent nothing yet; it is counted when it is awaited.
             if inspect.iscoroutine(sent):
                 return self._awaited(bypass, passage, sent)
             self._count(bypass, recorded=passage.recorded)
@@ -206,9 +196,10 @@ class Detector:
 
         wrapper: Any = wrapt.FunctionWrapper(original, sent_past_us)
         setattr(owner, name, wrapper)
-        self._sites.append(_Site(owner, name, original, wrapper))
+        self._sites.append(Site(owner, name, original, wrapper))
 
     def _passes(self, bypass: Watched, of: Any) -> bool:
+        # One bypass calls another: LiteLLM's handler announces its request to LiteLLM's logger.
         if is_passing():
             return False
         try:
@@ -246,9 +237,8 @@ class Detector:
 
 
 detector = Detector()
-"""The process's own."""
 
 
 def bypasses_seen() -> Mapping[str, int]:
-    """Return how often each bypass past the patch was used."""
+    """Return how often each bypass was used."""
     return detector.seen

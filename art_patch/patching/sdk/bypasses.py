@@ -1,7 +1,6 @@
-"""Bypasses: packages whose calls to a model do not pass through the OpenAI SDK, or not always, and what to do about it.
+"""Lists the packages whose calls to a model do not, or not always, pass through the OpenAI SDK, with their cure.
 
-Data only, standard library only: `art-patch doctor` lists those that are installed, and
-`bypass` takes the cure from here.
+Data for `art-patch doctor`, which shows the installed ones, and for `bypass`, which warns.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ from typing import NamedTuple
 
 
 class Bypass(NamedTuple):
-    """A package that sends calls around the patch.
+    """A package that sends calls past the patch.
 
     Attributes:
         package: name of the distribution, as pip knows it.
-        unseen: which of its calls we do not see.
-        cure: one line that brings them back.
+        unseen: which of its calls the patch does not see.
+        cure: one line of advice that brings them back.
     """
 
     package: str
@@ -25,6 +24,7 @@ class Bypass(NamedTuple):
 
 _OWN_SDK = "call the model through the OpenAI SDK and an OpenAI-compatible address, if it has one"
 
+# The most likely come first.
 BYPASSES: tuple[Bypass, ...] = (
     Bypass(
         "litellm",
@@ -65,4 +65,3 @@ BYPASSES: tuple[Bypass, ...] = (
     Bypass("together", "all calls: an SDK of its own", 'OpenAI(base_url="https://api.together.xyz/v1")'),
     Bypass("cohere", "all calls: an SDK of its own", _OWN_SDK),
 )
-"""Most likely first."""

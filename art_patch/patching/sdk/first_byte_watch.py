@@ -1,10 +1,8 @@
-"""Giving up on a stream that does not begin, while the caller's thread is blocked in a socket.
+"""Gives up on a stream that does not begin in time, while the caller's thread is blocked in a socket.
 
-A socket's own timeout cannot do it: it must be long, because a stream that has begun may pause, and the HTTP library
-reads it once when the body begins. So one thread looks after all streams that have not begun, and shuts the socket of
-one that is late; the reader then sees the connection end. The thread sleeps while there is nothing to look after; it
-goes to sleep a second late, because waking it costs a routed stream 45 us until its first token.
-An event loop has timers and does not need this.
+The socket's own timeout cannot do this: it must be long, because a stream that has begun may pause, and the HTTP
+library reads it only once, when the body begins. So one thread watches all streams that have not begun, and shuts down
+the socket of a late one; its reader then sees the connection end. Event loops have timers and do not need this.
 """
 
 from __future__ import annotations
@@ -22,28 +20,29 @@ from art_patch.patching.rewriting.response_rewriter import TooSlow
 
 TICK_S = 0.05
 
+# The thread stays awake for this long after the last stream has begun: waking it costs a stream 45 us until its first
+# token.
 AWAKE_S = 1.0
-"""How long the thread goes on looking after the last stream has begun."""
 
 
 class Wait:
-    """One stream that has not begun. As a context manager it raises `TooSlow` if the stream was given up meanwhile."""
+    """A stream that has not begun. As a context manager, it raises `TooSlow` if the watch gave the stream up."""
 
     __slots__ = ("_due", "_socket")
 
     def __init__(self, socket: Any, due: float) -> None:
-        """Begin to wait for `socket`, until the monotonic time `due`."""
-        self._socket = [socket]  # whoever pops it decides; `pop` is atomic
+        """Wait for `socket` until the monotonic time `due`."""
+        self._socket = [socket]  # `pop` is atomic, so either the reader or the watch ends the wait, never both
         self._due = due
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Return the wait."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The stream has begun, or failed by itself, or was given up."""
+        """End the wait: the stream has begun, has failed, or was given up."""
         try:
             self._socket.pop()
         except IndexError:
@@ -51,7 +50,7 @@ class Wait:
                 raise TooSlow("the stream did not begin in time") from error
 
     def is_over(self, now: float) -> bool:
-        """Whether nobody needs to look any more; gives up if the stream is late."""
+        """Return whether the wait has ended. A stream that is late is given up."""
         if self._socket and now >= self._due:
             self._give_up()
         return not self._socket
@@ -60,21 +59,20 @@ class Wait:
         try:
             self._socket.pop().shutdown(socket.SHUT_RDWR)
         except (IndexError, OSError):
-            return  # it has begun this moment, or is closed already
+            return  # the stream has begun at this moment, or its socket is closed already
 
 
 class Watch:
-    """All the streams of the process that have not begun."""
+    """Watches all streams of the process that have not begun."""
 
     def __init__(self) -> None:
-        """Watch nothing, run nothing."""
         self._waits: deque[Wait] = deque()
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def wait_for(self, response: Any, timeout_s: float) -> Wait:
-        """Look after an open response; one whose socket is not known (a test double's, say) may take its time."""
+        """Watch an open response. If its socket is not known (a test double has none), the response is not watched."""
         stream = response.extensions.get("network_stream")
         found = None if stream is None else stream.get_extra_info("socket")
         wait = Wait(found, time.monotonic() + timeout_s)
@@ -99,7 +97,7 @@ class Watch:
                 self._thread = thread
 
     def _run(self) -> None:
-        pause = threading.Event()  # not time.sleep: test suites that mock the clock would see it
+        pause = threading.Event()  # not `time.sleep`: a test suite of the app may have mocked it
         while True:
             self._wake.wait()
             sleeps_at = time.monotonic() + AWAKE_S
@@ -107,21 +105,22 @@ class Watch:
                 if self._waits:
                     sleeps_at = now + AWAKE_S
                 for _ in range(len(self._waits)):
+                    # A rotation by known length: callers append at the same time, and no lock is needed.
                     wait = self._waits.popleft()
                     if not wait.is_over(now):
                         self._waits.append(wait)
                 pause.wait(TICK_S)
             self._wake.clear()
-            if self._waits:  # whoever came since the last look may have found the flag set
+            if self._waits:  # a stream that was added since the last look may have found the flag still set
                 self._wake.set()
 
 
 def _after_fork() -> None:
+    # The thread does not exist in the child, and its lock may have been held at the fork.
     watch.__init__()
 
 
 watch = Watch()
-"""The process's own."""
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

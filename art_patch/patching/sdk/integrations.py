@@ -1,35 +1,86 @@
-"""Which integrations are installed: the entry points of the group `art_patch.integrations`, without their modules.
+"""Finds the installed integrations, and hands each framework to its integration when the framework is imported.
 
-`importlib.metadata` would find them alone, but it opens every installed package's file through `pathlib`: twice the
-time, of which `patch()` has little. So directories are read here, and it is asked about all else: zip files, eggs, and
-whatever another finder knows.
+An integration is an entry point of the group `art_patch.integrations`. Its name is the module to wait for.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.machinery import PathFinder
 from importlib.metadata import Distribution, EntryPoint, distributions
+from typing import Any, Literal
+
+import wrapt
+
+from art_patch._lib.faults import faults
+from art_patch.errors import ConfigError
 
 GROUP = "art_patch.integrations"
-"""Entry-point group of the modules that teach other frameworks to carry our context."""
 
 
-def integrations() -> Iterator[EntryPoint]:
-    """Yield what is installed."""
+class Integrations:
+    """The integrations of this process: which are installed, and which wait for their framework already."""
+
+    def __init__(self, on_armed: Callable[[str], None], on_broken: Callable[[str, str], None]) -> None:
+        """Call `on_armed(name)` for each integration that works, else `on_broken(name, class of the error)`."""
+        self._on_armed = on_armed
+        self._on_broken = on_broken
+        # `None` until the first `patch()`: looking through all installed packages takes milliseconds.
+        self._installed: dict[str, EntryPoint] | None = None
+        self._waiting: set[str] = set()
+
+    def wanted(self, asked: Literal["auto", "off"] | Sequence[str]) -> list[EntryPoint]:
+        """Return the integrations that the settings ask for and that do not wait for their framework yet."""
+        if asked == "off":
+            return []
+        if self._installed is None:
+            self._installed = {entry.name: entry for entry in find_integrations()}
+        installed = self._installed
+        missing = [name for name in asked if name not in installed] if asked != "auto" else []
+        if missing:
+            known = ", ".join(sorted(installed)) or "none"
+            raise ConfigError(
+                f"integrations: none is installed for {', '.join(missing)}; installed are: {known}. Install "
+                "the package that brings it, or leave `integrations` (ART_PATCH_INTEGRATIONS) unset"
+            )
+        return [installed[name] for name in (installed if asked == "auto" else asked) if name not in self._waiting]
+
+    def arm_when_imported(self, entries: Iterable[EntryPoint]) -> None:
+        """Hand each framework to its integration when it is imported; at once if it is imported already."""
+        for entry in entries:
+            self._waiting.add(entry.name)
+            wrapt.register_post_import_hook(partial(self._arm, entry), entry.name)
+
+    def _arm(self, entry: EntryPoint, module: Any) -> None:
+        try:
+            # Not `wrapt.discover_post_import_hooks`: it loads every integration at once, also those of frameworks that
+            # are not used, and a broken integration would break the app's import.
+            entry.load()(module)
+            self._on_armed(entry.name)
+        except Exception as error:
+            faults.trouble("integrations", error)
+            self._on_broken(entry.name, type(error).__name__)
+
+
+def find_integrations() -> Iterator[EntryPoint]:
+    """Yield the entry points of all installed integrations. Nothing is imported."""
     for package in _packages():
         yield from package.entry_points.select(group=GROUP)
 
 
 def _packages() -> Iterator[Distribution]:
-    """Yield the packages that may have some."""
+    """Yield the packages that may have an integration."""
+    # `importlib.metadata` would do, but it opens the file of every package through `pathlib`, which takes twice the
+    # time, and `patch()` waits for it. So plain directories are read here. Zip files, eggs and what other finders know
+    # are left to it.
     if any(finder is not PathFinder and hasattr(finder, "find_distributions") for finder in sys.meta_path):
         yield from distributions()
         return
-    for path in map(str, sys.path):  # people put `Path`s there
+    for path in map(str, sys.path):  # some apps put a `Path` there
         try:
             names = os.listdir(path or ".")
         except OSError:

@@ -1,11 +1,11 @@
-"""Reading along with a stream below the SDK: what the network brings is kept, and handed on.
+"""Records a stream below the SDK while the app reads it, and rewrites it if the engine sends it.
 
-A tee replaces `response.stream`, so every object that the app holds stays the SDK's own. It ends its exchange exactly
-once, at whatever comes first: the end, an error, `close()`, or the last reference going away, also if nobody ever
+A tee replaces `response.stream`, so every object that the app holds is the SDK's own. It ends its exchange exactly
+once, at what comes first: the end, an error, `close()`, or the last reference going away, even if the stream was never
 iterated. It can be iterated again (openai 3 drains what is left after `[DONE]`); only the first pass is recorded.
 
-With a `StreamRewriter` it also rewrites what the champion sends. An error in the middle of that stream surfaces as the
-SDK's own `APIConnectionError`: the app has seen the first half, and two models are not spliced.
+If the engine's stream breaks in the middle, the app gets the SDK's own `APIConnectionError`. It has seen the first half
+already, and answers of two models are not spliced.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from art_patch.recording import Ended, Exchange
 
 _POOLS = ("httpcore.", "httpcore2.")
 
+# What each `SyncTappedIterator` reads from, by its id. The reference keeps the garbage collector from finalising that
+# stream before the iterator, wherever the collector runs.
 _read_from: dict[int, Any] = {}
-"""What each `SyncTappedIterator` reads from."""
 
 
 class StreamTap:
-    """What a tee and its iterators share.
+    """What a tee and its iterators share: the exchange that takes the bytes, and the rewriter of what is handed out.
 
     Args:
-        exchange: takes the bytes as they came.
-        request: the HTTP request, for the SDK's errors.
-        rewriter: rewrites what is handed out; `None` hands out what came.
-        on_broken: told when the champion's stream breaks.
+        request: the HTTP request, which the SDK's errors hold.
+        rewriter: rewrites the engine's stream; `None` hands out what came.
+        on_broken: called when the engine's stream breaks.
     """
 
     __slots__ = ("_on_broken", "exchange", "request", "rewriter")
@@ -53,7 +53,7 @@ class StreamTap:
         self._on_broken = on_broken
 
     def turn(self, chunk: bytes) -> bytes:
-        """Keep `chunk`; return what to hand out, empty if that is nothing yet."""
+        """Record `chunk`, and return the bytes to hand out; empty if there are none yet."""
         try:
             self.exchange.saw(chunk)
         except Exception as error:
@@ -67,10 +67,10 @@ class StreamTap:
         except Exception as error:
             unread, self.rewriter = self.rewriter.unread, None
             faults.fault("patching.strip", error)
-            return unread  # as the engine wrote it: more than the app asked for, but nothing is lost
+            return unread  # as the engine wrote it: the app gets more than it asked for, but nothing is lost
 
     def end(self) -> bytes:
-        """The network has no more; return what is still to hand out."""
+        """Return what is still to be handed out at the end of the stream, and end the exchange."""
         rest = b""
         if self.rewriter is not None:
             try:
@@ -83,8 +83,9 @@ class StreamTap:
         return rest
 
     def broke(self, error: BaseException) -> BaseException:
-        """End the exchange because of `error`; return what to raise instead."""
+        """End the exchange because of `error`, and return the exception to raise instead."""
         if not isinstance(error, Exception):
+            # `GeneratorExit` means that the reader stopped; everything else that is no `Exception` is a cancellation.
             self._finish("closed" if isinstance(error, GeneratorExit) else "cancelled")
             return error
         self._finish("failed", f"{type(error).__name__}: {error}")
@@ -94,13 +95,14 @@ class StreamTap:
 
         if self._on_broken is not None:
             self._on_broken()
+        # By name, because the class is httpx's or httpx2's.
         if "Timeout" in type(error).__name__:
             return APITimeoutError(request=self.request)
         return APIConnectionError(message=f"The stream broke: {error}", request=self.request)
 
     def close(self) -> None:
-        """Nobody reads on."""
-        if not self.exchange.is_finished:  # as it is when the stream was read to its end
+        """End the exchange of a stream that is not read any further."""
+        if not self.exchange.is_finished:  # it is finished when the stream was read to its end
             self._finish("cancelled" if _task_is_being_cancelled() else "closed")
 
     def _finish(self, ended: Ended, error: str | None = None) -> None:
@@ -110,8 +112,9 @@ class StreamTap:
             faults.fault("patching.tee", fault)
 
 
+# A class and not a generator: a generator has a frame, which the event loop would finalise in some other task.
 class _TappedIterator:
-    """One pass over the stream. A class and not a generator: it has no frame that must be finalised in some task."""
+    """One pass over the stream."""
 
     __slots__ = ("_after", "_before", "_inner", "_tap")
 
@@ -126,10 +129,7 @@ class _TappedIterator:
 
 
 class SyncTappedIterator(_TappedIterator):
-    """The pass of a synchronous client.
-
-    What it reads from is kept from the garbage collector, which would finalise that first, wherever it runs.
-    """
+    """The pass of a synchronous client."""
 
     __slots__ = ()
 
@@ -201,17 +201,13 @@ class AsyncTappedIterator(_TappedIterator):
 
 
 class _Tee:
-    """Stands in for `response.stream`; subclassed for each HTTP library, because the library checks the type."""
+    """Stands in for `response.stream`.
+
+    A subclass is made for each HTTP library, because the library checks the type.
+    """
 
     def __init__(self, tap: StreamTap, inner: Any, opened: Any = None, before: bytes = b"") -> None:
-        """Wrap the stream `inner`.
-
-        Args:
-            tap: where the bytes go.
-            inner: the stream that was there.
-            opened: its iterator, if something was read from it already.
-            before: what to hand out before reading on.
-        """
+        """Wrap the stream `inner`. `opened` is its iterator if some of it was read, and `before` is what was read."""
         self._tap = tap
         self._inner = inner
         self._opened = opened
@@ -223,7 +219,8 @@ class _Tee:
         return fresh
 
     def __del__(self) -> None:
-        # While a tapped iterator is running the exchange is its own; the SDK may drop the response before the iterator.
+        # While an iterator runs, the exchange is the iterator's to end: the SDK may drop the response before the
+        # iterator.
         if self._fresh:
             self._tap.close()
 
@@ -246,11 +243,9 @@ class _SyncTee(_Tee):
 
 
 def _within_the_pool() -> bool:
-    """Whether the garbage collector closes a stream while this thread may hold the lock of a connection pool.
-
-    The lock is a plain one: the thread would wait for itself for ever. It is httpcore's own hazard, for any stream that
-    is dropped half-read.
-    """
+    """Return whether this code runs inside a connection pool, where the garbage collector may close a stream."""
+    # The pool's lock is a plain one, so a thread that closes a stream while it holds the lock waits for itself for
+    # ever. It is a hazard of httpcore for every stream that is dropped half-read.
     frame = inspect.currentframe()
     while frame is not None:
         if str(frame.f_globals.get("__name__")).startswith(_POOLS):
@@ -260,8 +255,8 @@ def _within_the_pool() -> bool:
 
 
 def _close_elsewhere(inner: Any) -> None:
-    # Without a name, since the collector must not wait for a thread to start. As the interpreter goes down there are no
-    # more; it closes the socket then.
+    # Without a name, since the collector must not wait for a thread to start. While the interpreter exits, no thread
+    # can be started; the interpreter closes the socket then.
     with suppress(RuntimeError):
         _thread.start_new_thread(_close, (inner,))
 
@@ -291,7 +286,7 @@ def _task_is_being_cancelled() -> bool:
         return False
     try:
         task = asyncio.current_task()
-    except RuntimeError:  # another event loop than asyncio's
+    except RuntimeError:  # an event loop other than asyncio's
         return False
     return task is not None and task.cancelling() > 0
 
@@ -299,7 +294,7 @@ def _task_is_being_cancelled() -> bool:
 @lru_cache(maxsize=8)
 def _tee_class(response_class: type, is_async: bool) -> type[_Tee]:
     base_name, ours = ("AsyncByteStream", _AsyncTee) if is_async else ("SyncByteStream", _SyncTee)
-    # httpx or httpx2, by the response itself: openai 2 and 3 take clients of either library.
+    # By the response, not by the version of the SDK: openai 2 and 3 take clients of httpx and of httpx2.
     for parent in response_class.__mro__:
         library = sys.modules.get(parent.__module__.partition(".")[0])
         base = getattr(library, base_name, None)
@@ -312,7 +307,8 @@ def install(response: Any, tap: StreamTap, is_async: bool, opened: Any = None, b
     """Put a tee in the place of `response.stream`."""
     exchange = tap.exchange
     exchange.streamed = True
-    # What is rewritten came as it is: `RoutedCall.peek` has looked. A look costs 5 us, of the time to the first token.
+    # A stream that is rewritten is not encoded: `RoutedCall.start_stream` has looked. A look costs 5 us until the first
+    # token.
     encoding = response.headers.get("content-encoding") if tap.rewriter is None else None
     if encoding and encoding.lower() != "identity":
         exchange.decode = _decoder(type(response), encoding)
@@ -320,7 +316,7 @@ def install(response: Any, tap: StreamTap, is_async: bool, opened: Any = None, b
 
 
 def _decoder(response_class: Any, encoding: str) -> Callable[[bytes], bytes]:
-    # The library that would decode it for the app decodes it for us, later and elsewhere.
+    # The HTTP library that would decode the answer for the app decodes it here, later and on the recorder's thread.
     return lambda raw: response_class(200, headers={"content-encoding": encoding}, content=raw).content
 
 

@@ -1,9 +1,8 @@
-"""The surfaces of the SDK that are recorded, by path: what may be routed, how it is sent, how the answer is rewritten.
+"""Decides which requests of the SDK are patched: by their path (the surface), and by the app's own `match`.
 
-By path, so that `create`, `parse`, `stream`, raw responses and plain `client.post` are all the same. Everything else
-(embeddings, files, `/responses/compact`, `/responses/ID/cancel`) passes through untouched. The champion is only ever
-asked for a chat completion; a surface that is not chat translates, and then only if nothing is lost, or stays
-upstream. What translates is imported by the first call that needs it.
+By path, so that `create`, `parse`, `stream`, raw responses and plain `client.post` are treated alike. All other paths
+(embeddings, files, `/responses/compact`) pass through untouched. The engine is only ever asked for chat completions. A
+surface that is not chat is translated if nothing gets lost in the translation; else its calls stay upstream.
 """
 
 from __future__ import annotations
@@ -23,39 +22,39 @@ from art_patch.types import Api
 
 
 class Surface:
-    """One surface; stateless. `to_engine_request` and `rewriter` are only called for what may be routed."""
+    """One surface of the API. It has no state."""
 
     api: ClassVar[Api]
     needs_model: ClassVar[bool] = True
 
     def why_not_routed(self, options: Any, stream: bool, settings: Settings) -> str | None:
-        """Return why the champion cannot answer this call; `None` if it can."""
+        """Return why the engine cannot answer this call; `None` if it can."""
         raise NotImplementedError
 
     def to_engine_request(self, options: Any, target: Target, client: Any) -> Any:
-        """Return the request options for the champion; `options` itself is what upstream will get."""
+        """Return the request options for the engine. `options` itself stays as it is, for upstream."""
         raise NotImplementedError
 
     def rewriter(self, options: Any, local: Any) -> ResponseRewriter:
-        """Return what checks and rewrites the answer to the request options `local`, made from `options`."""
+        """Return the rewriter for the engine's answer to `local`, the request options made from `options`."""
         raise NotImplementedError
 
 
 class Chat(Surface):
-    """Chat completions, the engine's own tongue."""
+    """Chat completions: the API that the engine speaks."""
 
     api = "chat"
 
     def why_not_routed(self, options: Any, stream: bool, settings: Settings) -> str | None:
-        """See `eligible`."""
+        """Return why the engine cannot answer this chat completion; `None` if it can."""
         return why_not_routed(options, stream)
 
     def to_engine_request(self, options: Any, target: Target, client: Any) -> Any:
-        """See `local_request`."""
+        """Return the same chat completion for the champion."""
         return to_engine_request(options, target, client)
 
     def rewriter(self, options: Any, local: Any) -> ResponseRewriter:
-        """See `rewriter`."""
+        """Return a rewriter that keeps the fields that the app has asked for."""
         body, given = local.json_data, options.json_data
         extra: Any = getattr(options, "extra_json", None) or {}
         return ResponseRewriter(
@@ -68,35 +67,36 @@ class Chat(Surface):
 
 
 class Completions(Surface):
-    """Legacy completions: recorded only."""
+    """Legacy completions. They are recorded and never routed."""
 
     api = "completions"
 
     def why_not_routed(self, options: Any, stream: bool, settings: Settings) -> str | None:
-        """A completion prompt is continued as it stands; a chat template would make another prompt of it."""
+        """Return the reason why no completion is routed: a chat template would turn its prompt into another one."""
         return "a completion prompt is not a chat"
 
 
 class Responses(Surface):
-    """The Responses API, translated to chat where nothing is lost."""
+    """The Responses API, translated to chat completions where nothing gets lost."""
 
     api = "responses"
-    needs_model = False  # a `prompt` template may name it
+    needs_model = False  # a `prompt` template may name the model
 
     def why_not_routed(self, options: Any, stream: bool, settings: Settings) -> str | None:
-        """See `responses_request`."""
+        """Return why this call cannot be translated; `None` if it can."""
+        # Imported by the first call that needs it, so that `patch()` is spared it.
         from art_patch.patching.rewriting.responses_request import why_not_routed
 
         return why_not_routed(options, stream, stateless=settings.stateless_responses)
 
     def to_engine_request(self, options: Any, target: Target, client: Any) -> Any:
-        """See `responses_request`."""
+        """Return the request as a chat completion."""
         from art_patch.patching.rewriting.responses_request import to_engine_request
 
         return to_engine_request(options, target, client)
 
     def rewriter(self, options: Any, local: Any) -> ResponseRewriter:
-        """See `responses_rewriter`."""
+        """Return a rewriter that makes a response of the chat answer."""
         from art_patch.patching.rewriting.responses_rewriter import rewriter
 
         return rewriter(options, local)
@@ -107,12 +107,12 @@ _BY_PATH: dict[str, Surface] = {
     "completions": Completions(),
     "responses": Responses(),
 }
+# The path as the SDK writes it, so that nearly every call is found without splitting its address.
 _BY_URL: dict[str, Surface] = {f"/{path}": surface for path, surface in _BY_PATH.items()}
-"""As the SDK itself writes it; saves taking the address apart."""
 
 
 def surface_of(options: Any) -> Surface | None:
-    """Return the surface that a request goes to; `None` if it is none of ours."""
+    """Return the surface of a request; `None` if the request is passed through untouched."""
     url = options.url
     surface = _BY_URL.get(url) or _BY_PATH.get(url.partition("?")[0].strip("/"))
     if surface is None:
@@ -128,9 +128,9 @@ Matches = Callable[[Mapping[str, Any]], bool]
 
 
 def compile_match(match: Match) -> Matches | None:
-    """Return the question that a request's body answers; `None` if every call is ours.
+    """Return a function that says whether a request body is matched; `None` if every call is.
 
-    A pattern looks at the model that the app asks for: a glob must fit the whole name, an expression any part of it.
+    A pattern is compared with the model's name: a glob must fit the whole name, an expression any part of it.
     """
     if match is None:
         return None
@@ -145,7 +145,7 @@ def compile_match(match: Match) -> Matches | None:
     def ask(body: Mapping[str, Any]) -> bool:
         try:
             return bool(chooses(MappingProxyType(cast(dict[str, Any], body))))
-        except Exception as error:  # the user's function; what it cannot judge is left alone
+        except Exception as error:  # the user's function failed, so the call is left alone
             faults.trouble("match", error)
             return False
 

@@ -1,8 +1,25 @@
-"""The wrappers on the SDK: thin sync and async shells around `RoutedCall`, and how they are put on and taken off.
+"""Wraps the SDK's base clients: thin synchronous and asynchronous shells around `RoutedCall`.
 
-Four functions of the SDK's base clients are wrapped, because every chat surface of openai 1, 2 and 3 goes through
-them: `request` (one call, retries included) for routing and the record, `_process_response` (the HTTP response before
-the SDK parses it) for the bytes. Objects made before the patch are covered, objects that the SDK returns are its own.
+Four functions are wrapped, because every call of openai 1, 2 and 3 passes through them: `request` (one call, retries
+included) decides about routing and recording; `_process_response` (the HTTP response before the SDK parses it) sees the
+bytes. Clients made before the patch are covered, and all objects that the app gets are the SDK's own.
+
+The wrappers call `RoutedCall` in this order::
+
+    request               begin                          `None`: the call is passed through untouched
+      while it is routed  next_attempt                   `None`: upstream is asked
+        the SDK sends the attempt through the engine client
+        _process_response claim, rewriter                and then, for an answer that is in memory,
+                          rewrite_whole                  or else, for a stream,
+                          start_stream, first_token_timeout_s, read_held_back (for each chunk), hand_out_stream
+        it worked         answered                       the end; a stream ends later, in its tap
+        it failed         attempt_failed                 the next attempt, or upstream
+      the SDK sends the call to upstream
+        _process_response claim, capture                 for the response that the SDK accepts
+        it worked         answered                       the end
+        it failed         last_attempt                   one more attempt, if the engine's answer was empty
+    an error that is raised
+                          failed                         the end
 """
 
 from __future__ import annotations
@@ -24,34 +41,39 @@ from art_patch.patching.sdk.first_byte_watch import watch
 
 MODULE = "openai._base_client"
 
+# Errors of these libraries are about the network or the server, and no faults of art_patch.
 _BELOW_US = ("httpx", "httpx2", "httpcore", "httpcore2", "anyio", "openai")
 
 
-class _Site(NamedTuple):
+class Site(NamedTuple):
+    """A function of a class that a wrapper of ours has replaced."""
+
     owner: type
     name: str
     original: Any
     wrapper: Any
 
+    def restore(self) -> bool:
+        """Put the original function object back; false if another wrapper lies over ours."""
+        if self.owner.__dict__.get(self.name) is not self.wrapper:
+            return False
+        setattr(self.owner, self.name, self.original)
+        return True
+
 
 class Wrapping:
-    """The four wrappers. They ask `runtime(client)` on each call and pass through when it says `None`."""
+    """Puts the four wrappers on the SDK and takes them off."""
 
     def __init__(self, runtime: Callable[[Any], Runtime | None]) -> None:
-        """Wrap nothing yet; `runtime(client)` says whether, and by what, a client's calls are handled."""
+        """Wrap nothing yet. Each call asks `runtime(client)`, and passes through untouched if that is `None`."""
         self._runtime = runtime
-        self._sites: list[_Site] = []
-
-    @property
-    def on(self) -> bool:
-        """Whether the SDK is wrapped."""
-        return bool(self._sites)
+        self._sites: list[Site] = []
 
     def put_on(self, module: Any) -> None:
-        """Wrap the SDK's base clients; nothing if they are wrapped already.
+        """Wrap the base clients of the SDK, once.
 
         Raises:
-            LookupError, AttributeError: if the SDK does not have what we wrap; then nothing was wrapped.
+            LookupError, AttributeError: if this SDK does not have these functions. Then nothing is wrapped.
         """
         if self._sites:
             return
@@ -62,40 +84,37 @@ class Wrapping:
             (module.AsyncAPIClient, "_process_response", _async_response),
         )
         for base, name, make in (places[0], places[2]):
-            places += tuple((owner, name, make) for owner in _past(base, name))
+            places += tuple((owner, name, make) for owner in _already_wrapped_below(base, name))
+        # All are looked up before the first is replaced, so that a missing one leaves nothing half wrapped.
         originals = [owner.__dict__[name] for owner, name, _ in places]
         for (owner, name, make), original in zip(places, originals, strict=True):
             wrapper: Any = wrapt.FunctionWrapper(original, make(original))
             setattr(owner, name, wrapper)
-            self._sites.append(_Site(owner, name, original, wrapper))
+            self._sites.append(Site(owner, name, original, wrapper))
 
-    def take_off(self) -> bool:
-        """Restore the original function objects; false if somebody wrapped over us, who then keeps calling through."""
-        clean = True
+    def take_off(self) -> None:
+        """Restore the original functions. Where another wrapper lies over ours, ours stays and passes calls through."""
         for site in self._sites:
-            if site.owner.__dict__.get(site.name) is site.wrapper:
-                setattr(site.owner, site.name, site.original)
-            else:
-                clean = False
+            site.restore()
         self._sites = []
-        return clean
 
     def _sync_request(self, original: Any) -> Callable[..., Any]:
         def request(wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             options, around = _options(args, kwargs), PENDING.get()
             if around is not None and around.covers(options):
-                return wrapped(*args, **kwargs)  # an older wrapper of ours below somebody else's
+                # The same call once more: an older wrapper of ours, below another instrumentation's.
+                return wrapped(*args, **kwargs)
             routed_call = begin(self._runtime(client), client, options, kwargs.get("stream", False), False)
             if routed_call is None and around is None:
                 return wrapped(*args, **kwargs)
+            # Also with `None`: inside another call, the response of this one must not be taken for the other's.
             token = PENDING.set(routed_call)
             try:
                 if routed_call is None:
                     return wrapped(*args, **kwargs)
                 while routed_call.routed and (attempt := routed_call.next_attempt()) is not None:
                     try:
-                        attempt_args, attempt_kwargs = _for_engine(attempt, args, kwargs)
-                        result = original.__get__(attempt.engine_client)(*attempt_args, **attempt_kwargs)
+                        result = _ask(original, attempt, args, kwargs)
                     except Exception as error:
                         routed_call.attempt_failed(error)
                     else:
@@ -107,8 +126,7 @@ class Wrapping:
                     attempt, result = routed_call.last_attempt(error), None
                     if attempt is not None:
                         try:
-                            attempt_args, attempt_kwargs = _for_engine(attempt, args, kwargs)
-                            result = original.__get__(attempt.engine_client)(*attempt_args, **attempt_kwargs)
+                            result = _ask(original, attempt, args, kwargs)
                         except Exception as no_answer:
                             routed_call.attempt_failed(no_answer)
                     if result is None:
@@ -124,6 +142,7 @@ class Wrapping:
 
         return request
 
+    # The same with `await`. One body for both would cost a generator or a coroutine in every synchronous call.
     def _async_request(self, original: Any) -> Callable[..., Any]:
         async def request(
             wrapped: Callable[..., Awaitable[Any]], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -140,8 +159,7 @@ class Wrapping:
                     return await wrapped(*args, **kwargs)
                 while routed_call.routed and (attempt := routed_call.next_attempt()) is not None:
                     try:
-                        attempt_args, attempt_kwargs = _for_engine(attempt, args, kwargs)
-                        result = await original.__get__(attempt.engine_client)(*attempt_args, **attempt_kwargs)
+                        result = await _ask(original, attempt, args, kwargs)
                     except Exception as error:
                         routed_call.attempt_failed(error)
                     else:
@@ -153,8 +171,7 @@ class Wrapping:
                     attempt, result = routed_call.last_attempt(error), None
                     if attempt is not None:
                         try:
-                            attempt_args, attempt_kwargs = _for_engine(attempt, args, kwargs)
-                            result = await original.__get__(attempt.engine_client)(*attempt_args, **attempt_kwargs)
+                            result = await _ask(original, attempt, args, kwargs)
                         except Exception as no_answer:
                             routed_call.attempt_failed(no_answer)
                     if result is None:
@@ -186,20 +203,20 @@ def _sync_response(_: Any) -> Callable[..., Any]:
             if response.is_closed:
                 routed_call.rewrite_whole(rewriter, response)
             else:
-                events, before = routed_call.peek(rewriter, response), list[bytes]()
+                events, before = routed_call.start_stream(rewriter, response), list[bytes]()
                 opened = iter(response.stream)
                 with watch.wait_for(response, routed_call.first_token_timeout_s(attempt, response)):
                     while not events.begun and (chunk := next(opened, None)) is not None:
-                        before.append(routed_call.read(events, chunk))
-                # From here on it may pause, as any stream that has begun.
+                        before.append(routed_call.read_held_back(events, chunk))
+                # From here on the stream may pause between chunks for as long as any other.
                 while not events.started and (chunk := next(opened, None)) is not None:
-                    before.append(routed_call.read(events, chunk))
-                routed_call.roll(response, events, opened, before)
+                    before.append(routed_call.read_held_back(events, chunk))
+                routed_call.hand_out_stream(response, events, opened, before)
         except BaseException as error:
             response.close()
             _not_ours(error)
             raise
-        # The objects that the app gets belong to its own client, not to the engine_client.
+        # By the app's own client and not by `wrapped`, so that the objects that the app gets belong to its client.
         return routed_call.client._process_response(**{**kwargs, "options": routed_call.options})
 
     return process
@@ -222,17 +239,17 @@ def _async_response(_: Any) -> Callable[..., Any]:
             if response.is_closed:
                 routed_call.rewrite_whole(rewriter, response)
             else:
-                events, before = routed_call.peek(rewriter, response), list[bytes]()
+                events, before = routed_call.start_stream(rewriter, response), list[bytes]()
                 opened = response.stream.__aiter__()
                 try:
                     async with _deadline(routed_call.first_token_timeout_s(attempt, response)):
                         while not events.begun and (chunk := await anext(opened, None)) is not None:
-                            before.append(routed_call.read(events, chunk))
+                            before.append(routed_call.read_held_back(events, chunk))
                 except TimeoutError as error:
                     raise TooSlow("the stream did not begin in time") from error
                 while not events.started and (chunk := await anext(opened, None)) is not None:
-                    before.append(routed_call.read(events, chunk))
-                routed_call.roll(response, events, opened, before)
+                    before.append(routed_call.read_held_back(events, chunk))
+                routed_call.hand_out_stream(response, events, opened, before)
         except BaseException as error:
             await response.aclose()
             _not_ours(error)
@@ -242,11 +259,21 @@ def _async_response(_: Any) -> Callable[..., Any]:
     return process
 
 
-def _past(base: type, name: str) -> list[type]:
-    """Classes below `base` on which another instrumentation has put a wrapper of its own around the base's function.
+def _ask(original: Any, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Send an attempt through its engine client. For an asynchronous client, return the coroutine that sends it."""
+    # The SDK hands the options over by position. openai 1.12 to 1.66 adds the remaining retries after them.
+    if len(args) > 1:
+        args = (args[0], attempt.options, *args[2:])
+    else:
+        kwargs = {**kwargs, "options": attempt.options}
+    return original.__get__(attempt.engine_client)(*args, **kwargs)
 
-    It holds the function as it was then, so whatever is put on the base now would never be called. A method that the
-    app's own subclass defines is no such thing: it calls the base's.
+
+def _already_wrapped_below(base: type, name: str) -> list[type]:
+    """Return the subclasses of `base` where another instrumentation has wrapped a function of `base`.
+
+    Such a wrapper holds the function as it was then, so a wrapper that is put on `base` now would never be called. A
+    method that the app's own subclass defines is not affected: it calls the method of `base`.
     """
     unwrapped = base.__dict__[name]
     return [each for each in _below(base) if name in each.__dict__ and inspect.unwrap(each.__dict__[name]) is unwrapped]
@@ -259,14 +286,14 @@ def _below(owner: type) -> list[type]:
 def _deadline(seconds: float) -> AbstractAsyncContextManager[object]:
     try:
         asyncio.get_running_loop()
-    except RuntimeError:  # another event loop than asyncio's, which knows no such thing as a timeout of its own
-        return _fail_after(seconds)
+    except RuntimeError:
+        return _fail_after(seconds)  # trio, or another event loop that knows no `asyncio.timeout`
     return asyncio.timeout(seconds)
 
 
 @asynccontextmanager
 async def _fail_after(seconds: float) -> AsyncGenerator[None]:
-    from anyio import fail_after  # the SDK brings it
+    from anyio import fail_after  # installed with the SDK
 
     with fail_after(seconds):
         yield
@@ -276,16 +303,8 @@ def _options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[1] if len(args) > 1 else kwargs.get("options")
 
 
-def _for_engine(
-    attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if len(args) > 1:
-        return (args[0], attempt.options, *args[2:]), kwargs
-    return args, {**kwargs, "options": attempt.options}
-
-
 def _not_ours(error: BaseException) -> None:
-    """Count `error` unless it is the engine's doing."""
+    """Count `error` as a fault of art_patch, unless the engine or the network caused it."""
     from_below = type(error).__module__.partition(".")[0] in _BELOW_US
     if isinstance(error, Exception) and not isinstance(error, InvalidAnswer) and not from_below:
         faults.fault("patching.rewriter", error)
@@ -295,5 +314,6 @@ def _reset(token: Token[RoutedCall | None]) -> None:
     try:
         PENDING.reset(token)
     except ValueError:
-        # A coroutine that was never finished is closed by the garbage collector in whatever context that runs in.
+        # The garbage collector closes a coroutine that was never finished in another context, where there is nothing
+        # to reset.
         return
