@@ -1,11 +1,9 @@
-"""A schedule in the five fields of a crontab, read strictly, and written as cron, Kubernetes and systemd each want it.
+"""Reads a schedule in the five fields of a crontab, and writes it for cron, Kubernetes and systemd.
 
-In: `MINUTE HOUR DAY MONTH WEEKDAY`; a field is `*`, numbers, ranges `a-b`, steps `*/n` and `a-b/n`, several of them
-separated by commas; months and weekdays also by their English names of three letters; Sunday is 0 or 7. Out: the same
-moments. What the three understand differently is refused: both a day of the month and a weekday means "either" to cron
-and "both" to systemd, and a schedule that never comes is a mistake everywhere.
+The fields are `MINUTE HOUR DAY MONTH WEEKDAY`. A field is `*`, a number, a range `a-b`, or a step `*/n` or `a-b/n`;
+commas separate several of them. Months and weekdays may be English names of three letters. Sunday is 0 or 7.
 
-Times are the local ones of whoever runs the job; in Kubernetes that is the controller, usually at UTC.
+Times are local times of the machine that runs the job. In Kubernetes that is the controller, usually with UTC.
 """
 
 from __future__ import annotations
@@ -33,13 +31,14 @@ class _Field:
     names: dict[str, int]
 
     def values(self, text: str) -> tuple[int, ...]:
-        """Return the numbers that the text stands for, in order."""
+        """Return the numbers that a field's text means, in order."""
         found: set[int] = set()
         for part in text.lower().split(","):
             matched = re.fullmatch(r"(?:(\*)|(\w+)(?:-(\w+))?)(?:/([0-9]{1,4}))?", part, re.ASCII)
             if matched is None:
                 raise self._wrong(part)
             star, first, last, step = matched.groups()
+            # `5/2` is refused: Kubernetes reads it as `5-59/2`, and other crons do not know it.
             if step is not None and (int(step) < 1 or (star is None and last is None)):
                 raise self._wrong(part)
             begin = self.low if star else self._number(first, part)
@@ -68,7 +67,7 @@ _WEEKDAY = _Field("weekday", 0, 7, _DAY_NUMBERS)
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Moments that come again. Every field holds its numbers in order; weekdays count from Sunday, 0."""
+    """A schedule. Every field holds all its numbers, in order; weekdays count from Sunday, which is 0."""
 
     minutes: tuple[int, ...]
     hours: tuple[int, ...]
@@ -77,13 +76,13 @@ class Schedule:
     weekdays: tuple[int, ...]
 
     def as_cron(self) -> str:
-        """Return five fields that every cron reads alike: no names, no steps, Sunday is 0."""
+        """Return five fields that every cron reads alike: without names and steps, Sunday is 0."""
         full = (60, 24, 31, 12, 7)
         fields = (self.minutes, self.hours, self.days, self.months, self.weekdays)
         return " ".join(_listed(values, size, "-", 1) for values, size in zip(fields, full, strict=True))
 
     def as_calendar(self) -> str:
-        """Return it as systemd's `OnCalendar=` has it."""
+        """Return the value of systemd's `OnCalendar=`."""
         names = ",".join(_WEEKDAYS[number] for number in self.weekdays)
         date = f"*-{_listed(self.months, 12, '..', 2)}-{_listed(self.days, 31, '..', 2)}"
         time = f"{_listed(self.hours, 24, '..', 2)}:{_listed(self.minutes, 60, '..', 2)}:00"
@@ -91,10 +90,10 @@ class Schedule:
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Return the schedule that the text says.
+    """Return the schedule that a text of five fields means.
 
     Raises:
-        ConfigError: it says none, or one that cron and systemd would understand differently.
+        ConfigError: the text is no schedule, or cron and systemd would understand it differently.
     """
     fields = text.split()
     if len(fields) != 5:
@@ -103,7 +102,8 @@ def parse_schedule(text: str) -> Schedule:
     minutes, hours, days, months, numbers = (
         reader.values(field) for reader, field in zip(readers, fields, strict=True)
     )
-    weekdays = tuple(sorted({number % 7 for number in numbers}))
+    weekdays = tuple(sorted({number % 7 for number in numbers}))  # Sunday as 7 becomes 0
+    # With both, cron runs on days that match either, and systemd on days that match both.
     if len(days) < 31 and len(weekdays) < 7:
         raise ConfigError(
             f"{text!r} names days of the month and weekdays: cron takes either, systemd both; give one of them"
@@ -115,7 +115,7 @@ def parse_schedule(text: str) -> Schedule:
 
 
 def _listed(values: tuple[int, ...], full: int, between: str, digits: int) -> str:
-    """Return the numbers as a list of ranges, `*` for all; three and more in a row are a range."""
+    """Return `*` for all numbers, else a list; three and more in a row become a range such as `1-3`."""
     if len(values) == full:
         return "*"
     runs: list[list[int]] = []
