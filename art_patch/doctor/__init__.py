@@ -1,9 +1,9 @@
-"""Doctor: what works, what does not, and what to do about it, before anybody has to ask.
+"""Doctor: says what works on this machine, what does not, and how to mend it.
 
-In: settings, and what this machine says about packages, files, GPUs, the store's route and the engine. Out: `Finding`s,
-in the order in which one would look. Every check only reads; the engine, which is asked for two short answers, and a
-store on a server are the only things that are asked over a network.
-A check that cannot be made is a finding too, so `examine` never fails because of what it finds.
+`examine` returns `Finding`s in the order in which a person would look: this Python environment, the settings, the
+store, the engine. Checks only read. Two things are asked over a network: the engine, for two short answers, and
+PostgreSQL.
+A check that fails is a finding too, so `examine` itself never fails because of what it finds.
 """
 
 # pyright: reportUnusedImport=false
@@ -17,10 +17,4 @@ if TYPE_CHECKING:
     from art_patch.doctor.examination import examine
     from art_patch.doctor.finding import Finding, Level
 else:
-    __getattr__ = lazily(
-        __name__,
-        {
-            "examination": "examine",
-            "finding": "Finding Level",
-        },
-    )
+    __getattr__ = lazily(__name__, {"examination": "examine", "finding": "Finding Level"})

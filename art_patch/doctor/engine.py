@@ -1,10 +1,11 @@
-"""Checks of what calls meet: the mode, the champion, its engine, the clock."""
+"""Checks of serving: the mode, the champion, its engine, its LoRA, and the clock."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from art_patch.doctor.finding import Finding
 from art_patch.errors import ArtPatchError
@@ -13,27 +14,35 @@ from art_patch.types import Route
 START = "art-patch serve --base MODEL"
 
 _SKEW_S = 60.0
-_BEFORE_US = 1_735_689_600.0  # 2025-01-01: no clock that is right says less
+_BEFORE = 1_735_689_600.0  # 2025-01-01, before the first release: an earlier time is certainly wrong
+_MESSAGE = "Tell me something I do not know."  # open-ended: a model that is sure of every token shows no difference
+_SAME_NATS = 1e-6
+_BACK = "restart `art-patch serve`; if that does not mend it, go back: `art-patch rollback`"
+_ASK = "see what `art-patch serve` says; calls go upstream meanwhile"
 
 
 class Engine(Protocol):
-    """What the checks ask an engine."""
+    """The part of an engine's client that the checks use."""
 
     def health(self) -> bool:
-        """Whether it answers."""
+        """Return whether the engine answers."""
         ...
 
     def models(self) -> Sequence[str]:
-        """What it serves."""
+        """Return the names of the policies that it serves."""
         ...
 
     def chat(self, **body: Any) -> dict[str, Any]:
-        """One chat completion; body and answer are OpenAI's JSON."""
+        """Return a chat completion; body and answer are OpenAI's JSON."""
         ...
 
 
+Connect = Callable[[str, str | None], Engine]
+"""Address, name of a key file -> a client of the engine."""
+
+
 def mode(own: str, source: str, route: Route) -> Finding:
-    """Which mode is in force, and who says so."""
+    """Name the mode in force, and where it was set. The store's mode overrules `own`, which came from `source`."""
     if route.mode is not None:
         percent = "" if route.canary_percent is None else f" at {route.canary_percent:g} %"
         return Finding("mode", "ok", f"{route.mode}{percent}, set in the store by `art-patch mode`")
@@ -42,20 +51,14 @@ def mode(own: str, source: str, route: Route) -> Finding:
 
 
 def champion(route: Route) -> Finding:
-    """Who serves."""
+    """Name the policy that serves."""
     if route.champion is None:
         return Finding("champion", "ok", "none yet: calls go upstream and are recorded")
     return Finding("champion", "ok", route.champion)
 
 
-def engine(route: Route, base_url: str | None, connect: Callable[[str, str | None], Engine]) -> Finding:
-    """Whether the champion's engine answers, and serves it and the policy that is tested.
-
-    Args:
-        route: what the store says.
-        base_url: what the settings say instead.
-        connect: makes a client from an address and the name of a key file.
-    """
+def engine(route: Route, base_url: str | None, connect: Connect) -> Finding:
+    """Check that the engine answers and serves champion and challenger. `base_url` overrules the route's address."""
     address = base_url or route.base_url
     if address is None:
         if route.champion is None:
@@ -80,15 +83,90 @@ def engine(route: Route, base_url: str | None, connect: Callable[[str, str | Non
     return Finding("engine", "ok", f"{address} answers and serves {route.champion or ', '.join(names)}")
 
 
-def clock(now: float, last_call_at: float | None) -> Finding:
-    """Whether the time can be right; runs settle, and keys sort, by it.
+class _Answer(NamedTuple):
+    """Token ids of an answer, and the log-probability of each in nats."""
 
-    Args:
-        now: what the clock says.
-        last_call_at: when the newest recorded call began.
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+class _Unreadable(Exception):
+    """The engine's answer has no token ids or no log-probabilities."""
+
+
+def adapter(route: Route, base_url: str | None, connect: Connect) -> Finding | None:
+    """Check that the champion's answer differs from the base's, so its LoRA is applied; `None` if no engine answers.
+
+    An engine that ignores a LoRA looks healthy and answers well, as the base model. Both get the same short message at
+    temperature 0, and their log-probabilities are compared. Only equality is suspicious here: the size of the
+    difference is checked when an engine loads an adapter.
     """
+    address, champion = base_url or route.base_url, route.champion
+    if address is None or champion is None:
+        return None
+    base = f"{champion.rpartition('@')[0]}@0"
+    try:
+        client = connect(address, route.key_file)
+        if not client.health() or not {champion, base} <= set(client.models()):
+            return None
+    except (ArtPatchError, ValueError):  # the check `engine` reports it
+        return None
+    if champion == base:
+        return Finding("adapter", "ok", f"none: {base}, the base itself, serves")
+    answers: list[_Answer] = []
+    for name in (base, champion):
+        try:
+            answers.append(_ask(client, name))
+        except _Unreadable:
+            return Finding("adapter", "bad", f"{name} answers without log-probabilities", _ASK)
+        except (ArtPatchError, ValueError) as error:  # ValueError: no JSON
+            return Finding("adapter", "bad", f"{name} cannot be asked ({' '.join(str(error).split())})", _ASK)
+        if not all(map(math.isfinite, answers[-1].logprobs)):
+            return Finding("adapter", "bad", f"{name} answers with log-probabilities that are not finite", _BACK)
+    return _compare(champion, *answers)
+
+
+def _ask(client: Engine, name: str) -> _Answer:
+    messages = [{"role": "user", "content": _MESSAGE}]
+    answer = client.chat(
+        model=name, messages=messages, max_tokens=8, temperature=0, logprobs=True, return_token_ids=True
+    )
+    try:
+        choice: Any = answer["choices"][0]
+        # JSON has no NaN, and some servers write null for it.
+        logprobs = [math.nan if (value := one["logprob"]) is None else value for one in choice["logprobs"]["content"]]
+        found = _Answer(list(map(int, choice["token_ids"])), list(map(float, logprobs)))
+    except (LookupError, TypeError, ValueError) as error:
+        raise _Unreadable from error
+    if not found.logprobs or len(found.logprobs) != len(found.token_ids):
+        raise _Unreadable
+    return found
+
+
+def _compare(champion: str, base: _Answer, own: _Answer) -> Finding:
+    # After the first different token the contexts differ, so later log-probabilities cannot be compared.
+    agreed = 0
+    for one, other in zip(base.token_ids, own.token_ids, strict=False):
+        if one != other:
+            break
+        agreed += 1
+    gaps = [abs(one - other) for one, other in zip(base.logprobs[:agreed], own.logprobs[:agreed], strict=True)]
+    gap = max(gaps, default=0.0)
+    if base.token_ids == own.token_ids and gap <= _SAME_NATS:
+        return Finding("adapter", "bad", f"{champion} answers exactly as the base: the LoRA is not applied", _BACK)
+    if base.token_ids == own.token_ids:
+        words = f"up to {gap:.2g} nats a token from the base"
+    elif gap <= _SAME_NATS:
+        words = f"other words than the base from token {agreed + 1}"
+    else:
+        words = f"up to {gap:.2g} nats a token from the base, other words from token {agreed + 1}"
+    return Finding("adapter", "ok", f"{champion} is applied: {words}")
+
+
+def clock(now: float, last_call_at: float | None) -> Finding:
+    """Check that the time (seconds since the epoch) is plausible, because runs settle and ids sort by it."""
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
-    if now < _BEFORE_US:
+    if now < _BEFORE:
         return Finding("clock", "bad", f"{shown} cannot be right", "set the clock")
     if last_call_at is not None and last_call_at > now + _SKEW_S:
         ahead = last_call_at - now

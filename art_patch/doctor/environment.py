@@ -1,37 +1,40 @@
-"""Checks of this Python environment: the SDK, who else patches it, and which calls never reach it."""
+"""Checks of this Python environment and its settings: packages, GPUs, vLLM, the judge's library, variables.
+
+Functions take `installed`, the function that returns a package's version, so that tests can describe other machines.
+"""
 
 from __future__ import annotations
 
+import difflib
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from art_patch import serving
 from art_patch.doctor.finding import Finding
+from art_patch.errors import ConfigError
 from art_patch.patching import BYPASSES
+from art_patch.settings import PREFIX, Settings
+from art_patch.store import without_password
+from art_patch.types import Route
 
 Installed = Callable[[str], str | None]
-"""From the name of a distribution to its version, `None` if it is not installed."""
+"""Name of a distribution -> its version; `None` if it is not installed."""
 
 _HTTP_LIBRARIES = ("httpx", "httpx2", "httpx-aiohttp")
-
 _PATCHERS = (
-    "langfuse",
-    "langsmith",
-    "logfire",
-    "weave",
-    "mlflow",
-    "sentry-sdk",
-    "ddtrace",
-    "instructor",
-    "traceloop-sdk",
-    "openinference-instrumentation-openai",
-    "opentelemetry-instrumentation-openai",
-    "opentelemetry-instrumentation-openai-v2",
-    "opentelemetry-instrumentation-httpx",
-)
-"""What wraps the OpenAI SDK or the HTTP library below it."""
+    "langfuse", "langsmith", "logfire", "weave", "mlflow", "sentry-sdk", "ddtrace", "instructor", "traceloop-sdk",
+    "openinference-instrumentation-openai", "opentelemetry-instrumentation-openai",
+    "opentelemetry-instrumentation-openai-v2", "opentelemetry-instrumentation-httpx",
+)  # fmt: skip
+"""Packages that also wrap the OpenAI SDK, or the HTTP library below it."""
+
+# Releases of litellm on PyPI that sent the machine's keys and passwords to strangers.
+_MALICIOUS = frozenset({"1.82.7", "1.82.8"})
+_INSTALL = 'pip install "art-patch[judge]"'
+_SECRET = frozenset({"judge_api_key"})
 
 
 def installed_version(package: str) -> str | None:
@@ -43,42 +46,36 @@ def installed_version(package: str) -> str | None:
 
 
 def python() -> Finding:
-    """Which Python is examined: the app's own must be this one for the rest to mean anything."""
+    """Name this interpreter. If the app runs in another one, all other findings say nothing about the app."""
     return Finding("python", "ok", f"{platform.python_version()} at {sys.executable}")
 
 
 def sdk(installed: Installed, base_clients: Callable[[], Any]) -> list[Finding]:
-    """Whether the OpenAI SDK is one that can be wrapped.
+    """Try whether the installed OpenAI SDK can be wrapped.
 
     Args:
-        installed: see `Installed`.
-        base_clients: imports and returns the SDK's module of base clients.
+        base_clients: imports and returns the module `openai._base_client`.
     """
     found = installed("openai")
     if found is None:
         return [Finding("openai", "bad", "not installed", "pip install openai")]
     libraries = ", ".join(f"{name} {number}" for name in _HTTP_LIBRARIES if (number := installed(name)))
     text = f"{found}, over {libraries or 'no HTTP library that we know'}"
-    from art_patch.patching import Wrapping
+    from art_patch.patching import Wrapping  # imports the SDK's dependencies
 
     wrapping = Wrapping(lambda _: None)
     try:
         wrapping.put_on(base_clients())
-    except Exception as error:  # whatever another release of the SDK may be like
-        return [
-            Finding(
-                "openai",
-                "bad",
-                f"{text}: this release cannot be wrapped ({type(error).__name__}: {error})",
-                "install a release that art-patch supports: pip install 'openai>=1.66,<4'",
-            )
-        ]
+    except Exception as error:  # an unknown release of the SDK may fail in any way
+        cure = "install a release that art-patch supports: pip install 'openai>=1.66,<4'"
+        why = f"{text}: this release cannot be wrapped ({type(error).__name__}: {error})"
+        return [Finding("openai", "bad", why, cure)]
     wrapping.take_off()
     return [Finding("openai", "ok", f"{text}: can be wrapped")]
 
 
 def patchers(installed: Installed) -> list[Finding]:
-    """Who else wraps the SDK."""
+    """List other packages that wrap the SDK."""
     found = [f"{name} {number}" for name in _PATCHERS if (number := installed(name))]
     if not found:
         return [Finding("other patchers", "ok", "none")]
@@ -86,10 +83,139 @@ def patchers(installed: Installed) -> list[Finding]:
 
 
 def bypasses(installed: Installed) -> list[Finding]:
-    """Which installed packages have calls that the patch cannot see."""
+    """List installed packages that make calls which the patch cannot see."""
     found = [
         Finding("bypasses", "warn", f"{one.package} {number}, not seen: {one.unseen}", one.cure)
         for one in BYPASSES
         if (number := installed(one.package))
     ]
     return found or [Finding("bypasses", "ok", "no package is installed that goes past the OpenAI SDK")]
+
+
+def gpu(gpus: Sequence[str]) -> Finding:
+    """List the GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` names them."""
+    if not gpus:
+        return Finding("gpu", "ok", "none")
+    return Finding("gpu", "ok", f"{len(gpus)} NVIDIA GPU{'s' if len(gpus) > 1 else ''}: {', '.join(gpus)}")
+
+
+def vllm(find: Callable[[], serving.Found | None], gpus: Sequence[str]) -> Finding:
+    """Name the vLLM that `art-patch serve` would start.
+
+    Args:
+        find: looks for the environment of vLLM.
+        gpus: the GPUs that this process may use.
+    """
+    try:
+        found = find()
+    except ConfigError as error:
+        return Finding("vllm", "bad", str(error))
+    if found is None and gpus:
+        return Finding("vllm", "warn", "none, though a GPU is here: the embedded engine serves, slowly", serving.BUILD)
+    if found is None:
+        return Finding("vllm", "ok", "none; the embedded engine serves")
+    torch = found.versions.get("torch", "is missing")
+    text = f"{found.vllm} for {'GPUs' if found.device == 'cuda' else 'CPUs'}, torch {torch}, at {found.python}"
+    if found.device == "cpu" and gpus:
+        return Finding("vllm", "warn", f"{text}: the GPU here lies idle", serving.BUILD)
+    if found.device == "cpu":
+        text += "; the embedded engine serves unless `art-patch serve --engine vllm` says so"
+    elif not gpus:
+        text += "; without a GPU the embedded engine serves"
+    return Finding("vllm", "ok", text)
+
+
+def judge(model: str | None, installed: Installed) -> Finding:
+    """Check that the judge's model is set and its library installed. The judge is not asked, because that costs money.
+
+    Args:
+        model: the model's name, as litellm has it.
+    """
+    litellm = installed("litellm")
+    # First, and without a judge too: the package itself is the danger.
+    if litellm in _MALICIOUS:
+        text = f"litellm {litellm} is a malicious release: it sends keys and passwords of this machine to strangers"
+        cure = f"pip uninstall litellm, replace every key that this machine knows, then {_INSTALL}"
+        return Finding("judge", "bad", text, cure)
+    if model is None:
+        return Finding("judge", "ok", "none is set; `art-patch retrain` needs one: ART_PATCH_JUDGE")
+    missing = [name for name in ("litellm", "tenacity") if installed(name) is None]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        text = f"{model}, but {', '.join(missing)} {verb} not installed: `art-patch retrain` cannot ask it from here"
+        return Finding("judge", "warn", text, _INSTALL)
+    return Finding("judge", "ok", f"{model}, asked over litellm {litellm}")
+
+
+def libraries(installed: Installed) -> Finding:
+    """List the packages that an update computes with."""
+    found = {name: installed(name) for name in ("torch", "transformers", "peft")}
+    there = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+    missing = ", ".join(name for name, version in found.items() if not version)
+    if not missing:
+        return Finding("job packages", "ok", there)
+    # Not an error: app and job are meant to have environments of their own.
+    lacking = f"{there}; not {missing}:" if there else "not installed here;"
+    return Finding("job packages", "ok", f"{lacking} retrain runs in an environment of its own")
+
+
+def sources(settings: Settings, arguments: Collection[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return each setting as `{"value", "source"}`; the source is `argument`, `environment` or `default`."""
+    variables = {name.upper() for name, value in environment.items() if value.strip()}
+    found: dict[str, Any] = {}
+    for name in Settings.model_fields:
+        value = getattr(settings, name)
+        # People paste this report into issues, so it holds no key and no password.
+        if name in _SECRET and value is not None:
+            value = "set, not shown"
+        if name == "store" and value is not None:
+            value = without_password(value)
+        source = "default"
+        if name in arguments:
+            source = "argument"
+        elif f"{PREFIX}{name}".upper() in variables:
+            source = "environment"
+        shown = value if value is None or isinstance(value, bool | int | float) else str(value)
+        found[name] = {"value": shown, "source": source}
+    return found
+
+
+def chosen(found: Mapping[str, Any]) -> Finding:
+    """List the settings that differ from their defaults."""
+    parts = [
+        f"{name}={one['value']} ({one['source']})" for name, one in sorted(found.items()) if one["source"] != "default"
+    ]
+    return Finding("settings", "ok", ", ".join(parts) or "all defaults")
+
+
+def mistaken(wrong: str | None) -> Finding | None:
+    """Report variables with invalid values. With them, `patch()` does nothing and logs one warning."""
+    if wrong is None:
+        return None
+    cure = "mend it, or unset it: until then `patch()` leaves the app alone, and what is below takes the default"
+    return Finding("settings", "bad", wrong, cure)
+
+
+def strangers(environment: Mapping[str, str]) -> list[Finding]:
+    """Report `ART_PATCH_*` variables that are no settings; most often these are typing errors."""
+    known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields}
+    found: list[Finding] = []
+    for name in sorted(environment):
+        if not name.upper().startswith(PREFIX) or name.upper() in known:
+            continue
+        near = difflib.get_close_matches(name.upper(), known, n=1)
+        cure = f"did you mean {near[0]}?" if near else "take it out, or see art_patch/settings.py for what there is"
+        found.append(Finding("settings", "warn", f"{name} is set and is no setting of this release", cure))
+    return found
+
+
+def owner(settings: Settings, route: Route) -> Finding | None:
+    """Report a store that belongs to another project."""
+    if route.project in (None, settings.project):
+        return None
+    return Finding(
+        "project",
+        "bad",
+        f"the store belongs to project {route.project!r}: apps of {settings.project!r} neither record nor route by it",
+        f"say --project {route.project} (ART_PATCH_PROJECT={route.project}), or name a store of this project's own",
+    )

@@ -1,4 +1,4 @@
-"""The whole examination, in the order of the report."""
+"""All checks, in the order of the report."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from art_patch.doctor import configuration, job, machine, packages, serving, storage
-from art_patch.doctor.adapter import adapter
+from art_patch import serving
+from art_patch import store as stores
+from art_patch.doctor import engine, environment, storage
 from art_patch.doctor.finding import Finding
-from art_patch.doctor.server import server
 from art_patch.errors import ConfigError, StoreError
 from art_patch.patching import MODULE
-from art_patch.serving import find_vllm, gpus
 from art_patch.settings import Settings
-from art_patch.store import is_postgres, read_route, sqlite_path
 from art_patch.types import Route
 
 _Check = Callable[[], Finding | list[Finding] | None]
@@ -28,45 +26,44 @@ _Check = Callable[[], Finding | list[Finding] | None]
 def examine(
     settings: Settings,
     arguments: Collection[str],
-    environment: Mapping[str, str] = os.environ,
+    variables: Mapping[str, str] = os.environ,
     *,
     wrong: str | None = None,
 ) -> tuple[list[Finding], dict[str, Any]]:
-    """Return all findings, and each setting with its source.
+    """Run all checks; return their findings, and each setting with its source.
 
     Args:
-        settings: what the app would run with.
-        arguments: names of the settings that were given as arguments.
-        environment: the variables.
-        wrong: what is wrong with some of them, which `settings` goes without.
+        settings: the settings that the app would run with.
+        arguments: names of the settings that came from the command line.
+        wrong: the error in variables that `settings` was loaded without.
     """
-    found = configuration.sources(settings, arguments, environment)
+    found = environment.sources(settings, arguments, variables)
     store, last_call_at = _store(settings.store_url)
     route, trouble = _route(settings.store_url)
-    file = None if is_postgres(settings.store_url) else sqlite_path(settings.store_url)
-    cards = gpus()
+    file = None if stores.is_postgres(settings.store_url) else stores.sqlite_path(settings.store_url)
+    cards, version = serving.gpus(), environment.installed_version
     checks: list[_Check] = [
-        packages.python,
-        lambda: packages.sdk(packages.installed_version, lambda: import_module(MODULE)),
-        lambda: packages.patchers(packages.installed_version),
-        lambda: packages.bypasses(packages.installed_version),
-        lambda: configuration.chosen(found),
-        lambda: configuration.mistaken(wrong),
-        lambda: configuration.strangers(environment),
+        environment.python,
+        lambda: environment.sdk(version, lambda: import_module(MODULE)),
+        lambda: environment.patchers(version),
+        lambda: environment.bypasses(version),
+        lambda: environment.chosen(found),
+        lambda: environment.mistaken(wrong),
+        lambda: environment.strangers(variables),
         *store,
         lambda: storage.adapters(settings.adapters, file),
         lambda: trouble,
-        lambda: configuration.owner(settings, route),
-        lambda: serving.mode(settings.mode, found["mode"]["source"], route),
-        lambda: serving.champion(route),
-        lambda: serving.engine(route, settings.base_url, _connect(settings, 5.0)),
-        # One that takes longer than this for eight tokens loses its calls to the provider as well.
-        lambda: adapter(route, settings.base_url, _connect(settings, settings.timeout_s)),
-        lambda: machine.gpu(cards),
-        lambda: machine.vllm(lambda: find_vllm(settings.vllm_python, settings.environments), cards),
-        lambda: job.judge(settings.judge, packages.installed_version),
-        lambda: job.libraries(packages.installed_version),
-        lambda: serving.clock(time.time(), last_call_at()),
+        lambda: environment.owner(settings, route),
+        lambda: engine.mode(settings.mode, found["mode"]["source"], route),
+        lambda: engine.champion(route),
+        lambda: engine.engine(route, settings.base_url, _connect(settings, 5.0)),
+        # With the app's own deadline: an engine that is slower than this for eight tokens also loses the app's calls.
+        lambda: engine.adapter(route, settings.base_url, _connect(settings, settings.timeout_s)),
+        lambda: environment.gpu(cards),
+        lambda: environment.vllm(lambda: serving.find_vllm(settings.vllm_python, settings.environments), cards),
+        lambda: environment.judge(settings.judge, version),
+        lambda: environment.libraries(version),
+        lambda: engine.clock(time.time(), last_call_at()),
     ]
     findings: list[Finding] = []
     for check in checks:
@@ -76,15 +73,15 @@ def examine(
 
 
 def _store(url: str) -> tuple[list[_Check], Callable[[], float | None]]:
-    """Return the checks of the store, and what tells when the last call was recorded."""
-    if is_postgres(url):
-        found, last_call_at = server(url, _head())
+    """Return the checks of the store, and a function that returns when its newest call began."""
+    if stores.is_postgres(url):
+        found, last_call_at = storage.server(url, stores.HEAD)
         return [lambda: found], lambda: last_call_at
-    path = sqlite_path(url)
+    path = stores.sqlite_path(url)
     checks: list[_Check] = [
         lambda: storage.place(path),
         lambda: storage.filesystem(path, storage.read_mounts()),
-        lambda: storage.database(path, _head()),
+        lambda: storage.database(path, stores.HEAD),
         storage.library,
         lambda: storage.disk(path),
     ]
@@ -93,29 +90,19 @@ def _store(url: str) -> tuple[list[_Check], Callable[[], float | None]]:
 
 def _route(url: str) -> tuple[Route, Finding | None]:
     try:
-        return read_route(url), None
+        return stores.read_route(url), None
     except (sqlite3.Error, OSError, ValueError, StoreError, ConfigError) as error:
+        # An empty route lets all other checks run.
         return Route(), Finding("route", "bad", f"the store's route cannot be read ({error})", "see the store above")
 
 
-def _head() -> str:
-    from art_patch.store import HEAD
-
-    return HEAD
-
-
-def _connect(settings: Settings, timeout_s: float) -> Callable[[str, str | None], serving.Engine]:
-    def connect(base_url: str, key_file: str | None) -> serving.Engine:
-        from art_patch.serving import EngineClient
-
-        return EngineClient.of_project(settings, base_url, key_file, timeout_s=timeout_s)
-
-    return connect
+def _connect(settings: Settings, timeout_s: float) -> engine.Connect:
+    return lambda base_url, key_file: serving.EngineClient.of_project(settings, base_url, key_file, timeout_s=timeout_s)
 
 
 def _last_call_at(path: Path) -> float | None:
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=2.0)) as connection:
             return cast("float | None", connection.execute("SELECT MAX(started_at) FROM calls").fetchone()[0])
-    except sqlite3.Error:  # no store, or one that `database` has something to say about
+    except sqlite3.Error:  # there is no store; or it is damaged, and `storage.database` reports it
         return None

@@ -10,13 +10,13 @@ Level = Literal["ok", "warn", "bad"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at, and how it is.
+    """The result of one check.
 
     Attributes:
-        name: what was looked at; several findings may share it.
-        level: `ok`; `warn`: works, but know this; `bad`: something will not work.
-        text: how it is.
-        cure: what to do, where there is something to do.
+        name: the thing that was checked; several findings may have one name.
+        level: `warn`: it works, with a risk or a loss. `bad`: something does not work.
+        text: the state that was found, in words.
+        cure: a command or an instruction that mends it; empty if there is nothing to mend.
     """
 
     name: str

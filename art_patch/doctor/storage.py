@@ -1,4 +1,4 @@
-"""Checks of the store: the file, the filesystem below it, the database in it, the library that writes it."""
+"""Checks of the store: file and filesystem of SQLite, or the PostgreSQL server; the schema; room on the disks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+from art_patch import store as stores
 from art_patch.doctor.finding import Finding
-from art_patch.store import WITH_TRAFFIC
+from art_patch.errors import ConfigError
 
 MIB = 2**20
 
@@ -19,69 +22,63 @@ _NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "beegfs", "gpfs", "glusterfs", "davfs"}
     | {"fuse.glusterfs", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone", "fuse.blobfuse2"}
 )
-_SOUND_WAL = (3, 51, 3)
+_SOUND_WAL = (3, 51, 3)  # the first SQLite without the WAL-reset bug, which can corrupt a file with two writers
 _LITTLE, _TOO_LITTLE = 1024 * MIB, 100 * MIB
 _LONG_LOG = 64 * MIB
+_LOOK = """
+    SELECT current_setting('server_version'), current_schema(), pg_size_pretty(pg_database_size(current_database())),
+           ARRAY(SELECT tablename::text FROM pg_tables WHERE schemaname = current_schema())
+"""
 
 Mount = tuple[str, str]
-"""Where, and which filesystem."""
+"""Mount point, type of the filesystem."""
 
 
 def read_mounts() -> list[Mount]:
-    """Return what is mounted; empty where the system does not tell."""
+    """Return the mounted filesystems; empty on systems without `/proc`."""
     try:
         lines = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:
         return []
-    # Blanks in a path are written as \040.
+    # The kernel writes a blank in a path as \040.
     return [(parts[1].encode().decode("unicode_escape"), parts[2]) for parts in map(str.split, lines) if len(parts) > 2]
 
 
 def place(path: Path) -> Finding:
-    """Whether the store's file and its directory can be written."""
+    """Check that the store's file and its directory can be written, and that no other user can read them."""
     existing = _nearest(path.parent)
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
         return Finding("store", "bad", f"{path} cannot be written", "check its owner and mode")
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        return Finding(
-            "store",
-            "bad",
-            f"{path} cannot be written: {existing} is not a directory that this user may write",
-            "check its owner and mode, or name another place with ART_PATCH_HOME",
-        )
+        text = f"{path} cannot be written: {existing} is not a directory that this user may write"
+        cure = "check its owner and mode, or name another place with ART_PATCH_HOME"
+        return Finding("store", "bad", text, cure)
     if not path.exists():
         return Finding("store", "ok", f"{path} is not there yet; the first call makes it")
-    # SQLite keeps them beside the file itself, wherever the path leads to.
-    files = [Path(f"{path.resolve()}{suffix}") for suffix in WITH_TRAFFIC]
-    if others := [str(file) for file in files if _mode(file) & 0o077]:
-        return Finding(
-            "store",
-            "warn",
-            f"others can read {', '.join(others)}, and your traffic is in there",
-            f"chmod 600 {shlex.join(others)}",
-        )
+    # SQLite makes its other files beside the real file, wherever a link leads.
+    files = [Path(f"{path.resolve()}{suffix}") for suffix in stores.WITH_TRAFFIC]
+    if others := [str(file) for file in files if (status := _stat(file)) and status.st_mode & 0o077]:
+        text = f"others can read {', '.join(others)}, and your traffic is in there"
+        return Finding("store", "warn", text, f"chmod 600 {shlex.join(others)}")
     return Finding("store", "ok", f"{path} can be written")
 
 
 def filesystem(path: Path, mounts: Sequence[Mount]) -> Finding | None:
-    """Whether the file lies on a filesystem that is shared over a network; `None` if nobody can tell."""
+    """Check that the store is not on a network filesystem; `None` if the mounts are not known."""
     here = str(_nearest(path.parent).resolve())
     over = [mount for mount in mounts if here == mount[0] or here.startswith(mount[0].rstrip("/") + "/")]
     if not over:
         return None
+    # Of nested mount points the longest is the one that holds the file.
     where, kind = max(over, key=lambda mount: len(mount[0]))
     if kind in _NETWORK:
-        return Finding(
-            "filesystem",
-            "bad",
-            f"{kind} at {where}: SQLite's log needs memory that all writers share, which this filesystem lacks",
-            "put the store on a local disk with ART_PATCH_HOME",
-        )
+        text = f"{kind} at {where}: SQLite's log needs memory that all writers share, which this filesystem lacks"
+        return Finding("filesystem", "bad", text, "put the store on a local disk with ART_PATCH_HOME")
     return Finding("filesystem", "ok", f"{kind}, local")
 
 
 def disk(path: Path, free: Callable[[Path], int] = lambda place: shutil.disk_usage(place).free) -> Finding:
-    """Whether there is room."""
+    """Check the room on the store's disk."""
     cure = "free some space; what cannot be written is kept in memory, then dropped"
     return _room(free(_nearest(path.parent)), "", cure)
 
@@ -92,13 +89,11 @@ def adapters(
     free: Callable[[Path], int] = lambda place: shutil.disk_usage(place).free,
     device: Callable[[Path], object] = lambda place: place.stat().st_dev,
 ) -> Finding | None:
-    """Whether there is room for policies; `None` if they lie on the store's disk, which `disk` looks at.
+    """Check the room on the adapters' disk; `None` if that is the store's disk, which `disk` checks.
 
     Args:
-        directory: of the adapters.
-        store: the store's file; `None` if it is no file.
-        free: bytes that are left at a place.
-        device: tells disks apart.
+        store: the store's file; `None` for PostgreSQL.
+        device: returns a value that is equal for two places on one disk.
     """
     place = _nearest(directory)
     if store is not None and device(place) == device(_nearest(store.parent)):
@@ -115,53 +110,42 @@ def _room(left: int, what: str, cure: str) -> Finding:
 
 
 def database(path: Path, head: str) -> list[Finding]:
-    """Journal mode, schema and sizes; nothing if there is no file yet.
-
-    Args:
-        path: the file.
-        head: the schema of this release.
-    """
+    """Check journal mode, schema and sizes of an existing file; `head` is this release's schema."""
     if not path.exists():
         return []
     try:
+        # Read-only: the doctor must not make or migrate a store.
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=2.0)) as connection:
             journal = connection.execute("PRAGMA journal_mode").fetchone()[0]
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             known = "alembic_version" in tables
             row = connection.execute("SELECT version_num FROM alembic_version").fetchone() if known else None
     except sqlite3.Error as error:
-        return [
-            Finding(
-                "database",
-                "bad",
-                f"{path.name} cannot be read ({error})",
-                "move the file away and start a new one, or restore a backup",
-            )
-        ]
+        cure = "move the file away and start a new one, or restore a backup"
+        return [Finding("database", "bad", f"{path.name} cannot be read ({error})", cure)]
     return [schema(row[0] if row else None, bool(tables), head), *_log(journal, path)]
 
 
 def schema(revision: str | None, tables: bool, head: str) -> Finding:
-    """Whether the tables are ours, and of this release."""
+    """Compare the store's schema with this release's; `tables`: whether the database has any tables."""
     if revision == head:
         return Finding("schema", "ok", f"{head}, this release's own")
     if revision is None and tables:
         return Finding("schema", "bad", "a database, but not a store of art_patch", "name another file")
     if revision is None or revision < head:
         return Finding("schema", "ok", f"{revision or 'empty'}; it becomes {head} when it is next opened")
-    return Finding(
-        "schema",
-        "bad",
-        f"{revision}, written by a newer release (this one knows {head})",
-        "upgrade art-patch here, or name another store with ART_PATCH_STORE",
-    )
+    text = f"{revision}, written by a newer release (this one knows {head})"
+    cure = "upgrade art-patch here, or name another store with ART_PATCH_STORE"
+    return Finding("schema", "bad", text, cure)
 
 
 def _log(journal: str, path: Path) -> list[Finding]:
-    size, log = path.stat().st_size, _size(Path(f"{path}-wal"))
+    size, status = path.stat().st_size, _stat(Path(f"{path}-wal"))
+    log = status.st_size if status else 0
     text = f"{size / MIB:.1f} MiB, log {log / MIB:.1f} MiB, journal mode {journal}"
     if journal != "wal":
         return [Finding("database", "warn", text, "it becomes WAL when it is next opened; what else opens this file?")]
+    # SQLite cannot shorten the log while a reader still needs its oldest page.
     if log > _LONG_LOG:
         cure = "somebody has been reading for long: close what holds the file open, then run `art-patch store vacuum`"
         return [Finding("database", "warn", text, cure)]
@@ -169,35 +153,51 @@ def _log(journal: str, path: Path) -> list[Finding]:
 
 
 def library(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> Finding:
-    """Whether the SQLite library has the bug that may corrupt a file when two connections reset its log at once."""
+    """Check that the SQLite library is free of the bug that can corrupt a file with two writers."""
     shown = ".".join(map(str, version))
     if version >= _SOUND_WAL:
         return Finding("sqlite", "ok", shown)
-    return Finding(
-        "sqlite",
-        "warn",
-        f"{shown}, older than {'.'.join(map(str, _SOUND_WAL))}, may corrupt a file that two programs write; "
-        "our own processes lock each other out",
-        "do not write to the store with other tools while an app runs",
-    )
+    sound = ".".join(map(str, _SOUND_WAL))
+    text = f"{shown}, older than {sound}, may corrupt a file that two programs write; "
+    text += "our own processes lock each other out"
+    return Finding("sqlite", "warn", text, "do not write to the store with other tools while an app runs")
+
+
+def server(url: str, head: str) -> tuple[list[Finding], float | None]:
+    """Check a store on PostgreSQL; also return when its newest call began, seconds since the epoch."""
+    shown = stores.without_password(url)
+    try:
+        parameters = {"connect_timeout": "3", "application_name": "art_patch doctor"} | stores.postgres_parameters(url)
+        psycopg: Any = import_module("psycopg")
+    except ConfigError as error:
+        return [Finding("store", "bad", str(error))], None
+    except ImportError as error:
+        return [Finding("store", "bad", stores.missing_driver(url, error))], None
+    last: float | None = None
+    revision: str | None = None
+    try:
+        with closing(psycopg.connect(**parameters, autocommit=True)) as connection:
+            version, place, size, tables = connection.execute(_LOOK).fetchone()
+            # Both: another program's database may use alembic, too.
+            if {"alembic_version", "nodes"} <= set(tables):
+                revision = connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
+                last = connection.execute("SELECT max(started_at) FROM calls").fetchone()[0]
+    except psycopg.Error as error:
+        words = " ".join(str(error).split())
+        return [Finding("store", "bad", f"{shown} cannot be asked ({words})", "see that the server lets you in")], None
+    text = f"{shown}, PostgreSQL {version}, schema {place}, {size}"
+    return [Finding("store", "ok", text), schema(revision, bool(tables), head)], last
 
 
 def _nearest(directory: Path) -> Path:
-    """Return the directory, or what exists above it."""
+    """Return the directory, or its nearest parent that exists."""
     while not directory.exists() and directory != directory.parent:
         directory = directory.parent
     return directory
 
 
-def _mode(path: Path) -> int:
+def _stat(path: Path) -> os.stat_result | None:
     try:
-        return path.stat().st_mode
+        return path.stat()
     except OSError:
-        return 0
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+        return None

