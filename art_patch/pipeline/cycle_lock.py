@@ -1,8 +1,7 @@
-"""One cycle at a time: a file lock on the project for this machine, and a lease on the store for all of them.
+"""Lets one cycle run at a time: a file lock for one machine, and a lease in the store for all machines.
 
-The kernel frees the lock of a process that died. The lease of one is taken over at once where its machine can tell
-that it is dead, else after half a minute in which it was not renewed; nobody compares clocks. Whoever loses the lease
-learns it at the next step, and its writes are refused in any case (`store.leases`).
+The kernel frees the file lock when its process dies. The lease records its owner, and the owner renews it every
+`BEAT_S` seconds. A cycle that loses its lease learns this at its next step, and the store refuses its writes.
 """
 
 from __future__ import annotations
@@ -17,47 +16,51 @@ from filelock import FileLock, Timeout
 
 from art_patch._lib.process import Owner, lives, owning
 from art_patch.errors import Busy, StoreError
+from art_patch.pipeline.cycle_run import Progress
 from art_patch.store import Lease, Leases, Store, lost
 
 LEASE = "cycle"
 BEAT_S = 5.0
-"""How often the owner renews it."""
+"""Seconds between two renewals of the lease."""
 WATCH_S = 30.0
-"""How long an owner on another machine may be silent before it counts as gone."""
+"""An owner on another machine that does not renew its lease for this many seconds counts as dead."""
 
 
-class Holding:
-    """What a cycle has while nobody else runs one.
+class CycleLease:
+    """The right to run a cycle on a store, while no other process has it.
 
     Attributes:
-        store: the store; it refuses every write once the lease is lost.
+        store: the store with a guard: every write fails once the lease is lost.
     """
 
     def __init__(self, store: Store, lease: Lease) -> None:
-        """Hold `lease` on `store`."""
+        """Take charge of a lease that this process has taken."""
         self.store = store.fenced(lease)
         self._lease = lease
         self._lost = Event()
 
     def check(self) -> None:
-        """Pass while the lease is ours, as far as the last renewal knew.
+        """Return if the last renewal succeeded; asks no database.
 
         Raises:
-            Busy: it was taken over.
+            Busy: another process took the lease over.
         """
         if self._lost.is_set():
             raise lost(self._lease)
 
-    def keep(self, leases: Leases, stop: Event, *, beat_s: float, clock: Callable[[], float]) -> None:
-        """Renew the lease until told to stop. A store that is away is tried again: only a renewal can say it is lost.
+    def guarding(self, progress: Progress) -> Progress:
+        """Return the progress callback with a check of the lease before each report."""
 
-        Args:
-            leases: of the store.
-            stop: set when the cycle has ended.
-            beat_s: how often.
-            clock: seconds since the epoch.
-        """
+        def report(stage: str, done: int, total: int, note: str = "") -> None:
+            self.check()
+            progress(stage, done, total, note)
+
+        return report
+
+    def renew_until(self, stop: Event, leases: Leases, *, beat_s: float, clock: Callable[[], float]) -> None:
+        """Renew the lease every `beat_s` seconds until `stop` is set or the lease is lost."""
         while not stop.wait(beat_s):
+            # A store that cannot be reached says nothing about the lease. Only an answered renewal can say it is lost.
             with suppress(StoreError):
                 if not leases.renew(self._lease, now=clock()):
                     self._lost.set()
@@ -65,11 +68,11 @@ class Holding:
 
 
 @contextmanager
-def only_one(directory: Path) -> Generator[None]:
-    """Hold the project's lock on this machine; the kernel frees it if we are killed.
+def project_lock(directory: Path) -> Generator[None]:
+    """Hold the lock file of a project's directory; it excludes other processes on this machine.
 
     Raises:
-        Busy: if another process holds it.
+        Busy: another process holds it.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = FileLock(directory / "cycle.lock", timeout=0)
@@ -86,7 +89,7 @@ def only_one(directory: Path) -> Generator[None]:
 
 
 @contextmanager
-def alone(
+def exclusive_cycle(
     store: Store,
     directory: Path,
     *,
@@ -94,44 +97,48 @@ def alone(
     beat_s: float = BEAT_S,
     watch_s: float = WATCH_S,
     clock: Callable[[], float] = time.time,
-) -> Generator[Holding]:
-    """Be the only one, on all machines, who runs a cycle on this store and in this directory.
+) -> Generator[CycleLease]:
+    """Hold the project's lock file and the store's lease while the block runs.
 
     Args:
-        store: whose policies the cycle moves.
-        directory: the project's.
-        who: for the audit log, if the lease is taken over from a process that is gone.
-        beat_s: how often the lease is renewed.
-        watch_s: how long an owner that cannot be asked may be silent.
-        clock: seconds since the epoch; shown to people, and decides nothing.
+        store: the store whose policies the cycle changes.
+        directory: the project's directory.
+        who: the name in the audit log if the lease is taken over from a dead process.
+        beat_s: seconds between two renewals.
+        watch_s: seconds without a renewal after which an owner on another machine counts as dead.
+        clock: seconds since the epoch. People see this time; no decision depends on it.
 
     Raises:
         Busy: another cycle runs.
     """
-    with only_one(directory), owning() as me:
+    with project_lock(directory), owning() as me:
         lease = _take(store.leases, me, who=who, watch_s=watch_s, clock=clock)
-        holding, stop = Holding(store, lease), Event()
-        arguments = {"beat_s": beat_s, "clock": clock}
-        thread = Thread(target=holding.keep, args=(store.leases, stop), kwargs=arguments, name="art-patch-lease")
-        thread.daemon = True
+        held, stop = CycleLease(store, lease), Event()
+        renewal = {"beat_s": beat_s, "clock": clock}
+        # A daemon: a cycle that hangs at exit must not be kept alive by its own renewals.
+        thread = Thread(target=held.renew_until, args=(stop, store.leases), kwargs=renewal, daemon=True)
+        thread.name = "art-patch-lease"
         thread.start()
         try:
-            yield holding
+            yield held
         finally:
             stop.set()
             thread.join()
-            with suppress(StoreError):  # then the next cycle finds that we are gone
+            # An unreachable store keeps the lease. The next cycle sees that this process has ended and takes it over.
+            with suppress(StoreError):
                 store.leases.release(lease)
 
 
 def _take(leases: Leases, me: Owner, *, who: str, watch_s: float, clock: Callable[[], float]) -> Lease:
     seen = leases.read(LEASE)
     if seen.owner is not None:
+        # `None`: the owner is on another machine or in another process namespace, so its process cannot be looked up.
         alive = lives(seen.owner)
         if alive is None:
             seen = _watch(leases, seen, watch_s)
         if alive or seen is None:
             raise _busy(leases.read(LEASE).owner)
+    # `take` compares the lease with `seen` inside one transaction, so of two processes that arrive here one wins.
     lease = leases.take(seen, me, who=who, now=clock())
     if lease is None:
         raise _busy(leases.read(LEASE).owner)
@@ -139,7 +146,8 @@ def _take(leases: Leases, me: Owner, *, who: str, watch_s: float, clock: Callabl
 
 
 def _watch(leases: Leases, seen: Lease, watch_s: float) -> Lease | None:
-    """Return the lease if it may be taken: it was given back, or not renewed in all this time. No clock can be set."""
+    """Return the lease if its owner released it or renewed nothing for `watch_s` seconds; `None` if the owner lives."""
+    # Monotonic time and a counter of renewals: wall clocks of two machines may differ by days.
     end = time.monotonic() + watch_s
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(left, 1.0))

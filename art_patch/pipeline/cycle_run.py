@@ -1,4 +1,4 @@
-"""What the stages of one cycle share: the store, the engine, the judge, how they are to work, and what they found."""
+"""The configuration of a cycle, and the parts that its steps share: store, engine, judge, metrics. Records only."""
 
 from __future__ import annotations
 
@@ -17,42 +17,38 @@ from art_patch.training import TrainConfig
 
 
 class Progress(Protocol):
-    """Called as work goes on: stage, how much is done, how much there is, a word on it."""
+    """A callback that steps call after each unit of work. An exception that it raises ends the cycle."""
 
     def __call__(self, stage: str, done: int, total: int, note: str = "") -> None:
-        """Show it."""
+        """Report that `done` of `total` units of a stage are finished; `note` is a short text for people."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CycleConfig:
-    """How a cycle is made.
+    """All settings of a cycle.
 
     Attributes:
-        settle_s: a trajectory is whole when its last call ended this long ago.
+        settle_s: a trajectory counts as finished this many seconds after its last call ended.
         min_group_size: siblings that a group needs.
-        max_group_size: siblings that the judge ranks at once.
-        holdout_share: part of the scenarios that only the gate sees.
-        across: the same words are the same task under other system prompts and tools, too.
-        embed: texts -> vectors; brings together what words alone do not. Where it is down, words alone decide.
-        min_groups: with fewer scored groups nothing is trained; they wait for more.
-        replay: how runs that have no siblings are repeated, and held-out ones by the gate; `None` repeats none, because
-            it runs the user's code.
-        resample: how siblings are made for runs that have none; `None` makes none.
-        checks: functions of the user's that score trajectories.
-        combination: how scores make a reward.
+        max_group_size: siblings that the judge ranks in one request.
+        holdout_share: share of the scenarios that only the gate sees and training never learns from.
+        across: the same words are the same task even under different system prompts and tools.
+        embed: an embedding model; groups tasks that are worded differently. `None`: compare words alone.
+        min_groups: with fewer scored groups no update is made; the groups wait for more.
+        replay: repeats runs that have no siblings, and held-out runs for the gate. `None`: never, because a replay
+            executes the user's code.
+        resample: lets the champion answer recorded turns again to make siblings. `None`: never.
+        checks: the user's functions that score trajectories.
+        combination: the rule that makes one reward of several scores.
         defence: how far the judge is trusted.
-        train: the update.
-        gate: the test.
-        promotion: what becomes of a candidate that won: it serves (`auto`), waits for a person (`approve`), or is first
-            tested on a share of the app's sessions (`canary`).
-        canary_percent: that share.
-        canary: when that test ends, and how.
-        max_minutes: no further unit of work is begun after so long; what was done is kept, the rest waits for the next
-            cycle. A gate is one unit, because half of one says nothing.
-        idle_minutes: nothing is done while the app made calls in the last so many minutes; `None` asks nothing.
-        keep_days: trajectories whose last call is longer ago are deleted at the end.
-        keep_trajectories: of the others, all but the newest so many are deleted at the end.
+        promotion: what happens to a candidate that passed the gate. `auto`: it serves. `approve`: a person decides.
+            `canary`: it is first tested on `canary_percent` % of the app's sessions, until `canary` says stop.
+        max_minutes: no new unit of work begins after this time; finished work is kept. A gate is one unit, because
+            half of a gate has no result.
+        idle_minutes: the cycle does nothing if apps made calls within this many minutes. `None`: do not look.
+        keep_days: at the end, delete trajectories whose last call is older than this many days.
+        keep_trajectories: at the end, keep only this many of the newest trajectories.
     """
 
     settle_s: float = 60.0
@@ -80,15 +76,11 @@ class CycleConfig:
 
 @dataclass(slots=True)
 class Run:
-    """What groups and scores are made with.
+    """The parts that grouping and scoring need.
 
     Attributes:
-        store: where traffic was recorded.
-        judge: ranks siblings.
-        config: how.
-        progress: told what goes on.
-        now: when it began, seconds since the epoch.
-        metrics: what each stage found, by its name.
+        now: when the cycle began, seconds since the epoch. All steps use this one time.
+        metrics: results of the steps, by the step's name; they become a part of the report.
     """
 
     store: Store
@@ -101,12 +93,11 @@ class Run:
 
 @dataclass(slots=True)
 class Cycle(Run):
-    """What a whole cycle is made with.
+    """The parts that a whole cycle needs.
 
     Attributes:
-        engine: the serving engine.
-        adapters: directory of published policies.
-        who: for the ledger.
+        adapters: directory of the published policies; its parent is the project's directory.
+        who: the person or job that the ledger and the audit log name.
     """
 
     engine: Engine

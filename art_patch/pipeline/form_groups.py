@@ -1,4 +1,4 @@
-"""Settled trajectories -> groups in the store."""
+"""The step `group`: forms groups of siblings from finished trajectories and writes them to the store."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from art_patch.types import Group, Trajectory
 
 
 def form(pending: Sequence[Trajectory], config: CycleConfig, new_id: Callable[[], str]) -> Grouping:
-    """Return the groups that a cycle makes of these runs; whoever only tells of them asks here too.
-
-    An embeddings endpoint that is down stops nothing: words alone decide then, and `Grouping.embeddings` says why.
+    """Return the groups that a cycle makes of these trajectories. Writes nothing, so `art-patch groups` uses it too.
 
     Args:
-        pending: settled runs that no group holds yet, oldest first.
-        config: how.
+        pending: finished trajectories that are in no group yet, oldest first.
         new_id: makes ids of groups, and of derived trajectories and their calls.
     """
     return form_groups(
@@ -26,20 +23,20 @@ def form(pending: Sequence[Trajectory], config: CycleConfig, new_id: Callable[[]
         min_size=config.min_group_size,
         max_size=config.max_group_size,
         holdout_share=config.holdout_share,
+        # Without resampling and replay a run alone can never get siblings, so it needs no group of its own.
         singles=config.resample is not None or config.replay is not None,
         across=config.across,
+        # If the embedding endpoint is down, words alone decide, and `Grouping.embeddings` holds the reason.
         embed=config.embed,
     )
 
 
 def group(run: Run, ended: Sequence[str] = ()) -> Grouping:
-    """Form groups of what no group holds yet, and keep them.
+    """Form groups of all trajectories that are in no group, and write them to the store.
 
     Args:
-        run: the cycle.
-        ended: runs that were repeated just now; they need not settle. The metrics are `regroup` then.
-
-    The metric `group.embeddings` is there where words alone decided though a model was to be asked, and says why.
+        ended: trajectories that were replayed just now. They are complete, so they need not settle. The metrics are
+            named `regroup` then.
     """
     config, store = run.config, run.store
     pending = store.read.ungrouped(settled_before=run.now - config.settle_s, ended=ended)
@@ -47,7 +44,8 @@ def group(run: Run, ended: Sequence[str] = ()) -> Grouping:
     grouping = form(pending, config, new_id)
     if grouping.derived:
         store.write([record for its in grouping.derived for record in (its.info, *its.calls)])
-        # What a run's spans are taken from goes into a group of its own, so that no later cycle takes it again.
+        # A run that was cut into several derived trajectories goes into a group of its own. Without it the next cycle
+        # would find the run in no group and cut it again.
         run_of = {call.id: trajectory for trajectory in pending for call in trajectory.calls}
         sources = {run_of[str(call.shadow_of)].id: its for its in grouping.derived for call in its.calls[:1]}
         whole = {trajectory.id: trajectory for trajectory in pending}

@@ -1,8 +1,7 @@
-"""Looking after a challenger: the store's calls and scores -> a verdict -> the ledger.
+"""The step `promote`: acts on the gate's verdict, and looks after a challenger that is tested on the app's traffic.
 
-`watch_once` is one look and what follows from it; `watch` looks again and again, which `art-patch serve` does beside
-serving and `art-patch watch` by itself. Several may look at once: the ledger takes one decision on a policy, and who
-comes second learns that it is taken. Giving a challenger up needs no engine, promoting it does.
+Several processes may look after one challenger: `art-patch serve`, `art-patch watch` and every cycle. The ledger
+accepts one decision on a policy; a process that comes second learns that it is taken.
 """
 
 from __future__ import annotations
@@ -15,37 +14,114 @@ from dataclasses import asdict, dataclass, field
 from threading import Event
 from typing import Any, Literal
 
-from art_patch.errors import ArtPatchError, EngineError, TransitionError
-from art_patch.promotion import CanaryConfig, WatchVerdict, decide, evidence_of, promote
+from art_patch import promotion
+from art_patch.errors import AdapterRejected, ArtPatchError, EngineError, TransitionError
+from art_patch.gate import Verdict
+from art_patch.pipeline.cycle_run import Cycle
+from art_patch.pipeline.report import CycleReport, Outcome
 from art_patch.serving import Engine
 from art_patch.store import Store
-from art_patch.types import JSON
+from art_patch.types import JSON, Policy, PolicyState
 
 EVERY_S = 5.0
-"""Seconds between two looks."""
-_REST = 20
-"""After a look nothing is done for at least so many times as long as it took."""
+"""Seconds between two looks at a challenger."""
+_REST = 20  # a look at a large store may take seconds; the pause after it is at least this many times as long
 
-Outcome = Literal["nothing to watch", "goes on", "rejected", "promoted"]
+WatchOutcome = Literal["nothing to watch", "goes on", "rejected", "promoted"]
 
 log = logging.getLogger("art_patch.watch")
+
+_OUTCOMES: dict[PolicyState, Outcome] = {
+    "shadow": "canary",
+    "canary": "canary",
+    "champion": "promoted",
+    "rejected": "rejected",
+}
+"""State that another process gave to the cycle's policy -> outcome of the cycle."""
+
+
+def load_candidate(run: Cycle, candidate: Policy, champion: Policy) -> CycleReport | None:
+    """Load the candidate into the engine; return a report only if the engine refuses it for good.
+
+    Raises:
+        EngineError: the engine cannot load it now; the next cycle tries again.
+    """
+    try:
+        promotion.ensure_loaded(run.engine, candidate.name)
+    except AdapterRejected as error:
+        if not error.final:
+            raise
+        # It would be refused in every later cycle too, and nothing else could be trained until then.
+        reason = f"the engine refuses it: {error}"
+        promotion.reject(run.store.ledger, run.engine, candidate.name, who=run.who, reason=reason)
+        return CycleReport("rejected", reason, champion.name, candidate.name, run.metrics)
+    return None
+
+
+def act_on_verdict(run: Cycle, candidate: Policy, champion: Policy, verdict: Verdict) -> CycleReport:
+    """Promote, test or reject the candidate, and return the cycle's report."""
+    won, reason, metrics = verdict.promote, verdict.reason, {"gate": verdict.metrics}
+    # A gate takes minutes to hours. Meanwhile a person may have promoted, rejected or rolled back by command.
+    if (decided := decided_elsewhere(run, candidate.name)) is not None:
+        return decided
+    present = run.store.ledger.champion() or champion
+    if present.name != champion.name:
+        won, reason = False, f"{present.name} serves since; it was tested against {champion.name}"
+    if won:
+        return _promote(run, champion, candidate, reason, metrics)
+    run.store.ledger.move(candidate.name, "rejected", who=run.who, reason=reason, metrics=metrics)
+    run.engine.unload(candidate.name)
+    return CycleReport("rejected", reason, present.name, candidate.name, run.metrics)
+
+
+def _promote(run: Cycle, champion: Policy, candidate: Policy, reason: str, metrics: JSON) -> CycleReport:
+    """Treat a candidate that passed the gate as `CycleConfig.promotion` says."""
+    ledger, engine = run.store.ledger, run.engine
+    if run.config.promotion == "approve":
+        ledger.keep_verdict(candidate.name, metrics=metrics, who=run.who, reason=reason, now=run.now)
+        return waits_for_approval(run, champion, candidate, reason)
+    run.progress("promote", 0, 1, candidate.name)
+    if run.config.promotion == "canary":
+        percent, how = run.config.canary_percent, {"who": run.who, "reason": reason}
+        promotion.challenge(ledger, engine, candidate.name, state="canary", percent=percent, metrics=metrics, **how)
+        why = f"{reason}; it answers {percent:g} % of the sessions until its test ends"
+        report = CycleReport("canary", why, champion.name, candidate.name, run.metrics)
+    else:
+        promotion.promote(ledger, engine, candidate.name, who=run.who, reason=reason, metrics=metrics)
+        report = CycleReport("promoted", reason, candidate.name, candidate.name, run.metrics)
+    run.progress("promote", 1, 1, candidate.name)
+    return report
+
+
+def waits_for_approval(run: Cycle, champion: Policy, candidate: Policy, reason: str) -> CycleReport:
+    """Return the report of a cycle whose candidate passed the gate and waits for a person."""
+    todo = f"`art-patch promote {candidate.name}` lets it serve"
+    return CycleReport("waits for approval", f"{reason}; {todo}", champion.name, candidate.name, run.metrics)
+
+
+def decided_elsewhere(run: Cycle, name: str, *, tested_as: PolicyState = "candidate") -> CycleReport | None:
+    """Return a report if another process has changed the policy's state while it was tested; else `None`."""
+    policy, serves = run.store.ledger.policy(name), run.store.ledger.champion()
+    if policy is None or policy.state == tested_as:
+        return None
+    why = f"{name} is {policy.state} since: somebody else decided on it while it was tested"
+    outcome = _OUTCOMES.get(policy.state, "nothing to do")
+    return CycleReport(outcome, why, serves.name if serves else None, name, run.metrics)
 
 
 @dataclass(frozen=True, slots=True)
 class WatchReport:
-    """What one look found and did.
+    """The result of one look at a challenger.
 
     Attributes:
-        outcome: what became of the challenger.
-        reason: why, in words.
-        challenger: the policy that is tested, or was until now.
-        champion: the policy that it was compared with.
-        state: the challenger's when the look began.
-        percent: share of the sessions that it answered.
-        metrics: of both arms and every signal.
+        challenger: the policy that is tested, or was until this look.
+        champion: the policy that it is compared with.
+        state: the challenger's state when the look began.
+        percent: share of the sessions that it answers, in per cent.
+        metrics: of both policies, and of every test between them.
     """
 
-    outcome: Outcome
+    outcome: WatchOutcome
     reason: str
     challenger: str | None = None
     champion: str | None = None
@@ -54,25 +130,24 @@ class WatchReport:
     metrics: JSON = field(default_factory=dict[str, Any])
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as one JSON object."""
+        """Return the report as one JSON object."""
         return asdict(self)
 
 
 def watch_once(
-    store: Store, engine: Engine | None, config: CanaryConfig, *, who: str, now: float | None = None
+    store: Store, engine: Engine | None, config: promotion.CanaryConfig, *, who: str, now: float | None = None
 ) -> WatchReport:
-    """Look at the challenger once, and give it up or promote it if that is due.
+    """Compare the challenger with the champion on the traffic so far, and promote or reject it if that is decided.
 
     Args:
-        store: where traffic was recorded.
-        engine: proves a challenger before it is promoted; `None` if none is up, and then nothing is promoted.
-        config: when a challenger is given up, and when it has won.
-        who: for the ledger.
+        engine: needed for a promotion only. `None`: no engine runs, so a challenger that has won waits.
+        config: when a challenger is rejected, and when it has won.
+        who: the person or job that the ledger names.
         now: seconds since the epoch.
 
     Raises:
         StoreError: the store cannot be read or written.
-        EngineError: the challenger has won, and the engine cannot serve it; it goes on being tested.
+        EngineError: the challenger has won, and the engine cannot serve it. Its test goes on.
     """
     at = time.time() if now is None else now
     route = store.ledger.route()
@@ -80,29 +155,32 @@ def watch_once(
     if challenger is None or champion is None or state is None or route.challenger_since is None:
         return WatchReport("nothing to watch", "no policy is tested beside the champion", champion=champion)
     traffic = store.arm_traffic(challenger=challenger, champion=champion, state=state, since=route.challenger_since)
-    evidence = evidence_of(traffic, challenger=challenger, champion=champion, state=state)
-    verdict = decide(evidence, state=state, hours=(at - route.challenger_since) / 3600, config=config)
+    evidence = promotion.evidence_of(traffic, challenger=challenger, champion=champion, state=state)
+    hours = (at - route.challenger_since) / 3600
+    verdict = promotion.decide(evidence, state=state, hours=hours, config=config)
     try:
-        outcome, reason = _act(store, engine, challenger, verdict, who=who, at=at)
+        outcome, reason = _act_on_watch(store, engine, challenger, verdict, who=who, at=at)
     except TransitionError as error:
         outcome, reason = "nothing to watch", f"it was decided by somebody else meanwhile: {error}"
     return WatchReport(outcome, reason, challenger, champion, state, route.challenger_percent, verdict.metrics)
 
 
-def _act(
-    store: Store, engine: Engine | None, challenger: str, verdict: WatchVerdict, *, who: str, at: float
-) -> tuple[Outcome, str]:
+def _act_on_watch(
+    store: Store, engine: Engine | None, challenger: str, verdict: promotion.WatchVerdict, *, who: str, at: float
+) -> tuple[WatchOutcome, str]:
     metrics = {"watch": dict(verdict.metrics) | {"verdict": verdict.action}}
     if verdict.action == "go on":
         return "goes on", verdict.reason
     if verdict.action == "promote":
         if engine is None:
             return "goes on", f"it has won, and no engine is up to prove it: {verdict.reason}"
-        promote(store.ledger, engine, challenger, who=who, reason=verdict.reason, metrics=metrics)
+        promotion.promote(store.ledger, engine, challenger, who=who, reason=verdict.reason, metrics=metrics)
         return "promoted", verdict.reason
+    # A rejection needs no engine: apps follow the route in the store. So a bad challenger is stopped even now.
     store.ledger.move(challenger, "rejected", who=who, reason=verdict.reason, metrics=metrics, now=at)
     if engine is not None:
-        with suppress(EngineError):  # no app is sent there any more; the next promotion unloads it otherwise
+        # If this fails, the next promotion unloads it.
+        with suppress(EngineError):
             engine.unload(challenger)
     return "rejected", verdict.reason
 
@@ -110,23 +188,18 @@ def _act(
 def watch(
     store: Store,
     engine: Engine | None,
-    config: CanaryConfig,
+    config: promotion.CanaryConfig,
     *,
     who: str,
     stop: Event,
     every_s: float = EVERY_S,
     on_report: Callable[[WatchReport], None] | None = None,
 ) -> None:
-    """Look again and again until `stop` is set. What goes wrong is logged once, and the next look tries again.
+    """Call `watch_once` again and again until `stop` is set. An error is logged once, and the next look tries again.
 
     Args:
-        store: as in `watch_once`.
-        engine: as in `watch_once`.
-        config: as in `watch_once`.
-        who: for the ledger.
-        stop: ends it.
-        every_s: seconds between two looks; more where a look takes long.
-        on_report: given what each look found.
+        every_s: seconds between two looks; longer if a look takes long.
+        on_report: called with the result of each look.
     """
     trouble = ""
     while not stop.is_set():

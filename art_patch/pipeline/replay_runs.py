@@ -1,61 +1,72 @@
-"""Runs that have no siblings -> further runs in the store, by having the app's own processes repeat them.
+"""Repeats whole runs with the app's own `replayable` functions, in processes of the app.
 
-The app records what it does there as it always does. Before a run is repeated its trajectory is in the store: whatever
-becomes of it, it is not begun a second time. It has the user and the session of its original, and an id that is made
-from the original's (`replay_id`), so that it is erased, and deleted by retention, together with it.
+`replay` makes siblings for runs that have none; the champion answers, and the app records as always. `rerun` lets
+candidate and champion each repeat held-out scenarios for the gate. There each policy has a scratch store of its own:
+an app sends its calls where its store says, so no call of the real app can reach a policy that is not published.
+Grouping, the canary test, reports and retention never see scratch stores. They are deleted after the gate, or by the
+next cycle.
 """
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter
+from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Self
 
-from art_patch._lib.ids import MOST_REPLAYS, replay_id
-from art_patch.grouping import REPLAYED, Grouping, Replay, ReplayConfig, choose_replays, offer_of
+from art_patch import gate, grouping
+from art_patch._lib.ids import MOST_REPLAYS, new_id, replay_id
+from art_patch.pipeline.clean_up import GATE_RUNS
 from art_patch.pipeline.cycle_run import Cycle
 from art_patch.replay import AppProcesses, RunLost, question_of
-from art_patch.store import Store
-from art_patch.types import REPLAY, TrajectoryInfo
+from art_patch.store import Store, open_store
+from art_patch.types import JSON, REPLAY, Policy, Trajectory, TrajectoryInfo
 
 _Outcome = Literal["ended", "raised", "lost"]
 
+_DEADLINES = ("timeout_s", "first_token_timeout_s", "connect_timeout_s")
+"""Settings of the app after which it sends a call upstream."""
 
-def replay(run: Cycle, grouping: Grouping) -> tuple[str, ...]:
-    """Repeat runs without siblings; return the trajectories that ended, which are whole now.
 
-    What goes wrong in the app ends one run and not the cycle. An exception of the user's function is how that run
-    ended: its trajectory says so, and it is a sibling like the others.
+def replay(run: Cycle, found: grouping.Grouping) -> tuple[str, ...]:
+    """Repeat runs without siblings; return the ids of the new trajectories, which are complete.
+
+    An exception of the user's function is a normal end: the trajectory records it and becomes a sibling. Other
+    failures in the app lose one run; the cycle goes on.
 
     Args:
-        run: the cycle.
-        grouping: what became of the runs; those without siblings are repeated.
+        found: the result of the step `group`; it names the runs without siblings.
     """
     config = run.config.replay
     if config is None:
         return ()
-    lonely = [*grouping.waiting, *grouping.others]
+    lonely = [*found.waiting, *found.others]
     metrics: dict[str, Any] = {"runs": len(lonely)}
     run.metrics["replay"] = metrics
     mode = run.store.ledger.route().mode
     if mode not in (None, "route"):
-        # The mode in the store overrules the app processes' own: upstream would answer, for money and in vain.
+        # The mode in the store overrules the mode of app processes: upstream would answer and be paid for nothing.
         metrics["left"] = {f"the mode is {mode}, not route": len(lonely)}
         return ()
-    ids = [replay_id(one.id, n) for one in lonely if offer_of(one) for n in range(1, MOST_REPLAYS + 1)]
+    # A replay has an id made from the original's id, so a run that was ever begun is found and never begun again. The
+    # same ids let an erasure, or retention, delete the replays together with the original.
+    ids = [replay_id(one.id, n) for one in lonely if grouping.offer_of(one) for n in range(1, MOST_REPLAYS + 1)]
     made = run.store.read.known(ids)
-    replays, left = choose_replays(
-        lonely, config, keys=grouping.keys, was_made=lambda of, number: replay_id(of, number) in made
+    replays, left = grouping.choose_replays(
+        lonely, config, keys=found.keys, was_made=lambda of, number: replay_id(of, number) in made
     )
     run.progress("replay", 0, len(replays))
-    work = _Work(run.store, config, left)
+    work = _Replays(run.store, config, left)
     counts: Counter[_Outcome] = Counter()
     ended: list[str] = []
     with ThreadPoolExecutor(config.concurrency, thread_name_prefix="art-patch-replay") as pool:
-        # Those of one function together, because a process knows one.
+        # Sorted by function: an app process can run one function only.
         asked = {pool.submit(work.do, one): one for one in sorted(replays, key=lambda one: (one.target, one.redacted))}
         try:
             for done, future in enumerate(as_completed(asked), 1):
@@ -66,18 +77,19 @@ def replay(run: Cycle, grouping: Grouping) -> tuple[str, ...]:
                         ended.append(replay_id(asked[future].original.id, asked[future].number))
                 run.progress("replay", done, len(replays), f"{len(ended)} runs")
         except BaseException:
-            work.stop()
+            # Kills running processes too. Otherwise the pool would wait for the user's functions to end.
+            work.processes.stop()
             raise
         finally:
-            work.end()
+            work.processes.end()
     metrics |= {"replayed": len(ended), "raised": counts["raised"], "lost": counts["lost"], "left": left}
     return tuple(ended)
 
 
-def replay_info(one: Replay, at: float) -> TrajectoryInfo:
-    """Return the trajectory of a re-run: its original's, as far as it says whose it is and of what task."""
+def _replay_info(one: grouping.Replay, at: float) -> TrajectoryInfo:
+    """Return the record of a replay: the original's user, session, task and metadata under a new id."""
     source = one.original.info
-    # All the rest of the metadata stays: the user's checks may look there for what the right answer is.
+    # The user's checks may look into the metadata for the right answer, so all but the offer of a replay stays.
     metadata = {name: value for name, value in source.metadata.items() if name != REPLAY}
     return replace(
         source,
@@ -85,59 +97,238 @@ def replay_info(one: Replay, at: float) -> TrajectoryInfo:
         started_at=at,
         origin="explicit",
         ended_at=None,
-        tags=(*(tag for tag in source.tags if tag != REPLAYED), REPLAYED),
+        tags=(*(tag for tag in source.tags if tag != grouping.REPLAYED), grouping.REPLAYED),
         metadata={**metadata, "replay_of": source.id},
         error=None,
     )
 
 
-class _Work:
-    """What one cycle repeats."""
+class _Replays:
+    """Repeats the runs of one cycle; its method `do` is called by several threads."""
 
-    def __init__(self, store: Store, config: ReplayConfig, left: dict[str, int]) -> None:
-        """Note in `left` why runs could not be repeated."""
+    def __init__(self, store: Store, config: grouping.ReplayConfig, left: dict[str, int]) -> None:
+        """Count in `left` why runs were not repeated."""
         self._store = store
-        self._config = config
+        self._timeout_s = config.timeout_s
         self._left = left
-        self._lock = Lock()  # the store has one writer
-        self._processes = AppProcesses(config)
+        self._lock = Lock()  # the store allows one thread at a time
+        self.processes = AppProcesses(config)
 
-    def do(self, one: Replay) -> _Outcome | None:
+    def do(self, one: grouping.Replay) -> _Outcome | None:
         """Repeat a run; `None` if it was not begun."""
         try:
-            process = self._processes.take(one.target, redacted=one.redacted)
+            process = self.processes.take(one.target, redacted=one.redacted)
         except RunLost as error:
             self._leave(f"{one.target}: {error}")
             return None
-        info = replay_info(one, time.time())
+        info = _replay_info(one, time.time())
         with self._lock:
             erased = not self._store.read.known([one.original.id])
             if not erased:
+                # Before the run begins: whatever happens to it, it is not begun a second time.
                 self._store.write([info])
         if erased:
-            self._processes.give_back(process)
+            self.processes.give_back(process)
             self._leave("erased meanwhile")
             return None
         try:
-            answer = process.ask(question_of(one, info), self._config.timeout_s)
+            answer = process.ask(question_of(one, info), self._timeout_s)
         except RunLost as error:
             process.kill()
             with self._lock:
                 self._store.write([replace(info, error=f"it was run again: {error}")])
             return "lost"
-        self._processes.give_back(process)
+        self.processes.give_back(process)
         if not answer["written"]:
             return "lost"
         return "raised" if answer["raised"] else "ended"
 
-    def stop(self) -> None:
-        """Begin nothing more, and end what goes on now."""
-        self._processes.stop()
-
-    def end(self) -> None:
-        """Let the processes that wait end."""
-        self._processes.end()
-
     def _leave(self, reason: str) -> None:
         with self._lock:
             self._left[reason] = self._left.get(reason, 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reruns:
+    """The held-out scenarios that the gate had repeated.
+
+    Attributes:
+        repeated: scenarios that both policies ran to the end.
+        lost: for each scenario that was begun and has no score, its recorded turn.
+        erased: keys of scenarios whose recorded run was erased meanwhile; the gate does not ask them at all.
+        metrics: for the ledger; `None` if no run may be repeated.
+    """
+
+    repeated: tuple[gate.Repeated, ...] = ()
+    lost: tuple[gate.Turn, ...] = ()
+    erased: frozenset[str] = frozenset()
+    metrics: JSON | None = None
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Keys of the scenarios whose single turns the gate must not ask besides."""
+        return self.erased.union(turn.scenario_key for turn in (*(one.turn for one in self.repeated), *self.lost))
+
+
+def rerun(run: Cycle, held_out: gate.HeldOut, candidate: Policy, champion: Policy) -> Reruns:
+    """Have candidate and champion repeat held-out scenarios, as many as the budget allows; the engine serves both."""
+    config, samples = run.config.replay, run.config.gate.run_samples
+    if config is None:
+        return Reruns()
+    chosen, left = grouping.choose_comparisons(held_out.runs, config, samples=samples)
+    if not chosen:
+        return Reruns(metrics={"scenarios": 0, "left": left})
+    with _scratch(run.adapters.parent) as directory:
+        with (
+            _Side.opened(run, config, candidate, directory / "candidate.db") as ours,
+            _Side.opened(run, config, champion, directory / "champion.db") as theirs,
+        ):
+            made = _make(run, config.concurrency, chosen, (ours, theirs), samples)
+    return _sorted(run, held_out, chosen, made, left)
+
+
+def _sorted(
+    run: Cycle,
+    held_out: gate.HeldOut,
+    chosen: Mapping[str, grouping.Replay],
+    made: Mapping[str, _Both],
+    left: Mapping[str, int],
+) -> Reruns:
+    known = run.store.read.known([one.original.id for one in chosen.values()])
+    turn_of = {turn.scenario_key: turn for turn in reversed(held_out.turns)}
+    repeated: list[gate.Repeated] = []
+    lost: list[gate.Turn] = []
+    erased: set[str] = set()
+    why_left, why_lost = Counter(left), Counter[str]()
+    for key, one in chosen.items():
+        both = made[key]
+        every = [each for side in both for each in side]
+        whole = [tuple(each.run for each in side if each.run is not None) for side in both]
+        if one.original.id not in known:
+            erased.add(key)
+            why_left["erased meanwhile"] += 1
+        elif not any(each.begun for each in every):
+            # No policy is to blame for a function that cannot be loaded: the scenario's turns are asked instead.
+            why_left[every[0].why] += 1
+        elif sum(map(len, whole)) == len(every):
+            repeated.append(gate.Repeated(turn_of[key], whole[0], whole[1]))
+        else:
+            # One lost run loses the scenario, whichever policy it was. Too many lost scenarios reject the candidate, so
+            # a candidate gains nothing from runs that do not end.
+            lost.append(turn_of[key])
+            for who, side in zip(("candidate", "champion"), both, strict=True):
+                why_lost.update(f"{who}: {each.why}" for each in side if each.run is None)
+    metrics = {
+        "scenarios": len(repeated),
+        "runs": sum(len(one.runs) for one in repeated),
+        "lost_scenarios": len(lost),
+        "lost": dict(why_lost),
+        "left": dict(why_left),
+    }
+    return Reruns(tuple(repeated), tuple(lost), frozenset(erased), metrics)
+
+
+class _Made(NamedTuple):
+    """One repeated run: the trajectory, or the reason why there is none, and whether it was begun."""
+
+    run: Trajectory | None
+    why: str = ""
+    begun: bool = True
+
+
+_Both = tuple[list[_Made], list[_Made]]
+
+
+def _make(
+    run: Cycle, concurrency: int, chosen: Mapping[str, grouping.Replay], sides: tuple[_Side, _Side], samples: int
+) -> dict[str, _Both]:
+    """Return `samples` runs of each scenario by candidate and champion."""
+    lock = Lock()
+
+    def make(one: grouping.Replay, side: _Side) -> _Made:
+        with lock:
+            erased = not run.store.read.known([one.original.id])
+        return _Made(None, "erased meanwhile", begun=False) if erased else side.make(one, lock)
+
+    # Sorted by function, as in `replay`. Which policy is first alternates, because the second finds warm caches.
+    keys = sorted(chosen, key=lambda key: (chosen[key].target, chosen[key].redacted))
+    order = [
+        (key, which)
+        for place, key in enumerate(keys)
+        for n in range(samples)
+        for which in ((0, 1) if (place + n) % 2 == 0 else (1, 0))
+    ]
+    made: dict[str, _Both] = {key: ([], []) for key in keys}
+    with ThreadPoolExecutor(concurrency, thread_name_prefix="art-patch-gate") as pool:
+        asked = {pool.submit(make, chosen[key], sides[which]): (key, which) for key, which in order}
+        try:
+            for done, future in enumerate(as_completed(asked), 1):
+                key, which = asked[future]
+                made[key][which].append(future.result())
+                run.progress("gate: runs", done, len(order))
+        except BaseException:
+            for side in sides:
+                side.processes.stop()
+            raise
+    return made
+
+
+class _Side:
+    """One policy with its scratch store, and the app processes whose calls it answers."""
+
+    def __init__(self, store: Store, policy: Policy, config: grouping.ReplayConfig) -> None:
+        self._store = store
+        self._policy = policy
+        self._timeout_s = config.timeout_s
+        self.processes = AppProcesses(config)
+
+    @classmethod
+    @contextmanager
+    def opened(cls, run: Cycle, config: grouping.ReplayConfig, policy: Policy, path: Path) -> Generator[Self]:
+        """Open a scratch store in which the policy is champion, served by the project's engine."""
+        url, route = f"sqlite:///{path}", run.store.ledger.route()
+        store = open_store(url)
+        store.ledger.add_base(policy.name, policy.base, policy.base_sha256, who=run.who)
+        store.ledger.set_engine(route.base_url, key_file=route.key_file, who=run.who)
+        # The app's own deadlines protect its users. Here they would only send calls of a busy machine upstream, and a
+        # run with an answer of upstream is lost.
+        patience = dict.fromkeys(_DEADLINES, f"{config.timeout_s:g}")
+        side = cls(store, policy, replace(config, environment={**config.environment, **patience, "store": url}))
+        try:
+            yield side
+        finally:
+            side.processes.end()
+            store.close()
+
+    def make(self, one: grouping.Replay, lock: Lock) -> _Made:
+        """Repeat a run once."""
+        try:
+            process = self.processes.take(one.target, redacted=one.redacted)
+        except RunLost as error:
+            return _Made(None, f"{one.target}: {error}", begun=False)
+        info = replace(_replay_info(one, time.time()), id=new_id())
+        try:
+            answer = process.ask(question_of(one, info), self._timeout_s)
+        except RunLost as error:
+            process.kill()
+            return _Made(None, str(error))
+        self.processes.give_back(process)
+        with lock:
+            found = self._store.read.trajectories([info.id]) if answer["written"] else ()
+        if not found:
+            return _Made(None, "nothing of it was recorded")
+        if not gate.speaks_of(found[0], self._policy.name):
+            return _Made(None, "upstream answered in its place")
+        return _Made(found[0])
+
+
+@contextmanager
+def _scratch(project: Path) -> Generator[Path]:
+    """Give an empty directory for the gate's stores; delete it when the block ends."""
+    directory = (project / GATE_RUNS).absolute()
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(mode=0o700, parents=True)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""What a cycle did, and its report on disk: `cycles/TIME-ID.json` for programs, the same as `.md` for people.
+"""The result of a cycle, and its report on disk: `cycles/TIME-ID.json` for programs, the same as `.md` for people.
 
-Reports are beside the store and not in it, so that they can be read when the store cannot. They hold metrics and no
-text of any run. The newest `KEPT` stay. A report that cannot be written fails no cycle: what it tells of has happened.
+Reports lie beside the store and not in it, so that they can be read when the store cannot. They hold metrics and no
+text of any run.
 """
 
 from __future__ import annotations
@@ -23,25 +23,22 @@ Outcome = Literal[
 ]
 
 LONG = ("history", "corrections_upto", "checks", "config", "data_sha256", "job")
-"""Metrics that only the store and `--json` show."""
+"""Names of metrics that are too long for people; only the store and `--json` show them."""
 KEPT = 200
-"""Reports that stay, the newest."""
-_WITH_TEXT = ("round_trips",)
-"""Metrics that quote what was recorded; an erasure would not find them here."""
+"""Number of reports that are kept; older ones are deleted."""
+_WITH_TEXT = ("round_trips",)  # metrics that quote recorded words; the erasure of a user does not look into reports
 
 
 @dataclass(frozen=True, slots=True)
 class CycleReport:
-    """What a cycle did.
+    """The result of a cycle.
 
     Attributes:
-        outcome: `promoted` or `rejected`; `canary`, if a challenger is being tested on the app's traffic now; `waits
-            for approval`, if the candidate won and a person is to promote it; `out of time` and `not idle`, if the rest
-            is left to the next cycle; or `nothing to do`. In a report on disk also `failed`.
-        reason: why, in words.
-        champion: who serves now.
+        outcome: `canary`: a challenger is tested on the app's traffic now. `waits for approval`: the candidate won, and
+            a person decides. `out of time`, `not idle`: the rest is left to the next cycle. `failed`: on disk only.
+        champion: the policy that serves when the cycle ends.
         candidate: the policy that was trained or is tested, if any.
-        metrics: of every stage that ran.
+        metrics: of every step that ran, by the step's name.
     """
 
     outcome: Outcome
@@ -56,18 +53,15 @@ def failed(error: ArtPatchError, champion: str | None, metrics: JSON) -> CycleRe
     return CycleReport("failed", f"{type(error).__name__}: {error}", champion, None, metrics)
 
 
-def keep(report: CycleReport, directory: Path, *, who: str, began_at: float, took_s: float) -> Path | None:
-    """Write the report, and delete those that are too many.
+def write_report(report: CycleReport, directory: Path, *, who: str, began_at: float, took_s: float) -> Path | None:
+    """Write the report below the project's directory, and delete reports beyond the newest `KEPT`.
 
     Args:
-        report: what the cycle did.
-        directory: the project's.
-        who: started the cycle.
-        began_at: when, seconds since the epoch.
-        took_s: how long it took.
+        who: the person or job that started the cycle.
+        began_at: seconds since the epoch.
 
     Returns:
-        The JSON file; `None` if it could not be written.
+        The JSON file. `None`: it could not be written. That fails no cycle, because the cycle's work is done.
     """
     folder = directory / "cycles"
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(began_at))}-{new_id()[-8:]}"
@@ -75,6 +69,7 @@ def keep(report: CycleReport, directory: Path, *, who: str, began_at: float, too
     facts["metrics"] = _without_text(report.metrics)
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
+        # The JSON file last: whoever finds it finds the other one, too.
         _write(folder / f"{name}.md", to_markdown(facts))
         _write(folder / f"{name}.json", json.dumps(facts, indent=1, default=str) + "\n")
         for old in sorted(folder.glob("*-*.json"), key=lambda path: path.name)[:-KEPT]:
@@ -86,10 +81,10 @@ def keep(report: CycleReport, directory: Path, *, who: str, began_at: float, too
 
 
 def to_markdown(facts: JSON) -> str:
-    """Return the report as a person reads it: what came of the cycle, why, metrics of each stage, and what it cost.
+    """Return a report for people: outcome, reason, costs, and the metrics of each step.
 
     Args:
-        facts: as `keep` writes them.
+        facts: the content of a report's JSON file.
     """
     began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(facts["began_at"]))
     metrics: dict[str, Any] = dict(facts["metrics"])
@@ -104,6 +99,7 @@ def to_markdown(facts: JSON) -> str:
         f"- started by {_one_line(facts['who'])}",
     ]
     if costs:
+        # `None`: the price of an answer is not known. The sum is then a lower bound and says so.
         known = [cost for cost in costs if cost is not None]
         lines.append(
             f"- the judge cost {sum(known):.4f} USD" + ("" if len(known) == len(costs) else ", as far as known")
@@ -120,12 +116,12 @@ def to_markdown(facts: JSON) -> str:
 
 
 def metrics_line(metrics: Mapping[str, Any]) -> str:
-    """Return metrics in one line; reasons with their counts in brackets, what is empty not at all."""
+    """Return metrics in one line: nested ones in brackets, empty ones left out."""
     return ", ".join(f"{key} {metric(value)}" for key, value in metrics.items() if value is not None and value != {})
 
 
 def metric(value: Any) -> str:
-    """Return a metric as a person reads it."""
+    """Return one metric as text for people."""
     if isinstance(value, dict):
         return f"({metrics_line(cast('dict[str, Any]', value))})"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,51 +1,72 @@
-"""Runs that have no siblings -> turn-level groups in the store, by asking the champion again."""
+"""The step `resample`: makes siblings for runs that have none, by having the champion answer recorded turns again.
+
+`answer_again` asks a policy one recorded prompt, the same to the token. No tool runs, so this is safe for production
+traffic. The gate compares two policies on such answers.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from threading import Lock
 from typing import Any
 
+from art_patch import grouping
 from art_patch._lib.ids import new_id
 from art_patch.errors import ConfigError, EngineError
-from art_patch.grouping import Grouping, ResampleConfig, ResampleTurn, choose_turns, turn_group
-from art_patch.pipeline.asking import OtherPrompt, answer_again
 from art_patch.pipeline.cycle_run import Cycle
+from art_patch.serving import Engine
 from art_patch.trajectories import why_untrainable
-from art_patch.types import Call, Group, Policy
+from art_patch.types import Call, Choice, Group, Policy
 
-_GIVE_UP_AFTER = 3
-"""So many turns in a row that the engine failed, and the rest waits for the next cycle."""
+_GIVE_UP_AFTER = 3  # failures of the engine in a row
+_LIMITS = ("max_tokens", "max_completion_tokens", "stop")
+_RENDERING = ("chat_template_kwargs",)
 
 
-def resample(run: Cycle, champion: Policy, grouping: Grouping) -> None:
-    """Answer turns of these runs again, and keep the groups as they come.
+class OtherPrompt(EngineError):
+    """The engine renders another prompt than the recorded one, so its answer cannot be compared."""
 
-    The engine's failures end it early and not the cycle: what waits is asked again by the next one.
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The answers of a policy to one prompt.
+
+    Attributes:
+        choices: answers with their token ids, and with log-probabilities if these were asked for.
+        duration_ms: time until the last answer was there.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    choices: tuple[Choice, ...]
+    duration_ms: float
+
+
+def resample(run: Cycle, champion: Policy, found: grouping.Grouping) -> None:
+    """Have the champion answer turns of runs without siblings, and write a group for each turn.
+
+    If the engine fails several times in a row, the step ends and the cycle goes on; the next cycle asks for the rest.
 
     Args:
-        run: the cycle.
-        champion: who answers.
-        grouping: what became of the runs; those without siblings are asked.
+        found: the result of the step `group`; it names the runs without siblings.
     """
     config = run.config.resample
     if config is None:
         return
     metrics: Counter[str] = Counter()
-    lonely = [*grouping.waiting, *grouping.others]
-    found: dict[str, Any] = {"runs": len(lonely)}
-    run.metrics["resample"] = found
+    lonely = [*found.waiting, *found.others]
+    result: dict[str, Any] = {"runs": len(lonely)}
+    run.metrics["resample"] = result
     if not is_open(config.window, datetime.now()):
-        found["left"] = {f"outside of {config.window}": len(lonely)}
+        result["left"] = {f"outside of {config.window}": len(lonely)}
         return
+    # A turn that a person corrected is where its run went wrong, so it is asked first.
     named = run.store.corrections([trajectory.id for trajectory in lonely])
     corrected = {key: its[-1].call_id for key, its in named.items() if its and its[-1].call_id}
-    turns, left = choose_turns(lonely, config, keys=grouping.keys, corrected=corrected)
+    turns, left = grouping.choose_turns(lonely, config, keys=found.keys, corrected=corrected)
     pace = _Pace(config.per_minute)
     asked_again: set[str] = set()
     failed = 0
@@ -68,22 +89,25 @@ def resample(run: Cycle, champion: Policy, grouping: Grouping) -> None:
                 if alternatives:
                     metrics["samples"] += len(alternatives)
                     metrics["turns"] += 1
-                    metrics["groups"] += _keep(run, turn, alternatives)
+                    metrics["groups"] += _keep_group(run, turn, alternatives)
                     if turn.trajectory.id not in asked_again:
                         asked_again.add(turn.trajectory.id)
-                        _note_source(run, turn)
+                        # The run itself goes into a group of its own, so that no later cycle asks its turns again.
+                        source = Group(new_id(), turn.scenario_key, "single", (turn.trajectory,))
+                        run.store.ledger.add_groups([source], state="resampled", now=run.now)
             try:
                 run.progress("resample", done, len(turns), f"{metrics['groups']} groups")
             except BaseException:
-                pace.stop()  # what waits is asked by the next cycle
+                # The time is over or the lease is lost. Without `stop` the pool would still ask all waiting turns.
+                pace.stop()
                 raise
-    found |= {"turns": metrics["turns"], "samples": metrics["samples"], "groups": metrics["groups"]}
-    found |= {name: metrics[name] for name in ("other_prompt", "failed") if metrics[name]}
-    found["left"] = left
+    result |= {"turns": metrics["turns"], "samples": metrics["samples"], "groups": metrics["groups"]}
+    result |= {name: metrics[name] for name in ("other_prompt", "failed") if metrics[name]}
+    result["left"] = left
 
 
 def is_open(window: str | None, now: datetime) -> bool:
-    """Whether the time of day lies in `HH:MM-HH:MM`, which may pass midnight.
+    """Return whether the time of day lies in the window `HH:MM-HH:MM`, which may pass midnight.
 
     Raises:
         ConfigError: the window is not of that form.
@@ -98,29 +122,32 @@ def is_open(window: str | None, now: datetime) -> bool:
     return begin <= at < end if begin <= end else at >= begin or at < end
 
 
-def _ask(run: Cycle, champion: Policy, turn: ResampleTurn, config: ResampleConfig, pace: _Pace) -> list[Call]:
-    """Return one call for each further answer; empty if there is no more time."""
+def _ask(
+    run: Cycle, champion: Policy, turn: grouping.ResampleTurn, config: grouping.ResampleConfig, pace: _Pace
+) -> list[Call]:
+    """Return one call for each new answer; an empty list if the step was stopped."""
     if not pace.wait():
         return []
     given = turn.call.params.get("temperature")
+    # Siblings must differ: at a temperature of (nearly) 0 all answers would be equal and teach nothing.
     temperature = given if isinstance(given, int | float) and given >= 0.01 else config.temperature
     answers = answer_again(
-        run.engine, champion.name, turn.call, config.samples, temperature=temperature, logprobs=True,
-        priority=config.priority,
-    )  # fmt: skip
-    at = time.time()
+        run.engine, champion.name, turn.call, config.samples, temperature=temperature, priority=config.priority
+    )
+    limits = {name: turn.call.params[name] for name in _LIMITS if name in turn.call.params}
     made: list[Call] = []
     for choice in answers.choices:
         call = Call(
+            # `turn_group` gives both ids.
             id="",
             trajectory_id="",
-            started_at=at - answers.duration_ms / 1000,
+            started_at=time.time() - answers.duration_ms / 1000,
             duration_ms=answers.duration_ms,
             requested_model=turn.call.requested_model,
             messages=turn.call.messages,
             tools=turn.call.tools,
             choices=(replace(choice, index=0),),
-            params={**_limits(turn.call), "temperature": temperature},
+            params={**limits, "temperature": temperature},
             policy=champion.name,
             prompt_token_ids=answers.prompt_token_ids,
             prompt_tokens=len(answers.prompt_token_ids),
@@ -130,13 +157,9 @@ def _ask(run: Cycle, champion: Policy, turn: ResampleTurn, config: ResampleConfi
     return made
 
 
-def _limits(call: Call) -> dict[str, object]:
-    return {name: call.params[name] for name in ("max_tokens", "max_completion_tokens", "stop") if name in call.params}
-
-
-def _keep(run: Cycle, turn: ResampleTurn, alternatives: Sequence[Call]) -> bool:
-    """Write the turn's group; return whether there is one."""
-    group = turn_group(turn, alternatives, new_id=new_id, at=run.now)
+def _keep_group(run: Cycle, turn: grouping.ResampleTurn, alternatives: list[Call]) -> bool:
+    """Write the turn's group to the store; return whether there is one."""
+    group = grouping.turn_group(turn, alternatives, new_id=new_id, at=run.now)
     if group is None:
         return False
     run.store.write([record for sibling in group.trajectories for record in (sibling.info, *sibling.calls)])
@@ -144,14 +167,8 @@ def _keep(run: Cycle, turn: ResampleTurn, alternatives: Sequence[Call]) -> bool:
     return True
 
 
-def _note_source(run: Cycle, turn: ResampleTurn) -> None:
-    """Keep the run in a group of its own, so that no later cycle asks it again."""
-    source = Group(new_id(), turn.scenario_key, "single", (turn.trajectory,))
-    run.store.ledger.add_groups([source], state="resampled", now=run.now)
-
-
 class _Pace:
-    """Lets so many through in a minute, evenly, until it is stopped."""
+    """Lets at most `per_minute` threads through in a minute, evenly, until it is stopped."""
 
     def __init__(self, per_minute: float | None) -> None:
         self._every_s = 60 / per_minute if per_minute else 0.0
@@ -163,10 +180,57 @@ class _Pace:
         self.stopped = True
 
     def wait(self) -> bool:
-        """Return when it is one's turn; `False` if there is none any more."""
+        """Block until it is this thread's turn; return `False` if the pace was stopped."""
         with self._lock:
             mine = max(self._next, time.monotonic())
             self._next = mine + self._every_s
         while not self.stopped and (left := mine - time.monotonic()) > 0:
+            # Short sleeps, so that a stopped cycle does not wait for the whole interval.
             time.sleep(min(left, 0.2))
         return not self.stopped
+
+
+def answer_again(
+    engine: Engine, policy: str, call: Call, samples: int, *, temperature: float | None, priority: int = 0
+) -> Answers:
+    """Return what a policy answers to the prompt of a recorded call, with log-probabilities.
+
+    Args:
+        samples: number of answers.
+        temperature: `None`: the engine's default, which is 1.
+        priority: as in vLLM: a request with a larger number waits for smaller ones; the app's own calls have 0.
+
+    Raises:
+        OtherPrompt: the engine's prompt differs from the recorded one. Upstream's calls have no recorded token ids, so
+            their prompts are not compared.
+        EngineError: the engine failed.
+    """
+    body: dict[str, Any] = {"model": policy, "messages": list(call.messages), "n": samples, "logprobs": True}
+    # Of the recorded parameters only those that limit an answer's length or change how its prompt is rendered.
+    body |= {name: call.params[name] for name in (*_LIMITS, *_RENDERING) if name in call.params}
+    if temperature is not None:
+        body["temperature"] = temperature
+    if call.tools:
+        body["tools"] = list(call.tools)
+    if priority:
+        body["priority"] = priority
+    started = time.monotonic()
+    answer = engine.chat(**body, return_token_ids=True)
+    prompt = tuple(answer["prompt_token_ids"])
+    if call.prompt_token_ids is not None and prompt != call.prompt_token_ids:
+        raise OtherPrompt(
+            f"call {call.id} has another prompt now than when it was recorded (another chat template?); "
+            "serve the base with the template that traffic was recorded with"
+        )
+    return Answers(prompt, tuple(map(_choice, answer["choices"])), (time.monotonic() - started) * 1000)
+
+
+def _choice(choice: dict[str, Any]) -> Choice:
+    tokens = (choice.get("logprobs") or {}).get("content")
+    return Choice(
+        choice["index"],
+        choice["message"],
+        choice["finish_reason"],
+        tuple(choice.get("token_ids") or ()),
+        None if tokens is None else tuple(float(token["logprob"]) for token in tokens),
+    )

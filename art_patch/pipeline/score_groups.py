@@ -1,4 +1,4 @@
-"""Groups that wait -> scores in the store."""
+"""The step `score`: gives every sibling of the waiting groups a reward, by the user's checks or by the judge."""
 
 from __future__ import annotations
 
@@ -9,41 +9,42 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
+from art_patch import rewards
 from art_patch.pipeline.cycle_run import Run
 from art_patch.pipeline.form_groups import form
-from art_patch.rewards import SCORE_SOURCE, JudgedBatch, judge_batch, kept_scores, rewards_G, run_checks, with_scores
 from art_patch.types import Group, Score, Trajectory
 
 
 def score(run: Run) -> None:
-    """Run the user's checks, and let the judge rank what has no reward yet.
+    """Run the user's checks, have the judge rank the groups that lack a reward, and write all scores to the store.
 
-    A group that could not be ranked waits for the next cycle; one whose scores cannot be trusted is quarantined.
+    A group that the judge could not rank waits for the next cycle. A group with suspicious scores is quarantined.
     """
     store, config = run.store, run.config
     waiting: Sequence[Group] = store.read.groups(state="formed", held_out=False)
-    checked = run_checks((each for group in waiting for each in group.trajectories), config.checks, now=run.now)
+    siblings = (each for group in waiting for each in group.trajectories)
+    checked = rewards.run_checks(siblings, config.checks, now=run.now)
     store.write(checked.scores)
-    waiting = [with_scores(group, checked.scores) for group in waiting]
+    waiting = [rewards.with_scores(group, checked.scores) for group in waiting]
     asked = [group for group in waiting if _needs_judge(run, group)]
-    batch = _judged(run, asked) if asked else JudgedBatch()
+    batch = _judge_groups(run, asked) if asked else rewards.JudgedBatch()
     put_aside = {group.id for group in asked} - {score.group_id for score in batch.scores}
     scored = [group for group in waiting if group.id not in put_aside]
-    store.write([one for group in scored for one in _kept(run, group, batch.scores)])
+    store.write([one for group in scored for one in _combined(run, group, batch.scores)])
+    # After the scores: a cycle that is killed in between scores these groups again, and loses none.
     store.ledger.set_groups([group.id for group in scored], "scored")
     metrics: dict[str, Any] = {"groups": len(scored), "unscored": len(batch.unscored)}
     if batch.unscored:
         metrics["reasons"] = dict(Counter(batch.unscored.values()))
     if checked.failures:
         metrics["check_failures"] = dict(checked.failures)
-    run.metrics["score"] = metrics | (_findings(batch) if asked else {})
+    run.metrics["score"] = metrics | (_judge_metrics(batch) if asked else {})
 
 
 def to_judge(run: Run) -> list[Group]:
-    """Return the groups that would be put to the judge now; asks no judge and writes nothing.
+    """Return the groups that a cycle would send to the judge now. Asks no judge and writes nothing.
 
-    Those that are in the store, and those that would be formed of the runs that no group holds. The metric
-    `group.embeddings` says why no embedding model was heard, as a cycle's does.
+    These are groups in the store, and groups that would be formed of trajectories without a group.
     """
     numbers = count()
     pending = run.store.read.ungrouped(settled_before=run.now - run.config.settle_s)
@@ -56,30 +57,28 @@ def to_judge(run: Run) -> list[Group]:
 
 
 def _needs_judge(run: Run, group: Group) -> bool:
-    """Users' rewards need no judge; what a judge said in a cycle that was cut short is none: nobody doubted it yet."""
-    return None in rewards_G(_unjudged(group), combination=run.config.combination)
-
-
-def _unjudged(group: Group) -> Group:
-    """The group without what a judge said of it."""
-
-    def without(sibling: Trajectory) -> Trajectory:
-        kept = tuple(s for s in sibling.scores if (s.source, s.group_id) != (SCORE_SOURCE, group.id))
+    # Scores that the judge gave to this group in a cycle that was killed do not count: the checks for manipulation
+    # run over a whole batch, and they had not run yet.
+    def unjudged(sibling: Trajectory) -> Trajectory:
+        kept = tuple(s for s in sibling.scores if (s.source, s.group_id) != (rewards.SCORE_SOURCE, group.id))
         return replace(sibling, scores=kept)
 
-    return replace(group, trajectories=tuple(map(without, group.trajectories)))
+    plain = replace(group, trajectories=tuple(map(unjudged, group.trajectories)))
+    return None in rewards.rewards_G(plain, combination=run.config.combination)
 
 
-def _judged(run: Run, asked: Sequence[Group]) -> JudgedBatch:
-    """Let the judge rank these groups; everything that came of it is in the store then."""
+def _judge_groups(run: Run, asked: Sequence[Group]) -> rewards.JudgedBatch:
+    """Have the judge rank these groups, and write its scores and the state of groups without scores to the store."""
 
     def keep(_group: Group, scores: Sequence[Score], _usage: object) -> None:
-        run.store.write(scores)  # at once, so that a kill does not cost a second question
+        # At once: after a kill, the next cycle passes these scores as `known` and does not pay for them twice.
+        run.store.write(scores)
 
-    batch = judge_batch(
+    batch = rewards.judge_batch(
         asked,
         run.judge,
         run.config.defence,
+        # Unpredictable: the seed selects the groups that get a planted answer or a second pass.
         seed=secrets.randbits(63),
         known=[score for group in asked for sibling in group.trajectories for score in sibling.scores],
         on_scored=keep,
@@ -94,12 +93,12 @@ def _judged(run: Run, asked: Sequence[Group]) -> JudgedBatch:
     return batch
 
 
-def _kept(run: Run, group: Group, scores: Sequence[Score]) -> Sequence[Score]:
+def _combined(run: Run, group: Group, scores: Sequence[Score]) -> Sequence[Score]:
     ours = [score for score in scores if score.group_id == group.id]
-    return kept_scores(group, ours, combination=run.config.combination, now=run.now)
+    return rewards.kept_scores(group, ours, combination=run.config.combination, now=run.now)
 
 
-def _findings(batch: JudgedBatch) -> dict[str, object]:
+def _judge_metrics(batch: rewards.JudgedBatch) -> dict[str, object]:
     planted, caught = batch.planted_answers
     found: dict[str, object] = {"calls": batch.calls, "prompt_tokens": batch.prompt_tokens}
     found |= {"completion_tokens": batch.completion_tokens, "cost_usd": batch.cost_usd}

@@ -1,8 +1,8 @@
-"""What a running server keeps true: the champion is loaded, and the route leads to a server that is there.
+"""Repairs serving, beside a running server: loads missing policies, and takes over a route that leads nowhere.
 
-Loaded again is also the policy that is tested. Of several servers of a project the one that came last has the route;
-when it has ended, or does not answer any more, one that is left takes it. A server on another machine may be alive
-although it cannot be reached from here: then it takes the route back, and is left alone from there on.
+Of several servers of a project, the one that started last has the route. When it ends or stops answering, another one
+takes the route. A server on another machine may be alive although it cannot be reached from here. It then takes the
+route back, and this server does not take it again.
 """
 
 from __future__ import annotations
@@ -23,24 +23,23 @@ from art_patch.types import Route
 EVERY_S = 2.0
 """Seconds between two looks."""
 MISSES = 2
-"""So many looks in a row must find nobody where the route leads before it is taken."""
+"""Number of looks in a row without an answer before the route is taken over."""
 RETRY_S = 30.0
-"""After a policy could not be loaded, it is left alone for so long."""
+"""Seconds after a failed load before the policy is loaded again."""
 
 log = logging.getLogger("art_patch.serve")
 
 
 class ServingUpkeep:
-    """Looks after one server, from a thread beside it."""
+    """Keeps one server of a project ready, from a thread beside it."""
 
     def __init__(self, ledger: Ledger, engine: EngineClient, address: str, take: Callable[[Route], bool]) -> None:
-        """Do nothing yet.
+        """Keep the arguments; nothing is asked yet.
 
         Args:
-            ledger: of the project.
-            engine: the server.
-            address: where apps reach it, as the route names it.
-            take: turns the route to it, unless somebody else has done so since this route was read; whether it did.
+            engine: a client of this server.
+            address: the address at which apps reach this server.
+            take: points the route to this server if the route is still the given one; returns whether it did.
         """
         self._ledger, self._engine, self._address, self._take = ledger, engine, address, take
         self._retry_at: dict[str, float] = {}
@@ -48,10 +47,10 @@ class ServingUpkeep:
         self._taken_from: str | None = None
 
     def look(self) -> None:
-        """Look once, and mend what is not as it must be.
+        """Look once, and repair what is missing.
 
         Raises:
-            EngineError: the server cannot be asked.
+            EngineError: the server does not answer.
             StoreError: the store cannot be read.
         """
         if self._engine.health():
@@ -59,7 +58,7 @@ class ServingUpkeep:
             self._take_route()
 
     def keep(self, stop: Event) -> None:
-        """Look again and again until `stop` is set. What goes wrong is logged once, and the next look tries again."""
+        """Look again and again until `stop` is set. An error is logged once, and the next look tries again."""
         trouble = ""
         while not stop.wait(EVERY_S):
             try:
@@ -71,12 +70,15 @@ class ServingUpkeep:
                 trouble = str(error)
 
     def _load_missing(self) -> None:
-        # In this order: a policy that is let go leaves the ledger before it leaves the server.
+        # The server is asked before the ledger: a policy that is retired leaves the ledger before the server unloads
+        # it, so this order never loads a retired policy again.
         served, route = self._engine.models(), self._ledger.route()
         must = [name for name in (route.champion, route.challenger) if name is not None and name not in served]
         if not must:
             return
-        served = self._engine.models()  # a promotion loads it, and turns the ledger between our two looks
+        # A promotion may have loaded it between the two reads above.
+        served = self._engine.models()
+        # A list, because `any` over a generator would stop after the first policy.
         if any([self._load(name) for name in must if name not in served]):
             for old in unwanted(self._ledger, self._engine.models()):
                 with suppress(EngineError):
@@ -94,11 +96,13 @@ class ServingUpkeep:
             log.warning("%s took the route over: %s", self._address, why)
 
     def _is_left(self, address: str, route: Route) -> bool:
+        """Return whether no server answers at the route's address, `MISSES` times in a row."""
         with EngineClient(address) as other:
             alive = other.answers()
         if alive:
             self._taken_from, self._missed = None, (None, None, 0)
             return False
+        # The count is that of one server: the same address with another `engine_since` is a server that restarted.
         url, since, count = self._missed
         count = count + 1 if (url, since) == (address, route.engine_since) else 1
         self._missed = (address, route.engine_since, count)

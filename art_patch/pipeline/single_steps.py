@@ -1,28 +1,34 @@
-"""Two policies, asked the same -> the gate's verdict on them, and nothing is done about it.
+"""Steps of a cycle that are run by themselves: comparing two policies, and training on groups that a caller chose.
 
-It is the gate's contest, with everything that it checks; `candidate` and `champion` in its metrics are the policy that
-is looked at and the one that it is compared with. Nobody is promoted or rejected, no group changes its state. What is
-kept is what the judge was asked for and cost. Policies that the engine does not serve are loaded for it and unloaded
-when it is over, unless somebody wants them served by then. It is alone on the store, as a cycle is.
+`evaluate` is `art-patch evaluate`. `run_explicit_update` is training from a script: the caller gives the rewards, so no
+judge is asked; the caller decides what serves, so no gate is asked. `art-patch rollback` undoes it. Both take the same
+lock as a cycle.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
-from art_patch.errors import ConfigError, EngineError, StoreError
+from art_patch import promotion
+from art_patch.errors import AdapterRejected, ConfigError, EngineError, StoreError
 from art_patch.gate import Verdict
-from art_patch.pipeline.cycle_lock import alone
+from art_patch.pipeline.clean_up import discard_job, sweep_leftovers, unfinished_jobs
+from art_patch.pipeline.cycle_lock import exclusive_cycle
 from art_patch.pipeline.cycle_run import Cycle, CycleConfig, Progress
-from art_patch.pipeline.gate_run import contest_of
-from art_patch.promotion import wanted
+from art_patch.pipeline.gate_run import run_gate
+from art_patch.pipeline.train_policy import train_groups
 from art_patch.rewards import OrderedJudge
 from art_patch.serving import Engine
 from art_patch.store import Store
-from art_patch.types import Policy
+from art_patch.training import TrainConfig, require_evaluation
+from art_patch.types import JSON, Policy
+
+REASON = "trained by hand; no gate was asked"
 
 
 def evaluate(
@@ -38,22 +44,17 @@ def evaluate(
     progress: Progress,
     now: float | None = None,
 ) -> tuple[str, Verdict]:
-    """Compare a policy with another on held-out scenarios.
+    """Compare two policies on held-out scenarios with the gate; promote and reject nothing.
+
+    The engine loads both for the time of the comparison. In the verdict's metrics, `candidate` is `policy` and
+    `champion` is `against`.
 
     Args:
-        store: where traffic was recorded and grouped.
-        engine: the serving engine.
-        judge: ranks their answers.
-        adapters: directory of published policies.
-        config: how; of a cycle's, the gate, the checks, the rewards and what may be run again.
-        policy: which one.
-        against: the other; the champion unless given.
-        who: for the audit log.
-        progress: told what goes on.
-        now: seconds since the epoch.
+        config: its parts `gate`, `checks`, `combination` and `replay` are used.
+        against: name of the other policy; default: the champion.
 
     Returns:
-        The name of the other, and the verdict: `promote` says whether the policy is better.
+        The name of the other policy, and the verdict. `promote` says whether `policy` is better.
 
     Raises:
         Busy: a cycle runs.
@@ -62,17 +63,12 @@ def evaluate(
         EngineError: the engine failed, or cannot serve one of them.
         JudgeError: the judge scored nothing in one of the orders.
     """
-    with alone(store, adapters.parent, who=who) as holding:
-
-        def told(stage: str, done: int, total: int, note: str = "") -> None:
-            holding.check()
-            progress(stage, done, total, note)
-
-        ours, theirs = _policies(holding.store, policy, against)
+    with exclusive_cycle(store, adapters.parent, who=who) as held:
+        ours, theirs = _policies(held.store, policy, against)
         at = time.time() if now is None else now
-        run = Cycle(holding.store, judge, config, told, at, engine, adapters, who)
-        with _borrowing(run, ours.name, theirs.name):
-            return theirs.name, contest_of(run, ours, theirs)
+        run = Cycle(held.store, judge, config, held.guarding(progress), at, engine, adapters, who)
+        with _unloading(run, ours.name, theirs.name):
+            return theirs.name, run_gate(run, ours, theirs)
 
 
 def _policies(store: Store, policy: str, against: str | None) -> tuple[Policy, Policy]:
@@ -82,22 +78,99 @@ def _policies(store: Store, policy: str, against: str | None) -> tuple[Policy, P
         raise StoreError("no policy serves yet, so there is none to compare with; start `art-patch serve --base MODEL`")
     if policy == other:
         raise ConfigError(f"{policy} cannot be compared with itself; name another with --against")
-    found = [store.ledger.policy(name) for name in (policy, other)]
-    for name, each in zip((policy, other), found, strict=True):
-        if each is None:
+
+    def found(name: str) -> Policy:
+        if (one := store.ledger.policy(name)) is None:
             raise StoreError(f"there is no policy {name!r}; `art-patch policies` lists them")
-    ours, theirs = (each for each in found if each is not None)
-    return ours, theirs
+        return one
+
+    return found(policy), found(other)
 
 
 @contextmanager
-def _borrowing(run: Cycle, *names: str) -> Generator[None]:
-    """Unload at the end which of them was not served before, unless somebody has promoted it meanwhile."""
+def _unloading(run: Cycle, *names: str) -> Generator[None]:
+    """Unload at the end those of the policies that were not loaded before."""
     served = run.engine.models()
     try:
         yield
     finally:
-        kept = {*served, *wanted(run.store.ledger)}
+        # A person may have promoted one of them meanwhile, so the ledger is asked at the end.
+        kept = {*served, *promotion.wanted(run.store.ledger)}
         for name in (name for name in names if name not in kept):
-            with suppress(EngineError):  # an engine that failed says so already; or it was never loaded
+            # The comparison's own error is the one to report; or the policy was never loaded.
+            with suppress(EngineError):
                 run.engine.unload(name)
+
+
+@dataclass(frozen=True, slots=True)
+class ExplicitUpdate:
+    """The result of an update from a script.
+
+    Attributes:
+        champion: name of the policy that serves now.
+        path: directory of its adapter; `None` for the base model.
+        reason: why nothing was learned; empty if something was.
+        metrics: of the update.
+    """
+
+    champion: str
+    path: str | None
+    reason: str = ""
+    metrics: JSON = field(default_factory=dict[str, Any])
+
+
+def run_explicit_update(
+    store: Store,
+    engine: Engine,
+    adapters: Path,
+    config: TrainConfig,
+    group_ids: Sequence[str],
+    *,
+    evaluation: Sequence[str] = (),
+    who: str,
+    progress: Progress,
+    now: float | None = None,
+) -> ExplicitUpdate:
+    """Train on scored groups of the store, and promote the new policy as soon as the engine has proven it.
+
+    Args:
+        evaluation: ids of groups that the update measures itself on every `config.eval_steps` steps.
+
+    Raises:
+        ConfigError: `evaluation` is given without `eval_steps`, or the other way round.
+        Busy: a cycle, or another update, runs on this store.
+        TrainingError: the update failed; nothing was published.
+        EngineError: the engine cannot serve the policy; the champion stays. A policy that it refuses is rejected.
+        StoreError: no policy serves yet.
+    """
+    require_evaluation(config, evaluation)
+    with exclusive_cycle(store, adapters.parent, who=who) as held:
+        ledger, read = held.store.ledger, held.store.read
+        champion = ledger.champion()
+        if champion is None:
+            raise StoreError("no policy serves yet; start `art-patch serve --base MODEL`")
+        no_judge = cast("OrderedJudge", None)  # the groups are scored, so no step below asks a judge
+        at = time.time() if now is None else now
+        settings, report = CycleConfig(train=config), held.guarding(progress)
+        run = Cycle(held.store, no_judge, settings, report, at, engine, adapters, who)
+        sweep_leftovers(run, champion)
+        # A script samples new runs after a kill, so its killed update is not continued. If the update was a cycle's,
+        # its groups stay scored and the next cycle trains on them.
+        known = {policy.name for policy in ledger.policies()}
+        for job in unfinished_jobs(adapters.parent):
+            discard_job(job, adapters, known)
+        candidate, reason = train_groups(
+            run, champion, read.groups_of(group_ids), evaluation=read.groups_of(evaluation)
+        )
+        metrics = run.metrics["train"]
+        if candidate is None:
+            return ExplicitUpdate(champion.name, champion.path, reason, metrics)
+        try:
+            serves = promotion.promote(ledger, engine, candidate.name, who=who, reason=REASON)
+        except AdapterRejected as error:
+            # `final`: the engine would refuse it every time.
+            if error.final:
+                refusal = f"the engine refuses it: {error}"
+                promotion.reject(ledger, engine, candidate.name, who=who, reason=refusal)
+            raise
+        return ExplicitUpdate(serves.name, serves.path, metrics=metrics)

@@ -1,75 +1,79 @@
-"""What is learned besides groups: upstream's good answers, and what people said that answers should have been.
+"""What an update learns besides its scored groups: good answers of upstream, corrections, and earlier successes.
 
-Corrections are learned whatever became of their run, unless its scenario is held out. In a group that waits they go
-with the group. Of all other runs the newest count that were said since the champion was trained: a LoRA that goes on
-has learned the older ones, and to be told them again in each cycle would drive it away from where it began. A new LoRA
-learns them all. So it is with runs in no group that got a reward from the app: upstream's answers in them are imitated
-if it is high enough.
+Corrections are learned whatever reward their run has, unless its scenario is held out. A correction in a scored group
+is learned together with that group. Of all other corrections, and of rewarded runs in no group, only those since the
+champion's training are learned: the champion's LoRA knows the older ones already, and repeating them in each cycle
+would drive it away from its base. A LoRA that starts anew from the base learns all of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from art_patch.grouping import given_scenario, is_held_out, task_key, task_of
-from art_patch.pipeline.cycle_run import Cycle, CycleConfig
-from art_patch.pipeline.train_text import BaseText
+from art_patch import grouping, training
+from art_patch.errors import ConfigError
+from art_patch.pipeline.cycle_run import Cycle, CycleConfig, Run
 from art_patch.rewards import rewards_G
-from art_patch.training import Pair, Row, demonstrations, preferences
 from art_patch.types import JSON, Correction, Group, Policy, Trajectory
 
 Scored = Sequence[tuple[Group, Sequence[float | None]]]
-"""Groups, each with its siblings' rewards."""
+"""Groups, each with the rewards of its siblings."""
 
 _NEWEST = 256  # runs: people correct a handful a day, and more would outweigh what the groups of a cycle say
 _NEWEST_ALONE = 1_000
+_GROUPS = 64  # read whole for rehearsal: some hundred runs, as many as a large cycle reads to train on them
+_ROWS = 512  # of rehearsal; an update of a hundred steps sees each once or twice
+_CHECKED = 32  # calls: two renderings and an encoding each, some milliseconds for a short one, 0.1 s for a long one
 _UPTO = "corrections_upto"
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What is learned besides groups.
+    """Answers to learn besides the groups.
 
     Attributes:
-        demonstrations: to be imitated.
-        pairs: to be told apart.
-        others: trajectories outside of the groups that these are of.
-        metrics: what is not learned, and until when corrections are known.
+        demonstrations: answers to imitate.
+        pairs: a good and a bad answer to the same prompt.
+        others: ids of the trajectories that these come from, outside of the groups.
+        metrics: why answers were not used, and the time up to which corrections are learned.
     """
 
-    demonstrations: tuple[Row, ...] = ()
-    pairs: tuple[Pair, ...] = ()
+    demonstrations: tuple[training.Row, ...] = ()
+    pairs: tuple[training.Pair, ...] = ()
     others: tuple[str, ...] = ()
     metrics: JSON = field(default_factory=dict[str, Any])
 
 
-def given(run: Cycle, champion: Policy, text: BaseText, scored: Scored) -> Given:
-    """Return what is given, as far as the config asks for it.
+def given_rows(run: Cycle, champion: Policy, text: BaseText, scored: Scored) -> Given:
+    """Return the demonstrations and pairs that `imitate_from` and `prefer_from` ask for.
 
     Raises:
-        ConfigError: it does, and the base has no chat template.
+        ConfigError: one of them is set, and the base has no chat template.
     """
     config = run.config.train
     since = 0.0 if config.start == "base" else champion.metrics.get("train", {}).get(_UPTO, 0.0)
     if config.imitate_from is None and config.prefer_from is None:
+        # Carried on, so that a later policy, with these settings again, does not learn them a second time.
         return Given(metrics={_UPTO: since} if since else {})
     corrections, others, held_out = _corrections(run, scored, since)
     renderer = text.renderer()
     metrics: dict[str, Any] = {_UPTO: run.now}
-    rows: tuple[Row, ...] = ()
-    pairs: tuple[Pair, ...] = ()
+    rows: tuple[training.Row, ...] = ()
+    pairs: tuple[training.Pair, ...] = ()
     if config.imitate_from is not None:
-        alone = _alone(run, since, config.imitate_from)
-        shown = demonstrations(
+        alone = _rewarded_alone(run, since, config.imitate_from)
+        shown = training.demonstrations(
             (*scored, *alone), corrections, renderer, least_reward=config.imitate_from, max_tokens=config.max_tokens
         )
         rows, metrics["not_imitated"] = shown.rows, dict(Counter(shown.left_out) + held_out)
         others += tuple(each.id for group, _ in alone for each in group.trajectories if each.id not in others)
     if config.prefer_from is not None:
-        apart = preferences(scored, corrections, renderer, margin=config.prefer_from, max_tokens=config.max_tokens)
+        apart = training.preferences(
+            scored, corrections, renderer, margin=config.prefer_from, max_tokens=config.max_tokens
+        )
         pairs, metrics["not_preferred"] = apart.pairs, dict(Counter(apart.left_out) + held_out)
     return Given(rows, pairs, others, metrics)
 
@@ -77,19 +81,19 @@ def given(run: Cycle, champion: Policy, text: BaseText, scored: Scored) -> Given
 def _corrections(
     run: Cycle, scored: Scored, since: float
 ) -> tuple[list[tuple[Trajectory, list[Correction]]], tuple[str, ...], Counter[str]]:
-    """Corrected runs, those of them that are in no scored group, and how many of these are held out."""
+    """Return the corrected runs, the ids of those in no scored group, and how many of these are held out."""
     siblings = {each.id: each for group, _ in scored for each in group.trajectories}
     newest = run.store.corrected(since=since, limit=_NEWEST)
     found = run.store.read.trajectories([key for key in newest if key not in siblings])
     others = {each.id: each for each in found if not _is_held_out(each, run.config)}
     held_out = Counter({"held out for the gate": len(found) - len(others)})
-    said = run.store.corrections([*siblings, *others])
+    of_runs = run.store.corrections([*siblings, *others])
     runs = siblings | others
-    return [(runs[key], theirs) for key, theirs in said.items()], tuple(others), held_out
+    return [(runs[key], theirs) for key, theirs in of_runs.items()], tuple(others), held_out
 
 
-def _alone(run: Cycle, since: float, least_reward: float) -> list[tuple[Group, tuple[float | None, ...]]]:
-    """Runs in no group whose reward is high enough, each as a group of its own, unless its scenario is held out."""
+def _rewarded_alone(run: Cycle, since: float, least_reward: float) -> list[tuple[Group, tuple[float | None, ...]]]:
+    """Return runs in no group that the app rewarded enough, each as a group of its own."""
     found = run.store.read.trajectories(run.store.rewarded_alone(since=since, limit=_NEWEST_ALONE))
     groups = [Group(each.id, "", "single", (each,)) for each in found if not _is_held_out(each, run.config)]
     rewards = [rewards_G(group, combination=run.config.combination) for group in groups]
@@ -101,8 +105,120 @@ def _alone(run: Cycle, since: float, least_reward: float) -> list[tuple[Group, t
 
 
 def _is_held_out(run: Trajectory, config: CycleConfig) -> bool:
-    """By its own key or words; the store tells of those that grouping has brought together with others."""
-    scenario = given_scenario(run)
+    # By the run's own key or words. The store leaves out runs whose group is held out under another run's key.
+    scenario = grouping.given_scenario(run)
     if scenario is None and run.calls:
-        scenario = task_key(task_of(run.calls[0], across=config.across)), "same_task"
-    return scenario is not None and is_held_out(scenario[0], config.holdout_share)
+        scenario = grouping.task_key(grouping.task_of(run.calls[0], across=config.across)), "same_task"
+    return scenario is not None and grouping.is_held_out(scenario[0], config.holdout_share)
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """The policy's own earlier successes, which an update imitates against forgetting.
+
+    Attributes:
+        rows: newest first. They have no log-probabilities, because they are imitated and not compared with a policy.
+        others: ids of the trajectories that the rows come from.
+        metrics: number of rows, and why other runs of earlier groups were left out.
+    """
+
+    rows: tuple[training.Row, ...] = ()
+    others: tuple[str, ...] = ()
+    metrics: JSON = field(default_factory=dict[str, Any])
+
+
+def rehearsal_rows(run: Cycle, champion: Policy) -> Rehearsal:
+    """Return the earlier successes with a reward of `rehearse_from` or more; nothing if that is unset."""
+    config = run.config.train
+    if config.rehearse_from is None:
+        return Rehearsal()
+    left_out: Counter[str] = Counter()
+    rows: dict[training.Row, str] = {}
+    for trajectory in _successes(run, champion, config.rehearse_from, left_out):
+        found, _ = training.rows_and_report(
+            trajectory, max_tokens=config.max_tokens, learn_truncated=config.learn_truncated
+        )
+        # Siblings often give the same answer. Each row is learned once, or frequent answers would crowd out others.
+        imitated = [replace(row, logprobs_T=(0.0,) * len(row.ids_T)) for row in found]
+        new = [row for row in imitated if row not in rows]
+        rows |= dict.fromkeys(new[: _ROWS - len(rows)], trajectory.id)
+        if not new:
+            left_out["nothing in it is new" if found else "nothing in it may be trained"] += 1
+    metrics = {"rows": len(rows), "left_out": dict(left_out)}
+    return Rehearsal(tuple(rows), tuple(dict.fromkeys(rows.values())), {"rehearsal": metrics})
+
+
+def _successes(run: Cycle, champion: Policy, least: float, left_out: Counter[str]) -> Iterator[Trajectory]:
+    """Yield this model's runs with enough reward from earlier training groups; count all others in `left_out`."""
+    read = run.store.read
+    newest = read.group_ids(state="trained", held_out=False, limit=_GROUPS)[::-1]
+    for group in read.groups_of(newest):
+        corrected = run.store.corrections([each.id for each in group.trajectories])
+        rewards = rewards_G(group, combination=run.config.combination)
+        for trajectory, reward in zip(group.trajectories, rewards, strict=True):
+            if reward is None or reward < least:
+                left_out["no reward" if reward is None else "reward too low"] += 1
+            elif trajectory.id in corrected:
+                left_out["somebody corrected it"] += 1
+            elif {call.policy.rpartition("@")[0] for call in trajectory.calls if call.policy} != {champion.model}:
+                left_out["not sampled by this model"] += 1
+            else:
+                yield trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class BaseText:
+    """A base model's tokenizer and chat template, compared with recorded tokens.
+
+    Attributes:
+        tokenizer: of transformers; `None` if there is none with a chat template.
+        why_not: why there is no tokenizer.
+        found: the differences between recorded tokens and the template's tokens.
+    """
+
+    tokenizer: Any
+    family: training.Family
+    why_not: str | None = None
+    found: training.RoundTrips | None = None
+
+    def renderer(self) -> training.Renderer:
+        """Return a renderer that makes the same prompts as the engine that served.
+
+        Raises:
+            ConfigError: the base has no tokenizer with a chat template.
+        """
+        if self.tokenizer is None or self.found is None:
+            raise ConfigError(
+                f"what upstream or people said cannot be learned: {self.why_not}; put the tokenizer beside the base's "
+                "weights, or train without imitate_from and prefer_from"
+            )
+        return training.Renderer(self.tokenizer, self.family, self.found.engine)
+
+
+def base_text(base: str, runs: Sequence[Trajectory]) -> BaseText:
+    """Return the base's tokenizer and chat template, checked against recorded runs. Never fails for lack of them.
+
+    Training on groups uses recorded token ids alone, so a base without a chat template can still be trained.
+    """
+    from transformers import AutoConfig, AutoTokenizer  # seconds of import; the update needs transformers anyhow
+
+    family = training.family_of(AutoConfig.from_pretrained(base).model_type)
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(base)
+    except Exception as error:  # OSError, ValueError, ImportError, and the package tokenizers raises bare `Exception`
+        return BaseText(None, family, f"the base has no tokenizer that can be read ({type(error).__name__})")
+    if not tokenizer.chat_template:
+        return BaseText(None, family, "the base has no chat template")
+    found = training.check_round_trips(runs, tokenizer, family=family, limit=_CHECKED)
+    return BaseText(tokenizer, family, found=found)
+
+
+def round_trip_metrics(run: Run, text: BaseText) -> dict[str, Any]:
+    """Return the counts of differences between recorded tokens and the template's tokens."""
+    if text.found is None:
+        return {"not_checked": text.why_not}
+    if text.found.differences:
+        # An example quotes a user's words. It goes into the cycle's report only, where `report` can cut it out, and
+        # never into the metrics of the policy, which stay when the user is erased.
+        run.metrics["round_trips"] = {"first": replace(text.found, examples=text.found.examples[:1]).as_text()}
+    return text.found.metrics()

@@ -1,59 +1,165 @@
-"""Scored groups -> what an update is given; and the update that a killed cycle left behind."""
+"""The step `train`: turns scored groups into a candidate that is published and in the ledger.
+
+An update that was killed is continued before anything else is trained. Its groups are still in the state `scored`, and
+its checkpoint holds the steps that were already paid for.
+"""
 
 from __future__ import annotations
 
 import math
+import shutil
+import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from art_patch.errors import TrainingError
+# The module, not its names: each name loads when it is first used. Some need numpy or torch, and a cycle that trains
+# nothing, or runs where they are missing, must not need them.
+from art_patch import training
+from art_patch.errors import ArtPatchError, TrainingError
+from art_patch.pipeline.clean_up import discard_job, unfinished_jobs
 from art_patch.pipeline.cycle_run import Cycle
-from art_patch.pipeline.train_given import given
-from art_patch.pipeline.train_rehearsal import rehearsal
-from art_patch.pipeline.train_text import base_text, round_trip_metrics
-from art_patch.pipeline.unfinished import discard
+from art_patch.pipeline.train_given import base_text, given_rows, rehearsal_rows, round_trip_metrics
 from art_patch.rewards import rewards_G
-from art_patch.training import (
-    Example,
-    Row,
-    RowsReport,
-    Sibling,
-    TrainConfig,
-    TrainGroup,
-    TrainJob,
-    advantages_of_groups,
-    read_job,
-    rows_and_report,
-)
 from art_patch.types import JSON, Group, Policy, Trajectory
 
-
-def job_directory(run: Cycle, target: Path) -> Path:
-    """Return where an update of this target keeps its job."""
-    return run.adapters.parent / "training" / target.name
+_EVALUATED = 64  # groups; each is computed once per evaluation
 
 
-def unfinished_job(run: Cycle, champion: Policy) -> TrainJob | None:
-    """Return the job of an update that was killed, if it can go on as if nothing had happened; discard any other.
+def check_can_train(run: Cycle, champion: Policy) -> None:
+    """Refuse now what could not be trained later, before the judge is paid.
 
-    Its champion and config are those of now, and all its runs are still there, waiting to be learned from.
+    Raises:
+        ConfigError: a package, a GPU or the base's chat template is missing, or the engine cannot serve a LoRA of this
+            base.
+        ModelNotFound: the base is missing.
     """
+    config = run.config.train
+    training.require_packages()
+    if config.backend == "unsloth" or config.processes > 1:
+        training.require_machine(config)
+    if config.imitate_from is not None or config.prefer_from is not None:
+        base_text(champion.base, ()).renderer()
+    # A champion with an adapter has proven that the engine serves a LoRA of these modules.
+    if champion.path is None or config.start == "base":
+        training.require_servable(champion.base)
+
+
+def train(run: Cycle, champion: Policy) -> tuple[Policy | None, str]:
+    """Return the candidate; or `None` and the reason why there is none.
+
+    Raises:
+        TrainingError: the update failed; nothing was published.
+        ConfigError: this machine cannot train with this configuration.
+    """
+    job = _unfinished_job(run, champion)
+    if job is None:
+        groups = run.store.read.groups(state="scored", held_out=False)
+        if (reason := _why_wait(run, groups)) is not None:
+            return None, reason
+        return train_groups(run, champion, groups, evaluation=_held_out(run))
+    run.metrics["train"] = {**job.metrics, "resumed": True}
+    return _run_job(run, champion, job), ""
+
+
+def train_groups(
+    run: Cycle, champion: Policy, groups: Sequence[Group], *, evaluation: Sequence[Group] = ()
+) -> tuple[Policy | None, str]:
+    """Return the candidate that these scored groups make; or `None` and the reason why they make none.
+
+    Args:
+        evaluation: groups that the update measures itself on and never learns from.
+
+    Raises:
+        TrainingError: the update failed; nothing was published.
+        ConfigError: this machine cannot train with this configuration.
+    """
+    target = run.adapters / f"{champion.model}@{_next_step(run, champion)}"
+    job = make_job(run, champion, groups, target, evaluation=evaluation)
+    if job is None:
+        return None, "no group teaches anything: every group was scored alike, or is too old or not exact"
+    return _run_job(run, champion, job), ""
+
+
+def _run_job(run: Cycle, champion: Policy, job: training.TrainJob) -> Policy:
+    """Make the update and add its policy to the ledger as a candidate."""
+    directory = run.adapters.parent / "training" / job.target.name
+    began, key = time.monotonic(), job.fingerprint[:16]
+    try:
+        metrics = training.run_job(job, directory, progress=partial(run.progress, "train"))
+    except BaseException as error:
+        # Also after Ctrl-C: the GPU time was spent, and `art-patch report` counts its cost.
+        took_s, why = time.monotonic() - began, type(error).__name__.lstrip("_")
+        # A store that fails here must not hide the error that ended the update.
+        with suppress(ArtPatchError):
+            run.store.note_attempt(key, policy=job.target.name, took_s=took_s, why=why, who=run.who)
+        raise
+    run.metrics["train"] |= {**asdict(metrics), "job": key, "took_s": time.monotonic() - began}
+    candidate = Policy(
+        name=job.target.name,
+        base=champion.base,
+        base_sha256=champion.base_sha256,
+        state="candidate",
+        created_at=time.time(),
+        path=str(job.target),
+        parent=champion.name,
+        metrics={"train": run.metrics["train"]},
+    )
+    run.store.ledger.add_candidate(candidate, trained_on=job.group_ids, also=job.others, who=run.who)
+    # Last: until the ledger knows the policy, the job is all that a later cycle could continue from.
+    shutil.rmtree(directory)
+    return candidate
+
+
+def _held_out(run: Cycle) -> Sequence[Group]:
+    """Return the newest held-out groups if the update evaluates itself. They are never learned from."""
+    if run.config.train.eval_steps is None:
+        return ()
+    return run.store.read.groups(state="formed", held_out=True, limit=_EVALUATED)
+
+
+def _why_wait(run: Cycle, groups: Sequence[Group]) -> str | None:
+    """Return why no update is made yet; the groups wait for more traffic."""
+    config = run.config
+    if len(groups) < config.min_groups:
+        left: dict[str, int] = run.metrics["group"]["left"]
+        why = "; ".join(f"{count} trajectories: {reason}" for reason, count in left.items())
+        return f"{len(groups)} scored groups, {config.min_groups} are needed" + (f" ({why})" if why else "")
+    # A candidate that the gate could not test would be rejected, and its training wasted.
+    held_out = {group.scenario_key for group in run.store.read.groups(state="formed", held_out=True)}
+    if len(held_out) < config.gate.min_scenarios:
+        needed = config.gate.min_scenarios
+        return f"{len(held_out)} held-out scenarios, {needed} are needed to test a candidate; the groups wait for more"
+    return None
+
+
+def _next_step(run: Cycle, champion: Policy) -> int:
+    # Engines cache adapters by name, so a name is never used twice, not even that of a deleted policy.
+    taken = [p.step for p in run.store.ledger.policies() if p.model == champion.model]
+    taken += [int(d.name.rpartition("@")[2]) for d in run.adapters.glob(f"{champion.model}@*") if d.is_dir()]
+    return max(taken) + 1
+
+
+def _unfinished_job(run: Cycle, champion: Policy) -> training.TrainJob | None:
+    """Return the job of a killed update if it would come out the same now; discard every other job."""
     known = {policy.name for policy in run.store.ledger.policies()}
-    for directory in sorted((run.adapters.parent / "training").glob("*@*")):
+    for directory in unfinished_jobs(run.adapters.parent):
         try:
-            job = read_job(directory)
+            job = training.read_job(directory)
         except TrainingError:
             job = None
         if job is not None and _still_holds(job, run, champion):
             return job
-        discard(directory, run.adapters, known)
+        discard_job(directory, run.adapters, known)
     return None
 
 
-def _still_holds(job: TrainJob, run: Cycle, champion: Policy) -> bool:
+def _still_holds(job: training.TrainJob, run: Cycle, champion: Policy) -> bool:
+    # An erasure, another champion or another configuration since the kill would all make another policy.
     waiting = run.store.read.group_ids(state="scored", held_out=False, limit=1_000_000)
     also = job.evaluated_ids | set(job.others)
     there = {each.id for group in run.store.read.groups_of(job.group_ids) for each in group.trajectories}
@@ -69,15 +175,15 @@ def _still_holds(job: TrainJob, run: Cycle, champion: Policy) -> bool:
 
 def make_job(
     run: Cycle, champion: Policy, groups: Sequence[Group], target: Path, *, evaluation: Sequence[Group] = ()
-) -> TrainJob | None:
-    """Return what can be learned of the groups, `None` if nothing; what teaches nothing is put aside for good.
+) -> training.TrainJob | None:
+    """Return all inputs of an update; `None` if there is nothing to learn.
+
+    Groups that teach nothing are moved to the state `dead` or `stale`, so that no later update looks at them again.
 
     Args:
-        run: the cycle.
-        champion: who serves.
-        groups: scored.
-        target: where the policy is to be published.
-        evaluation: groups to evaluate on, if the config asks for it.
+        groups: scored groups.
+        target: directory where the policy will be published.
+        evaluation: groups that the update measures itself on.
     """
     config = run.config.train
     rewards_of_groups = [rewards_G(group, combination=run.config.combination) for group in groups]
@@ -85,8 +191,8 @@ def make_job(
     made = _made(groups, rewards_of_groups, champion, config)
     found = [each.group for each in made]
     text = base_text(champion.base, [each for group in groups for each in group.trajectories])
-    also = given(run, champion, text, list(zip(groups, rewards_of_groups, strict=True)))
-    again = rehearsal(run, champion)
+    also = given_rows(run, champion, text, list(zip(groups, rewards_of_groups, strict=True)))
+    again = rehearsal_rows(run, champion)
     evaluated = _evaluated(run, champion, evaluation)
     put_aside = {each.group.id: each.put_aside for each in made if each.put_aside is not None}
     mean_reward = sum(rewards) / len(rewards) if rewards else None
@@ -94,19 +200,20 @@ def make_job(
         "groups": len(groups),
         "dead_groups": sum(state == "dead" for state, _ in put_aside.values()),
         "mean_reward": mean_reward,
-        "rows": asdict(sum((each.report for each in made), RowsReport())),
+        "rows": asdict(sum((each.report for each in made), training.RowsReport())),
         "round_trips": round_trip_metrics(run, text),
         **also.metrics,
         **again.metrics,
         **({} if config.eval_steps is None else {"evaluation": _evaluation_metrics(evaluated)}),
     }
-    if not also.demonstrations and not also.pairs:  # else every group may have given some of it
+    # With demonstrations or pairs, a group without a difference in reward may have given one of them. It is kept.
+    if not also.demonstrations and not also.pairs:
         for key, (state, reason) in put_aside.items():
             run.store.ledger.set_groups([key], state, reason=reason)
         found = [group for group in found if group.id not in put_aside]
     if not found and not also.demonstrations and not also.pairs:
         return None
-    return TrainJob(
+    return training.TrainJob(
         base=champion.base,
         base_sha256=champion.base_sha256,
         parent=_adapter(champion),
@@ -124,50 +231,58 @@ def make_job(
 
 
 class _Made(NamedTuple):
-    """A group as an update is given it; one that teaches nothing is put aside in this state, for this reason."""
+    """A group in the form that an update takes. `put_aside`: the state and reason of a group that teaches nothing."""
 
-    group: TrainGroup
-    report: RowsReport
+    group: training.TrainGroup
+    report: training.RowsReport
     put_aside: tuple[str, str] | None
 
 
 def _made(
-    groups: Sequence[Group], rewards_of_groups: Sequence[Sequence[float | None]], champion: Policy, config: TrainConfig
+    groups: Sequence[Group],
+    rewards_of_groups: Sequence[Sequence[float | None]],
+    champion: Policy,
+    config: training.TrainConfig,
 ) -> list[_Made]:
-    """What each group gives an update.
-
-    Siblings are compared with those that are trained beside them. Of others, such as upstream's answer, there are no
-    rows: in the mean, they would push all that the policy sampled up or down together.
-    """
+    """Return the rows and advantages of each group."""
     start = champion.name if config.start == "champion" else f"{champion.model}@0"
     of_siblings = [[_rows(each, champion, config) for each in group.trajectories] for group in groups]
+    # Siblings without rows, such as upstream's answer, do not enter the mean. They would push all trained siblings up
+    # or down together, whatever the difference between these is.
     trained = [
         [reward if rows else None for reward, (rows, _) in zip(rewards, siblings, strict=True)]
         for rewards, siblings in zip(rewards_of_groups, of_siblings, strict=True)
     ]
-    of_groups = advantages_of_groups(trained, config.advantage_scale)
+    of_groups = training.advantages_of_groups(trained, config.advantage_scale)
     made: list[_Made] = []
     for group, siblings, rewards, advantages in zip(groups, of_siblings, trained, of_groups, strict=True):
-        report = sum((its for _, its in siblings), RowsReport())
+        report = sum((its for _, its in siblings), training.RowsReport())
         examples = [
-            Example(rows, advantage)
+            training.Example(rows, advantage)
             for (rows, _), advantage in zip(siblings, advantages or (0.0,) * len(siblings), strict=True)
         ]
         on_policy = (all(call.policy == start for call in each.calls) for each in group.trajectories)
-        found = tuple(map(Sibling, (each.id for each in group.trajectories), examples, on_policy))
+        found = tuple(map(training.Sibling, (each.id for each in group.trajectories), examples, on_policy))
         why = _why_silent(rewards, siblings) if advantages is None else None
-        made.append(_Made(TrainGroup(group.id, found), report, why))
+        made.append(_Made(training.TrainGroup(group.id, found), report, why))
     return made
 
 
-def _rows(trajectory: Trajectory, champion: Policy, config: TrainConfig) -> tuple[tuple[Row, ...], RowsReport]:
-    if _is_fresh(trajectory, champion, config.max_staleness):
-        return rows_and_report(trajectory, max_tokens=config.max_tokens, learn_truncated=config.learn_truncated)
-    return (), RowsReport(left_out={_stale(config): len(trajectory.calls)})
+def _rows(
+    trajectory: Trajectory, champion: Policy, config: training.TrainConfig
+) -> tuple[tuple[training.Row, ...], training.RowsReport]:
+    for call in trajectory.calls:
+        if call.untrainable is None and call.policy is not None:
+            model, _, step = call.policy.rpartition("@")
+            # One call by an old policy makes the whole run stale: its later calls follow from that answer.
+            if model != champion.model or champion.step - int(step) > config.max_staleness:
+                why = f"not sampled within {config.max_staleness} steps of the champion"
+                return (), training.RowsReport(left_out={why: len(trajectory.calls)})
+    return training.rows_and_report(trajectory, max_tokens=config.max_tokens, learn_truncated=config.learn_truncated)
 
 
-def _evaluated(run: Cycle, champion: Policy, groups: Sequence[Group]) -> list[tuple[TrainGroup, str]]:
-    """What an update can be evaluated on, and why it cannot be of any other group."""
+def _evaluated(run: Cycle, champion: Policy, groups: Sequence[Group]) -> list[tuple[training.TrainGroup, str]]:
+    """Return the groups for the evaluation, each with the reason why it cannot be used, or an empty text."""
     config = run.config.train
     if config.eval_steps is None:
         return []
@@ -176,7 +291,7 @@ def _evaluated(run: Cycle, champion: Policy, groups: Sequence[Group]) -> list[tu
     return [(each.group, "" if each.put_aside is None else each.put_aside[1]) for each in made]
 
 
-def _evaluation_metrics(evaluated: Sequence[tuple[TrainGroup, str]]) -> JSON:
+def _evaluation_metrics(evaluated: Sequence[tuple[training.TrainGroup, str]]) -> JSON:
     if not evaluated:
         return {"groups": 0, "why": "there is no group to evaluate on"}
     left_out = Counter(why for _, why in evaluated if why)
@@ -184,29 +299,15 @@ def _evaluation_metrics(evaluated: Sequence[tuple[TrainGroup, str]]) -> JSON:
 
 
 def _why_silent(
-    trained: Sequence[float | None], siblings: Sequence[tuple[Sequence[Row], RowsReport]]
+    trained: Sequence[float | None], siblings: Sequence[tuple[Sequence[training.Row], training.RowsReport]]
 ) -> tuple[str, str]:
-    """The state of a group that teaches nothing, and why: fewer than two siblings to compare, or no difference."""
+    """Return the state and reason of a group without advantages: equal rewards, or fewer than two trained siblings."""
     if sum(reward is not None and math.isfinite(reward) for reward in trained) > 1:
         return "dead", "all siblings that are trained were scored alike"
     if all(rows for rows, _ in siblings):
         return "dead", "not scored"
     left_out = sum((Counter(report.left_out) for rows, report in siblings if not rows), Counter[str]())
     return "stale", max(left_out, key=lambda reason: left_out[reason], default="longer than max_tokens")
-
-
-def _stale(config: TrainConfig) -> str:
-    return f"not sampled within {config.max_staleness} steps of the champion"
-
-
-def _is_fresh(trajectory: Trajectory, champion: Policy, max_staleness: int) -> bool:
-    """Whether every trainable call was sampled by a policy of this model, at most so many steps ago."""
-    for call in trajectory.calls:
-        if call.untrainable is None and call.policy is not None:
-            model, _, step = call.policy.rpartition("@")
-            if model != champion.model or champion.step - int(step) > max_staleness:
-                return False
-    return True
 
 
 def _adapter(champion: Policy) -> Path | None:

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from art_patch.errors import ArtPatchError, EngineError
-from art_patch.pipeline import UpdateByHand, run_explicit_update
+from art_patch.pipeline import ExplicitUpdate, run_explicit_update
 from art_patch.serving import EngineClient
 from art_patch.settings import Settings, load_settings
 from art_patch.store import open_store
@@ -56,7 +56,7 @@ def _requests() -> queue.SimpleQueue[dict[str, Any]]:
     return waiting
 
 
-def _update(settings: Settings, request: Mapping[str, Any], answers: TextIO) -> UpdateByHand:
+def _update(settings: Settings, request: Mapping[str, Any], answers: TextIO) -> ExplicitUpdate:
     def progress(stage: str, done: int, total: int, note: str = "") -> None:
         _answer(answers, {"progress": [done, total, note]})
 

@@ -13,7 +13,7 @@ import pytest
 from art_patch._lib.atomic_files import placing, replacing, write_whole
 from art_patch.demo.processes import Process
 from art_patch.errors import ConfigError
-from art_patch.pipeline.report import CycleReport, keep
+from art_patch.pipeline.report import CycleReport, write_report
 from art_patch.rollouts.processes import Child
 from art_patch.serving.vllm.process import VllmProcess
 from art_patch.training.loop import tensor_file
@@ -23,7 +23,9 @@ END = [sys.executable, "-c", "pass"]
 
 def a_cycles_report(directory: Path) -> None:
     (directory / "cycles").mkdir(mode=0o777)
-    assert keep(CycleReport("promoted", "better", None, None, {}), directory, who="me", began_at=1e9, took_s=1.0)
+    assert write_report(
+        CycleReport("promoted", "better", None, None, {}), directory, who="me", began_at=1e9, took_s=1.0
+    )
 
 
 def an_updates_tokens(directory: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from openai import OpenAI
 
 from art_patch._lib.ids import new_id
-from art_patch.pipeline import only_one
+from art_patch.pipeline import project_lock
 from art_patch.store import open_store, read_route
 from art_patch.types import AppReport, Call, Choice, TrajectoryInfo
 from tests.support.command_line import ENVIRONMENT, Serving, art_patch, says
@@ -228,7 +228,7 @@ def test_a_machine_that_cannot_train_as_asked_is_said_before_anything_is_paid(se
 
 def test_a_second_cycle_is_told_that_one_runs(served: Path):
     record_a_call(served)
-    with only_one(served / "default"):
+    with project_lock(served / "default"):
         says(art_patch("retrain", "--judge", "openai/x", home=served), 5, "another cycle")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import peft  # noqa: F401 - for the fork server
 
-import art_patch.pipeline.gate_run
+import art_patch.gate
 import art_patch.training.loop.publish
 import art_patch.training.loop.update
 from art_patch.demo.judge import STAND_IN_MODEL
@@ -38,7 +38,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "job deleted": (shutil, "rmtree"),
     "loaded": (EngineClient, "load"),
     "proven": (EngineClient, "chat"),
-    "gated": (art_patch.pipeline.gate_run, "decide"),
+    "gated": (art_patch.gate, "decide"),
     "moved": (Ledger, "move"),
     "unloaded": (EngineClient, "unload"),
 }

@@ -11,7 +11,7 @@ import pytest
 from art_patch._lib.ids import new_id
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
 from art_patch.errors import Busy, EngineError, JudgeError, StoreError, TransitionError
-from art_patch.pipeline import only_one, retrain
+from art_patch.pipeline import project_lock, retrain
 from art_patch.promotion import ensure_loaded, promote
 from art_patch.promotion.transitions import rollback
 from art_patch.rewards import Judge
@@ -154,7 +154,7 @@ def test_a_cycle_that_died_is_taken_up_where_it_stopped(place: Place, judge: Jud
 
 
 def test_only_one_cycle_runs_at_a_time(place: Place, judge: Judge):
-    with only_one(place.adapters.parent), pytest.raises(Busy, match="another cycle"):
+    with project_lock(place.adapters.parent), pytest.raises(Busy, match="another cycle"):
         place.cycle(judge)
 
 

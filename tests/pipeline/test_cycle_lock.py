@@ -17,7 +17,7 @@ import pytest
 
 from art_patch._lib.process import Owner, lives, owning
 from art_patch.errors import Busy
-from art_patch.pipeline.cycle_lock import LEASE, alone, only_one
+from art_patch.pipeline.cycle_lock import LEASE, exclusive_cycle, project_lock
 from art_patch.store import Lease, Store, open_store
 from art_patch.types import TrajectoryInfo
 
@@ -28,10 +28,10 @@ ELSEWHERE = Owner("x", "elsewhere", 1, "another boot", "1")
 HOLD = """
 import sys, time
 from pathlib import Path
-from art_patch.pipeline.cycle_lock import alone
+from art_patch.pipeline.cycle_lock import exclusive_cycle
 from art_patch.store import open_store
 
-with alone(open_store(sys.argv[1]), Path(sys.argv[2]), who="child"):
+with exclusive_cycle(open_store(sys.argv[1]), Path(sys.argv[2]), who="child"):
     print("holding", flush=True)
     time.sleep(600)
 """
@@ -65,7 +65,7 @@ def held_elsewhere(store: Store, at: float = NOW) -> Lease:
 
 
 def test_a_lease_is_held_renewed_and_given_back_also_after_a_failure(store: Store, tmp_path: Path):
-    with pytest.raises(KeyError), alone(store, tmp_path, who="me", beat_s=0.01, clock=lambda: NOW) as holding:
+    with pytest.raises(KeyError), exclusive_cycle(store, tmp_path, who="me", beat_s=0.01, clock=lambda: NOW) as holding:
         mine = store.leases.read(LEASE)
         assert mine.owner is not None
         assert (mine.token, mine.owner.pid, mine.renewed_at) == (1, os.getpid(), NOW)
@@ -75,19 +75,19 @@ def test_a_lease_is_held_renewed_and_given_back_also_after_a_failure(store: Stor
         holding.check()
         raise KeyError
     assert store.leases.read(LEASE).owner is None
-    with alone(store, tmp_path, who="me"):
+    with exclusive_cycle(store, tmp_path, who="me"):
         assert store.leases.read(LEASE).token == 2
 
 
 def test_the_file_lock_keeps_out_who_shares_the_directory_and_the_lease_who_shares_the_store(
     store: Store, tmp_path: Path
 ):
-    with alone(store, tmp_path / "one", who="me"):
-        with pytest.raises(Busy, match="another cycle"), only_one(tmp_path / "one"):
+    with exclusive_cycle(store, tmp_path / "one", who="me"):
+        with pytest.raises(Busy, match="another cycle"), project_lock(tmp_path / "one"):
             pass
-        with pytest.raises(Busy, match=f"process {os.getpid()} on"), alone(store, tmp_path / "two", who="me"):
+        with pytest.raises(Busy, match=f"process {os.getpid()} on"), exclusive_cycle(store, tmp_path / "two", who="me"):
             pass
-    with alone(store, tmp_path / "two", who="me"):
+    with exclusive_cycle(store, tmp_path / "two", who="me"):
         pass
 
 
@@ -96,12 +96,12 @@ def test_a_process_that_lives_keeps_its_lease_and_one_that_was_killed_loses_it_a
     with another_process(url, tmp_path / "theirs") as child:
         # Even if it hangs: on its own machine the kernel says whether it lives, and no clock.
         os.kill(child.pid, signal.SIGSTOP)
-        with pytest.raises(Busy, match=f"process {child.pid} on"), alone(store, tmp_path / "mine", who="me"):
+        with pytest.raises(Busy, match=f"process {child.pid} on"), exclusive_cycle(store, tmp_path / "mine", who="me"):
             pass
         child.kill()
         while (found := lives(store.leases.read(LEASE).owner or ELSEWHERE)) is not False:
             assert found is True  # until the signal arrives; nobody has to wait for the zombie
-        with alone(store, tmp_path / "mine", who="me", watch_s=600):
+        with exclusive_cycle(store, tmp_path / "mine", who="me", watch_s=600):
             assert store.leases.read(LEASE).token == 2
     assert store.verify() == []
 
@@ -118,12 +118,12 @@ def test_no_clock_lets_two_run_nor_blocks_for_ever(store: Store, tmp_path: Path,
     beating.start()
     try:
         with pytest.raises(Busy, match="on elsewhere"):
-            with alone(store, tmp_path, who="me", watch_s=60, clock=lambda: NOW + jump_s):
+            with exclusive_cycle(store, tmp_path, who="me", watch_s=60, clock=lambda: NOW + jump_s):
                 pass
     finally:
         stop.set()
         beating.join()
-    with alone(store, tmp_path, who="me", watch_s=0.1, clock=lambda: NOW + jump_s):
+    with exclusive_cycle(store, tmp_path, who="me", watch_s=0.1, clock=lambda: NOW + jump_s):
         assert store.leases.read(LEASE).token == 2
         assert not store.leases.renew(lease, now=NOW)
 
@@ -131,12 +131,12 @@ def test_no_clock_lets_two_run_nor_blocks_for_ever(store: Store, tmp_path: Path,
 def test_a_lease_that_is_given_back_while_it_is_watched_is_taken(store: Store, tmp_path: Path):
     lease = held_elsewhere(store)
     Thread(target=lambda: (time.sleep(0.1), store.leases.release(lease))).start()
-    with alone(store, tmp_path, who="me", watch_s=60):
+    with exclusive_cycle(store, tmp_path, who="me", watch_s=60):
         assert store.leases.read(LEASE).token == 2
 
 
 def test_who_lost_the_lease_is_told_and_changes_nothing(store: Store, tmp_path: Path):
-    with alone(store, tmp_path, who="me", beat_s=0.01) as holding:
+    with exclusive_cycle(store, tmp_path, who="me", beat_s=0.01) as holding:
         holding.store.write([TrajectoryInfo("before", 1.0)])
         held_elsewhere(store)
         with pytest.raises(Busy, match="taken over"):

@@ -15,7 +15,7 @@ import pytest
 
 from art_patch.gate import GateConfig, Turn, Verdict, data_hash
 from art_patch.pipeline.cycle_run import Cycle, CycleConfig
-from art_patch.pipeline.gate_run import contest_of
+from art_patch.pipeline.gate_run import run_gate
 from art_patch.rewards.checks import make_check
 from art_patch.store import Store, open_store
 from art_patch.types import Call, Policy, Trajectory
@@ -41,7 +41,7 @@ def decided(
     run = Cycle(
         store, judge or RuledJudge(rates), config, lambda *_: None, now, RuledEngine(says), Path("/none"), "test"  # type: ignore[arg-type]
     )  # fmt: skip
-    verdict = contest_of(run, candidate, CHAMPION)
+    verdict = run_gate(run, candidate, CHAMPION)
     assert json.loads(json.dumps(verdict.metrics, allow_nan=False)) == verdict.metrics == run.metrics["gate"]
     return verdict, dict(verdict.metrics)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from art_patch.pipeline import report as module
-from art_patch.pipeline.report import CycleReport, keep
+from art_patch.pipeline.report import CycleReport, write_report
 
 METRICS: dict[str, Any] = {
     "score": {"groups": 4, "unscored": 0, "cost_usd": 0.0125},
@@ -50,7 +50,7 @@ better, by far
 
 
 def test_a_report_is_kept_for_people_and_for_programs_and_quotes_nobody(tmp_path: Path):
-    path = keep(REPORT, tmp_path, who="me (art-patch retrain)", began_at=1e9, took_s=61.25)
+    path = write_report(REPORT, tmp_path, who="me (art-patch retrain)", began_at=1e9, took_s=61.25)
     assert path is not None
     assert path.name.startswith("20010909T014640Z-")
     assert path.with_suffix(".md").read_text() == MARKDOWN
@@ -71,7 +71,7 @@ def test_a_report_is_kept_for_people_and_for_programs_and_quotes_nobody(tmp_path
 def test_the_newest_stay(tmp_path: Path):
     nothing = CycleReport("nothing to do", "no calls", None)
     for day in range(module.KEPT + 3):
-        keep(nothing, tmp_path, who="me", began_at=day * 86_400.0, took_s=0.0)
+        write_report(nothing, tmp_path, who="me", began_at=day * 86_400.0, took_s=0.0)
     names = sorted(path.name for path in (tmp_path / "cycles").glob("*.json"))
     assert (len(names), names[0][:8]) == (module.KEPT, "19700104")
     assert len(list((tmp_path / "cycles").glob("*.md"))) == module.KEPT
@@ -79,4 +79,4 @@ def test_the_newest_stay(tmp_path: Path):
 
 def test_a_report_that_cannot_be_written_fails_nothing(tmp_path: Path):
     (tmp_path / "cycles").write_text("a file")
-    assert keep(REPORT, tmp_path, who="me", began_at=1e9, took_s=1.0) is None
+    assert write_report(REPORT, tmp_path, who="me", began_at=1e9, took_s=1.0) is None

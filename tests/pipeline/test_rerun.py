@@ -15,8 +15,8 @@ from art_patch.gate import GateConfig, Repeated, Turn
 from art_patch.grouping import ReplayConfig
 from art_patch.pipeline import forget_unfinished
 from art_patch.pipeline.cycle_run import Cycle, CycleConfig
-from art_patch.pipeline.gate_run import contest_of
-from art_patch.pipeline.gate_scores import scores_of
+from art_patch.pipeline.gate_run import run_gate
+from art_patch.pipeline.gate_scores import judge_both
 from art_patch.rewards.checks import make_check
 from art_patch.store import Store
 from art_patch.types import Call, Choice, Group, Policy, Score, Trajectory, TrajectoryInfo
@@ -95,7 +95,7 @@ def test_both_policies_run_it_again_and_nothing_of_that_stays(place: Place, base
         place.store, judge, replace(config, checks=(make_check(by_candidate),)), lambda *_: None, 9.0, place.client,
         place.adapters, "test",
     )  # fmt: skip
-    verdict = contest_of(run, candidate, champion)
+    verdict = run_gate(run, candidate, champion)
 
     metrics = dict(verdict.metrics)
     reruns = metrics["reruns"]
@@ -122,7 +122,7 @@ def test_both_policies_run_it_again_and_nothing_of_that_stays(place: Place, base
 
 def scored(store: Store, *repeated: Repeated, checked: list[Score] | None = None, judge: RuledJudge) -> Any:
     run = Cycle(store, judge, CycleConfig(), lambda *_: None, 9.0, None, Path("/none"), "test")  # type: ignore[arg-type]
-    return scores_of(run, [], repeated, checked or ())
+    return judge_both(run, [], repeated, checked or ())
 
 
 def run_of(policy: str, text: str) -> Trajectory:

@@ -8,7 +8,7 @@ import pytest
 
 from art_patch.errors import JudgeError
 from art_patch.pipeline import CycleConfig, retrain
-from art_patch.pipeline.retention import retention
+from art_patch.pipeline.clean_up import pruning_at_end
 from art_patch.store import Store, open_store
 from art_patch.types import Call, TrajectoryInfo
 
@@ -59,7 +59,7 @@ def test_a_cycle_with_nothing_to_do_prunes(store: Store, tmp_path: Path, config:
 def test_a_judge_that_is_down_keeps_nothing_for_longer(store: Store):
     with (
         pytest.raises(JudgeError),
-        retention(store, CycleConfig(keep_trajectories=1), quiet, who="me", now=4 * DAY_S),
+        pruning_at_end(store, CycleConfig(keep_trajectories=1), quiet, who="me", now=4 * DAY_S),
     ):
         raise JudgeError("down")
     assert left(store) == ["day-3"]
@@ -68,7 +68,7 @@ def test_a_judge_that_is_down_keeps_nothing_for_longer(store: Store):
 def test_whoever_is_interrupted_is_let_go_at_once(store: Store):
     with (
         pytest.raises(KeyboardInterrupt),
-        retention(store, CycleConfig(keep_trajectories=1), quiet, who="me", now=4 * DAY_S),
+        pruning_at_end(store, CycleConfig(keep_trajectories=1), quiet, who="me", now=4 * DAY_S),
     ):
         raise KeyboardInterrupt
     assert len(left(store)) == 4

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from art_patch.pipeline.train_job import make_job
+from art_patch.pipeline.train_policy import make_job
 from art_patch.rewards import Judge
 from art_patch.training import read_job
 from tests.pipeline.learning import Learning, answered

@@ -15,8 +15,8 @@ import pytest
 
 from art_patch.errors import ConfigError
 from art_patch.pipeline import Run
-from art_patch.pipeline.train_job import make_job
-from art_patch.pipeline.train_text import base_text, round_trip_metrics
+from art_patch.pipeline.train_given import base_text, round_trip_metrics
+from art_patch.pipeline.train_policy import make_job
 from art_patch.rewards import Judge
 from art_patch.serving.embedded.prompts import PromptEncoder
 from art_patch.training import TrainJob

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from art_patch._lib.ids import new_id
-from art_patch.pipeline import train_rehearsal
-from art_patch.pipeline.train_job import make_job
+from art_patch.pipeline import train_given
+from art_patch.pipeline.train_policy import make_job
 from art_patch.rewards import Judge
 from art_patch.training import Row, TrainJob
 from art_patch.types import Correction
@@ -87,10 +87,10 @@ def test_the_first_cycle_has_nothing_to_rehearse_and_says_so(learning: Learning)
 def test_no_more_is_kept_than_an_update_can_see(learning: Learning, monkeypatch: pytest.MonkeyPatch):
     for number in range(4):
         learning.group(f"g{number}", (1.0, [answered((number,), (5,))]), (0.0, []), state="trained")
-    monkeypatch.setattr(train_rehearsal, "_ROWS", 2)
+    monkeypatch.setattr(train_given, "_ROWS", 2)
     job, _ = make(learning, rehearse_from=0.5)
     assert [each.ids_T for each in job.rehearsal] == [(3, 5), (2, 5)]
-    monkeypatch.setattr(train_rehearsal, "_GROUPS", 1)
+    monkeypatch.setattr(train_given, "_GROUPS", 1)
     job, _ = make(learning, rehearse_from=0.5)
     assert job.others == ("g3-0",)
 

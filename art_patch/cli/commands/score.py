@@ -56,7 +56,7 @@ def score(
     from art_patch.cli.options.meaning import make_embed
     from art_patch.cli.views.output import bars
     from art_patch.errors import ConfigError
-    from art_patch.pipeline import CycleConfig, Run, only_one, to_judge
+    from art_patch.pipeline import CycleConfig, Run, project_lock, to_judge
     from art_patch.pipeline import group as group_runs
     from art_patch.pipeline import score as score_groups
     from art_patch.rewards import load_checks, load_combination
@@ -82,7 +82,7 @@ def score(
         if dry_run:
             _show_plans(chief, settings.judge_base_url, to_judge(run), show=show, as_json=as_json)
         else:
-            with only_one(settings.adapters.parent):
+            with project_lock(settings.adapters.parent):
                 group_runs(run)
                 score_groups(run)
             _say(run.metrics, as_json)
