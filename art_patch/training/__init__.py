@@ -28,12 +28,11 @@ from art_patch._lib.lazy import lazily
 
 if TYPE_CHECKING:
     from art_patch.training.config import Backend, Start, TrainConfig, require_evaluation
-    from art_patch.training.data.demonstrations import demonstrations
     from art_patch.training.data.packing import Example
-    from art_patch.training.data.preferences import Pair, preferences
     from art_patch.training.data.rendering import Renderer
     from art_patch.training.data.round_trip import RoundTrips, check_round_trips
     from art_patch.training.data.rows import Row, RowsReport, rows_and_report
+    from art_patch.training.data.supervised import Pair, demonstrations, preferences
     from art_patch.training.kernels.families import Family, family_of
     from art_patch.training.loop.backend import require_machine
     from art_patch.training.loop.installed import require_packages
@@ -46,9 +45,8 @@ else:
         __name__,
         {
             "config": "Backend Start TrainConfig require_evaluation",
-            "data.demonstrations": "demonstrations",
             "data.packing": "Example",
-            "data.preferences": "Pair preferences",
+            "data.supervised": "Pair demonstrations preferences",
             "data.rendering": "Renderer",
             "data.round_trip": "RoundTrips check_round_trips",
             "data.rows": "Row RowsReport rows_and_report",

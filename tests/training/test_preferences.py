@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from art_patch.training import Pair, Renderer, Row, family_of, preferences
-from art_patch.training.data.preferences import Preferences
+from art_patch.training.data.supervised import Preferences
 from art_patch.types import Call, Choice, Correction, Trajectory
 from tests.support.factory import make_call, make_group, make_trajectory
 from tests.training.templates import tokenizer_with

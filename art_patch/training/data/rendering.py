@@ -1,39 +1,57 @@
-"""A call to the ids that the engine makes of its prompt, and of an answer that no policy of ours gave. Pure.
+"""A call's messages to the token ids that the engine makes of its prompt, and of an answer without ids. Pure.
 
-An answer's ids are what the template adds when the answer is appended to the prompt, if text and ids of the whole begin
-with those of the prompt. What is learned ends with the one end-of-turn token; only white space may follow it. An answer
-without thoughts is learned as the template writes it: Qwen 3's empty block is learned too.
+An answer's ids are the ids that the template adds when the answer is appended to the prompt, provided that text and ids
+of the whole begin with those of the prompt. The learned ids end with the one end-of-turn token; only white space may
+follow it. An answer without thoughts is learned as the template writes it: Qwen 3's empty block is learned too.
 
 Two remedies are tried where the whole does not begin with the prompt, and nothing else:
 
-- The prompt opens the thoughts and the template leaves them out of the answer (DeepSeek R1): they are put there, or
-  none, closed as the family closes them.
-- The prompt says that there are no thoughts (`enable_thinking: false`) and the answer has some: it is rendered without.
+- The prompt opens the thoughts and the template leaves them out of the answer (DeepSeek R1). The thoughts, or none, are
+  put there and closed as the family closes them.
+- The prompt says that there are no thoughts (`enable_thinking: false`) and the answer has some. It is rendered without.
 
-Whatever cannot be rendered is refused with `Unusable`, whose text is the same for all of its kind.
+A call or answer that cannot be rendered is refused with `Unusable`, whose text is the same for all of its kind.
+
+Each engine hands messages, tools and arguments to the chat template in a form of its own:
+
+| | embedded | vLLM 0.32 |
+|---|---|---|
+| parts of a content | joined | joined by newlines |
+| keys of a message | all | those that it knows; thoughts under both names |
+| arguments of a tool call that are no object | as they are | `{}` |
+| a developer's message | a system's | a system's, joined with the others if the template does not know the role |
+| a tool | as it came | its known keys in vLLM's order, `description` and `parameters` null where they lack |
+| tools under `tool_choice: none` | hidden | shown |
+
+The embedded engine's form is written in `art_patch.serving.embedded.prompts`, vLLM's in its `renderers/chat_utils.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal, cast
 
 from art_patch.formats import Unusable
-from art_patch.training.data.prompt_forms import FORMS, THOUGHTS, Engine, content_text, template_arguments
 from art_patch.training.data.rows import Turn
 from art_patch.training.kernels.families import Family, Thinking
 from art_patch.types import JSON, Call
 
+Engine = Literal["embedded", "vllm"]
+_THOUGHTS = ("reasoning", "reasoning_content")  # keys under which servers put an assistant's thoughts
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+
 
 @dataclass(frozen=True, slots=True)
 class Renderer:
-    """A base model's tokenizer, and how it is used.
+    """Renders calls as one engine does, with a base model's tokenizer.
 
     Attributes:
-        tokenizer: of transformers, with a chat template.
-        family: of the base model.
-        engine: that serves.
+        tokenizer: Tokenizer of transformers that has a chat template.
+        family: The base model's family, for its end-of-turn tokens and thinking tags.
+        engine: The engine whose form of messages and tools is used.
     """
 
     tokenizer: Any
@@ -41,22 +59,18 @@ class Renderer:
     engine: Engine = "embedded"
 
     def prompt_ids(self, call: Call) -> tuple[int, ...]:
-        """Return what the engine makes of a call's prompt.
-
-        Raises:
-            Unusable: the template refuses it.
-        """
+        """Returns the ids that the engine makes of a call's prompt; raises `Unusable` if the template refuses it."""
         return self._encode(self._render(call, call.messages, generate=True))
 
     def turn(self, call: Call, answer: JSON) -> Turn:
-        """Return an answer to a call, to be learned.
+        """Returns a call and an answer to it as token ids, for learning.
 
         Args:
-            call: what was asked.
-            answer: an assistant message that ends where it should.
+            call: The request.
+            answer: An assistant message that was not cut off.
 
         Raises:
-            Unusable: the template cannot show it, or not exactly.
+            Unusable: The template cannot show the answer, or not exactly.
         """
         prompt = self._render(call, call.messages, generate=True)
         # SDKs send many keys that are null; templates ask whether a key is there.
@@ -65,22 +79,24 @@ class Renderer:
         if not _shows(added, given):
             raise Unusable("the chat template leaves a part of the answer out")
         prompt_ids, whole_ids = self._encode(prompt), self._encode(prompt + added)
+        # Text that begins alike need not begin with the same ids: a tokenizer may merge across the border.
         if whole_ids[: len(prompt_ids)] != prompt_ids:
             raise Unusable("the answer's first token merges with the prompt's last")
-        ids_A = self._upto_end(whole_ids[len(prompt_ids) :])
+        ids_A = self._upto_end(whole_ids[len(prompt_ids) :])  # A tokens of the answer
         return Turn(prompt_ids, ids_A, (0.0,) * len(ids_A))
 
     def _added(self, call: Call, prompt: str, answer: JSON) -> str:
-        """The text that the answer adds to the prompt."""
-        thoughts = next((answer[key] for key in THOUGHTS if isinstance(answer.get(key), str)), "")
-        silent = {key: value for key, value in answer.items() if key not in THOUGHTS}
-        whole = self._whole(call, silent | dict.fromkeys(THOUGHTS, thoughts) if thoughts else silent)
+        """Returns the text that the answer adds to the prompt."""
+        thoughts = next((answer[key] for key in _THOUGHTS if isinstance(answer.get(key), str)), "")
+        silent = {key: value for key, value in answer.items() if key not in _THOUGHTS}
+        # Under both names: templates differ in the one that they read.
+        whole = self._whole(call, silent | dict.fromkeys(_THOUGHTS, thoughts) if thoughts else silent)
         if whole.startswith(prompt):
             return whole[len(prompt) :]
         opened = _after_opened_thoughts(prompt, whole, thoughts, self.family.thinking)
         if opened is not None:
             return opened
-        if thoughts and (whole := self._whole(call, silent)).startswith(prompt):
+        if thoughts and (whole := self._whole(call, silent)).startswith(prompt):  # the second remedy
             return whole[len(prompt) :]
         raise Unusable("the chat template renders the prompt otherwise when an answer follows")
 
@@ -116,13 +132,14 @@ class Renderer:
 
 
 def end_ids_of(tokenizer: Any, family: Family) -> frozenset[int]:
-    """Return the tokens that end an answer."""
+    """Returns the ids of the tokens that end an answer."""
+    # A tokenizer answers with its unknown token for a name that it does not have.
     named = {tokenizer.convert_tokens_to_ids(token) for token in family.end_of_turn} - {tokenizer.unk_token_id}
     return frozenset(token for token in named | {tokenizer.eos_token_id} if token is not None)
 
 
 def _after_opened_thoughts(prompt: str, whole: str, thoughts: str, thinking: Thinking | None) -> str | None:
-    """The first remedy: what follows a prompt that opens the thoughts; `None` if it does not, or they are shown."""
+    """Returns the text after a prompt that opens the thoughts (the first remedy); `None` where it does not apply."""
     if thinking is None or not prompt.endswith(thinking.open):
         return None
     head = prompt.removesuffix(thinking.open)
@@ -133,9 +150,121 @@ def _after_opened_thoughts(prompt: str, whole: str, thoughts: str, thinking: Thi
 
 
 def _shows(added: str, answer: JSON) -> bool:
-    """Whether all that the answer says is in the text; templates drop what they do not know, tool calls above all."""
+    """Tells whether the text holds all that the answer says."""
+    # Templates drop keys that they do not know without a word, tool calls above all.
     said = [content_text(answer.get("content")).rpartition("</think>")[2].strip()]
     said += [call["function"]["name"] for call in answer.get("tool_calls") or ()]
     if not any(said):
         raise Unusable("an answer is empty")
     return all(text in added for text in said)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How one engine hands a call to the chat template.
+
+    Attributes:
+        messages: Takes messages and the template's text, returns the messages for the template.
+        tools: Takes a call, returns its tools for the template.
+    """
+
+    messages: Callable[[Sequence[JSON], str], list[dict[str, Any]]]
+    tools: Callable[[Call], list[dict[str, Any]]]
+
+
+def template_arguments(params: JSON) -> dict[str, Any]:
+    """Returns the further variables that a call gives the template; vLLM alone takes `reasoning_effort`."""
+    given: Any = params.get("chat_template_kwargs")
+    arguments: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
+    effort = params.get("reasoning_effort")
+    if effort is not None:
+        arguments = {"enable_thinking": effort != "none", **arguments, "reasoning_effort": effort}
+    return arguments
+
+
+def content_text(content: Any, between: str = "") -> str:
+    """Returns a message's content as one text, its parts joined by `between`; raises `Unusable` on other media."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts: list[str] = []
+    for part in cast("Sequence[Any]", content):
+        kind = cast("JSON", part).get("type") if isinstance(part, Mapping) else None
+        text = cast("JSON", part).get("refusal" if kind == "refusal" else "text") if kind in _TEXTS else None
+        if not isinstance(text, str):
+            raise Unusable("it holds an image, audio or file")
+        parts.append(text)
+    return between.join(parts)
+
+
+def _embedded_messages(messages: Sequence[JSON], _template: str) -> list[dict[str, Any]]:
+    return [_embedded_message(message) for message in messages]
+
+
+def _embedded_message(message: JSON) -> dict[str, Any]:
+    role = "system" if message["role"] == "developer" else message["role"]
+    shown: dict[str, Any] = {**message, "role": role, "content": content_text(message.get("content"))}
+    if shown.get("tool_calls"):
+        shown["tool_calls"] = [_with_arguments(call, keep=True) for call in shown["tool_calls"]]
+    else:
+        shown.pop("tool_calls", None)
+    return shown
+
+
+def _embedded_tools(call: Call) -> list[dict[str, Any]]:
+    return [] if call.params.get("tool_choice") == "none" else [dict(tool) for tool in call.tools]
+
+
+def _vllm_messages(messages: Sequence[JSON], template: str) -> list[dict[str, Any]]:
+    shown = [_vllm_message(message) for message in messages]
+    if '"developer"' in template or "'developer'" in template or all(m["role"] != "developer" for m in shown):
+        return shown
+    # The template does not know the role: all system and developer messages become one system message, at the top.
+    systems = [message for message in shown if message["role"] in ("system", "developer")]
+    rest = [message for message in shown if message not in systems]
+    if len(systems) == 1 and systems[0] is shown[0]:
+        return [{**shown[0], "role": "system"}, *rest]
+    return [{"role": "system", "content": "\n\n".join(m["content"] for m in systems if m["content"])}, *rest]
+
+
+def _vllm_message(message: JSON) -> dict[str, Any]:
+    shown: dict[str, Any] = {"role": message["role"], "content": content_text(message.get("content"), "\n")}
+    if isinstance(message.get("name"), str):
+        shown["name"] = message["name"]
+    if message["role"] == "tool" and "tool_call_id" in message:
+        shown["tool_call_id"] = message["tool_call_id"]
+    if message["role"] == "assistant":
+        thoughts = next((message[key] for key in _THOUGHTS if message.get(key) is not None), None)
+        shown |= {} if thoughts is None else dict.fromkeys(_THOUGHTS, thoughts)
+        if calls := message.get("tool_calls"):
+            shown["tool_calls"] = [_with_arguments(call, keep=False) for call in calls]
+    return shown
+
+
+def _vllm_tools(call: Call) -> list[dict[str, Any]]:
+    return [_vllm_tool(tool["function"]) for tool in call.tools]
+
+
+def _vllm_tool(given: JSON) -> dict[str, Any]:
+    function = {key: given.get(key) for key in ("name", "description", "parameters")}
+    function |= {key: given[key] for key in ("strict", "defer_loading") if given.get(key) is not None}
+    return {"type": "function", "function": function}
+
+
+def _with_arguments(call: JSON, *, keep: bool) -> dict[str, Any]:
+    """Returns the tool call with its arguments as an object; other values are kept, or become `{}`."""
+    function = dict(call["function"])
+    text = function.get("arguments")
+    try:
+        parsed = text if isinstance(text, Mapping) else json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        parsed = None
+    if isinstance(parsed, Mapping):
+        function["arguments"] = parsed
+    elif not keep:
+        function["arguments"] = {}
+    return {**call, "function": function}
+
+
+FORMS: Mapping[Engine, Form] = MappingProxyType(
+    {"embedded": Form(_embedded_messages, _embedded_tools), "vllm": Form(_vllm_messages, _vllm_tools)}
+)

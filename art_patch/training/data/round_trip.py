@@ -1,12 +1,12 @@
-"""Whether the chat template would have given the tokens that were recorded. Pure; changes nothing that is trained.
+"""Checks whether text leads back to the tokens that were recorded. Pure; changes nothing that is trained.
 
-Training uses recorded ids, so none of this is an error. It tells whoever retokenises (demonstrations, other trainers,
-an agent's next turn) where text does not lead back to the tokens, and why a conversation forks into several rows. Three
-questions are asked of a trainable call:
+Training uses recorded ids, so a difference is no error. It shows where retokenising would go wrong (demonstrations,
+other trainers, an agent's next turn), and why a conversation forks into several rows. Three questions are asked of a
+trainable call:
 
-- Does the template render its messages and tools to the prompt ids? As either engine does it.
-- Do the text of prompt and answer encode to their ids again?
-- Does its prompt extend the prompt and answer of the call that it goes on from?
+- Does the chat template render its messages and tools to the prompt ids, in either engine's form?
+- Does the text of prompt and answer encode to their ids again?
+- Does its prompt extend the prompt and answer of the call that it continues?
 
 A template that writes today's date (Llama 3.2) renders another prompt tomorrow.
 """
@@ -19,8 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from art_patch.formats import Unusable
-from art_patch.training.data.prompt_forms import FORMS, Engine
-from art_patch.training.data.rendering import Renderer
+from art_patch.training.data.rendering import FORMS, Engine, Renderer
 from art_patch.training.data.rows import Turn, recorded_turn
 from art_patch.training.kernels.families import DEFAULT, Family
 from art_patch.types import Call, Trajectory
@@ -34,22 +33,24 @@ Kind = Literal[
 ]
 
 _EXAMPLES = 5
-_AROUND = 6  # tokens shown on each side
+_AROUND = 6  # tokens shown before and after the place where two sequences part
 
 Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two sequences of tokens part; texts of single tokens, so that white space and cuts can be seen.
+    """The place where a recorded sequence of tokens and another one part.
+
+    Tokens are given as the text of each, so that white space and the cuts between tokens can be seen.
 
     Attributes:
-        kind: what was compared.
-        call_id: of which call.
-        place: number of the first token that differs.
-        before: the last tokens that both have.
-        recorded: what was recorded there.
-        rendered: what was rendered, or encoded, instead.
+        kind: The comparison that found the difference.
+        call_id: The call whose tokens were compared.
+        place: Number of the first token that differs, from 0.
+        before: The last tokens that both sequences have.
+        recorded: The recorded tokens from there on.
+        rendered: The rendered, or encoded, tokens from there on.
     """
 
     kind: Kind
@@ -60,7 +61,7 @@ class Difference:
     rendered: tuple[str, ...] = ()
 
     def as_text(self) -> str:
-        """Return it on four lines."""
+        """Returns the difference on four lines, for people."""
         shown = {"before": self.before, "recorded": self.recorded, "rendered": self.rendered}
         lines = [f"{self.kind}: call {self.call_id}, token {self.place}"]
         return "\n".join(lines + [f"  {name:<9}{' '.join(map(repr, texts))}" for name, texts in shown.items()])
@@ -68,15 +69,15 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class RoundTrips:
-    """What was found.
+    """Result of `check_round_trips`.
 
     Attributes:
-        calls: checked.
-        unchecked: trainable calls beyond the limit.
-        exact: calls without any difference.
-        engines: how many prompts are exactly what each engine makes of the messages.
-        differences: how many of each kind; a call may have several.
-        examples: the first of each kind, then the next.
+        calls: Number of calls that were checked.
+        unchecked: Number of trainable calls beyond the limit.
+        exact: Number of calls without any difference.
+        engines: For each engine, the number of prompts that equal what it makes of the messages.
+        differences: Number of differences of each kind; a call may have several.
+        examples: The first difference of each kind, then the second of each, up to five.
     """
 
     calls: int
@@ -88,30 +89,27 @@ class RoundTrips:
 
     @property
     def engine(self) -> Engine:
-        """Whose form most prompts have."""
+        """The engine whose form most prompts have."""
         return max(self.engines, key=lambda engine: self.engines[engine])
 
     def as_text(self) -> str:
-        """Return it for people."""
+        """Returns the result on a few lines, for people."""
         lines = [f"{self.exact} of {self.calls} calls are what the chat template makes of them"]
         lines += [f"{count:>6}  {kind}" for kind, count in self.differences.items()]
         return "\n".join(lines + [example.as_text() for example in self.examples])
 
     def metrics(self) -> dict[str, Any]:
-        """Return the numbers, as JSON values; examples are somebody's words, and metrics are kept."""
+        """Returns the numbers as JSON values, without the examples."""
+        # Examples quote what somebody wrote, and metrics are kept when the trajectories are erased.
         return {name: value for name, value in asdict(self).items() if name != "examples"}
 
 
 def check_round_trips(
     trajectories: Iterable[Trajectory], tokenizer: Any, *, family: Family = DEFAULT, limit: int = 64
 ) -> RoundTrips:
-    """Check trainable calls against the base's tokenizer and chat template.
+    """Checks trainable calls against the base model's tokenizer and chat template.
 
-    Args:
-        trajectories: with what was recorded.
-        tokenizer: the base's.
-        family: the base's.
-        limit: calls to check, spread evenly over all.
+    At most `limit` calls are checked, spread evenly over all.
     """
     calls = [
         (trajectory, position, turn)
@@ -172,6 +170,7 @@ def _history(trajectory: Trajectory, position: int, turn: Turn, tokenizer: Any, 
     whole = before.prompt_ids + before.answer_ids_A
     if turn.prompt_ids[: len(whole)] == whole:
         return []
+    # A template that strips thoughts leaves fewer closing tags in the history than were recorded.
     tag = family.thinking.close.strip() if family.thinking else ""
     stripped = tag and _decoded(whole, tokenizer).count(tag) > _decoded(turn.prompt_ids, tokenizer).count(tag)
     kind: Kind = "thinking was stripped from history" if stripped else "history was rendered otherwise"
@@ -179,7 +178,7 @@ def _history(trajectory: Trajectory, position: int, turn: Turn, tokenizer: Any, 
 
 
 def _turn_before(calls: Sequence[Call], position: int) -> Turn | None:
-    """The turn that a call goes on from: its messages are the beginning of this one's, and an answer follows them."""
+    """Returns the latest turn whose messages are the beginning of this call's messages, with an answer after them."""
     messages = calls[position].messages
     for index in range(position - 1, -1, -1):
         depth = len(calls[index].messages)
@@ -203,14 +202,14 @@ def _difference(kind: Kind, call: Call, recorded: Ids, rendered: Ids, tokenizer:
 
 
 def _common(one: Ids, other: Ids) -> int:
-    """How many tokens both begin with."""
+    """Returns the number of tokens that both begin with."""
     shorter = min(len(one), len(other))
     return next((place for place in range(shorter) if one[place] != other[place]), shorter)
 
 
 def _texts(ids: Ids, tokenizer: Any) -> tuple[str, ...]:
     texts = (_decoded((token,), tokenizer) for token in ids)
-    # Half a character looks like any other half.
+    # A token that holds half a character decodes to the replacement character, like any other half: show its id.
     return tuple(f"#{token}" if "\ufffd" in text else text for token, text in zip(ids, texts, strict=True))
 
 
@@ -219,7 +218,7 @@ def _decoded(ids: Ids, tokenizer: Any) -> str:
 
 
 def _first_of_each(found: Sequence[Difference]) -> tuple[Difference, ...]:
-    """The first of each kind, then the next, up to a few."""
+    """Returns the first difference of each kind, then the second of each, up to `_EXAMPLES`."""
     seen: Counter[Kind] = Counter()
     ranked: list[tuple[int, Difference]] = []
     for difference in found:

@@ -1,22 +1,17 @@
-"""Recorded calls to rows of token ids, with what was sampled marked. Pure.
+"""Recorded calls to rows of token ids in which the sampled tokens are marked. Pure.
 
-Nothing is ever retokenised. A call whose exact prompt ids extend an earlier row continues the longest such row, so that
-a multi-turn trajectory is one row and each sampled token is trained once, in the context it was sampled in. A call
-whose prompt extends no row starts one of its own, a fork: the chat template rewrote history (Qwen 3 strips the thoughts
-of earlier turns), a sub-agent began, siblings branched from a common prefix, or the same was asked twice. What the new
-row shares with others is context there, and trained where it was sampled. Histories are never aligned.
+Nothing is ever retokenised. A call whose exact prompt ids extend an earlier row continues the longest such row. So a
+multi-turn trajectory is one row, and each sampled token is trained once, in the context it was sampled in. A call whose
+prompt extends no row starts a row of its own, a fork: the chat template rewrote history (Qwen 3 strips the thoughts of
+earlier turns), a sub-agent began, siblings branched from a common prefix, or the same was asked twice. Tokens that the
+new row shares with others are context there, and trained where they were sampled. Histories are never aligned.
 
-Of `n > 1` answers the one that the app went on with is trained: the reward speaks of no other.
+A row is cut after `max_tokens`, and the rest is not trained. An answer that was cut off at its length limit is trained
+as any other, unless `learn_truncated` is false. Then it is context for later turns, and none of its tokens is trained.
+A run without a trained token counts neither in its group's baseline and scale nor in the loss's normalisers (TRL's
+`mask_truncated_completions` counts it in all of them).
 
-A row is cut after `max_tokens`. What is cut off is not trained. A trajectory of which nothing is left does not count
-in its group's baseline either.
-
-An answer that was cut off at its length limit is trained as any other, unless `learn_truncated` is false: then it is
-context for what follows, and nothing of it is trained. A run that has no trained token left counts neither in its
-group's baseline and scale nor in the loss's normalisers (TRL's `mask_truncated_completions` counts it in all of them).
-
-A call that cannot be proven exact (`art_patch.trajectories.trainability`), whatever its record says of itself, is left
-out and counted by reason; ids and log-probabilities that differ in number are one.
+A call that cannot be proven exact (`art_patch.trajectories.trainability`) is left out and counted by reason.
 """
 
 from __future__ import annotations
@@ -28,8 +23,7 @@ from dataclasses import dataclass, field
 from art_patch.trajectories import chosen_choice, why_untrainable
 from art_patch.types import Call, Trajectory
 
-TRUNCATED = "the answer was cut off at its length limit"
-"""Why an answer is not learned if `learn_truncated` is false."""
+TRUNCATED = "the answer was cut off at its length limit"  # the reason if `learn_truncated` is false
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +31,10 @@ class Row:
     """One sequence of T tokens.
 
     Attributes:
-        ids_T: token ids.
-        sampled_T: which of them the policy sampled; only these are trained.
-        logprobs_T: the behaviour policy's log-probability of each sampled token, at `temperature_T`; 0 elsewhere.
-        temperature_T: sampling temperature; 1 elsewhere.
+        ids_T: Token ids of the whole sequence.
+        sampled_T: Whether the policy sampled the token; only sampled tokens are trained.
+        logprobs_T: The behaviour policy's log-probability of each sampled token, at `temperature_T`; 0 elsewhere.
+        temperature_T: Sampling temperature of each sampled token; 1 elsewhere.
     """
 
     ids_T: tuple[int, ...]
@@ -56,14 +50,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An answer of A tokens in the exact context that it was given in.
+    """An answer of A tokens, which is learned, after the exact prompt that it was given to.
 
     Attributes:
-        prompt_ids: that context.
-        answer_ids_A: what is learned.
-        logprobs_A: the behaviour policy's log-probability of each; 0 where no policy of ours answered.
-        temperature: that they were sampled at.
-        truncated: it was cut off at its length limit.
+        prompt_ids: Token ids of the prompt.
+        answer_ids_A: Token ids of the answer.
+        logprobs_A: The behaviour policy's log-probability of each; 0 if the answer was not sampled by a policy of ours.
+        temperature: Temperature at which the answer was sampled.
+        truncated: Whether the answer was cut off at its length limit.
     """
 
     prompt_ids: tuple[int, ...]
@@ -75,16 +69,16 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class RowsReport:
-    """How calls became rows; reports of several trajectories add up.
+    """Counts of how calls became rows; reports of several trajectories add up.
 
     Attributes:
-        rows: made, after the cut.
-        forks: calls, after the first of their trajectory, that no row was extended by.
-        tokens: sampled tokens in the rows: what is trained.
-        cut_tokens: sampled tokens beyond `max_tokens`.
-        truncated_tokens: sampled tokens of answers that were cut off at their length limit, if these are not learned.
-        other_choices: answers that the app did not go on with.
-        left_out: calls of which nothing is trained, by reason.
+        rows: Number of rows, after the cut.
+        forks: Number of calls that began a row of their own, the first call of a trajectory not counted.
+        tokens: Number of sampled tokens in the rows, which are the trained ones.
+        cut_tokens: Number of sampled tokens beyond `max_tokens`.
+        truncated_tokens: Number of sampled tokens in answers cut off at their length limit, if these are not learned.
+        other_choices: Number of answers that the app did not go on with.
+        left_out: Number of calls from which nothing is trained, by reason.
     """
 
     rows: int = 0
@@ -96,7 +90,7 @@ class RowsReport:
     left_out: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def __add__(self, other: RowsReport) -> RowsReport:
-        """Return both as one."""
+        """Returns the sum of both reports."""
         return RowsReport(
             self.rows + other.rows,
             self.forks + other.forks,
@@ -109,11 +103,10 @@ class RowsReport:
 
 
 def rows_of(trajectory: Trajectory, *, max_tokens: int) -> tuple[Row, ...]:
-    """Return the trajectory's rows; each sampled token of its trainable calls is in exactly one of them.
+    """Returns the trajectory's rows, cut after `max_tokens`.
 
-    Args:
-        trajectory: its calls in the order they started.
-        max_tokens: a row is cut there, and what is cut off is not trained.
+    Each sampled token of its trainable calls is in exactly one of them. Calls must be in the order in which they
+    started.
     """
     return rows_and_report(trajectory, max_tokens=max_tokens)[0]
 
@@ -121,12 +114,9 @@ def rows_of(trajectory: Trajectory, *, max_tokens: int) -> tuple[Row, ...]:
 def rows_and_report(
     trajectory: Trajectory, *, max_tokens: int, learn_truncated: bool = True
 ) -> tuple[tuple[Row, ...], RowsReport]:
-    """Return the trajectory's rows as `rows_of` does, and how they came about.
+    """Returns the trajectory's rows as `rows_of` does, and how they came about.
 
-    Args:
-        trajectory: as in `rows_of`.
-        max_tokens: as in `rows_of`.
-        learn_truncated: train answers that were cut off at their length limit.
+    Without `learn_truncated` no token of an answer that was cut off at its length limit is trained.
     """
     turns: list[Turn] = []
     left_out: Counter[str] = Counter()
@@ -156,14 +146,13 @@ def rows_and_report(
 
 
 def merge(turns: Iterable[Turn], *, learn_truncated: bool = True) -> tuple[Row, ...]:
-    """Return rows in which each turn's answer is marked once; turns that extend each other share a row.
+    """Returns rows in which each turn's answer is marked once; turns that extend each other share a row.
 
-    Args:
-        turns: in order.
-        learn_truncated: mark truncated answers too; a row of which nothing is marked may be left then.
+    Without `learn_truncated` truncated answers are not marked, so a row may be left in which nothing is marked.
     """
     rows: list[Row] = []
     for turn in turns:
+        # The longest, so that after a fork a turn continues the branch that it came from.
         extended = [index for index, row in enumerate(rows) if _extends(turn.prompt_ids, row.ids_T)]
         if extended:
             longest = max(extended, key=lambda index: len(rows[index].ids_T))
@@ -174,7 +163,7 @@ def merge(turns: Iterable[Turn], *, learn_truncated: bool = True) -> tuple[Row, 
 
 
 def cut(rows: Iterable[Row], max_tokens: int) -> tuple[Row, ...]:
-    """Return the rows cut to `max_tokens`, without what stands after their last sampled token; empty ones are gone."""
+    """Returns the rows cut to `max_tokens` and after their last sampled token; rows without one are left out."""
     kept: list[Row] = []
     for row in rows:
         marked = row.sampled_T[:max_tokens]
@@ -185,16 +174,17 @@ def cut(rows: Iterable[Row], max_tokens: int) -> tuple[Row, ...]:
 
 
 def total_sampled(rows: Sequence[Row]) -> int:
-    """Return how many tokens of these rows are trained."""
+    """Returns the number of trained tokens in these rows."""
     return sum(row.sampled for row in rows)
 
 
 def recorded_turn(call: Call, later: Sequence[Call]) -> Turn | str:
-    """Return what is trained of a call, or why nothing is; `later` are the calls after it."""
+    """Returns the answer of a call that is trained, or the reason why none is; `later` are the calls after it."""
+    # Proven here again, whatever the record says of itself: ids and log-probabilities may differ in number.
     reason = call.untrainable or why_untrainable(call)
     if reason is not None:
         return reason
-    choice = chosen_choice(call, later)
+    choice = chosen_choice(call, later)  # of n > 1 answers the one the app went on with: the reward is of no other
     if choice is None or call.prompt_token_ids is None or choice.token_ids is None or choice.logprobs is None:
         return "no answer"  # proven to be there, but the type checker does not know
     temperature = call.params.get("temperature")
@@ -209,7 +199,7 @@ def recorded_turn(call: Call, later: Sequence[Call]) -> Turn | str:
 
 def _extends(prompt_ids: tuple[int, ...], ids_T: tuple[int, ...]) -> bool:
     length = len(ids_T)
-    # The last token first: most rows differ there, and comparing all of two long histories takes its time.
+    # The last token first: most rows differ there, and comparing two long histories takes its time.
     return length <= len(prompt_ids) and prompt_ids[length - 1] == ids_T[-1] and prompt_ids[:length] == ids_T
 
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from art_patch.errors import TrainingError
 from art_patch.training.config import TrainConfig
 from art_patch.training.data.packing import Example
-from art_patch.training.data.preferences import Pair
 from art_patch.training.data.rows import Row
+from art_patch.training.data.supervised import Pair
 from art_patch.training.loop import tensor_file
 from art_patch.training.losses.loss_config import LossConfig
 from art_patch.types import JSON

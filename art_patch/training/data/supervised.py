@@ -1,0 +1,306 @@
+"""Rows for supervised learning: answers to imitate, and pairs of a better and a worse answer. Pure.
+
+Answers to imitate are upstream's in good runs, and corrections. Pairs come from corrections (one answer against
+another) and from groups (one run against another). Recorded token ids are used where there are any. An answer of
+upstream or of a person has none, so prompt and answer are rendered (`art_patch.training.data.rendering`). Runs and
+calls that give nothing are counted by reason, as texts of `Unusable`. Held-out groups teach nothing.
+
+In all rows `sampled_T` marks the tokens that are learned. There are no recorded log-probabilities, and the temperature
+is 1.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from art_patch.formats import Unusable, corrected, right_and_wrong
+from art_patch.training.data.rendering import Renderer
+from art_patch.training.data.rows import Row, Turn, cut, merge
+from art_patch.trajectories import KEPT_BY_PROVIDER, chosen_choice
+from art_patch.types import UPSTREAM, Call, Choice, Correction, Group, Trajectory
+
+Scored = tuple[Group, Sequence[float | None]]  # a group, and the reward of each sibling in their order
+Corrected = tuple[Trajectory, Sequence[Correction]]  # a run and its corrections, at least one
+
+Reasons = tuple[tuple[str, Callable[[Call], bool]], ...]
+_PROMPT_IS_NOT_WHOLE: Reasons = (
+    ("a completion is not a chat", lambda call: call.api == "completions"),
+    ("the provider holds a part of the prompt", lambda call: any(name in call.params for name in KEPT_BY_PROVIDER)),
+)
+_NOT_IMITATED: Reasons = (
+    *_PROMPT_IS_NOT_WHOLE,
+    ("answered by a policy", lambda call: call.policy is not UPSTREAM),
+    ("the call did not end well", lambda call: call.status != "ok"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstrations:
+    """The answers that are imitated.
+
+    Attributes:
+        rows: Token sequences in which the answers are marked as sampled.
+        left_out: Number of calls from which nothing is learned, by reason.
+    """
+
+    rows: tuple[Row, ...]
+    left_out: Mapping[str, int]
+
+
+def demonstrations(
+    scored: Iterable[Scored],
+    corrections: Iterable[Corrected],
+    renderer: Renderer,
+    *,
+    least_reward: float,
+    max_tokens: int,
+) -> Demonstrations:
+    """Returns rows of the answers that upstream gave in good runs, and of the answers that people gave instead.
+
+    Each answer is learned once, however often its run was grouped or copied. Turns that extend each other share a row,
+    as recorded ones do.
+
+    Args:
+        scored: Groups with rewards. Of a run that is in several groups, its best reward counts.
+        corrections: Runs that were corrected, none of them of a held-out scenario.
+        renderer: Turns messages into the token ids of the base model.
+        least_reward: Runs with a lower reward are not imitated.
+        max_tokens: A row is cut after so many tokens, as recorded ones are.
+    """
+    rows: list[Row] = []
+    left_out: Counter[str] = Counter()
+    learned: set[str] = set()
+    put_right: set[str] = set()
+    for trajectory, said in corrections:
+        # Of a corrected run only the corrected answer is learned, and nothing from copies of its calls either.
+        put_right.add(trajectory.id)
+        learned |= {_origin(call) for call in trajectory.calls}
+        rows += merge(_put_right(trajectory, said, renderer, left_out))
+    for trajectory in _good(scored, least_reward, put_right, left_out):
+        rows += merge(_imitated(trajectory, renderer, learned, left_out))
+    return Demonstrations(cut(rows, max_tokens), dict(left_out))
+
+
+def _good(
+    scored: Iterable[Scored], least_reward: float, put_right: set[str], left_out: Counter[str]
+) -> Iterator[Trajectory]:
+    """Yields each run of sufficient reward once, counts the calls of other runs, and skips corrected runs."""
+    best: dict[str, tuple[Trajectory, float | None]] = {}
+    for group, rewards_G in scored:  # G siblings of a group
+        for trajectory, reward in zip(group.trajectories, rewards_G, strict=True):
+            if group.held_out:
+                left_out["held out for the gate"] += len(trajectory.calls)
+            elif trajectory.id not in put_right:
+                _, known = best.get(trajectory.id, (trajectory, None))
+                both = [each for each in (known, reward) if each is not None]
+                best[trajectory.id] = trajectory, max(both, default=None)
+    for trajectory, reward in best.values():
+        if reward is not None and reward >= least_reward:
+            yield trajectory
+        else:
+            left_out["no reward" if reward is None else "reward too low"] += len(trajectory.calls)
+
+
+def _imitated(trajectory: Trajectory, renderer: Renderer, learned: set[str], left_out: Counter[str]) -> Iterator[Turn]:
+    for position, call in enumerate(trajectory.calls):
+        try:
+            if _origin(call) in learned:
+                raise Unusable("learned from another copy")
+            yield renderer.turn(call, _upstreams(call, trajectory.calls[position + 1 :]).message)
+            learned.add(_origin(call))
+        except Unusable as reason:
+            left_out[str(reason)] += 1
+
+
+def _origin(call: Call) -> str:
+    return call.shadow_of or call.id  # a shadow answers the same request as the call that it copies
+
+
+def _upstreams(call: Call, later: Sequence[Call]) -> Choice:
+    """Returns upstream's whole answer to a call; `later` are the calls after it, which tell the chosen answer."""
+    reason = _why(_NOT_IMITATED, call)
+    choice = chosen_choice(call, later)
+    if reason is not None or choice is None:
+        raise Unusable(reason or "no answer")
+    if not _ended(choice):
+        raise Unusable("the answer was cut")
+    return choice
+
+
+def _put_right(
+    trajectory: Trajectory, said: Sequence[Correction], renderer: Renderer, left_out: Counter[str]
+) -> Iterator[Turn]:
+    try:
+        (call,) = corrected(trajectory, said).calls
+        yield _rendered(call, call.choices[0], renderer)
+    except Unusable as reason:
+        left_out[str(reason)] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two rows that begin with the same prompt.
+
+    Attributes:
+        chosen: The row with the better answer.
+        rejected: The row with the worse answer.
+        source: Origin of the preference: a person's correction, or the rewards of a group.
+    """
+
+    chosen: Row
+    rejected: Row
+    source: Literal["correction", "group"]
+
+
+@dataclass(frozen=True, slots=True)
+class Preferences:
+    """The pairs to learn from.
+
+    Attributes:
+        pairs: The pairs of corrections, then those of groups.
+        left_out: Number of runs that could be in no pair, and of prompts of a group that gave none, by reason.
+    """
+
+    pairs: tuple[Pair, ...]
+    left_out: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sibling:
+    """A run that is one row; `whole` tells whether its last answer came to its end by itself."""
+
+    reward: float
+    prompt_ids: tuple[int, ...]
+    row: Row
+    whole: bool
+
+
+def preferences(
+    scored: Iterable[Scored],
+    corrections: Iterable[Corrected],
+    renderer: Renderer,
+    *,
+    margin: float,
+    max_tokens: int,
+) -> Preferences:
+    """Returns pairs of a better and a worse answer, or run.
+
+    A pair of a group is the best and the worst of the siblings whose first prompt is the same, token for token. All
+    answers of both runs are marked. A run that forks into several rows is in no pair.
+
+    Args:
+        scored: Groups with rewards.
+        corrections: Runs that were corrected, none of them of a held-out scenario.
+        renderer: Turns messages into the token ids of the base model.
+        margin: Least difference, above 0, of two siblings' rewards.
+        max_tokens: Pairs with a longer row are left out, not cut: half an answer would be preferred to another half.
+    """
+    pairs: list[Pair] = []
+    left_out: Counter[str] = Counter()
+    for trajectory, said in corrections:
+        try:
+            pairs.append(_pair(*_right_and_wrong(trajectory, said, renderer), "correction", max_tokens))
+        except Unusable as reason:
+            left_out[str(reason)] += 1
+    for group, rewards_G in scored:
+        if group.held_out:
+            left_out["held out for the gate"] += len(group.trajectories)
+            continue
+        siblings = list(_siblings(group.trajectories, rewards_G, renderer, left_out))
+        for better, worse in _extremes(siblings, margin, left_out):
+            try:
+                pairs.append(_pair(better.row, worse.row, "group", max_tokens))
+            except Unusable as reason:
+                left_out[str(reason)] += 1
+    return Preferences(tuple(pairs), dict(left_out))
+
+
+def _right_and_wrong(trajectory: Trajectory, said: Sequence[Correction], renderer: Renderer) -> tuple[Row, Row]:
+    right, _ = right_and_wrong(trajectory, said)
+    (call,) = right.calls
+    position = next(index for index, each in enumerate(trajectory.calls) if each.id == call.id)
+    chosen = _rendered(call, call.choices[0], renderer)
+    rejected = _turn(trajectory.calls[position], trajectory.calls[position + 1 :], renderer)
+    # The recorded prompt and the rendered one: if they differ, the two answers were given in different contexts.
+    if chosen.prompt_ids != rejected.prompt_ids:
+        raise Unusable("the chat template renders another prompt than was recorded")
+    return merge([chosen])[0], merge([rejected])[0]
+
+
+def _siblings(
+    trajectories: Sequence[Trajectory], rewards_G: Sequence[float | None], renderer: Renderer, left_out: Counter[str]
+) -> Iterator[_Sibling]:
+    for trajectory, reward in zip(trajectories, rewards_G, strict=True):
+        try:
+            if reward is None:
+                raise Unusable("no reward")
+            yield _sibling(trajectory, reward, renderer)
+        except Unusable as reason:
+            left_out[str(reason)] += 1
+
+
+def _sibling(trajectory: Trajectory, reward: float, renderer: Renderer) -> _Sibling:
+    answered = [index for index, call in enumerate(trajectory.calls) if call.choices]
+    if not answered:
+        raise Unusable("no answer")
+    turns = [_turn(trajectory.calls[index], trajectory.calls[index + 1 :], renderer) for index in answered]
+    rows = merge(turns)
+    if len(rows) != 1:
+        raise Unusable("the run forks into several rows")
+    last = trajectory.calls[answered[-1]]
+    choice = chosen_choice(last, ())
+    return _Sibling(reward, turns[0].prompt_ids, rows[0], choice is not None and last.status == "ok" and _ended(choice))
+
+
+def _extremes(
+    siblings: Sequence[_Sibling], margin: float, left_out: Counter[str]
+) -> Iterator[tuple[_Sibling, _Sibling]]:
+    """Yields for each prompt the best sibling that came to its end, and the worst sibling."""
+    for prompt_ids in dict.fromkeys(sibling.prompt_ids for sibling in siblings):
+        same = [sibling for sibling in siblings if sibling.prompt_ids == prompt_ids]
+        best = max((each for each in same if each.whole), key=lambda each: each.reward, default=None)
+        worst = min(same, key=lambda each: each.reward)
+        if best is None or best.reward - worst.reward < margin:
+            left_out["no two siblings with this prompt differ enough"] += 1
+        else:
+            yield best, worst
+
+
+def _pair(chosen: Row, rejected: Row, source: Literal["correction", "group"], max_tokens: int) -> Pair:
+    if chosen == rejected:
+        raise Unusable("both answers are the same")
+    if max(len(chosen.ids_T), len(rejected.ids_T)) > max_tokens:
+        raise Unusable("longer than max_tokens")
+    return Pair(chosen, rejected, source)
+
+
+def _turn(call: Call, later: Sequence[Call], renderer: Renderer) -> Turn:
+    """Returns a call's answer with its recorded ids, or rendered if there are none."""
+    choice = chosen_choice(call, later)
+    if choice is None:
+        raise Unusable("no answer")
+    if call.prompt_token_ids and choice.token_ids:
+        return Turn(call.prompt_token_ids, choice.token_ids, (0.0,) * len(choice.token_ids))
+    # A recorded answer may end anywhere: its ids are exact. A rendered one gets an end-of-turn token from the template,
+    # which an answer that was cut never had.
+    if call.status != "ok" or not _ended(choice):
+        raise Unusable("the answer was cut")
+    return _rendered(call, choice, renderer)
+
+
+def _rendered(call: Call, choice: Choice, renderer: Renderer) -> Turn:
+    if (reason := _why(_PROMPT_IS_NOT_WHOLE, call)) is not None:
+        raise Unusable(reason)
+    return renderer.turn(call, choice.message)
+
+
+def _why(reasons: Reasons, call: Call) -> str | None:
+    return next((reason for reason, holds in reasons if holds(call)), None)
+
+
+def _ended(choice: Choice) -> bool:
+    """Tells whether an answer came to its end by itself."""
+    return choice.finish_reason in ("stop", "tool_calls", "function_call")
