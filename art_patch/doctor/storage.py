@@ -118,7 +118,7 @@ def database(path: Path, head: str) -> list[Finding]:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=2.0)) as connection:
             journal = connection.execute("PRAGMA journal_mode").fetchone()[0]
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            known = "alembic_version" in tables
+            known = {"alembic_version", "projects"} <= tables  # before the first release there was no `projects`
             row = connection.execute("SELECT version_num FROM alembic_version").fetchone() if known else None
     except sqlite3.Error as error:
         cure = "move the file away and start a new one, or restore a backup"
@@ -131,7 +131,7 @@ def schema(revision: str | None, tables: bool, head: str) -> Finding:
     if revision == head:
         return Finding("schema", "ok", f"{head}, this release's own")
     if revision is None and tables:
-        return Finding("schema", "bad", "a database, but not a store of art_patch", "name another file")
+        return Finding("schema", "bad", "a database, but no store of a release of art_patch", "name another file")
     if revision is None or revision < head:
         return Finding("schema", "ok", f"{revision or 'empty'}; it becomes {head} when it is next opened")
     text = f"{revision}, written by a newer release (this one knows {head})"
@@ -179,7 +179,7 @@ def server(url: str, head: str) -> tuple[list[Finding], float | None]:
         with closing(psycopg.connect(**parameters, autocommit=True)) as connection:
             version, place, size, tables = connection.execute(_LOOK).fetchone()
             # Both: another program's database may use alembic, too.
-            if {"alembic_version", "nodes"} <= set(tables):
+            if {"alembic_version", "projects"} <= set(tables):
                 revision = connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
                 last = connection.execute("SELECT max(started_at) FROM calls").fetchone()[0]
     except psycopg.Error as error:

@@ -25,7 +25,7 @@ from art_patch.pipeline.clean_up import discard_job, unfinished_jobs
 from art_patch.pipeline.cycle_run import Cycle
 from art_patch.pipeline.train_given import base_text, given_rows, rehearsal_rows, round_trip_metrics
 from art_patch.rewards import rewards_G
-from art_patch.types import JSON, Group, Policy, Trajectory
+from art_patch.types import JSON, Group, Policy, TrainedRow, Trajectory
 
 _EVALUATED = 64  # groups; each is computed once per evaluation
 
@@ -109,10 +109,25 @@ def _run_job(run: Cycle, champion: Policy, job: training.TrainJob) -> Policy:
         parent=champion.name,
         metrics={"train": run.metrics["train"]},
     )
-    run.store.ledger.add_candidate(candidate, trained_on=job.group_ids, also=job.others, who=run.who)
+    rows = _trained_rows(run, job)
+    run.store.ledger.add_candidate(candidate, trained_on=job.group_ids, also=job.others, rows=rows, who=run.who)
     # Last: until the ledger knows the policy, the job is all that a later cycle could continue from.
     shutil.rmtree(directory)
     return candidate
+
+
+def _trained_rows(run: Cycle, job: training.TrainJob) -> tuple[TrainedRow, ...]:
+    """Return the answers that an update of this job trains in its groups, with the advantage that each got."""
+    config, found = job.config, list[TrainedRow]()
+    for group in job.groups:
+        siblings = {each.trajectory_id: each.example for each in group.siblings if each.example.rows}
+        for trajectory in run.store.read.trajectories(list(siblings)) if group.teaches else ():
+            answers = training.trained_answers(
+                trajectory, max_tokens=config.max_tokens, learn_truncated=config.learn_truncated
+            )
+            advantage = siblings[trajectory.id].advantage
+            found += [TrainedRow(call, choice, trajectory.id, group.id, advantage) for call, choice in answers]
+    return tuple(found)
 
 
 def _held_out(run: Cycle) -> Sequence[Group]:

@@ -15,14 +15,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from sqlalchemy import Connection, delete, select
 
 from art_patch.errors import StoreError
 from art_patch.store.backends.database import Database
+from art_patch.store.rows import Batch, Statements
 from art_patch.store.schema import tables
-from art_patch.store.schema.rows import Batch
-from art_patch.store.schema.statements import Statements
 from art_patch.store.upkeep.sqlite_file import checkpoint_if_large
 from art_patch.types import Call, Record, TrajectoryInfo
 
@@ -97,7 +97,7 @@ class Writer:
             self._seen.popitem(last=False)
         for record in records:
             if isinstance(record, TrajectoryInfo):
-                self._announced[record.id] = record
+                self._announced[record.id] = _merged(record, self._announced.get(record.id))
         while len(self._announced) > _SEEN_TRAJECTORIES:
             self._announced.popitem(last=False)
 
@@ -111,7 +111,7 @@ class Writer:
 
     def _batch(self, records: Sequence[Record]) -> tuple[Sequence[Record], Batch]:
         whole = (*records, *self._missing(records)) if self._forgot else records
-        return whole, Batch(whole, self._seen.__contains__)
+        return whole, Batch(whole, self._seen.__contains__, self._announced.get)
 
     def _watch_log(self) -> None:
         now = time.monotonic()
@@ -122,7 +122,7 @@ class Writer:
 
     def _insert(self, connection: Connection, batch: Batch) -> None:
         if self._statements is None:
-            self._statements = Statements(connection.dialect)
+            self._statements = Statements(connection)
         batch.insert(connection, self._statements)
         if batch.latest_report is not None:
             silent = batch.latest_report - _APP_KEPT_S
@@ -140,3 +140,10 @@ class Writer:
                 nothing_known = TrajectoryInfo(key, record.started_at)
                 found[key] = self._lost.get(key, nothing_known)
         return tuple(found.values())
+
+
+def _merged(info: TrajectoryInfo, before: TrajectoryInfo | None) -> TrajectoryInfo:
+    """Return what is known of a trajectory now. A later record may lack the session or the user, as in the table."""
+    if before is None:
+        return info
+    return replace(info, session_id=info.session_id or before.session_id, user_id=info.user_id or before.user_id)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from art_patch.training.data.packing import Example
     from art_patch.training.data.rendering import Renderer
     from art_patch.training.data.round_trip import RoundTrips, check_round_trips
-    from art_patch.training.data.rows import Row, RowsReport, rows_and_report
+    from art_patch.training.data.rows import Row, RowsReport, rows_and_report, trained_answers
     from art_patch.training.data.supervised import Pair, demonstrations, preferences
     from art_patch.training.kernels.families import Family, family_of
     from art_patch.training.loop.backend import require_machine
@@ -49,7 +49,7 @@ else:
             "data.supervised": "Pair demonstrations preferences",
             "data.rendering": "Renderer",
             "data.round_trip": "RoundTrips check_round_trips",
-            "data.rows": "Row RowsReport rows_and_report",
+            "data.rows": "Row RowsReport rows_and_report trained_answers",
             "kernels.families": "Family family_of",
             "loop.backend": "require_machine",
             "loop.installed": "require_packages",

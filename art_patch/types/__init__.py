@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
     from art_patch.types.arms import ArmCall, ArmTraffic
     from art_patch.types.calls import AppReport, Call, Choice, Record
-    from art_patch.types.jobs import Group, Judgement, Policy, Trajectory
+    from art_patch.types.jobs import Group, Judgement, Policy, TrainedRow, Trajectory
     from art_patch.types.states import CHALLENGERS, MOVES, check_move
     from art_patch.types.usage import RunValue, Served, Usage
 else:
@@ -50,7 +50,7 @@ else:
                 "PolicyState REPLAY Route Score SpanInfo SpanKind TrajectoryInfo UPSTREAM"
             ),
             "calls": "AppReport Call Choice Record",
-            "jobs": "Group Judgement Policy Trajectory",
+            "jobs": "Group Judgement Policy TrainedRow Trajectory",
             "arms": "ArmCall ArmTraffic",
             "usage": "RunValue Served Usage",
             "states": "CHALLENGERS MOVES check_move",

@@ -82,6 +82,27 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainedRow:
+    """One recorded answer that a policy was trained on in a group, and what it counted for.
+
+    Attributes:
+        call_id: the call that was answered.
+        choice: `Choice.index` of the answer.
+        trajectory_id: the run that the call is part of.
+        group_id: the group that the run was compared in.
+        advantage: how much better the run did than its group; 0 moves the policy neither way.
+        weight: factor of the answer's loss; 1 unless the update weighs its rows.
+    """
+
+    call_id: str
+    choice: int
+    trajectory_id: str
+    group_id: str
+    advantage: float
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """Base model + LoRA at one step; immutable; served under its own name.
 

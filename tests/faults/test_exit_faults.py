@@ -21,7 +21,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.apps import FULL, Programs, Store, make_old
+from art_patch.store import open_store
+from tests.support.apps import FULL, Programs, Store
+from tests.support.next_release import back_to_this_release, next_release
 
 CALLS = """
 for number in range(20):
@@ -172,11 +174,15 @@ call("only")
 
 @pytest.mark.parametrize("code", [SLOW_IMPORTS, SLOW_STATEMENTS], ids=["imports", "statements"])
 @pytest.mark.parametrize("kind", ["new", "old"])
-def test_f07_exit_waits_on_while_the_store_is_being_opened(programs: Programs, store: Store, code, kind):
+def test_f07_exit_waits_on_while_the_store_is_being_opened(programs: Programs, store: Store, code, kind, tmp_path):
     """Each import and each table or migration is a step; all of them take longer than the exit waits for one."""
+    start = {}
     if kind == "old":
-        make_old(store)
-    ran = programs.run(code, timeout=100)
+        open_store(store.url).close()
+        start["cwd"] = next_release(tmp_path)
+    ran = programs.run(code, timeout=100, **start)
+    if kind == "old":
+        back_to_this_release(store.path)
     assert (ran.code, ran.err, store.texts()) == (0, "", ["only"])
     assert store.problems() == []
 

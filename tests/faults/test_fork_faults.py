@@ -24,7 +24,8 @@ import pytest
 
 import art_patch as art
 from art_patch.store import open_store
-from tests.support.apps import FULL, PRELUDE, App, Programs, Store, eventually, make_old
+from tests.support.apps import FULL, PRELUDE, App, Programs, Store, eventually
+from tests.support.next_release import back_to_this_release, next_release
 from tests.support.postgres import new_server
 
 MULTIPROCESSING = """
@@ -185,7 +186,7 @@ print(json.dumps([late, ends, art.flush(30), dict(art.status().errors)]))
 
 
 @pytest.mark.parametrize("kind", ["new", "old", pytest.param("PostgreSQL", marks=pytest.mark.slow)])
-def test_f02_a_fork_in_the_middle_of_any_late_import(programs: Programs, store: Store, kind):
+def test_f02_a_fork_in_the_middle_of_any_late_import(programs: Programs, store: Store, kind, tmp_path):
     """The writer's thread asks for a fork inside each of its imports, and waits for those that may come at once."""
     with ExitStack() as stack:
         url = store.url
@@ -193,10 +194,14 @@ def test_f02_a_fork_in_the_middle_of_any_late_import(programs: Programs, store: 
             server = new_server()
             stack.callback(server.end)
             url = server.url(server.new_database())
+        start: dict[str, Any] = {"env": {"ART_PATCH_STORE": url}}
         if kind == "old":
-            make_old(store)
+            open_store(url).close()
+            start["cwd"] = next_release(tmp_path)
         unpatched = PRELUDE.replace("art.patch()\n", "")
-        ran = programs.run(FORKS_IN_IMPORTS, prelude=unpatched, env={"ART_PATCH_STORE": url}, timeout=100)
+        ran = programs.run(FORKS_IN_IMPORTS, prelude=unpatched, timeout=100, **start)
+        if kind == "old":
+            back_to_this_release(store.path)
         assert (ran.code, ran.err) == (0, "")
         late, ends, flushed, errors = json.loads(ran.out)
         assert {"sqlalchemy", "art_patch.recording.converting", "art_patch.store.backends.connect"} <= set(late)

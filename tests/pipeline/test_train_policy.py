@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from art_patch.rewards import Judge
 from art_patch.serving import EmbeddedEngine, EngineClient, EngineLimits
 from art_patch.serving.client import EngineRefused
 from art_patch.store import open_database, usage
-from art_patch.training import read_job, run_job
+from art_patch.training import TrainJob, read_job, run_job
 from art_patch.training.loop import publish as publishing
 from art_patch.training.loop.probe import probe_of
 from art_patch.types import Group, Usage
@@ -46,6 +48,26 @@ def used(place: Place) -> Usage:
         database.close()
 
 
+def kept_rows(place: Place) -> set[tuple[Any, ...]]:
+    """The rows that the store says `agent@1` was trained on."""
+    with closing(sqlite3.connect(place.url.removeprefix("sqlite:///"))) as raw:
+        columns = "policy, group_id, trajectory_id, call_id, choice, advantage, weight, project_id, agent_id"
+        return set(raw.execute(f"SELECT {columns} FROM trained_rows"))
+
+
+def expected_rows(job: TrainJob, place: Place) -> set[tuple[Any, ...]]:
+    """Every trainable call of the job's siblings, with the advantage of its run; each has one choice here."""
+    siblings = {each.trajectory_id: (group.id, each) for group in job.groups for each in group.siblings}
+    rows = {
+        ("agent@1", siblings[run.id][0], run.id, call.id, 0, siblings[run.id][1].example.advantage, 1.0, 1, 1)
+        for run in place.store.read.trajectories(list(siblings))
+        for call in run.calls
+        if call.untrainable is None
+    }
+    assert rows and {row[5] > 0 for row in rows} == {True, False}
+    return rows
+
+
 @pytest.mark.parametrize("steps", [0, 3, 8])
 def test_an_update_that_was_killed_is_gone_on_with_and_keeps_its_groups(place: Place, judge: Judge, steps: int):
     rewarded_traffic(place)
@@ -65,6 +87,7 @@ def test_an_update_that_was_killed_is_gone_on_with_and_keeps_its_groups(place: P
     policy = place.store.ledger.policy("agent@1")
     assert policy is not None
     assert len(policy.metrics["train"]["history"]) == 8
+    assert kept_rows(place) == expected_rows(job, place)
     spent = used(place)
     assert (spent.updates, spent.updates_lost) == (1, 0)
     assert spent.update_s > report.metrics["train"]["took_s"]  # and what was interrupted

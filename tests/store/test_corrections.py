@@ -20,10 +20,10 @@ def correction(key: str, trajectory: str = "t1", at: float = 1.0, **changes) -> 
 
 
 def judgement(execute: Execute, key: str, group: str) -> None:
-    columns = "id, group_id, at, judge, rubric, purpose, state, calls, prompt_tokens, completion_tokens, facts"
-    execute(
-        f"INSERT INTO judgements ({columns}) VALUES ('{key}', '{group}', 1, 'j', 'r', 'score', 'ok', 1, 1, 1, '{{}}')"
-    )
+    columns = "id, group_id, at, judge, rubric, purpose, state, calls, prompt_tokens, completion_tokens, facts, "
+    columns += "project_id, agent_id"
+    values = f"'{key}', '{group}', 1, 'j', 'r', 'score', 'ok', 1, 1, 1, '{{}}', 1, 1"
+    execute(f"INSERT INTO judgements ({columns}) VALUES ({values})")
 
 
 def test_they_come_back_as_they_went_in_and_are_replaced_by_id(store: Store):

@@ -12,12 +12,12 @@ from art_patch.store import Store, open_store, read_route
 from tests.store.samples import call, info
 from tests.support.postgres import Execute
 
-OWNER = "SELECT value FROM control WHERE key = 'project'"
+OWNER = "SELECT name FROM projects"
 REFUSED = r"belongs to project 'shop', and this is project 'billing': say --project shop .*ART_PATCH_STORE"
 
 
 def owner_of(execute: Execute) -> str | None:
-    return next((str(value) for (value,) in execute(OWNER)), None)
+    return execute(OWNER)[0][0]
 
 
 def test_a_store_belongs_to_whoever_made_it(url: str, execute: Execute):
@@ -30,7 +30,7 @@ def test_a_store_belongs_to_whoever_made_it(url: str, execute: Execute):
     assert owner_of(execute) == "shop"
 
 
-def test_a_store_of_an_older_release_is_bound_by_whoever_writes(url: str, execute: Execute):
+def test_a_store_that_nobody_named_is_bound_by_whoever_writes(url: str, execute: Execute):
     store = open_store(url)
     store.write([info(), call("c1")])
     store.close()

@@ -21,7 +21,7 @@ from art_patch.store.erasure import collect, deletion
 from art_patch.store.erasure.rights import Pruned
 from art_patch.store.erasure.whereabouts import Taught
 from art_patch.store.upkeep import maintain
-from art_patch.types import Choice, Group, Score, SpanInfo
+from art_patch.types import Choice, Group, Score, SpanInfo, TrainedRow
 from tests.store.samples import call, info, policy
 from tests.support.postgres import Execute
 
@@ -57,7 +57,8 @@ def full(store: Store) -> Store:
     store.ledger.add_groups([group("waits", "u1", "v1"), group("taught", "u2", "v2"), group("own", "u3")], now=1.0)
     store.ledger.add_groups([group("others", "v3", "v4")], now=1.0)
     store.ledger.add_base("agent@0", "/base", "ff", who="test", now=0.0)
-    store.ledger.add_candidate(policy(1), trained_on=["taught"], who="test")
+    rows = [TrainedRow(f"{key}-0", 0, key, "taught", advantage) for key, advantage in (("u2", 0.5), ("v2", -0.5))]
+    store.ledger.add_candidate(policy(1), trained_on=["taught"], rows=rows, who="test")
     store.ledger.move("agent@1", "champion", who="test", reason="won")
     for step, parent in ((2, "agent@1"), (3, "agent@2"), (4, "agent@0")):
         child = policy(step)
@@ -104,6 +105,7 @@ def test_erasing_a_user(full: Store, execute: Execute):
         ("taught", "trained", None),
         ("waits", "dead", "the data of its siblings was erased"),
     ]
+    assert execute("SELECT call_id, advantage FROM trained_rows") == [("v2-0", -0.5)]
     assert execute("SELECT key FROM scenarios ORDER BY key") == [("task:others",), ("task:taught",), ("task:waits",)]
     members = "SELECT trajectory_id FROM export_members ORDER BY trajectory_id"
     assert execute(members) == [("v1",), ("v2",)]

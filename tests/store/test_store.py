@@ -12,14 +12,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import create_engine
 
-from art_patch.errors import ConfigError, StoreError, StoreTooNew, TransitionError
+from art_patch.errors import ConfigError, StoreError, TransitionError
 from art_patch.store import Store, open_store, read_route
 from art_patch.trajectories import canonical
 from art_patch.types import Choice, Group, Judgement, Route, Score, SpanInfo, Trajectory
@@ -219,9 +217,13 @@ def test_verify_finds_what_was_tampered_with(store: Store, execute: Execute):
     assert store.verify() == []
     execute("UPDATE audit SET who = 'nobody' WHERE id = 1")
     execute("DELETE FROM nodes WHERE length(parent) > 0")
-    execute('INSERT INTO choices (call_id, "index", answer) SELECT \'gone\', "index", answer FROM choices LIMIT 1')
-    execute("INSERT INTO trainings (policy, group_id) VALUES ('agent@9', 'g')")
-    execute("INSERT INTO export_members (trajectory_id, export_id) VALUES ('t1', 'e')")
+    execute("""INSERT INTO choices (call_id, "index", answer, project_id, agent_id)
+        SELECT 'gone', "index", answer, 1, 1 FROM choices LIMIT 1""")
+    execute("INSERT INTO trainings VALUES ('agent@9', 'g', 1, 1)")
+    execute("INSERT INTO export_members VALUES ('t1', 'e', 1, 1)")
+    execute("INSERT INTO trained_rows VALUES ('agent@9', 'gone', 0, 'away', 'g', 0.5, 1.0, 1, 1)")
+    execute("UPDATE calls SET session_id = 'other' WHERE id = 'c1'")
+    execute("INSERT INTO scenarios VALUES ('task', false, 1.0, 1, 7)")
     execute("DELETE FROM token_blocks WHERE id = (SELECT prompt_block FROM calls WHERE id = 'c1')")
     execute("UPDATE token_blocks SET parent = id WHERE id = (SELECT prompt_block FROM calls WHERE id = 'c2')")
     found = "\n".join(store.verify())
@@ -229,6 +231,11 @@ def test_verify_finds_what_was_tampered_with(store: Store, execute: Execute):
     assert "1 answers whose call is missing" in found
     assert "2 calls whose prompt is missing" in found
     assert "1 trainings whose policy is missing" in found
+    assert "1 trained rows whose policy is missing" in found
+    assert "1 trained rows whose call is missing" in found
+    assert "1 trained rows whose trajectory is missing" in found
+    assert "1 calls whose session or user is not their trajectory's" in found
+    assert "1 rows of scenarios whose project or agent is missing" in found
     assert "1 members of exports whose export is missing" in found
     assert "1 calls whose prompt ids are missing" in found
     assert found.count("of prompt ids does not match its hash") == 1
@@ -245,83 +252,6 @@ def test_a_missing_store_is_not_made_by_readers(url: str):
         with pytest.raises(StoreError, match="there is no store"):
             open_store(url, create=False)
     assert read_route(url) == Route()
-
-
-def test_another_projects_tables_are_left_alone(url: str, execute: Execute):
-    if url.startswith("sqlite"):
-        Path(url.removeprefix("sqlite:///")).parent.mkdir()
-    execute("CREATE TABLE alembic_version (version_num text)")
-    execute("INSERT INTO alembic_version VALUES ('0001')")
-    with pytest.raises(StoreError, match="not a store of art_patch"):
-        open_store(url)
-
-
-def test_a_newer_store_is_refused(store: Store, url: str, execute: Execute):
-    execute("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(StoreTooNew, match="newer release"):
-        open_store(url)
-
-
-def test_migrations_make_exactly_the_declared_tables(url: str):
-    from alembic.autogenerate import compare_metadata
-    from alembic.migration import MigrationContext
-    from alembic.script import ScriptDirectory
-
-    import art_patch.store.schema.migrations as migrations
-    from art_patch.store import HEAD
-    from art_patch.store.schema.tables import metadata
-
-    make_by_migrations(url)
-    engine = create_engine(url)
-    with engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
-    engine.dispose()
-    assert ScriptDirectory(str(Path(migrations.__file__).parent)).get_current_head() == HEAD
-
-
-SHAPE = {
-    "sqlite": ("SELECT name, sql FROM sqlite_master ORDER BY name",),
-    "postgresql": (
-        "SELECT table_name, ordinal_position, column_name, data_type, is_nullable, column_default, "
-        "character_maximum_length FROM information_schema.columns WHERE table_schema = 'public' ORDER BY 1, 2",
-        "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1",
-        "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint "
-        "WHERE connamespace = 'public'::regnamespace ORDER BY 1",
-        "SELECT sequencename, data_type::text FROM pg_sequences ORDER BY 1",
-    ),
-}
-"""What a database says of its tables; the white space of SQLite's own words is not compared."""
-
-
-def test_a_new_store_is_what_all_migrations_make(url: str, execute: Execute):
-    def shape() -> list[list[str]]:
-        looks = (*SHAPE[url.partition(":")[0].partition("+")[0]], "SELECT version_num FROM alembic_version")
-        return [
-            ["".join(str(row).replace("\\n", "").replace("\\t", "").split()) for row in execute(look)] for look in looks
-        ]
-
-    make_by_migrations(url)
-    migrated = shape()
-    assert all(migrated)
-    if url.startswith("sqlite"):
-        Path(url.removeprefix("sqlite:///")).unlink()
-    else:
-        execute("DROP SCHEMA public CASCADE")
-        execute("CREATE SCHEMA public")
-    open_store(url).close()
-    assert shape() == migrated
-
-
-def make_by_migrations(url: str) -> None:
-    """As a store that is older than the newest migration came to be."""
-    from art_patch.store.schema.migrations import upgrade
-
-    if url.startswith("sqlite"):
-        Path(url.removeprefix("sqlite:///")).parent.mkdir()
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        assert upgrade(connection, None, None if url.startswith("sqlite") else "public")
-    engine.dispose()
 
 
 def test_four_processes_write_at_once_and_nothing_is_lost(store: Store, url: str, processes: list):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
-
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art_patch.store import open_store
-from art_patch.store.schema.codec import expand_ids, ids_of, pack_ids, uint32, unpack_ids
+from art_patch.store.schema.codec import ids_of, pack_ids, uint32, unpack_ids
 from art_patch.store.schema.tokens import BLOCK, block_id, blocks, rest
 from art_patch.types import Call, TrajectoryInfo
 
@@ -20,12 +17,6 @@ IDS = st.lists(st.integers(0, 2**32 - 1), max_size=3 * BLOCK)
 @given(IDS)
 def test_ids_come_back(ids):
     assert unpack_ids(pack_ids(ids)) == tuple(ids)
-
-
-@settings(deadline=None)
-@given(IDS)
-def test_what_stores_up_to_revision_0002_hold_is_read(ids):
-    assert expand_ids(zstandard.compress(array("I", ids).tobytes(), 3)) == uint32(ids)
 
 
 @settings(deadline=None)

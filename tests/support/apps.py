@@ -16,7 +16,6 @@ import pytest
 
 import art_patch as art
 from art_patch.store import open_store
-from art_patch.store.schema import migrations
 from tests.support.servers import StubServer
 
 ROOT = Path(__file__).parents[2]
@@ -76,23 +75,6 @@ class Store:
         from contextlib import closing
 
         return closing(open_store(self.url, create=False))
-
-
-def make_old(store: Store) -> None:
-    """Make a store as the first release did."""
-    from alembic import command
-    from alembic.config import Config
-    from sqlalchemy import create_engine
-
-    store.path.parent.mkdir()
-    config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
-    config.set_main_option("path_separator", "os")
-    engine = create_engine(store.url)
-    with engine.begin() as connection:
-        config.attributes.update(connection=connection, schema=None)
-        command.upgrade(config, "0001")
-    engine.dispose()
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.training import Row, RowsReport, rows_and_report
+from art_patch.training import Row, RowsReport, rows_and_report, trained_answers
 from art_patch.training.data.rows import TRUNCATED, rows_of
 from art_patch.types import Call, Choice
 from tests.support.factory import make_call, make_trajectory
@@ -292,3 +292,26 @@ def test_exactly_the_tokens_of_answers_that_were_cut_off_are_not_trained(calls: 
     assert trained(rows) == trained(all_rows) - gone
     assert (report.tokens, report.truncated_tokens) == (all_report.tokens - len(gone), len(gone))
     assert report.left_out == ({TRUNCATED: len(which & set(range(len(calls))))} if gone else {})
+
+
+def test_the_trained_answers_are_named_by_call_and_choice():
+    choices = tuple(Choice(n, {"role": "assistant", "content": f"c{n}"}, "stop", (10 + n,), (-0.1,)) for n in range(3))
+    first = make_call("a", prompt=(1,), choices=choices)
+    after = make_call("b", prompt=(1, 12, 4), answer=(5,), messages=(*first.messages, choices[2].message))
+    upstream = turn("d", (1,), (2,), untrainable="answered by upstream", policy=None)
+    trajectory = make_trajectory("t", first, after, truncated("c", (1, 9), (9,)), upstream)
+    assert trained_answers(trajectory, max_tokens=100) == (("a", 2), ("b", 0), ("c", 0))
+    assert trained_answers(trajectory, max_tokens=100, learn_truncated=False) == (("a", 2), ("b", 0))
+    assert trained_answers(trajectory, max_tokens=2) == (("a", 2),)
+
+
+@given(trees(), st.integers(1, 30))
+def test_no_answer_is_trained_that_is_not_named(calls: list[Call], max_tokens: int):
+    trajectory = make_trajectory("t", *calls)
+    named = dict(trained_answers(trajectory, max_tokens=max_tokens))
+    tokens = sum(
+        min(len(call.choices[0].token_ids or ()), max_tokens - len(call.prompt_token_ids or ()))
+        for call in calls
+        if call.id in named
+    )
+    assert tokens == rows_and_report(trajectory, max_tokens=max_tokens)[1].tokens

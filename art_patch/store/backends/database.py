@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,14 +16,12 @@ from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, select, text
+from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, select, text, update
 
 from art_patch._lib.forking import closes_for_forks, got_on, late_import
 from art_patch.errors import StoreError, StoreTooNew, WrongProject
 from art_patch.store.backends.urls import of_another_project, without_password
-from art_patch.store.ledger.route import PROJECT_KEY
-from art_patch.store.schema import tables
-from art_patch.store.schema.tables import HEAD, metadata
+from art_patch.store.schema import FIRST, tables
 
 if TYPE_CHECKING:
     from sqlalchemy.dialects.postgresql import Insert as PostgresInsert
@@ -46,6 +43,7 @@ class Database(ABC):
         url: as given, with its password: never to be shown.
         name: the same without the password.
         project: whose store it has to be; `None` asks for nobody's.
+        scope: values of the columns that say whose row it is; a write transaction hands them to its inserts.
         generation: grows whenever rows that were written may be gone: another file, or a server that was restarted.
         stale: the next write takes new connections.
     """
@@ -57,6 +55,7 @@ class Database(ABC):
         self.name = without_password(url)
         self.generation = 0
         self.stale = False
+        self.scope = {"project_id": FIRST, "agent_id": FIRST}
 
     @abstractmethod
     def close(self) -> None:
@@ -129,11 +128,12 @@ class Database(ABC):
         """
         if self.project is None:
             return
-        table = tables.control
-        found = select(table.c.value).where(table.c.key == PROJECT_KEY)
+        ours = tables.projects.c.id == self.scope["project_id"]
+        found = select(tables.projects.c.name).where(ours)
         if (owner := connection.scalar(found)) is None and binds:
-            row = {"key": PROJECT_KEY, "value": self.project, "updated_at": time.time()}
-            connection.execute(self.insert(table).values(row).on_conflict_do_nothing())
+            # Of two machines that bind it at once the second waits here, and then finds a name.
+            nobodys = update(tables.projects).where(ours, tables.projects.c.name.is_(None))
+            connection.execute(nobodys.values(name=self.project))
             owner = connection.scalar(found)
         if owner not in (None, self.project):
             raise WrongProject(of_another_project(self.url, str(owner), self.project))
@@ -143,16 +143,21 @@ class Database(ABC):
         closes_for_forks(self)
 
 
-def revision_of(connection: Connection, tables: set[str], name: str) -> str | None:
+def revision_of(connection: Connection, found: set[str], name: str) -> str | None:
     """Return the schema's revision, `None` if there are no tables at all.
 
     Raises:
-        StoreError: if the tables are not ours.
+        StoreError: if the tables are not ours, or are those of a version that was never released.
     """
     # Other projects use alembic, too, and may well have a revision of our number.
-    if {"alembic_version", "nodes"} <= tables:
+    if {"alembic_version", "nodes"} <= found:
+        if "projects" not in found:
+            raise StoreError(
+                f"{name} was made by a version of art_patch before its first release, which no release can read; "
+                "move it away, or name another store with --store (ART_PATCH_STORE)"
+            )
         return connection.scalar(text("SELECT version_num FROM alembic_version"))
-    if tables:
+    if found:
         raise StoreError(f"{name} is a database, but not a store of art_patch; name another one")
     return None
 
@@ -173,7 +178,7 @@ def upgrade(connection: Connection, revision: str | None, name: str, schema: str
 
     if not migrate(connection, revision, schema):
         raise StoreTooNew(
-            f"store {name} was written by a newer release (revision {revision}, this one knows {HEAD}); "
+            f"store {name} was written by a newer release (revision {revision}, this one knows {tables.HEAD}); "
             "upgrade art-patch here, or name another store with ART_PATCH_STORE"
         )
 
@@ -189,11 +194,13 @@ _version = Table(
 
 def _make_tables(connection: Connection) -> None:
     """Make what all migrations together make, at a tenth of the time: a short program exits before alembic has run."""
-    for table in (*metadata.sorted_tables, _version):
+    for table in (*tables.metadata.sorted_tables, _version):
         # Without a look for it: PostgreSQL would find a table of that name in a later part of its search path.
         table.create(connection, checkfirst=False)
         got_on()
-    connection.execute(_version.insert().values(version_num=HEAD))
+    connection.execute(_version.insert().values(version_num=tables.HEAD))
+    connection.execute(tables.projects.insert().values(id=FIRST))
+    connection.execute(tables.agents.insert().values(id=FIRST, project_id=FIRST))
 
 
 _alive: weakref.WeakSet[Database] = weakref.WeakSet()

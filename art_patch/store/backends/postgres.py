@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 from psycopg.types.string import StrDumperUnknown
-from sqlalchemy import Connection, Engine, ExceptionContext, Table, create_engine, event, select, text
+from sqlalchemy import Connection, Engine, ExceptionContext, Table, create_engine, event, text
 from sqlalchemy.dialects.postgresql import Insert
 from sqlalchemy.exc import DBAPIError
 
@@ -31,9 +31,8 @@ from art_patch.store.backends.database import POOL_LOGGER, Database, Trouble, re
 from art_patch.store.backends.files import never_close
 from art_patch.store.backends.locks import WRITE_ALONE, WRITE_SHARED
 from art_patch.store.backends.urls import postgres_parameters
-from art_patch.store.ledger.route import answers_for, answers_no_more
+from art_patch.store.ledger.route import QUERY, answers_for, answers_no_more
 from art_patch.store.schema import tables
-from art_patch.store.schema.tables import HEAD
 
 CONNECT_TIMEOUT_S = 5
 WRITE_TIMEOUT_S = 30
@@ -115,6 +114,7 @@ class PostgresDatabase(Database):
                 the same as written once.
         """
         with in_database(), self.errors(), self._connected() as connection, connection.begin():
+            connection.execution_options(**self.scope)
             timeout_s = EXCLUSIVE_TIMEOUT_S if exclusive else WRITE_TIMEOUT_S
             connection.exec_driver_sql(  # several statements, one round trip
                 f"SET LOCAL synchronous_commit = {'on' if durable else 'off'};"
@@ -153,12 +153,10 @@ class PostgresDatabase(Database):
         """Nothing: the server checks its own pages."""
         return []
 
-    def control(self, keys: Iterable[str]) -> Mapping[str, str]:
-        """Return what the table `control` holds under these keys."""
-        table = tables.control
+    def control(self) -> Mapping[str, str]:
+        """Return the rows that the route is made of."""
         with self.read() as connection:
-            rows = connection.execute(select(table.c.key, table.c.value).where(table.c.key.in_(list(keys))))
-            return {key: value for key, value in rows}
+            return {key: value for key, value in connection.exec_driver_sql(QUERY)}
 
     @contextmanager
     def errors(self) -> Generator[None]:
@@ -224,14 +222,14 @@ class PostgresDatabase(Database):
     def _open(self, *, create: bool = True) -> bool:
         """Look at the tables, and make or migrate them; true if there were none."""
         with self.errors(), self._engine.connect() as connection, connection.begin():
-            if self._look(connection) == HEAD:
+            if self._look(connection) == tables.HEAD:
                 self._bind(connection, binds=self._binds)
                 return False
             connection.exec_driver_sql(f"SET LOCAL statement_timeout = 0; {WRITE_ALONE}")
             revision = self._look(connection)  # somebody else may have migrated while we waited
             if revision is None and not create:
                 raise StoreError(f"there is no store at {self.name}; run your agent with art_patch.patch() first")
-            if revision != HEAD:
+            if revision != tables.HEAD:
                 upgrade(connection, revision, self.name, connection.scalar(text("SELECT current_schema()")))
             self._bind(connection, binds=self._binds)
             return revision is None
@@ -242,7 +240,7 @@ class PostgresDatabase(Database):
             raise StoreError(f"store {self.name}: no schema of its search_path exists; CREATE SCHEMA, or take it out")
         if encoding != "UTF8":
             raise StoreError(f"store {self.name} is encoded as {encoding}; CREATE DATABASE ... ENCODING 'UTF8'")
-        return revision_of(connection, set(found), f"{self.name} (schema {schema})")
+        return revision_of(connection, set(found), f"store {self.name} (schema {schema})")
 
     def _tell(self, what: str) -> None:
         if self._trouble is not None:

@@ -26,8 +26,8 @@ from art_patch.errors import StoreError
 from art_patch.store.backends.database import POOL_LOGGER, Database, Trouble, revision_of, upgrade
 from art_patch.store.backends.files import StoreFiles, bytes_of, never_close
 from art_patch.store.backends.urls import sqlite_path
+from art_patch.store.schema import tables
 from art_patch.store.schema.codec import parse
-from art_patch.store.schema.tables import HEAD
 
 _BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _STICKY = _BROKEN | {
@@ -105,7 +105,10 @@ class SqliteDatabase(Database):
             try:
                 with self.errors():
                     engine = self._ledger if durable else self._calls
-                    with engine.connect().execution_options(art_patch_write=True) as connection, connection.begin():
+                    with (
+                        engine.connect().execution_options(art_patch_write=True, **self.scope) as connection,
+                        connection.begin(),
+                    ):
                         yield connection
             except StoreError as error:
                 self._suspect(error)
@@ -231,12 +234,12 @@ class SqliteDatabase(Database):
 
     def _migrate(self, *, create: bool = True) -> None:
         with self._calls.connect() as connection:
-            tables = set(connection.scalars(text("SELECT name FROM sqlite_master WHERE type = 'table'")))
-            revision = revision_of(connection, tables, str(self.path))
+            found = set(connection.scalars(text("SELECT name FROM sqlite_master WHERE type = 'table'")))
+            revision = revision_of(connection, found, f"store {self.path}")
         if revision is None and not create:
             raise self._missing()
         with self._calls.begin() as connection:
-            if revision != HEAD:
+            if revision != tables.HEAD:
                 upgrade(connection, revision, str(self.path))
             self._bind(connection, binds=self._binds)
 

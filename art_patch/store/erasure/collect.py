@@ -33,7 +33,7 @@ from sqlalchemy import (
 )
 
 from art_patch.store.backends.database import Database
-from art_patch.store.schema import tables
+from art_patch.store.schema import EVERY_AGENT, tables
 from art_patch.store.write import COLLECTED
 from art_patch.trajectories import ROOT
 
@@ -287,4 +287,4 @@ def _control(connection: Connection, key: str) -> str | None:
 def _set_control(connection: Connection, key: str, value: str) -> None:
     table, values = tables.control, {"value": value, "updated_at": time.time()}
     if not connection.execute(update(table).where(table.c.key == key).values(values)).rowcount:
-        connection.execute(insert(table).values(values | {"key": key}))
+        connection.execute(insert(table).values(values | {"key": key, "agent_id": EVERY_AGENT}))

@@ -51,6 +51,7 @@ _DELETE_CHOICES = delete(_CHOICES).where(_CHOICES.c.call_id.in_(_THESE_CALLS))
 _DELETE_CALLS = delete(_C).where(_C.c.id.in_(_THESE_CALLS))
 _DELETE_MEMBERS = delete(tables.export_members).where(tables.export_members.c.trajectory_id.in_(_SOME_TRAJECTORIES))
 _DELETE_SENT = delete(tables.sent).where(tables.sent.c.trajectory_id.in_(_SOME_TRAJECTORIES))
+_DELETE_TRAINED = delete(tables.trained_rows).where(tables.trained_rows.c.trajectory_id.in_(_SOME_TRAJECTORIES))
 _GROUPS_OF = select(_T.c.group_id).where(_T.c.id.in_(_SOME_TRAJECTORIES), _T.c.group_id.is_not(None))
 _DELETE_TRAJECTORIES = delete(_T).where(_T.c.id.in_(_SOME_TRAJECTORIES))
 _DELETE_SOME = {
@@ -143,6 +144,7 @@ class Deletion:
                 return False
         connection.execute(_DELETE_MEMBERS, {"trajectories": ids})
         connection.execute(_DELETE_SENT, {"trajectories": ids})
+        connection.execute(_DELETE_TRAINED, {"trajectories": ids})
         groups = set(connection.scalars(_GROUPS_OF, {"trajectories": ids}))
         self._counts["trajectories"] += connection.execute(_DELETE_TRAJECTORIES, {"trajectories": ids}).rowcount
         self.groups |= groups

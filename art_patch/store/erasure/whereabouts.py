@@ -128,7 +128,15 @@ def strays(connection: Connection, trajectories: Collection[str]) -> list[str]:
     """Return those that rows still name: apps write on while their trajectories are erased."""
     found: set[str] = set()
     for some in some_of(list(trajectories)):
-        for table in (_C, tables.spans, tables.scores, tables.corrections, tables.export_members, tables.sent):
+        for table in (
+            _C,
+            tables.spans,
+            tables.scores,
+            tables.corrections,
+            tables.export_members,
+            tables.sent,
+            tables.trained_rows,
+        ):
             found.update(connection.scalars(select(table.c.trajectory_id).where(table.c.trajectory_id.in_(some))))
     return sorted(found)
 

@@ -27,7 +27,8 @@ def note(connection: Connection, who: str, action: str, detail: JSON, at: float)
     """Add an entry to the audit log, chained to the one before it."""
     table = tables.audit
     decide_alone(connection)  # or two entries follow the same one
-    previous = connection.scalar(select(table.c.hash).order_by(table.c.id.desc()).limit(1)) or GENESIS
+    ours = table.c.project_id == connection.get_execution_options()["project_id"]  # each project has a chain of its own
+    previous = connection.scalar(select(table.c.hash).where(ours).order_by(table.c.id.desc()).limit(1)) or GENESIS
     digest = audit_hash(previous, at, who, action, detail)
     row = {"at": at, "who": who, "action": action, "detail": dict(detail), "previous": previous, "hash": digest}
     connection.execute(insert(table).values(row))

@@ -22,7 +22,8 @@ def corrections_of(database: Database, trajectory_ids: Sequence[str]) -> dict[st
     found: dict[str, list[Correction]] = defaultdict(list)
     with database.read() as connection:
         for some in some_of(trajectory_ids):
-            query = select(table).where(table.c.trajectory_id.in_(some)).order_by(table.c.at, table.c.id)
+            query = select(*tables.columns_of(table, Correction)).where(table.c.trajectory_id.in_(some))
+            query = query.order_by(table.c.at, table.c.id)
             for row in connection.execute(query).mappings():
                 values = cast("Mapping[str, Any]", row)
                 found[values["trajectory_id"]].append(Correction(**values))
@@ -88,7 +89,7 @@ def opinions(database: Database, names: Sequence[str], *, limit: int = _GROUPS) 
         given: dict[str, dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
         for some in some_of([group.id for group in groups]):
             query = (
-                select(t.group_id.label("their_group"), tables.scores)
+                select(t.group_id.label("their_group"), *tables.columns_of(tables.scores, Score))
                 .join(tables.scores, s.trajectory_id == t.id)
                 .where(t.group_id.in_(some), or_(theirs, of_judge))
                 .order_by(t.id, s.at, s.id)

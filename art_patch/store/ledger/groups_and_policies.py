@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, or_, select, update
@@ -19,6 +19,7 @@ from art_patch.store.backends.database import Database
 from art_patch.store.backends.locks import decide_alone
 from art_patch.store.ledger.audit import note
 from art_patch.store.ledger.moves import (
+    agent_of,
     challenger_of,
     champion_of,
     engine_of,
@@ -29,9 +30,10 @@ from art_patch.store.ledger.moves import (
     turn_route,
 )
 from art_patch.store.ledger.route import CANARY_KEY, MODE_KEY, read_route
+from art_patch.store.queries.loading import some_of
 from art_patch.store.schema import tables
 from art_patch.store.schema.lineage import run_key
-from art_patch.types import JSON, Group, Judgement, Mode, Policy, PolicyState, Route
+from art_patch.types import JSON, Group, Judgement, Mode, Policy, PolicyState, Route, TrainedRow
 
 _RELEASED = {"claimed_by": None, "claimed_until": None}
 
@@ -139,7 +141,8 @@ class Ledger:
     def policies(self) -> tuple[Policy, ...]:
         """Return every policy, oldest first."""
         with self._database.read() as connection:
-            rows = connection.execute(select(tables.policies).order_by(tables.policies.c.created_at)).mappings()
+            query = select(*tables.columns_of(tables.policies, Policy)).order_by(tables.policies.c.created_at)
+            rows = connection.execute(query).mappings()
             return tuple(Policy(**row) for row in rows)
 
     def policy(self, name: str) -> Policy | None:
@@ -177,13 +180,22 @@ class Ledger:
                 policy = replace(policy, state="champion")
             return policy
 
-    def add_candidate(self, policy: Policy, *, trained_on: Sequence[str], also: Sequence[str] = (), who: str) -> None:
+    def add_candidate(
+        self,
+        policy: Policy,
+        *,
+        trained_on: Sequence[str],
+        also: Sequence[str] = (),
+        rows: Sequence[TrainedRow] = (),
+        who: str,
+    ) -> None:
         """Keep a new candidate and mark the groups it was trained on, together; its rejection gives them back.
 
         Args:
             policy: the candidate.
             trained_on: groups.
             also: trajectories that it learned from outside of these groups.
+            rows: the answers of these groups that it was trained on. Those that were erased meanwhile are left out.
             who: for the audit log.
         """
         with self._deciding() as connection:
@@ -193,8 +205,9 @@ class Ledger:
             _set_groups(connection, trained_on, "trained", None, policy.name)
             taught = {*trained_on, *map(run_key, also)}
             if taught:
-                rows = [{"policy": policy.name, "group_id": key} for key in sorted(taught)]
-                connection.execute(insert(tables.trainings), rows)
+                its = {"policy": policy.name, "agent_id": agent_of(connection, policy.name)}
+                connection.execute(insert(tables.trainings), [its | {"group_id": key} for key in sorted(taught)])
+                _keep_rows(connection, rows, its)
 
     def move(
         self,
@@ -260,7 +273,9 @@ class Ledger:
     def history(self, *, limit: int = 50) -> list[dict[str, Any]]:
         """Return the latest moves, newest first."""
         with self._database.read() as connection:
-            rows = connection.execute(select(tables.promotions).order_by(tables.promotions.c.id.desc()).limit(limit))
+            table = tables.promotions
+            columns = [column for column in table.c if column.name not in tables.SCOPE]
+            rows = connection.execute(select(*columns).order_by(table.c.id.desc()).limit(limit))
             return [dict(row) for row in rows.mappings()]
 
     # route
@@ -313,6 +328,16 @@ def _lead_to(connection: Connection, base_url: str | None, key_file: str | None,
     at = time.time() if now is None else now
     turn_route(connection, {"base_url": base_url, "key_file": key_file, "engine_since": at})
     note(connection, who, "engine", {"base_url": base_url}, at)
+
+
+def _keep_rows(connection: Connection, rows: Sequence[TrainedRow], its: JSON) -> None:
+    """Keep the rows of a new policy whose call is still there: an erasure may have ended while the policy was made."""
+    calls = tables.calls.c
+    for some in some_of(rows):
+        there = set(connection.scalars(select(calls.id).where(calls.id.in_([row.call_id for row in some]))))
+        kept = [asdict(row) | dict(its) for row in some if row.call_id in there]
+        if kept:
+            connection.execute(insert(tables.trained_rows), kept)
 
 
 def _set_groups(connection: Connection, ids: Sequence[str], state: str, reason: str | None, policy: str | None) -> None:

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from art_patch.errors import ConfigError, StoreError, TransitionError
 from art_patch.store.ledger.audit import note
 from art_patch.store.ledger.route import ROUTE_KEY
 from art_patch.store.queries.loading import some_of
-from art_patch.store.schema import tables
+from art_patch.store.schema import EVERY_AGENT, tables
 from art_patch.types import CHALLENGERS, JSON, Policy, PolicyState, check_move
 
 OVERTAKEN = "the champion changed while it was tested"
@@ -35,8 +35,25 @@ because a gate of a few scenarios misses most small improvements; a group that s
 
 def policy_of(connection: Connection, name: str) -> Policy | None:
     """Return the policy of this name."""
-    row = connection.execute(select(tables.policies).where(tables.policies.c.name == name)).mappings().first()
+    query = select(*tables.columns_of(tables.policies, Policy)).where(tables.policies.c.name == name)
+    row = connection.execute(query).mappings().first()
     return None if row is None else Policy(**row)
+
+
+def agent_of(connection: Connection, policy: str) -> int:
+    """Return the id of the agent whose line a policy belongs to. The first policy names the project's first agent."""
+    table, project = tables.agents, connection.get_execution_options()["project_id"]
+    name = policy.rpartition("@")[0]
+    of_project = select(table.c.id).where(table.c.project_id == project)
+    found = connection.scalar(of_project.where(table.c.name == name))
+    if found is None:
+        found = connection.scalar(of_project.where(table.c.name.is_(None)))
+        if found is not None:
+            connection.execute(update(table).where(table.c.id == found).values(name=name))
+    if found is None:  # no two transactions do this at once: each of them decides alone
+        found = (connection.scalar(select(func.max(table.c.id))) or 0) + 1
+        connection.execute(insert(table).values(id=found, project_id=project, name=name))
+    return found
 
 
 def champion_of(connection: Connection) -> Policy | None:
@@ -57,7 +74,8 @@ def insert_policy(connection: Connection, policy: Policy, *, who: str, reason: s
     """
     check_move(policy.name, None, policy.state)
     row = {name: getattr(policy, name) for name in Policy.__slots__}
-    connection.execute(insert(tables.policies).values(row | {"metrics": dict(policy.metrics)}))
+    row |= {"metrics": dict(policy.metrics), "agent_id": agent_of(connection, policy.name)}
+    connection.execute(insert(tables.policies).values(row))
     _note_move(connection, policy.name, None, policy.state, who=who, reason=reason, metrics=policy.metrics, at=at)
 
 
@@ -109,7 +127,8 @@ def move(
 
 
 def _in_state(connection: Connection, states: Sequence[PolicyState]) -> Policy | None:
-    row = connection.execute(select(tables.policies).where(tables.policies.c.state.in_(states))).mappings().first()
+    query = select(*tables.columns_of(tables.policies, Policy)).where(tables.policies.c.state.in_(states))
+    row = connection.execute(query).mappings().first()
     return None if row is None else Policy(**row)
 
 
@@ -195,7 +214,8 @@ def _note_move(
     at: float,
 ) -> None:
     row = {"policy": name, "from_state": before, "to_state": after, "at": at, "who": who, "reason": reason}
-    connection.execute(insert(tables.promotions).values(row | {"metrics": dict(metrics)}))
+    row |= {"metrics": dict(metrics), "agent_id": agent_of(connection, name)}
+    connection.execute(insert(tables.promotions).values(row))
     note(connection, who, "move", {"policy": name, "from": before, "to": after, "reason": reason}, at)
 
 
@@ -224,5 +244,7 @@ def set_control(connection: Connection, key: str, value: str) -> None:
     """Keep `value` where running apps look for it."""
     table = tables.control
     row = {"key": key, "value": value, "updated_at": time.time()}
+    if key != ROUTE_KEY:  # the route is one agent's; whatever else stands here is the whole project's
+        row["agent_id"] = EVERY_AGENT
     if not connection.execute(update(table).where(table.c.key == key).values(row)).rowcount:
         connection.execute(insert(table).values(row))  # nobody else does: we decide alone

@@ -11,7 +11,7 @@ import json
 import sqlite3
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
@@ -26,13 +26,12 @@ from art_patch.store.backends.urls import (
     sqlite_path,
     without_password,
 )
+from art_patch.store.schema import EVERY_AGENT, FIRST
 from art_patch.types import Route
 
 ROUTE_KEY = "route"
 MODE_KEY = "mode"
 CANARY_KEY = "canary_percent"
-PROJECT_KEY = "project"
-"""Whose store it is: written when it is made, and never changed."""
 
 CONNECT_TIMEOUT_S = 2
 """How long the server may take for the query of an app that has not opened the store yet."""
@@ -40,15 +39,19 @@ CONNECT_TIMEOUT_S = 2
 _LOOKS_AGAIN = 3
 _BETWEEN_LOOKS_S = 0.01
 
-_KEYS = (ROUTE_KEY, MODE_KEY, CANARY_KEY, PROJECT_KEY)
-_QUERY = "SELECT key, value FROM control WHERE key IN ({})"
+QUERY = f"""
+    SELECT key, value FROM control WHERE project_id = {FIRST} AND agent_id IN ({EVERY_AGENT}, {FIRST})
+    AND key IN ('{ROUTE_KEY}', '{MODE_KEY}', '{CANARY_KEY}')
+    UNION ALL SELECT 'project', name FROM projects WHERE id = {FIRST} AND name IS NOT NULL
+"""
+"""The route as pairs of key and value. Without parameters, because each driver marks them in its own way."""
 
 
 class Control(Protocol):
     """An open store."""
 
-    def control(self, keys: Iterable[str]) -> Mapping[str, str]:
-        """Return what the table `control` holds under these keys."""
+    def control(self) -> Mapping[str, str]:
+        """Return what `QUERY` finds."""
         ...
 
 
@@ -88,7 +91,7 @@ def read_route(url: str) -> Route:
         challenger_state=challenger.get("state"),
         challenger_percent=challenger.get("percent"),
         challenger_since=challenger.get("since"),
-        project=rows.get(PROJECT_KEY),
+        project=rows.get("project"),
     )
 
 
@@ -109,7 +112,7 @@ def _ask_file(path: Path) -> Mapping[str, str]:
         return {}
     with in_database(), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=0.2)) as connection:
         try:
-            return dict(connection.execute(_QUERY.format("?, ?, ?, ?"), _KEYS))
+            return dict(connection.execute(QUERY))
         except sqlite3.OperationalError as error:
             if "no such table" in str(error):  # another process is creating the store right now
                 return {}
@@ -118,7 +121,7 @@ def _ask_file(path: Path) -> Mapping[str, str]:
 
 def _from_server(url: str) -> Mapping[str, str]:
     if (store := _open.get(url)) is not None:
-        return store.control(_KEYS)
+        return store.control()
     parameters = {"connect_timeout": str(CONNECT_TIMEOUT_S)} | postgres_parameters(url)
     with late_import():
         try:
@@ -130,7 +133,7 @@ def _from_server(url: str) -> Mapping[str, str]:
             in_database(),
             closing(psycopg.connect(**parameters, application_name="art_patch", autocommit=True)) as connection,
         ):
-            return dict(connection.execute(_QUERY.format("%s, %s, %s, %s"), _KEYS).fetchall())
+            return dict(connection.execute(QUERY).fetchall())
     except psycopg.errors.UndefinedTable:  # nobody has written yet
         return {}
     except psycopg.Error as error:

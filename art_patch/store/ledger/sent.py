@@ -62,4 +62,6 @@ class Sent:
         new = self._database.insert(tables.sent)
         changes = {"digest": new.excluded.digest, "at": new.excluded.at}
         with self._database.write(durable=True) as connection:
-            connection.execute(new.on_conflict_do_update(index_elements=["target", "item"], set_=changes), rows)
+            connection.execute(
+                new.on_conflict_do_update(index_elements=list(tables.sent.primary_key), set_=changes), rows
+            )

@@ -115,7 +115,9 @@ class Transfers:
         """Return the newest exports, newest first."""
         table = tables.exports
         with self._database.read() as connection:
-            rows = connection.execute(select(table).order_by(table.c.at.desc(), table.c.id.desc()).limit(limit))
+            rows = connection.execute(
+                select(*tables.columns_of(table, Export)).order_by(table.c.at.desc(), table.c.id.desc()).limit(limit)
+            )
             return tuple(Export(**row) for row in rows.mappings())
 
     def spans(self, trajectory_ids: Sequence[str]) -> dict[str, tuple[SpanInfo, ...]]:
@@ -124,7 +126,8 @@ class Transfers:
         found: dict[str, tuple[SpanInfo, ...]] = {}
         with self._database.read() as connection:
             for some in some_of(trajectory_ids):
-                query = select(table).where(table.c.trajectory_id.in_(some)).order_by(table.c.started_at, table.c.id)
+                query = select(*tables.columns_of(table, SpanInfo)).where(table.c.trajectory_id.in_(some))
+                query = query.order_by(table.c.started_at, table.c.id)
                 for row in connection.execute(query).mappings():
                     span = SpanInfo(**row)
                     found[span.trajectory_id] = (*found.get(span.trajectory_id, ()), span)

@@ -64,7 +64,7 @@ def _calls() -> Select[*tuple[Any, ...]]:
     its = _H.c.call_id == _C.c.id
     choices = select(func.count()).select_from(_H).where(its).correlate(_C).scalar_subquery()
     return select(
-        _C.c.id, _C.c.trajectory_id, _T.c.session_id, _T.c.group_id, _C.c.started_at, _C.c.duration_ms, _C.c.ttft_ms,
+        _C.c.id, _C.c.trajectory_id, _C.c.session_id, _T.c.group_id, _C.c.started_at, _C.c.duration_ms, _C.c.ttft_ms,
         _C.c.policy, _C.c.status, _C.c.fallback, _C.c.completion_tokens, _C.c.shadow_of,
         choices.label("choices"), exists().where(its, _H.c.finish_reason == "length").correlate(_C).label("cut"),
     ).join(_T, _T.c.id == _C.c.trajectory_id)  # fmt: skip
@@ -105,7 +105,8 @@ def _scores(connection: Connection, trajectory_ids: Sequence[str]) -> tuple[Scor
     undefended = exists().where(its, tables.groups.c.state.in_(_UNDEFENDED)).correlate(table)
     found: list[Score] = []
     for some in some_of(trajectory_ids):
-        query = select(table).where(table.c.trajectory_id.in_(some), ~undefended).order_by(table.c.at, table.c.id)
+        query = select(*tables.columns_of(table, Score)).where(table.c.trajectory_id.in_(some), ~undefended)
+        query = query.order_by(table.c.at, table.c.id)
         found += [Score(**dict(row)) for row in connection.execute(query).mappings()]
     return tuple(found)
 

@@ -18,9 +18,6 @@ Row = tuple[Any, ...]
 
 _IN = 500  # SQLite allows 32,766 bound values; short statements keep readers short
 
-_AS_THEY_ARE = ("id", "trajectory_id", "span_id", "started_at", "duration_ms", "ttft_ms", "requested_model", "policy",
-                "params", "prompt_tokens", "completion_tokens", "status", "error", "fallback", "untrainable", "api",
-                "shadow_of")  # fmt: skip
 _CHOICE = ("call_id", "index", "answer", "finish_reason", "token_ids", "logprobs")
 
 
@@ -37,6 +34,10 @@ def _with_ancestors(table: Table, body: Column[Any], leaves: SelectBase) -> Sele
 _calls, _choices, _nodes, _blocks, _blobs = (
     tables.calls, tables.choices, tables.nodes, tables.token_blocks, tables.blobs
 )  # fmt: skip
+_AS_THEY_ARE = tuple(
+    column.name for column in tables.columns_of(_calls, Call) if column.name not in ("tools", "prompt_token_ids")
+)
+"""Columns that hold a field of a call as it is; what is shared between calls is put together again below."""
 _OURS = _calls.c.trajectory_id.in_(bindparam("trajectories", expanding=True))
 _ITS_CALL = _calls.c.id == _choices.c.call_id
 _CALLS = (

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Select, Table, func, select
 from art_patch.store.backends.database import Database
 from art_patch.store.queries.loading import load_calls, some_of
 from art_patch.store.schema import tables
+from art_patch.store.schema.tables import columns_of
 from art_patch.trajectories import followed
 from art_patch.types import COPIES, JSON, AppReport, Group, Score, SpanInfo, Trajectory, TrajectoryInfo
 
@@ -173,7 +174,9 @@ class Reader:
         """Return the last report of each app process that reported after `since`, newest first."""
         table = tables.apps
         with self._database.read() as connection:
-            rows = _rows(connection, select(table).where(table.c.at >= since).order_by(table.c.at.desc()))
+            rows = _rows(
+                connection, select(*columns_of(table, AppReport)).where(table.c.at >= since).order_by(table.c.at.desc())
+            )
             return tuple(AppReport(**row) for row in rows)
 
     def counts(self) -> dict[str, Any]:
@@ -254,7 +257,8 @@ def _hanging_on(
 ) -> Mapping[str, list[_Record]]:
     found: dict[str, list[_Record]] = defaultdict(list)
     for some in some_of(trajectory_ids):
-        query = select(table).where(table.c.trajectory_id.in_(some)).order_by(table.c[order], table.c.id)
+        query = select(*columns_of(table, record)).where(table.c.trajectory_id.in_(some))
+        query = query.order_by(table.c[order], table.c.id)
         for row in _rows(connection, query):
             found[row["trajectory_id"]].append(record(**row))
     return found

@@ -1,11 +1,16 @@
-"""The tables, as SQLAlchemy Core metadata. README.md beside this file says what each is for.
+"""The tables, as SQLAlchemy Core metadata: the only list of their columns. ../README.md says what each is for.
 
-A new store is made from them, an older one is migrated (`migrations/versions`); a test compares both. Times are seconds
-since the epoch, ids text of any length, because apps bring their own and PostgreSQL would refuse those that are longer
-than a column says.
+A new store is made from this metadata. A store of an earlier release is migrated (`migrations/`), and a test compares
+both ways. Times are seconds since the epoch. Ids are text of any length, because apps choose some of them and
+PostgreSQL would refuse an id that is longer than its column allows.
+
+Every row says which project and which agent it belongs to. Rows of shared content (messages, token blocks, tools) say
+the project alone. The project is part of every key, so two projects can use the same names, ids and content hashes.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from sqlalchemy import (
     JSON,
@@ -19,17 +24,52 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    UniqueConstraint,
     text,
 )
 
-HEAD = "0007"
+HEAD = "0001"
 """Newest migration. A store at another revision is migrated, or refused if the revision is unknown."""
+
+SCOPE = ("project_id", "agent_id")
+"""The columns that say whose row it is. `Database.write` hands their values to each insert."""
 
 metadata = MetaData()
 
-
 _Count = Integer().with_variant(BigInteger, "postgresql")
 """Numbers that others choose; SQLite's integers have 64 bits by themselves."""
+
+
+def columns_of(table: Table, record: Any) -> list[Column[Any]]:
+    """Return the columns of a table that hold a field of a record class, in the order of the fields."""
+    return [table.c[name] for name in record.__slots__ if name in table.c]
+
+
+def _from_connection(name: str) -> Any:
+    def default(context: Any) -> int:
+        # A connection without this option does not come from `Database.write`. Its insert fails with a KeyError here,
+        # so no row is written that belongs to nobody.
+        return context.connection.get_execution_options()[name]
+
+    return default
+
+
+def _table(name: str, *columns: Column[Any] | Index, shared: bool = False, of_agent: bool = False) -> Table:
+    """Return a table whose rows belong to a project and, unless its agents have them in `shared` use, to an agent.
+
+    With `of_agent` the agent is part of the key: two agents of a project have a row each.
+    """
+    keys = [column for column in columns if isinstance(column, Column) and column.primary_key]
+    numbered = any(column.autoincrement is True for column in keys)  # the database's own number is a key by itself
+    # The project comes last in a key: an id is nearly unique by itself, so it has to lead the index. SQLite keeps the
+    # integers 0 and 1 in the header of a row, so both columns together cost two bytes in a store of one project.
+    scope = [_scope("project_id", not numbered)] + ([] if shared else [_scope("agent_id", of_agent)])
+    return Table(name, metadata, *columns, *scope)
+
+
+def _scope(name: str, in_key: bool) -> Column[int]:
+    default = _from_connection(name)
+    return Column(name, Integer, primary_key=in_key, autoincrement=False, nullable=False, default=default)
 
 
 def _where(name: str, column: str, condition: str) -> Index:
@@ -37,34 +77,49 @@ def _where(name: str, column: str, condition: str) -> Index:
     return Index(name, column, sqlite_where=text(condition), postgresql_where=text(condition))
 
 
-nodes = Table(
-    "nodes",
+projects = Table(
+    "projects",
     metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("name", Text, unique=True),  # NULL until somebody who may write names the project
+)
+
+agents = Table(
+    "agents",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("project_id", Integer, nullable=False),
+    Column("name", Text),  # NULL until the first policy is kept: it is the NAME of `NAME@STEP`
+    UniqueConstraint("project_id", "name", name="agents_name"),
+)
+
+nodes = _table(
+    "nodes",
     Column("id", LargeBinary(16), primary_key=True),
     Column("parent", LargeBinary(16), nullable=False),
     Column("body", LargeBinary, nullable=False),
     Index("nodes_parent", "parent"),
+    shared=True,
 )
 
-token_blocks = Table(
+token_blocks = _table(
     "token_blocks",
-    metadata,
     Column("id", LargeBinary(16), primary_key=True),
     Column("parent", LargeBinary(16), nullable=False),
     Column("ids", LargeBinary, nullable=False),
     Index("token_blocks_parent", "parent"),
+    shared=True,
 )
 
-blobs = Table(
+blobs = _table(
     "blobs",
-    metadata,
     Column("id", LargeBinary(16), primary_key=True),
     Column("body", LargeBinary, nullable=False),
+    shared=True,
 )
 
-trajectories = Table(
+trajectories = _table(
     "trajectories",
-    metadata,
     Column("id", Text, primary_key=True),
     Column("origin", Text, nullable=False),
     Column("started_at", Float, nullable=False),
@@ -86,9 +141,8 @@ trajectories = Table(
     Index("trajectories_group", "group_id"),
 )
 
-spans = Table(
+spans = _table(
     "spans",
-    metadata,
     Column("id", Text, primary_key=True),
     Column("trajectory_id", Text, nullable=False),
     Column("parent_id", Text),
@@ -101,9 +155,8 @@ spans = Table(
     Index("spans_trajectory", "trajectory_id"),
 )
 
-calls = Table(
+calls = _table(
     "calls",
-    metadata,
     Column("id", Text, primary_key=True),
     Column("trajectory_id", Text, nullable=False),
     Column("span_id", Text),
@@ -125,15 +178,16 @@ calls = Table(
     Column("api", Text, nullable=False, server_default="chat"),
     Column("shadow_of", Text),
     Column("prompt_block", LargeBinary(16)),
+    Column("session_id", Text),  # of its trajectory, and the user too: online tests count calls by session
+    Column("user_id", Text),
     Index("calls_trajectory", "trajectory_id", "started_at"),
     Index("calls_started", "started_at"),
     Index("calls_prompt", "prompt"),
     _where("calls_prompt_block", "prompt_block", "prompt_block IS NOT NULL"),
 )
 
-choices = Table(
+choices = _table(
     "choices",
-    metadata,
     Column("call_id", Text, primary_key=True),
     Column("index", _Count, primary_key=True),
     Column("answer", LargeBinary(16), nullable=False),
@@ -143,17 +197,15 @@ choices = Table(
     Index("choices_answer", "answer"),
 )
 
-scenarios = Table(
+scenarios = _table(
     "scenarios",
-    metadata,
     Column("key", Text, primary_key=True),
     Column("held_out", Boolean, nullable=False),
     Column("first_seen_at", Float, nullable=False),
 )
 
-groups = Table(
+groups = _table(
     "groups",
-    metadata,
     Column("id", Text, primary_key=True),
     Column("scenario_key", Text, nullable=False),
     Column("how", Text, nullable=False),
@@ -167,17 +219,27 @@ groups = Table(
     Index("groups_state", "state", "held_out"),
 )
 
-trainings = Table(
+trainings = _table(
     "trainings",
-    metadata,
     Column("policy", Text, primary_key=True),
     Column("group_id", Text, primary_key=True),
     Index("trainings_group", "group_id"),
 )
 
-scores = Table(
+trained_rows = _table(
+    "trained_rows",
+    Column("policy", Text, primary_key=True),
+    Column("call_id", Text, primary_key=True),
+    Column("choice", _Count, primary_key=True),
+    Column("trajectory_id", Text, nullable=False),
+    Column("group_id", Text, nullable=False),
+    Column("advantage", Float, nullable=False),
+    Column("weight", Float, nullable=False),
+    Index("trained_rows_trajectory", "trajectory_id"),
+)
+
+scores = _table(
     "scores",
-    metadata,
     Column("id", Text, primary_key=True),
     Column("trajectory_id", Text, nullable=False),
     Column("name", Text, nullable=False),
@@ -188,12 +250,13 @@ scores = Table(
     Column("group_id", Text),
     Column("rubric", Text),
     Column("judge", Text),
+    Column("session_id", Text),  # of its trajectory, as in `calls`
+    Column("user_id", Text),
     Index("scores_trajectory", "trajectory_id"),
 )
 
-judgements = Table(
+judgements = _table(
     "judgements",
-    metadata,
     Column("id", Text, primary_key=True),
     Column("group_id", Text),
     Column("at", Float, nullable=False),
@@ -211,9 +274,8 @@ judgements = Table(
     Index("judgements_at", "at"),
 )
 
-corrections = Table(
+corrections = _table(
     "corrections",
-    metadata,
     Column("id", Text, primary_key=True),
     Column("trajectory_id", Text, nullable=False),
     Column("call_id", Text),
@@ -224,9 +286,8 @@ corrections = Table(
     Index("corrections_trajectory", "trajectory_id"),
 )
 
-policies = Table(
+policies = _table(
     "policies",
-    metadata,
     Column("name", Text, primary_key=True),
     Column("base", Text, nullable=False),
     Column("base_sha256", Text, nullable=False),
@@ -237,9 +298,8 @@ policies = Table(
     Column("metrics", JSON, nullable=False),
 )
 
-promotions = Table(
+promotions = _table(
     "promotions",
-    metadata,
     Column("id", Integer, primary_key=True, autoincrement=True),
     Column("policy", Text, nullable=False),
     Column("from_state", Text),
@@ -250,9 +310,8 @@ promotions = Table(
     Column("metrics", JSON, nullable=False),
 )
 
-audit = Table(
+audit = _table(
     "audit",
-    metadata,
     Column("id", Integer, primary_key=True, autoincrement=True),
     Column("at", Float, nullable=False),
     Column("who", Text, nullable=False),
@@ -262,9 +321,8 @@ audit = Table(
     Column("hash", Text, nullable=False),
 )
 
-exports = Table(
+exports = _table(
     "exports",
-    metadata,
     Column("id", Text, primary_key=True),
     Column("at", Float, nullable=False),
     Column("who", Text, nullable=False),
@@ -273,16 +331,14 @@ exports = Table(
     Column("trajectories", _Count, nullable=False),
 )
 
-export_members = Table(
+export_members = _table(
     "export_members",
-    metadata,
     Column("trajectory_id", Text, primary_key=True),
     Column("export_id", Text, primary_key=True),
 )
 
-sent = Table(
+sent = _table(
     "sent",
-    metadata,
     Column("target", Text, primary_key=True),
     Column("item", Text, primary_key=True),
     Column("trajectory_id", Text),
@@ -291,25 +347,23 @@ sent = Table(
     Index("sent_trajectory", "trajectory_id"),
 )
 
-apps = Table(
+apps = _table(
     "apps",
-    metadata,
     Column("id", Text, primary_key=True),
     Column("at", Float, nullable=False),
     Column("facts", JSON, nullable=False),
 )
 
-control = Table(
+control = _table(
     "control",
-    metadata,
     Column("key", Text, primary_key=True),
     Column("value", Text, nullable=False),
     Column("updated_at", Float, nullable=False),
+    of_agent=True,
 )
 
-leases = Table(
+leases = _table(
     "leases",
-    metadata,
     Column("name", Text, primary_key=True),
     Column("token", _Count, nullable=False),
     Column("beat", _Count, nullable=False),
@@ -319,4 +373,5 @@ leases = Table(
     Column("boot", Text),
     Column("started", Text),
     Column("renewed_at", Float),
+    of_agent=True,
 )

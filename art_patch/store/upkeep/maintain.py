@@ -26,6 +26,7 @@ from art_patch.store.backends.files import make_private
 from art_patch.store.backends.urls import postgres_parameters
 from art_patch.store.erasure.collect import collect_all
 from art_patch.store.schema import tables
+from art_patch.store.schema.codec import size_of
 from art_patch.store.upkeep.sqlite_file import (
     bytes_of,
     check_room,
@@ -228,11 +229,10 @@ def _compression(connection: Connection) -> float | None:
     """Ids are hashes, so the first ones are a fair sample; a zstd frame says how long its text was."""
     nodes = tables.nodes.c
     kept = raw = 0
-    for head, size in connection.execute(
-        select(func.substr(nodes.body, 1, 18), func.length(nodes.body)).order_by(nodes.id).limit(_SAMPLE)
-    ):
+    heads = select(func.substr(nodes.body, 1, 14), func.length(nodes.body)).order_by(nodes.id).limit(_SAMPLE)
+    for head, size in connection.execute(heads):
         with suppress(zstandard.ZstdError):
-            whole = zstandard.get_frame_parameters(head).content_size
-            if whole != zstandard.CONTENTSIZE_UNKNOWN:
+            whole = size_of(head)
+            if whole is not None:
                 kept, raw = kept + size, raw + whole
     return raw / kept if kept else None

@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import Column, Connection, Select, exists, func, select
+from sqlalchemy import Column, Connection, Select, and_, exists, func, or_, select
 
 from art_patch.store.backends.database import Database
 from art_patch.store.ledger.audit import GENESIS, audit_hash
-from art_patch.store.schema import tables
+from art_patch.store.schema import EVERY_AGENT, tables
 from art_patch.store.schema.codec import expand, expand_ids
 from art_patch.store.schema.tokens import block_id
 from art_patch.trajectories import node_id
@@ -36,6 +36,9 @@ _REFERENCES: tuple[tuple[str, Column[Any], Column[Any]], ...] = (
     ("{} trajectories whose group is missing", tables.trajectories.c.group_id, tables.groups.c.id),
     ("{} groups whose scenario is missing", tables.groups.c.scenario_key, tables.scenarios.c.key),
     ("{} trainings whose policy is missing", tables.trainings.c.policy, tables.policies.c.name),
+    ("{} trained rows whose policy is missing", tables.trained_rows.c.policy, tables.policies.c.name),
+    ("{} trained rows whose call is missing", tables.trained_rows.c.call_id, tables.calls.c.id),
+    ("{} trained rows whose trajectory is missing", tables.trained_rows.c.trajectory_id, tables.trajectories.c.id),
     ("{} members of exports whose export is missing", tables.export_members.c.export_id, tables.exports.c.id),
 )
 """What is said if values of one column are not in another. NULL, and `_ROOT` in bytes, refer to nothing."""
@@ -48,6 +51,22 @@ def verify(database: Database) -> list[str]:
 
 
 def _dangling(connection: Connection) -> Iterator[str]:
+    its = tables.trajectories.c
+    for table in (tables.calls, tables.scores):
+        differs = or_(*(table.c[name].is_distinct_from(its[name]) for name in ("session_id", "user_id")))
+        joined = table.join(tables.trajectories, its.id == table.c.trajectory_id)
+        if count := connection.scalar(select(func.count()).select_from(joined).where(differs)):
+            yield f"{count} {table.name} whose session or user is not their trajectory's"
+    for table in tables.metadata.sorted_tables:
+        if "project_id" in table.c and table is not tables.agents:
+            known = exists().where(tables.projects.c.id == table.c.project_id)
+            if "agent_id" in table.c:
+                mine = exists().where(
+                    tables.agents.c.id == table.c.agent_id, tables.agents.c.project_id == table.c.project_id
+                )
+                known = and_(known, or_(mine, table.c.agent_id == EVERY_AGENT))
+            if count := connection.scalar(select(func.count()).select_from(table).where(~known)):
+                yield f"{count} rows of {table.name} whose project or agent is missing"
     for sentence, column, key in _REFERENCES:
         there = key.table.alias()
         query = select(func.count()).where(column.is_not(None), ~exists().where(there.c[key.name] == column))
@@ -75,14 +94,15 @@ def _ledger(connection: Connection) -> Iterator[str]:
     challengers = connection.scalars(query.order_by(tables.policies.c.name)).all()
     if len(challengers) > 1:
         yield f"{len(challengers)} challengers: {', '.join(challengers)}"
-    previous = GENESIS
+    ends: dict[int, str] = {}
     for entry in _portions(connection, select(tables.audit).order_by(tables.audit.c.id)):
+        previous = ends.get(entry.project_id, GENESIS)
         if entry.previous != previous or entry.hash != audit_hash(
             previous, entry.at, entry.who, entry.action, entry.detail
         ):
             yield f"audit entry {entry.id} was altered or an entry before it is gone"
             return
-        previous = entry.hash
+        ends[entry.project_id] = entry.hash
 
 
 def _portions(connection: Connection, query: Select[Any]) -> Iterator[Any]:

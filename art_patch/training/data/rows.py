@@ -145,6 +145,21 @@ def rows_and_report(
     )
 
 
+def trained_answers(
+    trajectory: Trajectory, *, max_tokens: int, learn_truncated: bool = True
+) -> tuple[tuple[str, int], ...]:
+    """Return call id and choice index of each answer of which `rows_and_report` trains a token, given the same."""
+    found: list[tuple[str, int]] = []
+    for position, call in enumerate(trajectory.calls):
+        later = trajectory.calls[position + 1 :]
+        turn, choice = recorded_turn(call, later), chosen_choice(call, later)
+        if not isinstance(turn, Turn) or choice is None or (turn.truncated and not learn_truncated):
+            continue
+        if len(turn.prompt_ids) < max_tokens:  # an answer stands in its row after its whole prompt, and rows are cut
+            found.append((call.id, choice.index))
+    return tuple(found)
+
+
 def merge(turns: Iterable[Turn], *, learn_truncated: bool = True) -> tuple[Row, ...]:
     """Returns rows in which each turn's answer is marked once; turns that extend each other share a row.
 

@@ -1,4 +1,11 @@
-"""Alembic migrations: additive only, so that an older writer goes on working beside a newer one."""
+"""Alembic migrations of stores that an earlier release made. They only add, so an older writer goes on beside a newer.
+
+A new table, nullable column or index takes four steps. (1) Declare it in `tables.py`. (2) Add
+`versions/000N_what_it_adds.py` with `revision = "000N"`, `down_revision` of the one before and an `upgrade()` that adds
+it to a store of that revision. (3) Raise `HEAD` in `tables.py`. (4) Run `tests/store/test_schema.py`: it migrates a
+store that was frozen at revision 0001 and compares it with a new one. A column that is not nullable needs a
+`server_default`, because older writers leave it out.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +13,24 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
+DIRECTORY = Path(__file__).parent
+"""Where alembic finds `env.py` and `versions`."""
 
-def upgrade(connection: Connection, revision: str | None, schema: str | None = None) -> bool:
-    """Bring the database from `revision` (`None`: empty) to the newest; `False` if the revision is unknown here.
 
-    The caller holds the write lock, and commits. With `schema`, only a version table in there counts: PostgreSQL finds
-    one of another project, too, in a later part of its search path.
+def upgrade(connection: Connection, revision: str, schema: str | None = None) -> bool:
+    """Bring the database from `revision` to the newest one; return `False` if the revision is unknown here.
+
+    The caller holds the write lock and commits. With `schema`, only a version table in that schema counts: PostgreSQL
+    also finds the table of another project in a later part of its search path.
     """
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.set_main_option("script_location", str(DIRECTORY).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if revision is not None and revision not in known:
+    if revision not in {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}:
         return False
     config.attributes["connection"] = connection
     config.attributes["schema"] = schema

@@ -1,1 +1,0 @@
-"""The migrations, one file a revision."""

@@ -1,0 +1,318 @@
+CREATE TABLE agents (
+  id INTEGER NOT NULL,
+  project_id INTEGER NOT NULL,
+  name TEXT,
+  PRIMARY KEY (id),
+  CONSTRAINT agents_name UNIQUE (project_id, name)
+);
+CREATE TABLE apps (
+  id TEXT NOT NULL,
+  at FLOAT NOT NULL,
+  facts JSON NOT NULL,
+  project_id INTEGER NOT NULL,
+  agent_id INTEGER NOT NULL,
+  PRIMARY KEY (id, project_id)
+);
+CREATE TABLE audit (
+  id INTEGER NOT NULL,
+  at FLOAT NOT NULL,
+  who TEXT NOT NULL,
+  action TEXT NOT NULL,
+  detail JSON NOT NULL,
+  previous TEXT NOT NULL,
+  hash TEXT NOT NULL,
+  project_id INTEGER NOT NULL,
+  agent_id INTEGER NOT NULL,
+  PRIMARY KEY (id)
+);
+CREATE TABLE blobs (
+  id BLOB NOT NULL,
+  body BLOB NOT NULL,
+  project_id INTEGER NOT NULL,
+  PRIMARY KEY (id, project_id)
+);
+CREATE TABLE calls (
+  id TEXT NOT NULL,
+  trajectory_id TEXT NOT NULL,
+  span_id TEXT,
+  started_at FLOAT NOT NULL,
+  duration_ms FLOAT NOT NULL,
+  ttft_ms FLOAT,
+  requested_model TEXT NOT NULL,
+  policy TEXT,
+  prompt BLOB NOT NULL,
+  tools BLOB,
+  params JSON NOT NULL,
+  prompt_token_ids BLOB,
+  prompt_tokens INTEGER NOT NULL,
+  completion_tokens INTEGER NOT NULL,
+  status TEXT NOT NULL,
+  error TEXT,
+  fallback TEXT,
+  untrainable TEXT,
+  api TEXT DEFAULT 'chat' NOT NULL,
+  shadow_of TEXT,
+  prompt_block BLOB,
+  session_id TEXT,
+  user_id TEXT,
+  project_id INTEGER NOT NULL,
+  agent_id INTEGER NOT NULL,
+  PRIMARY KEY (id, project_id)
+);
+CREATE INDEX calls_prompt ON calls (prompt);
+CREATE INDEX calls_prompt_block ON calls (prompt_block) WHERE prompt_block IS NOT NULL;
+CREATE INDEX calls_started ON calls (started_at);
+CREATE INDEX calls_trajectory ON calls (trajectory_id, started_at);
+CREATE TABLE choices (
+  call_id TEXT NOT NULL,
+  "index" INTEGER NOT NULL,
+  answer BLOB NOT NULL,
+  finish_reason TEXT,
+  token_ids BLOB,
+  logprobs BLOB,
+  project_id INTEGER NOT NULL,
+  agent_id INTEGER NOT NULL,
+  PRIMARY KEY (call_id, "index", project_id)
+);
+CREATE INDEX choices_answer ON choices (answer);
+CREATE TABLE control (
+  "key" TEXT NOT NULL,
+  value TEXT NOT NULL,
+  updated_at FLOAT NOT NULL,
+  project_id INTEGER NOT NULL,
+  agent_id INTEGER NOT NULL,
+  PRIMARY KEY ("key", project_id, agent_id)
+);
+CREATE TABLE corrections (
+  id TEXT NOT NULL,
+  trajectory_id TEXT NOT NULL,
+  call_id TEXT,
+  at FLOAT NOT NULL,
+  source TEXT NOT NULL,
+  message JSON NOT NULL,
+  comment TEXT,
+  project_id INTEGER NOT NULL,
+  agent_id INTEGER NOT NULL,
+  PRIMARY KEY (id, project_id)
+);
+CREATE INDEX corrections_trajectory ON corrections (trajectory_id);
+CREATE TABLE export_members (
+  trajectory_id TEXT NOT NULL,
+  export_id TEXT NOT NULL,
+  project_id INTEGER NOT NULL,
+  agent_id INTEGER NOT NULL,
+  PRIMARY KEY (trajectory_id, export_id, project_id)
+);
+CREATE TABLE exports (
+  id TEXT NOT NULL,
+  at FLOAT NOT NULL,
+  who TEXT NOT NULL,
+  path TEXT NOT NULL,
+  format TEXT NOT NULL,
+  trajectories INTEGER NOT NULL,
+  project_id INTEGER NOT NULL,
+  agent_id INTEGER NOT NULL,
+  PRIMARY KEY (id, project_id)
+);
+CREATE TABLE groups (
+  id TEXT NOT NULL,
+  scenario_key TEXT NOT NULL,
+  how TEXT NOT NULL,
+  held_out BOOLEAN NOT NULL,
+  created_at FLOAT NOT NULL,
+  state TEXT NOT NULL,
+  reason TEXT,
+  policy TEXT,
+  claimed_by TEXT,
+  claimed_until FLOAT,
+  project_id INTEGER NOT NULL,
+  agent_id INTEGER NOT NULL,
+  PRIMARY KEY (id, project_id)
+);
+CREATE INDEX groups_state ON groups (state, held_out);
+CREATE TABLE judgements (
+  id TEXT NOT NULL,
+  group_id TEXT,
+  at FLOAT NOT NULL,
+  judge TEXT NOT NULL,
+  rubric TEXT NOT NULL,
+  purpose TEXT NOT NULL,
+  state TEXT NOT NULL,
+  reason TEXT,
+  calls INTEGER NOT NULL,
+  prompt_tokens INTEGER NOT NULL,
+  completion_tokens INTEGER NOT NULL,
+  cost_usd FLOAT,
+  facts JSON NOT NULL,
+  project_id INTEGER NOT NULL,
+  agent_id INTEGER NOT NULL,
+  PRIMARY KEY (id, project_id)
+);
+CREATE INDEX judgements_at ON judgements (at);
+CREATE INDEX judgements_group ON judgements (group_id);
+CREATE TABLE leases (
+  name TEXT NOT NULL,
+  token INTEGER NOT NULL,
+  beat INTEGER NOT NULL,
+  owner TEXT,
+  host TEXT,
+  pid INTEGER,
+  boot TEXT,
+  started TEXT,
+  renewed_at FLOAT,
+  project_id INTEGER NOT NULL,
+  agent_id INTEGER NOT NULL,
+  PRIMARY KEY (name, project_id, agent_id)
+);
+CREATE TABLE nodes (
+  id BLOB NOT NULL,
+  parent BLOB NOT NULL,
+  body BLOB NOT NULL,
+  project_id INTEGER NOT NULL,
+  PRIMARY KEY (id, project_id)
+);
+CREATE INDEX nodes_parent ON nodes (parent);
+CREATE TABLE policies (
+  name TEXT NOT NULL,
+  base TEXT NOT NULL,
+  base_sha256 TEXT NOT NULL,
+  state TEXT NOT NULL,
+  created_at FLOAT NOT NULL,
+  path TEXT,
+  parent TEXT,
+  metrics JSON NOT NULL,
+  project_id INTEGER NOT NULL,
+  agent_id INTEGER NOT NULL,
+  PRIMARY KEY (name, project_id)
+);
+CREATE TABLE projects (
+  id INTEGER NOT NULL,
+  name TEXT,
+  PRIMARY KEY (id),
+  UNIQUE (name)
+);
+CREATE TABLE promotions (
+  id INTEGER NOT NULL,
+  policy TEXT NOT NULL,
+  from_state TEXT,
+  to_state TEXT NOT NULL,
+  at FLOAT NOT NULL,
+  who TEXT NOT NULL,
+  reason TEXT NOT NULL,
+  metrics JSON NOT NULL,
+  project_id INTEGER NOT NULL,
+  agent_id INTEGER NOT NULL,
+  PRIMARY KEY (id)
+);
+CREATE TABLE scenarios (
+  "key" TEXT NOT NULL,
+  held_out BOOLEAN NOT NULL,
+  first_seen_at FLOAT NOT NULL,
+  project_id INTEGER NOT NULL,
+  agent_id INTEGER NOT NULL,
+  PRIMARY KEY ("key", project_id)
+);
+CREATE TABLE scores (
+  id TEXT NOT NULL,
+  trajectory_id TEXT NOT NULL,
+  name TEXT NOT NULL,
+  value FLOAT NOT NULL,
+  source TEXT NOT NULL,
+  at FLOAT NOT NULL,
+  comment TEXT,
+  group_id TEXT,
+  rubric TEXT,
+  judge TEXT,
+  session_id TEXT,
+  user_id TEXT,
+  project_id INTEGER NOT NULL,
+  agent_id INTEGER NOT NULL,
+  PRIMARY KEY (id, project_id)
+);
+CREATE INDEX scores_trajectory ON scores (trajectory_id);
+CREATE TABLE sent (
+  target TEXT NOT NULL,
+  item TEXT NOT NULL,
+  trajectory_id TEXT,
+  digest TEXT NOT NULL,
+  at FLOAT NOT NULL,
+  project_id INTEGER NOT NULL,
+  agent_id INTEGER NOT NULL,
+  PRIMARY KEY (target, item, project_id)
+);
+CREATE INDEX sent_trajectory ON sent (trajectory_id);
+CREATE TABLE spans (
+  id TEXT NOT NULL,
+  trajectory_id TEXT NOT NULL,
+  parent_id TEXT,
+  name TEXT NOT NULL,
+  started_at FLOAT NOT NULL,
+  ended_at FLOAT,
+  kind TEXT DEFAULT 'span' NOT NULL,
+  attributes JSON DEFAULT '{}' NOT NULL,
+  error TEXT,
+  project_id INTEGER NOT NULL,
+  agent_id INTEGER NOT NULL,
+  PRIMARY KEY (id, project_id)
+);
+CREATE INDEX spans_trajectory ON spans (trajectory_id);
+CREATE TABLE token_blocks (
+  id BLOB NOT NULL,
+  parent BLOB NOT NULL,
+  ids BLOB NOT NULL,
+  project_id INTEGER NOT NULL,
+  PRIMARY KEY (id, project_id)
+);
+CREATE INDEX token_blocks_parent ON token_blocks (parent);
+CREATE TABLE trained_rows (
+  policy TEXT NOT NULL,
+  call_id TEXT NOT NULL,
+  choice INTEGER NOT NULL,
+  trajectory_id TEXT NOT NULL,
+  group_id TEXT NOT NULL,
+  advantage FLOAT NOT NULL,
+  weight FLOAT NOT NULL,
+  project_id INTEGER NOT NULL,
+  agent_id INTEGER NOT NULL,
+  PRIMARY KEY (policy, call_id, choice, project_id)
+);
+CREATE INDEX trained_rows_trajectory ON trained_rows (trajectory_id);
+CREATE TABLE trainings (
+  policy TEXT NOT NULL,
+  group_id TEXT NOT NULL,
+  project_id INTEGER NOT NULL,
+  agent_id INTEGER NOT NULL,
+  PRIMARY KEY (policy, group_id, project_id)
+);
+CREATE INDEX trainings_group ON trainings (group_id);
+CREATE TABLE trajectories (
+  id TEXT NOT NULL,
+  origin TEXT NOT NULL,
+  started_at FLOAT NOT NULL,
+  ended_at FLOAT,
+  last_call_at FLOAT,
+  name TEXT,
+  scenario_key TEXT,
+  group_key TEXT,
+  session_id TEXT,
+  user_id TEXT,
+  tags JSON NOT NULL,
+  metadata JSON NOT NULL,
+  error TEXT,
+  group_id TEXT,
+  project_id INTEGER NOT NULL,
+  agent_id INTEGER NOT NULL,
+  PRIMARY KEY (id, project_id)
+);
+CREATE INDEX trajectories_group ON trajectories (group_id);
+CREATE INDEX trajectories_recent ON trajectories (last_call_at);
+CREATE INDEX trajectories_session ON trajectories (session_id) WHERE session_id IS NOT NULL;
+CREATE INDEX trajectories_ungrouped ON trajectories (last_call_at) WHERE group_id IS NULL;
+CREATE INDEX trajectories_user ON trajectories (user_id) WHERE user_id IS NOT NULL;
+CREATE TABLE alembic_version (
+  version_num VARCHAR(32) NOT NULL,
+  CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
+);
+INSERT INTO alembic_version VALUES ('0001');
+INSERT INTO projects (id) VALUES (1);
+INSERT INTO agents (id, project_id) VALUES (1, 1);

@@ -1,0 +1,51 @@
+"""The package as the release after this one: the same code, with one migration more.
+
+No release has a second migration yet, so there is no older store to migrate. With this copy every store of today is
+one: a process that imports the copy migrates it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import art_patch
+
+PACKAGE = Path(art_patch.__file__).parent
+NEXT = "0002"
+
+TABLE = """
+later = Table("later", metadata, Column("id", Integer, primary_key=True))
+"""
+
+MIGRATION = """
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision = "0002", "0001"
+
+
+def upgrade():
+    op.create_table("later", sa.Column("id", sa.Integer(), nullable=False), sa.PrimaryKeyConstraint("id"))
+"""
+
+
+def next_release(directory: Path) -> Path:
+    """Copy the package and raise its schema; return the folder that programs have to start in to import the copy."""
+    copy = directory / "next_release" / "art_patch"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    tables = copy / "store" / "schema" / "tables.py"
+    source = tables.read_text()
+    assert 'HEAD = "0001"' in source
+    tables.write_text(source.replace('HEAD = "0001"', f'HEAD = "{NEXT}"') + TABLE)
+    (copy / "store" / "schema" / "migrations" / "versions" / "0002_later.py").write_text(MIGRATION)
+    return copy.parent
+
+
+def back_to_this_release(path: Path) -> None:
+    """Let this release open a store that the next one has migrated; it had nothing to change but this number."""
+    with closing(sqlite3.connect(path)) as raw, raw:
+        assert raw.execute("SELECT version_num FROM alembic_version").fetchall() == [(NEXT,)]
+        raw.execute("UPDATE alembic_version SET version_num = '0001'")
