@@ -6,7 +6,7 @@ known the verdict rests on quality alone and says so. With too few scores there 
 
 Two comparisons, because scores mean two things. A reward that users or their code gave has one scale for all runs, so
 the means of both sides are compared. A judge's score only has a meaning among siblings, so each group with runs of both
-sides gives one difference, and the limits are those of `gate.bounds`, from both sides. Only runs that one policy
+sides gives one difference, and the limits are those of `gate.lower_bound`, from both sides. Only runs that one policy
 answered alone count. Runs without a score are reported separately, never counted as zero.
 """
 

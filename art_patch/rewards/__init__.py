@@ -1,10 +1,9 @@
-"""Rewards: groups of siblings in, a score for each sibling out.
+"""Rewards: groups of siblings in, a score for each sibling out, and one reward of several scores.
 
-RULER, in flow order: `question` and `tree` say what the judge gets to see of a group, `splitting` and `eliding` what
-happens to what is too large, `prompt` puts it into words, `plan` counts it, `budget` allows it, `client` asks over
-HTTP, `verdict` reads the answer, `judge` does that for many groups; `ruler_api` is the same as functions. `batch`
-asks it with suspicion, as `planted_answers`, `injection` and `suspicion` decide. `combine` makes one reward of the
-scores that stand side by side. Importing this needs no litellm; judging does.
+`judge` is RULER, in the order of the data: `question` (what the judge is shown), `prompt` (in words), `ruler` (many
+groups) with `client` (HTTP) and `cost` (budget), `verdict` (the answer); `ruler_api` offers it as functions. `defences`
+asks the judge with suspicion and measures it. `checks` runs the user's code, `scores` reads stored scores, and
+`combine` makes the reward. Importing this needs no litellm; judging does.
 """
 
 # pyright: reportUnusedImport=false
@@ -29,15 +28,10 @@ if TYPE_CHECKING:
     from art_patch.rewards.defences.batch import JudgedBatch, OrderedJudge, judge_batch
     from art_patch.rewards.defences.labelled import BUILTIN, JudgeMetrics, Labelled, measure, read_labelled
     from art_patch.rewards.defences.suspicion import DefenceConfig
-    from art_patch.rewards.feedback import PEOPLE, disagreement, satisfaction_G
-    from art_patch.rewards.judge.budget import Budget
-    from art_patch.rewards.judge.plan import Plan
-    from art_patch.rewards.judge.prices import price_usd
-    from art_patch.rewards.judge.prompt import read_prompt
+    from art_patch.rewards.judge.cost import Budget, price_usd
+    from art_patch.rewards.judge.prompt import DEFAULT_RUBRIC, Rubric, load_rubric, read_prompt
     from art_patch.rewards.judge.question import Order
-    from art_patch.rewards.judge.report import JudgeReport
-    from art_patch.rewards.judge.rubric import DEFAULT_RUBRIC, Rubric, load_rubric
-    from art_patch.rewards.judge.ruler import SCORE_NAME, SCORE_SOURCE, Judge, OnScored
+    from art_patch.rewards.judge.ruler import Judge, OnScored, Plan
     from art_patch.rewards.judge.ruler_api import (
         TrajectoryScore,
         ruler,
@@ -45,7 +39,16 @@ if TYPE_CHECKING:
         ruler_score_group_sync,
         ruler_sync,
     )
-    from art_patch.rewards.latest_score import newest, with_scores
+    from art_patch.rewards.judge.verdict import JudgeReport
+    from art_patch.rewards.scores import (
+        PEOPLE,
+        SCORE_NAME,
+        SCORE_SOURCE,
+        disagreement,
+        newest,
+        satisfaction_G,
+        with_scores,
+    )
 else:
     __getattr__ = lazily(
         __name__,
@@ -55,16 +58,12 @@ else:
             "defences.batch": "JudgedBatch OrderedJudge judge_batch",
             "defences.labelled": "BUILTIN JudgeMetrics Labelled measure read_labelled",
             "defences.suspicion": "DefenceConfig",
-            "feedback": "PEOPLE disagreement satisfaction_G",
-            "judge.budget": "Budget",
-            "judge.plan": "Plan",
-            "judge.prices": "price_usd",
-            "judge.prompt": "read_prompt",
+            "judge.cost": "Budget price_usd",
+            "judge.prompt": "DEFAULT_RUBRIC Rubric load_rubric read_prompt",
             "judge.question": "Order",
-            "judge.report": "JudgeReport",
-            "judge.rubric": "DEFAULT_RUBRIC Rubric load_rubric",
-            "judge.ruler": "Judge OnScored SCORE_NAME SCORE_SOURCE",
+            "judge.ruler": "Judge OnScored Plan",
             "judge.ruler_api": "TrajectoryScore ruler ruler_score_group ruler_score_group_sync ruler_sync",
-            "latest_score": "newest with_scores",
+            "judge.verdict": "JudgeReport",
+            "scores": "PEOPLE SCORE_NAME SCORE_SOURCE disagreement newest satisfaction_G with_scores",
         },
     )

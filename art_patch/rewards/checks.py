@@ -1,17 +1,16 @@
-"""Code checks: functions of the user's that judge one trajectory, run by the job beside the judge.
+"""Code checks: functions of the user's that score one trajectory. The job runs them beside the judge.
 
-A check takes a `records.Trajectory` (`info`, `calls` with messages and answers, `scores` so far) and returns
+A check takes a `Trajectory` (`info`, `calls` with messages and answers, `scores` so far) and returns
 
 - a number or a truth value: the score, named like the function;
 - a dict of them: one score for each key;
-- `None`, for the whole or for a key: it has nothing to say about this run.
+- `None`, for the whole or for a key: no opinion.
 
-A score lies in 0..1 unless the function says otherwise by an attribute: `check.range = (-1, 1)`.
+Scores lie in 0..1 unless the function has an attribute such as `check.range = (-1, 1)`.
 
-A check that raises, takes too long, or returns something else leaves the trajectory without that score: never a zero,
-which would be learned from. Failures are counted by check and reason. Scores are named by trajectory, check, and a hash
-of the function's source, so running the same check again replaces them; changed code makes new ones, which are newer
-and so count.
+A check that raises, hangs, or returns something else leaves the trajectory without that score, never with a zero, which
+would be learned from. Failures are counted by check and reason. A score's id is derived from trajectory, check and a
+hash of the function's source, so the same check replaces its scores, and changed code makes new, newer ones.
 """
 
 from __future__ import annotations
@@ -30,52 +29,45 @@ from threading import Thread
 from typing import Any, NamedTuple, cast
 
 from art_patch.errors import ConfigError
+from art_patch.rewards.scores import derived_id
 from art_patch.types import Score, Trajectory
 
 SOURCE = "code"
 TIMEOUT_S = 30.0
 
+# A check that hangs this often is not run again: Python cannot end a thread, so each hang costs one.
 _GIVE_UP_AFTER = 3
-"""Python cannot end a thread, so a check that hangs this often is not run again."""
 
 Returned = float | bool | None | Mapping[str, float | bool | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A function that judges a trajectory.
+    """A function that scores a trajectory."""
 
-    Attributes:
-        name: of the function; its score is named so unless it returns a dict.
-        function: what is called.
-        version: first 12 hex digits of the sha256 of its source.
-        lowest: no score is below.
-        highest: no score is above.
-    """
-
-    name: str
+    name: str  # of the function, and of its score unless it returns a dict
     function: Callable[[Trajectory], Returned]
-    version: str
-    lowest: float = 0.0
+    version: str  # hash of its source (`version_of`)
+    lowest: float = 0.0  # no score is outside of lowest..highest
     highest: float = 1.0
 
 
 class Checked(NamedTuple):
-    """What checks found: the scores, and how often each check failed for which reason (`name: reason`)."""
+    """The scores of checks, and how often each check failed for which reason (`name: reason`)."""
 
     scores: tuple[Score, ...]
     failures: dict[str, int]
 
 
 class _Refused(Exception):
-    """Why there is no score, in words that can be counted."""
+    """The reason why there is no score, in words that can be counted."""
 
 
 def load_checks(specs: Iterable[str]) -> tuple[Check, ...]:
     """Return the checks that a setting names as `module:function`.
 
     Raises:
-        ConfigError: one cannot be imported, is no function, or declares an impossible range.
+        ConfigError: a function cannot be imported, two have one name, or one declares an impossible range.
     """
     checks = tuple(make_check(load_function(spec, what="check")) for spec in specs)
     for name, count in Counter(check.name for check in checks).items():
@@ -88,7 +80,7 @@ def make_check(function: Callable[[Trajectory], Returned]) -> Check:
     """Return a function as a check.
 
     Raises:
-        ConfigError: it declares an impossible range.
+        ConfigError: its `range` is not two rising numbers.
     """
     name = getattr(function, "__name__", type(function).__name__)
     lowest, highest = _range(name, getattr(function, "range", (0.0, 1.0)))
@@ -96,18 +88,15 @@ def make_check(function: Callable[[Trajectory], Returned]) -> Check:
 
 
 def load_function(spec: str, *, what: str) -> Callable[..., Any]:
-    """Import `module:function`; the working directory counts as a place to import from, as for `python -m`.
-
-    Args:
-        spec: what the user wrote.
-        what: what it is for, for the error.
+    """Import `module:function`; `what` names its purpose in error messages.
 
     Raises:
-        ConfigError: it cannot be imported, or is no function.
+        ConfigError: it cannot be imported, or is not a function.
     """
     module_name, colon, path = spec.partition(":")
     if not (module_name and colon and path):
         raise ConfigError(f"{what} {spec!r} names no function; write module:function")
+    # The working directory is importable, as for `python -m`.
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -126,7 +115,7 @@ def load_function(spec: str, *, what: str) -> Callable[..., Any]:
 
 
 def version_of(function: Callable[..., Any]) -> str:
-    """Return the first 12 hex digits of the sha256 of a function's source; of its name where there is no source."""
+    """Return 12 hex digits of the sha256 of a function's source, or of its name where there is no source."""
     try:
         text = inspect.getsource(function)
     except (OSError, TypeError):
@@ -141,14 +130,7 @@ def run_checks(
     timeout_s: float = TIMEOUT_S,
     now: float | None = None,
 ) -> Checked:
-    """Run every check on every trajectory.
-
-    Args:
-        trajectories: what to judge.
-        checks: what judges.
-        timeout_s: how long one check may take for one trajectory.
-        now: `Score.at`; the present unless given.
-    """
+    """Run every check on every trajectory; one check may take `timeout_s` for one trajectory. `now` is `Score.at`."""
     at = time.time() if now is None else now
     scores: list[Score] = []
     failures: Counter[str] = Counter()
@@ -176,11 +158,11 @@ def run_checks(
 
 
 class _Hung(_Refused):
-    """It took longer than it may."""
+    """The check took longer than it may."""
 
 
 def _call(check: Check, trajectory: Trajectory, timeout_s: float) -> dict[str, Any]:
-    """Return what the check says, by the name of the score."""
+    """Return the check's answer, by the name of the score."""
     returned: list[Any] = []
     failed: list[Exception] = []
 
@@ -190,7 +172,7 @@ def _call(check: Check, trajectory: Trajectory, timeout_s: float) -> dict[str, A
         except Exception as error:  # the user's function
             failed.append(error)
 
-    # A daemon, so that one that hangs does not keep the job from ending.
+    # A daemon thread, so that a check that hangs does not keep the job from ending.
     thread = Thread(target=work, name=f"art-patch-check-{check.name}", daemon=True)
     thread.start()
     thread.join(timeout_s)
@@ -222,8 +204,7 @@ def _number(check: Check, value: Any) -> float | None:
 
 
 def _score(trajectory_id: str, check: Check, name: str, value: float, at: float) -> Score:
-    key = "\0".join((SOURCE, trajectory_id, check.name, check.version, name))
-    score_id = hashlib.sha256(key.encode("utf-8", "backslashreplace")).hexdigest()[:32]
+    score_id = derived_id(SOURCE, trajectory_id, check.name, check.version, name)
     return Score(score_id, trajectory_id, name, value, SOURCE, at, rubric=check.version)
 
 

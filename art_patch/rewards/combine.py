@@ -1,58 +1,270 @@
-"""The one rule that makes a trajectory's reward from the scores that stand side by side. Pure.
+"""The one rule that makes a trajectory's reward of its stored scores. Pure.
 
-A project declares one combination (`ART_PATCH_REWARD`):
+A project chooses one combination (`ART_PATCH_REWARD`). Other scores are kept and shown, and do not enter the reward.
 
-- `ruler`, unless it says otherwise: **a score named `reward` that a user or their code gave, else the RULER score of
-  this very group, else none.** Other scores (`thumbs`, a criterion's, RULER's from another group) are kept and shown
-  and do not enter. The rule looks at one trajectory at a time, so a group in which only some have a `reward` mixes the
-  user's scale with RULER's 0..1: give rewards from 0 to 1, or give them to all siblings.
-- `criteria`: the weighted mean of `criteria.py`, alone. A score named `reward` does not enter.
-- `module:function`: a function of the user's. It takes a `records.Group` whose siblings hold all their scores, and
-  returns a finite number or `None` for each, in their order.
+- `ruler`, the default: a score named `reward` from the user or their code; else the RULER score of this very group;
+  else none. The rule looks at one trajectory at a time. If only some siblings have a `reward`, the user's scale and
+  RULER's 0..1 mix in one group: give rewards from 0 to 1, or give them to all siblings.
+- `criteria`: a weighted mean of values from 0 to 1, each by a rule of its own. A score named `reward` does not enter.
+  The default criteria are `accuracy` (0.4), `efficiency` (0.3), `completeness` (0.2) and `satisfaction` (0.1).
+- `module:function`: a function of the user's. It takes a `Group` whose siblings hold all their scores, and returns a
+  finite number or `None` for each sibling, in order.
 
-Where there are several scores of a kind, the newest counts. `None` is no reward, and never zero.
-
-What `ruler` gives can be read off the scores, so it is not kept. The others' results are, by `kept_scores`: a score
-named `reward` of source `combined` for each sibling, and the values it was made of. `store/browse.py` shows the same in
-SQL: what was combined in the trajectory's group, else the rule of `ruler`.
+`None` is no reward, never zero. The result of `ruler` can be read off the scores, so it is not stored. The results of
+the other two are (`kept_scores`): a score `reward` of source `combined`, and the criteria's values.
+`store/queries/browse.py` shows the same in SQL. In names, G is the number of siblings in a group.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import re
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from art_patch.errors import ConfigError
 from art_patch.rewards.checks import load_function, version_of
-from art_patch.rewards.criteria import Criterion, criterion_scores, load_criteria, weighted_G
-from art_patch.rewards.judge.ruler import SCORE_NAME, SCORE_SOURCE
-from art_patch.rewards.latest_score import newest, with_scores
-from art_patch.types import Group, Score
+from art_patch.rewards.scores import SCORE_NAME, SCORE_SOURCE, derived_id, newest, satisfaction_G, with_scores
+from art_patch.trajectories import chosen_choice, main_call, transcript
+from art_patch.types import COPIES, JSON, Group, Score, Trajectory
+
+# --- weighted criteria ---
+
+
+# Source and name of a criterion's stored values, such as `criterion.accuracy`.
+SOURCE = "criteria"
+PREFIX = "criterion."
+
+# Siblings whose accuracy is at most this far below the best sibling's got equally far.
+COMPARABLE = 0.1
+# Below this accuracy a sibling has not solved the task, and saved effort is no merit.
+REACHED = 0.5
+
+# Takes a group whose siblings hold all their scores; returns 0..1 or `None` for each of the G siblings, in order.
+Rule = Callable[[Group], Sequence[float | None]]
+
+_ENTRY = re.compile(r"(?P<name>[\w.-]+)=(?P<weight>[\d.]+)(@(?P<rule>[\w.]+:[\w.]+))?")
+
+
+def accuracy_G(group: Group) -> tuple[float | None, ...]:
+    """Return how well each sibling did its task: the code check named `accuracy`, else the judge's score in this group.
+
+    A check's value outside of 0..1 is ignored.
+    """
+    checked = (newest(each, "accuracy", ("code",)) for each in group.trajectories)
+    judged = (newest(each, SCORE_NAME, (SCORE_SOURCE,), group_id=group.id) for each in group.trajectories)
+    return tuple(
+        check if check is not None and 0 <= check <= 1 else judge for check, judge in zip(checked, judged, strict=True)
+    )
+
+
+def efficiency_G(group: Group) -> tuple[float | None, ...]:
+    """Return how little effort each sibling took, compared with the sibling that took least.
+
+    Three efforts are compared: tokens written by the model, calls, and tool calls. The value is the mean of
+    `(least + 1) / (own + 1)`, so twice the least effort gives about 0.5. Tokens are left out if a server did not count
+    them.
+
+    Only siblings that got equally far are compared (accuracy at least 0.5, and at most 0.1 below the best). The others
+    get 0, because a lazy wrong answer must not win. If no sibling reaches 0.5, all values are `None`.
+    """
+    accuracy = accuracy_G(group)
+    best = max((value for value in accuracy if value is not None), default=0.0)
+    if best < REACHED:
+        return (None,) * len(accuracy)
+    bar = max(REACHED, best - COMPARABLE) - 1e-9
+    compared = {
+        each.id: _efforts(each)
+        for each, value in zip(group.trajectories, accuracy, strict=True)
+        if value is not None and value >= bar
+    }
+    counted = all(efforts[0] for efforts in compared.values())
+    # Index 0 are the tokens. Prompt tokens are not counted: the number of calls stands for them.
+    efforts = {key: values if counted else values[1:] for key, values in compared.items()}
+    least = [min(column) for column in zip(*efforts.values(), strict=True)]
+
+    def value_of(sibling: Trajectory) -> float:
+        own = efforts.get(sibling.id)
+        if own is None:
+            return 0.0
+        return sum((low + 1) / (mine + 1) for low, mine in zip(least, own, strict=True)) / len(least)
+
+    return tuple(
+        None if value is None else value_of(each) for each, value in zip(group.trajectories, accuracy, strict=True)
+    )
+
+
+def _efforts(trajectory: Trajectory) -> tuple[int, int, int]:
+    """Return tokens written, calls, tool calls."""
+    tools = 0
+    for position, call in enumerate(trajectory.calls):
+        used = chosen_choice(call, trajectory.calls[position + 1 :])
+        tools += 0 if used is None else len(used.message.get("tool_calls") or ())
+    return sum(call.completion_tokens for call in trajectory.calls), len(trajectory.calls), tools
+
+
+def completeness_G(group: Group) -> tuple[float | None, ...]:
+    """Return whether each sibling was finished properly, from 0 to 1.
+
+    0 if it has no last answer, or its `trajectory()` block ended with an exception. Else 1, halved for each of these
+    faults: the last answer was cut off (`finish_reason` is not `stop`); a call failed or was cancelled; a tool call has
+    no result.
+
+    For a single turn or a part of a run (`types.COPIES`), an answer that calls a tool is a proper last answer.
+    """
+    return tuple(map(_completeness, group.trajectories))
+
+
+def _completeness(trajectory: Trajectory) -> float:
+    call = main_call(trajectory)
+    if call is None or not call.choices or trajectory.info.error is not None:
+        return 0.0
+    *before, last = transcript(trajectory)
+    goes_on = trajectory.info.origin in COPIES and bool(last.get("tool_calls"))
+    if not (goes_on or last.get("content") or last.get("refusal")):
+        return 0.0
+    finish = min(call.choices, key=lambda choice: choice.index).finish_reason
+    faults = (
+        finish not in (("stop", "tool_calls") if goes_on else ("stop",)),
+        any(each.status != "ok" for each in trajectory.calls),
+        _has_open_tool_call(before if goes_on else [*before, last]),
+    )
+    return 0.5 ** sum(faults)
+
+
+def _has_open_tool_call(messages: Sequence[JSON]) -> bool:
+    made = {
+        cast("Mapping[str, Any]", call).get("id")
+        for message in messages
+        for call in message.get("tool_calls") or ()
+        if isinstance(call, Mapping)
+    }
+    return bool(made - {message.get("tool_call_id") for message in messages} - {None})
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """One thing that is valued, with its weight and its rule."""
+
+    name: str
+    weight: float  # relative: weights need not add up to 1
+    rule: Rule
+    required: bool = False  # a sibling without a value has no reward at all
+    version: str = ""  # of the rule, stored with its values
+
+    def values_G(self, group: Group) -> tuple[float | None, ...]:
+        """Return the criterion's value for each sibling of a group whose siblings hold all their scores.
+
+        Raises:
+            ConfigError: the rule did not return a number from 0 to 1, or `None`, for each sibling.
+        """
+        values = tuple(self.rule(group))
+        if len(values) != len(group.trajectories):
+            raise ConfigError(
+                f"the rule of criterion {self.name!r} gave {len(values)} values for {len(group.trajectories)} "
+                "siblings; it must give one for each, in their order, None for none"
+            )
+        for value in values:
+            if value is not None and not (math.isfinite(value) and 0 <= value <= 1):
+                raise ConfigError(
+                    f"the rule of criterion {self.name!r} gave {value}; values go from 0 to 1, or are None"
+                )
+        return values
+
+
+DEFAULT_CRITERIA = (
+    # Required, because a run that does nothing gets all the others for free.
+    Criterion("accuracy", 0.4, accuracy_G, required=True, version="1"),
+    Criterion("efficiency", 0.3, efficiency_G, version="1"),
+    Criterion("completeness", 0.2, completeness_G, version="1"),
+    Criterion("satisfaction", 0.1, satisfaction_G, version="1"),
+)
+
+
+def load_criteria(text: str | None) -> tuple[Criterion, ...]:
+    """Return the default criteria, changed by a setting such as `accuracy=1,brevity=0.2@my_rules:brevity`.
+
+    Raises:
+        ConfigError: an entry cannot be read, a new criterion has no rule, or no weight is above 0.
+    """
+    known = {criterion.name: criterion for criterion in DEFAULT_CRITERIA}
+    for entry in filter(None, map(str.strip, (text or "").split(","))):
+        match = _ENTRY.fullmatch(entry)
+        try:
+            name, weight = (match["name"], float(match["weight"])) if match else ("", math.nan)
+        except ValueError:
+            name, weight = "", math.nan
+        if match is None or not math.isfinite(weight):
+            raise ConfigError(
+                f"criterion {entry!r} cannot be read; write name=weight or name=weight@module:function, "
+                "several separated by commas"
+            )
+        if match["rule"]:
+            rule = load_function(match["rule"], what=f"criterion {name!r}")
+            required = name in known and known[name].required
+            known[name] = Criterion(name, weight, rule, required, version_of(rule))
+        elif name in known:
+            known[name] = replace(known[name], weight=weight)
+        else:
+            raise ConfigError(
+                f"criterion {name!r} has no rule; write {name}={weight:g}@module:function, or one of {', '.join(known)}"
+            )
+    chosen = tuple(criterion for criterion in known.values() if criterion.weight > 0)
+    if not chosen:
+        raise ConfigError("no criterion has a weight above 0, so nothing could be rewarded")
+    return chosen
+
+
+def weighted_G(group: Group, criteria: Sequence[Criterion]) -> tuple[float | None, ...]:
+    """Return each sibling's weighted mean of the criteria, 0..1; `None` if a required value is missing, or all are.
+
+    Missing values cost and gain nothing: their weight goes to the other criteria in proportion.
+    """
+    values = [criterion.values_G(group) for criterion in criteria]
+    return tuple(_mean(criteria, of_one) for of_one in zip(*values, strict=True))
+
+
+def _mean(criteria: Sequence[Criterion], values: Sequence[float | None]) -> float | None:
+    if any(one.required and one.weight > 0 and value is None for one, value in zip(criteria, values, strict=True)):
+        return None
+    present = [(one.weight, value) for one, value in zip(criteria, values, strict=True) if value is not None]
+    whole = sum(weight for weight, _ in present)
+    return sum(weight * value for weight, value in present) / whole if whole > 0 else None
+
+
+def criterion_scores(group: Group, criteria: Sequence[Criterion], *, now: float | None = None) -> tuple[Score, ...]:
+    """Return each criterion's values as scores of this group; stored again, they replace those of the same rules."""
+    at = time.time() if now is None else now
+    scores: list[Score] = []
+    for one in criteria:
+        for sibling, value in zip(group.trajectories, one.values_G(group), strict=True):
+            if value is not None:
+                key = derived_id(SOURCE, group.id, sibling.id, one.name, one.version)
+                about: dict[str, Any] = {"group_id": group.id, "rubric": one.version}
+                scores.append(Score(key, sibling.id, PREFIX + one.name, value, SOURCE, at, **about))
+    return tuple(scores)
+
+
+# --- the combination ---
+
 
 REWARD_NAME = "reward"
 REWARD_SOURCES = ("user", "code")
+# Source of a reward that a combination made of other scores.
 COMBINED = "combined"
-"""Source of a reward that a combination made of other scores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """How a project makes rewards.
+    """How a project makes rewards of scores."""
 
-    Attributes:
-        name: `ruler`, `criteria` or `module:function`.
-        rule: takes a group whose siblings hold all their scores.
-        criteria: what the rule weighs, if it does.
-        version: of the rule, kept with its results.
-    """
-
-    name: str
-    rule: Callable[[Group], Sequence[float | None]]
-    criteria: tuple[Criterion, ...] = ()
-    version: str = "1"
+    name: str  # `ruler`, `criteria` or `module:function`
+    rule: Callable[[Group], Sequence[float | None]]  # takes a group whose siblings hold all their scores
+    criteria: tuple[Criterion, ...] = ()  # those that the rule weighs, if any
+    version: str = "1"  # of the rule, stored with its results
 
 
 def _given_or_ruler_G(group: Group) -> tuple[float | None, ...]:
@@ -72,10 +284,10 @@ def weighted(criteria: Sequence[Criterion]) -> Combination:
 
 
 def load_combination(name: str = "ruler", *, criteria: str | None = None) -> Combination:
-    """Return the combination that the settings `reward` and `criteria` mean.
+    """Return the combination that the settings `reward` and `criteria` name.
 
     Raises:
-        ConfigError: it is not known, a function cannot be imported, or the criteria cannot be read.
+        ConfigError: the name is unknown, a function cannot be imported, or the criteria cannot be read.
     """
     if name == "ruler":
         return RULER
@@ -90,18 +302,15 @@ def load_combination(name: str = "ruler", *, criteria: str | None = None) -> Com
 def rewards_G(
     group: Group, scores: Iterable[Score] = (), *, combination: Combination | str = RULER
 ) -> tuple[float | None, ...]:
-    """Return the reward of each of the G siblings, in the order of `group.trajectories`.
+    """Return a finite reward or `None` for each of the G siblings, in the order of `group.trajectories`.
 
     Args:
-        group: siblings, with the scores that were stored with them.
-        scores: further scores, such as those that were just given; those of other trajectories are passed over.
+        group: siblings with their stored scores.
+        scores: further scores, such as new ones; scores of other trajectories are ignored.
         combination: the project's, or its name.
 
-    Returns:
-        One finite number each; `None` where a sibling has no reward. `None` is never to be read as zero.
-
     Raises:
-        ConfigError: a function of the user's returned something else, or the name is not known.
+        ConfigError: a user's function returned something else, or the name is unknown.
     """
     if isinstance(combination, str):
         combination = load_combination(combination)
@@ -120,15 +329,9 @@ def rewards_G(
 def kept_scores(
     group: Group, scores: Iterable[Score] = (), *, combination: Combination | str = RULER, now: float | None = None
 ) -> tuple[Score, ...]:
-    """Return what is to be kept of a group's rewards: each criterion's values and the result; nothing for `ruler`.
+    """Return the scores to store for a group's rewards: each criterion's values and the result; empty for `ruler`.
 
-    Giving them again replaces the result, whatever the combination, and the values under the same rules.
-
-    Args:
-        group: as in `rewards_G`.
-        scores: as in `rewards_G`.
-        combination: as in `rewards_G`.
-        now: `Score.at`; the present unless given.
+    Stored again, the result replaces the old one, and so do the values of the same rules. `now` is `Score.at`.
     """
     if isinstance(combination, str):
         combination = load_combination(combination)
@@ -137,17 +340,10 @@ def kept_scores(
     at = time.time() if now is None else now
     whole = with_scores(group, scores)
     rewards = rewards_G(whole, combination=combination)
+    about: dict[str, Any] = {"comment": combination.name, "group_id": group.id, "rubric": combination.version}
     results = tuple(
-        Score(
-            _score_id(group.id, sibling.id), sibling.id, REWARD_NAME, reward, COMBINED, at,
-            comment=combination.name, group_id=group.id, rubric=combination.version,
-        )
+        Score(derived_id(COMBINED, group.id, sibling.id), sibling.id, REWARD_NAME, reward, COMBINED, at, **about)
         for sibling, reward in zip(group.trajectories, rewards, strict=True)
         if reward is not None
-    )  # fmt: skip
+    )
     return (*criterion_scores(whole, combination.criteria, now=at), *results)
-
-
-def _score_id(group_id: str, trajectory_id: str) -> str:
-    key = "\0".join((COMBINED, group_id, trajectory_id))
-    return hashlib.sha256(key.encode("utf-8", "backslashreplace")).hexdigest()[:32]

@@ -11,7 +11,7 @@ import pytest
 
 from art_patch.errors import ConfigError
 from art_patch.rewards import RULER, disagreement, kept_scores, load_combination, rewards_G, satisfaction_G
-from art_patch.rewards.criteria import (
+from art_patch.rewards.combine import (
     DEFAULT_CRITERIA,
     accuracy_G,
     completeness_G,
@@ -20,7 +20,7 @@ from art_patch.rewards.criteria import (
     load_criteria,
     weighted_G,
 )
-from art_patch.rewards.feedback import Disagreement
+from art_patch.rewards.scores import Disagreement
 from art_patch.types import Call, Choice, Group, Score, Trajectory, TrajectoryInfo
 
 ASK = {"role": "user", "content": "how many plums?"}

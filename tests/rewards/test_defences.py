@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 from art_patch.errors import ConfigError
 from art_patch.rewards import DefenceConfig
 from art_patch.rewards.defences.injection import suspicion
-from art_patch.rewards.defences.planted_answers import plant, too_many_missed, why_missed
 from art_patch.rewards.defences.suspicion import (
     Flag,
     caps,
     flags,
     length_correlation,
     pairwise_agreement,
+    plant,
     shared_count,
+    too_many_missed,
     why_disagreed,
+    why_missed,
     within_user_share,
     written_length,
 )

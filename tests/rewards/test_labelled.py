@@ -9,7 +9,7 @@ import pytest
 from art_patch.errors import MalformedFile
 from art_patch.rewards import BUILTIN, Labelled, measure, read_labelled
 from art_patch.rewards.judge.question import make_question
-from art_patch.rewards.judge.ruler import JudgeReport
+from art_patch.rewards.judge.verdict import JudgeReport
 from art_patch.trajectories import offered_tools, transcript
 from art_patch.types import Group, Score, Trajectory
 

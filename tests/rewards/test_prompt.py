@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_patch.rewards import DEFAULT_RUBRIC, Rubric, read_prompt
-from art_patch.rewards.judge.prices import count_tokens
+from art_patch.rewards.judge.cost import count_tokens
 from art_patch.rewards.judge.prompt import JudgePrompt, build_prompt
 from art_patch.types import Group
 

@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from art_patch.errors import ConfigError
 from art_patch.rewards import DEFAULT_RUBRIC, Judge, read_prompt
 from art_patch.rewards.judge.prompt import write_prompt
-from art_patch.rewards.judge.question import Question, make_question, to_line
-from art_patch.rewards.judge.splitting import TooLongError, merge, split
-from art_patch.rewards.judge.truncation import shorten
+from art_patch.rewards.judge.question import Question, TooLongError, make_question, merge, shorten, split, to_line
 from art_patch.rewards.judge.verdict import Verdict
 from art_patch.types import Group
 

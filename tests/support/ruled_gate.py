@@ -8,7 +8,7 @@ from typing import Any
 
 from art_patch._lib.ids import new_id
 from art_patch.rewards.judge.question import make_question
-from art_patch.rewards.judge.ruler import JudgeReport
+from art_patch.rewards.judge.verdict import JudgeReport
 from art_patch.store import Store
 from art_patch.types import Call, Choice, Group, Judgement, Policy, Score, Trajectory, TrajectoryInfo
 

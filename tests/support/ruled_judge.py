@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from art_patch.errors import JudgeError
-from art_patch.rewards.judge.ruler import JudgeReport
+from art_patch.rewards.judge.verdict import JudgeReport
 from art_patch.trajectories import transcript
 from art_patch.types import Group, Score, Trajectory
 

@@ -1,1 +1,1 @@
-"""What keeps a judge from being fooled: planted answers, a search for pleas, groups asked in both orders."""
+"""Defences against a judge that can be fooled: planted answers, known pleas, both orders; and a test of the judge."""

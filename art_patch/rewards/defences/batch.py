@@ -1,10 +1,9 @@
-"""A batch of groups judged with suspicion: groups in, scores to train on out, and a reason for whatever is not.
+"""A batch of groups judged with suspicion: groups in, scores to train on out, and a reason for every group without.
 
-    users' share -> planted answers -> first pass -> some in the reverse order -> agreement, caps, alarms
+    users' share -> planted answers -> first pass -> some groups in the reverse order -> agreement, caps, alarms
 
-`planted_answers` and `suspicion` decide; this asks. A planted answer is judged before anything else, in a copy of its
-group: a judge that falls for too many is asked no further. Neither the planted answers nor the scores in their copies
-leave this file. What is quarantined is not to be trained on; what has no score, or was left, is as it was before.
+`suspicion` decides; this module asks. Planted answers are judged first, in copies of their groups: a judge that misses
+too many is asked no further. Planted answers, and all scores in their groups, stay in this file.
 """
 
 from __future__ import annotations
@@ -12,74 +11,49 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from art_patch.errors import JudgeError
 from art_patch.rewards.defences import suspicion
-from art_patch.rewards.defences.planted_answers import PlantedAnswer, plant, too_many_missed, why_missed
-from art_patch.rewards.defences.suspicion import DefenceConfig
-from art_patch.rewards.judge.question import Order
-from art_patch.rewards.judge.ruler import JudgeReport, OnJudgement, OnScored, Progress
+from art_patch.rewards.defences.suspicion import DefenceConfig, PlantedAnswer, plant, too_many_missed, why_missed
+from art_patch.rewards.judge.ruler import JudgeOptions, OnJudgement, OnScored, Progress
+from art_patch.rewards.judge.verdict import JudgeReport, spent
 from art_patch.types import Group, Score
 
 _OVER_SHARE = "a user's groups are more than their share of the batch"
 
 
 class OrderedJudge(Protocol):
-    """Ranks siblings in one order and its reverse (`judge.Judge`)."""
+    """A judge that can show siblings in one order and in its reverse, such as `Judge`."""
 
     def score_groups(
-        self,
-        groups: Sequence[Group],
-        *,
-        order: Order = "shuffled",
-        known: Iterable[Score] = (),
-        purpose: str = "score",
-        on_scored: OnScored | None = None,
-        on_judgement: OnJudgement | None = None,
-        progress: Progress | None = None,
+        self, groups: Sequence[Group], *args: Any, progress: Progress | None = None, **how: Any
     ) -> JudgeReport:
-        """Return a score for each sibling; `reversed` shows them in the reverse of the order that `shuffled` has."""
+        """Score the siblings of each group, as `Judge.score_groups` does; `how` holds further `JudgeOptions`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedBatch:
-    """What came of a batch. Every group is in one place: scored, unscored, quarantined, or left.
+    """The result of a batch. Every group is in one place: scored, unscored, quarantined or left."""
 
-    Attributes:
-        scores: one for each sibling of each group that may be trained on: the mean of its passes, capped if flagged.
-        unscored: group id -> why the judge has no scores for it.
-        quarantined: group id -> why its scores are not to be trained on.
-        alarms: what looks wrong with the batch or the judge, in words.
-        flags: trajectory id -> what in its transcript speaks to a judge, and who wrote it.
-        capped: trajectory id -> what the judge gave, for those that got less.
-        planted_answers: how many known-bad siblings were judged, and how many of them came out at the bottom.
-        agreement: mean share of the pairs that both passes ordered alike; `None` if nothing was judged twice.
-        length_correlation: of score and length within the groups; `None` if too little differed.
-        left: why groups were not judged -> how many; they wait for the next batch.
-        calls: requests made, all passes and planted_answers together.
-        prompt_tokens: as the judge's server counted them.
-        completion_tokens: as the judge's server counted them.
-        cost_usd: `None` where the price of an answer is not known.
-    """
-
+    # For each sibling of each group that may be trained on: the mean of its passes, capped if it is flagged.
     scores: tuple[Score, ...] = ()
-    unscored: dict[str, str] = field(default_factory=dict[str, str])
-    quarantined: dict[str, str] = field(default_factory=dict[str, str])
-    alarms: tuple[str, ...] = ()
-    flags: dict[str, str] = field(default_factory=dict[str, str])
-    capped: dict[str, float] = field(default_factory=dict[str, float])
-    planted_answers: tuple[int, int] = (0, 0)
-    agreement: float | None = None
-    length_correlation: float | None = None
-    left: dict[str, int] = field(default_factory=dict[str, int])
-    calls: int = 0
-    prompt_tokens: int = 0
+    unscored: dict[str, str] = field(default_factory=dict[str, str])  # group id -> why the judge gave no scores
+    quarantined: dict[str, str] = field(default_factory=dict[str, str])  # group id -> why not to train on it
+    alarms: tuple[str, ...] = ()  # what looks wrong with the batch or the judge
+    flags: dict[str, str] = field(default_factory=dict[str, str])  # trajectory id -> text that addresses a judge
+    capped: dict[str, float] = field(default_factory=dict[str, float])  # trajectory id -> score before the cap
+    planted_answers: tuple[int, int] = (0, 0)  # judged, and recognised as bad
+    agreement: float | None = None  # mean share of pairs that both orders rank alike; `None` without a second pass
+    length_correlation: float | None = None  # of score and length within groups; `None` if too little differs
+    left: dict[str, int] = field(default_factory=dict[str, int])  # reason -> groups that wait for the next batch
+    calls: int = 0  # requests of all passes
+    prompt_tokens: int = 0  # as the judge's server counted them
     completion_tokens: int = 0
-    cost_usd: float | None = 0.0
+    cost_usd: float | None = 0.0  # `None` if the price of an answer is unknown
 
 
 def judge_batch(
@@ -93,21 +67,20 @@ def judge_batch(
     on_judgement: OnJudgement | None = None,
     progress: Progress | None = None,
 ) -> JudgedBatch:
-    """Return the scores of `groups` that may be trained on, and what was found on the way.
+    """Judge a batch up to three times (planted answers, all groups, some in the reverse order); return its scores.
 
     Args:
-        groups: what to judge; their ids and their trajectories' are all different.
-        judge: asked up to three times: planted_answers, all groups, some in the reverse order.
-        config: how much it is trusted.
-        seed: decides which groups get planted answers and a second pass; one that nobody can foresee.
-        known: scores that `on_scored` was told of before; their groups are not asked about again in the first pass.
-        on_scored: told of each group of the first pass as soon as it is judged. Such scores are not defended yet: keep
-            them against a kill, and train on none but those that are returned.
-        on_judgement: told what each question took; its purpose is `planted answer`, `score` or `second pass`.
-        progress: told after each group, planted answers and second passes counted.
+        groups: with distinct ids of groups and trajectories.
+        config: how far the judge is trusted.
+        seed: chooses the groups with planted answers and those of the second pass. It must not be foreseeable.
+        known: scores that an earlier `on_scored` received; the first pass does not ask about their groups again.
+        on_scored: receives each group of the first pass at once. These scores are not defended yet: keep them against a
+            kill, and train on the returned scores alone.
+        on_judgement: receives the record of each question, with purpose `planted answer`, `score` or `second pass`.
+        progress: called after each group of all passes.
 
     Raises:
-        JudgeError: not one group could be judged.
+        JudgeError: no group could be judged.
     """
     config = config or DefenceConfig()
     rng = random.Random(seed)
@@ -125,7 +98,7 @@ def judge_batch(
 
     first = asking.about(taken, known=known, on_scored=on_scored) if taken else JudgeReport((), {}, cost_usd=0.0)
     if failed is not None and not first.scores:
-        raise failed  # all that was within the budget was asked, and not once answered
+        raise failed  # the judge was asked about everything that the budget allows, and never answered
     second, unscored = _judge_again(asking, [group for group in twice if group.id not in first.unscored])
     unscored = {**first.unscored, **unscored}
     scored = [group for group in taken if group.id not in unscored]
@@ -135,12 +108,12 @@ def judge_batch(
 def _judge_planted(
     asking: _Asking, planted_answers: Sequence[PlantedAnswer], config: DefenceConfig
 ) -> tuple[int, list[str], list[str], JudgeError | None]:
-    """How many were judged, why each that was missed was, an alarm if nothing can be said, and the judge's failure."""
+    """Return how many planted answers were judged, why each missed one was missed, alarms, and the judge's failure."""
     if not planted_answers:
         return 0, [], [], None
     try:
         report = asking.about([planted_answer.group for planted_answer in planted_answers], purpose="planted answer")
-    except JudgeError as error:  # perhaps just these few; whether the judge is down is for the first pass to find out
+    except JudgeError as error:  # perhaps for these few groups alone; the first pass finds out if the judge is down
         return 0, [], [f"no planted answer could be judged: {error}"], error
     if len(report.unscored) == len(planted_answers):
         return 0, [], [f"no planted answer could be judged: {next(iter(report.unscored.values()))}"], None
@@ -156,7 +129,10 @@ def _judge_planted(
 def _judge_again(
     asking: _Asking, groups: Sequence[Group]
 ) -> tuple[dict[tuple[str | None, str], float], dict[str, str]]:
-    """Values by group and trajectory in the reverse order, and why a group has none: half a defence is none."""
+    """Return scores by group and trajectory in the reverse order, and why a group has none.
+
+    A group that was chosen for a second pass and got none stays unscored: half of a defence is no defence.
+    """
     if not groups:
         return {}, {}
     try:
@@ -174,7 +150,7 @@ def _defend(
     second: dict[tuple[str | None, str], float],
     config: DefenceConfig,
 ) -> JudgedBatch:
-    """The result with agreement, flags, caps and alarms, from what the judge gave in both orders."""
+    """Return the result with agreement, flags, caps and alarms."""
     score_of = {(score.group_id, score.trajectory_id): score for score in given}
     quarantined, flags, capped = dict[str, str](), dict[str, str](), dict[str, float]()
     agreements: list[float] = []
@@ -203,7 +179,7 @@ def _defend(
     longer = suspicion.length_correlation(lengths)
     if longer is not None and longer > config.max_length_correlation:
         alarms.append(f"longer attempts score higher: rank correlation {longer:.2f}")
-    # One group in disagreement is its own affair; the groups that were judged once are in the same hands.
+    # One group may disagree by chance. If most do, the groups that were judged only once are no better.
     if len(quarantined) > 1 and len(quarantined) > len(agreements) / 2:
         alarms.append(f"the judge disagreed with itself on {len(quarantined)} of {len(agreements)} groups")
     if config.strict and alarms:
@@ -229,7 +205,7 @@ def _score(given: Score, value: float, cap: float | None, reason: str) -> Score:
 
 
 class _Asking:
-    """The judge, with one progress and one bill for all that it is asked."""
+    """Asks the judge, with one progress and one bill over all passes."""
 
     def __init__(
         self, judge: OrderedJudge, total: int, on_judgement: OnJudgement | None, progress: Progress | None
@@ -241,21 +217,15 @@ class _Asking:
         self._done = 0
         self._reports: list[JudgeReport] = []
 
-    def about(self, groups: Sequence[Group], **how: Any) -> JudgeReport:
+    def about(self, groups: Sequence[Group], **how: Unpack[JudgeOptions]) -> JudgeReport:
         before, self._done = self._done, self._done + len(groups)
         progress = self._progress
         step: Progress | None = None if progress is None else lambda done, _: progress(before + done, self._total)
-        report = self._judge.score_groups(groups, on_judgement=self._on_judgement, progress=step, **how)
+        how["on_judgement"], how["progress"] = self._on_judgement, step
+        report = self._judge.score_groups(groups, **how)
         self._reports.append(report)
         return report
 
     def paid(self, result: JudgedBatch) -> JudgedBatch:
-        """The result with what all of it cost."""
-        costs = [report.cost_usd for report in self._reports]
-        return replace(
-            result,
-            calls=sum(report.calls for report in self._reports),
-            prompt_tokens=sum(report.prompt_tokens for report in self._reports),
-            completion_tokens=sum(report.completion_tokens for report in self._reports),
-            cost_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
-        )
+        """Return the result with the costs of all passes."""
+        return replace(result, **asdict(spent(self._reports)))

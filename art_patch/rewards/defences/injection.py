@@ -1,7 +1,7 @@
-"""Text that speaks to the judge: what is known of it, in clear words and in disguise. Text in, a suspicion out.
+"""Text that addresses the judge: known phrases, in clear words and in disguise. Text in, a suspicion out.
 
-The last net of several, and a narrow one: new words get through, and `tests/rewards/test_defences.py` says how many.
-Whoever is judged writes the text, so all that looks at it takes bounded time.
+This is the last of several defences, and a narrow one: new phrases get through, and `tests/rewards/test_defences.py`
+counts them. The judged party writes the text, so every search takes bounded time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 @lru_cache(256)  # siblings have most of their messages in common
 def suspicion(text: str) -> str | None:
-    """Return what is suspect about a text, as the end of a sentence; `None` if nothing is."""
+    """Return what is suspect about a text, in words such as "asks for a score"; `None` if nothing is."""
     if "\u202e" in text or "\u202d" in text:
         return "turns its own writing around"
     seen = {""}
@@ -33,7 +33,7 @@ def suspicion(text: str) -> str | None:
 
 
 def _views(text: str) -> Iterator[tuple[str, str]]:
-    """The text as a reader might take it, each with the disguise that was taken off."""
+    """Yield the text as a reader might decode it, with the name of the disguise that was removed."""
     tags = "".join(chr(ord(c) - 0xE0000) for c in text if "\U000e0020" <= c <= "\U000e007e")
     escapes = _ESCAPE.sub(lambda found: chr(int(found[1] or found[2], 16)), text)
     plain, latin = _fold(text), _fold(text).translate(_LOOK_ALIKES)
@@ -53,14 +53,14 @@ def _views(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _fold(text: str) -> str:
-    """The text without what looks the same or is not seen: case, width, accents, zero-width characters."""
+    """Return the text without differences that are hard to see: case, width, accents, zero-width characters."""
     apart = unicodedata.normalize("NFKD", text)
     kept = "".join(c for c in apart if not ("\u0300" <= c <= "\u036f" or unicodedata.category(c) == "Cf"))
     return unicodedata.normalize("NFC", kept).casefold()
 
 
 def _telling(view: str) -> str:
-    """The view if a word in it is worth a look at the phrases, which takes a hundred times longer."""
+    """Return the view if one of its words may belong to a plea: the phrases take a hundred times longer."""
     return view if any(word in view for word in _TELLING) else ""
 
 

@@ -1,1 +1,1 @@
-"""RULER: a group of siblings -> a question to a judge -> a score for each sibling."""
+"""RULER: an LLM judge that ranks the siblings of a group, from the question to the stored scores."""

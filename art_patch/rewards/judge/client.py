@@ -1,28 +1,21 @@
-"""One question to the judge over HTTP: messages in, its text out, through litellm. Knows nothing of groups.
+"""One question to the judge over HTTP: messages in, the judge's text out, through litellm. It knows nothing of groups.
 
-- litellm belongs to the job process. It takes seconds to import, so that happens in a function, and it is told to stay
-  off the network for its price list, and silent. It imports nothing into the app.
-- What passes (429, 408, 5xx, no connection, timeout, a body that is no completion) is tried again with growing, random
-  pauses, or after the pause that the server asked for. litellm's own retries reach only some providers and need
-  tenacity as well, so tenacity is used directly and litellm's are off.
-- `temperature` and `response_format` are asked for and not insisted on: litellm drops them for models that it knows
-  not to take them, and a server that refuses one by name is asked again, from then on without it.
+- Passing failures (429, 408, 5xx, no connection, timeout, a body that is not a completion) are retried with growing,
+  random pauses, or after the pause that the server asked for. tenacity does that: litellm's own retries reach only some
+  providers and need tenacity as well, so they are off.
+- `temperature` and `response_format` are wishes. litellm drops them for models that it knows not to take them. If a
+  server refuses a wish by name, the question is asked again without it, and so are all later ones.
 """
 
 from __future__ import annotations
 
-import importlib
-import logging
-import os
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from art_patch.errors import JudgeError
-from art_patch.rewards.judge.budget import Budget, BudgetUsedUp
+from art_patch.rewards.judge.cost import Budget, BudgetUsedUp, Usage, load_litellm
 from art_patch.rewards.judge.verdict import VERDICT_SCHEMA
 
 if TYPE_CHECKING:
@@ -35,54 +28,42 @@ _REASON_LENGTH = 400
 
 
 class AskError(Exception):
-    """The judge gave no answer.
-
-    Attributes:
-        reason: what happened, in one line.
-        at_fault: the `judge`: the same is to be expected of every other question; this `question`: it was refused;
-            its `length`: it is more than the judge can read; the `budget`: it is used up.
-        failed: whether the judge was asked and failed; with the budget used up, at an earlier try.
-    """
+    """The judge gave no answer."""
 
     def __init__(
         self, reason: str, at_fault: Literal["judge", "question", "length", "budget"], *, failed: bool = True
     ) -> None:
         super().__init__(reason)
         self.reason = reason
+        # `judge`: every other question would fail, too. `question`: this one was refused. `length`: it is longer than
+        # the judge can read. `budget`: no further request is allowed.
         self.at_fault = at_fault
+        # Whether the judge was asked and failed; with `budget`, at an earlier try.
         self.failed = failed
 
 
-@dataclass(slots=True)
-class Usage:
-    """What was spent. `cost_usd` is `None` as soon as one answer's price is unknown."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question with the estimate of one request's price, the usage to add to, and the event that stops it."""
 
-    calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost_usd: float | None = 0.0
-
-    def add(self, other: Usage) -> None:
-        """Add what was spent elsewhere."""
-        self.calls += other.calls
-        self.prompt_tokens += other.prompt_tokens
-        self.completion_tokens += other.completion_tokens
-        known = self.cost_usd is not None and other.cost_usd is not None
-        self.cost_usd = (self.cost_usd or 0.0) + (other.cost_usd or 0.0) if known else None
+    messages: Sequence[dict[str, str]]
+    estimate_usd: float | None
+    usage: Usage
+    stop: threading.Event
 
 
 class JudgeClient:
-    """Asks one model. May be used by several threads at once.
+    """Asks one model, in several threads if need be.
 
     Args:
         model: litellm's name of the model.
-        base_url: address where it is not the provider's own.
-        api_key: key where litellm does not find it in the environment.
-        max_retries: how often a question is asked again after a passing failure.
-        timeout_s: how long one answer may take.
-        pause_s: the first pause is up to this long; each further one up to twice as long as the last.
-        budget: what all questions together may cost.
-        extra: further arguments of `litellm.completion`; they win over ours.
+        base_url: address of the model if it is not the provider's own.
+        api_key: `None` if litellm finds it in the environment.
+        max_retries: for each question, after passing failures.
+        timeout_s: for one answer.
+        pause_s: upper limit of the first random pause; it doubles with each retry.
+        budget: for all questions together.
+        extra: further arguments of `litellm.completion`; they override ours.
     """
 
     def __init__(
@@ -117,24 +98,22 @@ class JudgeClient:
     def ask(
         self, messages: Sequence[dict[str, str]], estimate_usd: float | None, usage: Usage, stop: threading.Event
     ) -> str:
-        """Return the judge's text (empty if it refused), adding what it took to `usage`.
+        """Return the judge's text, empty if it refused to answer; add what was spent to `usage`.
 
         Args:
-            messages: the question.
-            estimate_usd: what one request is likely to cost, for the budget; `None` where no price is known.
-            usage: is added to.
-            stop: when set, no more requests are made.
+            estimate_usd: likely price of one request, for the budget; `None` if unknown.
+            stop: no request is made once this is set.
 
         Raises:
-            AskError: no answer, after all retries, once `stop` was set, or because the budget is used up.
+            AskError: no answer after all retries, `stop` was set, or the budget is used up.
         """
         import openai  # litellm's errors are subclasses of the SDK's
 
-        failures: list[Exception] = []
+        asked, failures = _Asked(messages, estimate_usd, usage, stop), list[Exception]()
         while True:
             wishes = dict(self._wishes)
             try:
-                return self._complete(messages, wishes, estimate_usd, usage, stop, failures)
+                return self._complete(asked, wishes, failures)
             except BudgetUsedUp as error:
                 before = f"; no answer before: {_ask_error(failures[-1]).reason}" if failures else ""
                 raise AskError(f"budget used up: {error}{before}", "budget", failed=bool(failures)) from error
@@ -147,21 +126,13 @@ class JudgeClient:
             except openai.APIError as error:
                 raise _ask_error(error) from error
 
-    def _complete(
-        self,
-        messages: Sequence[dict[str, str]],
-        wishes: dict[str, Any],
-        estimate_usd: float | None,
-        usage: Usage,
-        stop: threading.Event,
-        failures: list[Exception],
-    ) -> str:
+    def _complete(self, asked: _Asked, wishes: dict[str, Any], failures: list[Exception]) -> str:
         import openai
         import tenacity
 
         def attempt() -> Any:
             try:
-                return self._request(messages, wishes, estimate_usd, usage, stop)
+                return self._request(asked, wishes)
             except openai.APIError as error:
                 failures.append(error)  # the next try may end for the budget, and hide that the judge is broken
                 raise
@@ -169,35 +140,28 @@ class JudgeClient:
         backoff = tenacity.wait_random_exponential(multiplier=self.pause_s, max=_LONGEST_PAUSE_S)
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_is_passing),
-            stop=tenacity.stop_after_attempt(self.max_retries + 1) | tenacity.stop_when_event_set(stop),
+            stop=tenacity.stop_after_attempt(self.max_retries + 1) | tenacity.stop_when_event_set(asked.stop),
             wait=lambda state: _asked_pause_s(state) or backoff(state),
-            sleep=tenacity.sleep_using_event(stop),
+            sleep=tenacity.sleep_using_event(asked.stop),
             reraise=True,
         )
         response = retrying(attempt)
         return response.choices[0].message.content or "" if response.choices else ""
 
-    def _request(
-        self,
-        messages: Sequence[dict[str, str]],
-        wishes: dict[str, Any],
-        estimate_usd: float | None,
-        usage: Usage,
-        stop: threading.Event,
-    ) -> Any:
-        """Make one HTTP request, within the budget."""
+    def _request(self, asked: _Asked, wishes: dict[str, Any]) -> Any:
+        """Make one HTTP request within the budget."""
         import openai
 
-        reserved = self.budget.reserve(estimate_usd)
+        reserved = self.budget.reserve(asked.estimate_usd)
         cost: float | None = 0.0
         try:
-            if stop.is_set():  # while the budget made us wait, or another part of the group was asked about
+            if asked.stop.is_set():  # while the budget made us wait, or another part of the group was asked about
                 raise AskError("stopped", "question", failed=False)
-            usage.calls += 1
+            asked.usage.calls += 1
             response = load_litellm().completion(
                 **{
                     "model": self.model,
-                    "messages": list(messages),
+                    "messages": list(asked.messages),
                     "api_base": self.base_url,
                     "api_key": self._api_key,
                     "timeout": self.timeout_s,
@@ -209,13 +173,15 @@ class JudgeClient:
                 }
             )
             cost = getattr(response, "_hidden_params", {}).get("response_cost")
+        # The server may have computed, and will charge for, an answer that nobody waited for: its cost is unknown, not
+        # 0.
         except openai.APITimeoutError:
             cost = None
             raise
         finally:
             self.budget.settle(reserved, cost)
         spent = getattr(response, "usage", None)
-        usage.add(
+        asked.usage.add(
             Usage(
                 prompt_tokens=getattr(spent, "prompt_tokens", None) or 0,
                 completion_tokens=getattr(spent, "completion_tokens", None) or 0,
@@ -223,32 +189,6 @@ class JudgeClient:
             )
         )
         return response
-
-
-def load_litellm() -> Any:
-    """Import litellm, off the network and silent. Seconds the first time.
-
-    Raises:
-        JudgeError: litellm is not installed.
-    """
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    first = "litellm" not in sys.modules
-    try:
-        importlib.import_module("tenacity")
-        # Any: litellm ships annotations that a strict checker cannot follow.
-        litellm: Any = importlib.import_module("litellm")
-    except ModuleNotFoundError as error:
-        raise JudgeError(f"{error.name} is not installed; the judge needs it: pip install 'art-patch[judge]'") from None
-    if first:
-        # Its models are put together when first used, with warnings that it silences when imported: do both at once.
-        litellm.ModelResponse()
-    litellm.telemetry = False
-    litellm.disable_hf_tokenizer_download = True
-    litellm.suppress_debug_info = True
-    if "LITELLM_LOG" not in os.environ:
-        for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-    return litellm
 
 
 def _status(error: BaseException) -> int | None:
@@ -268,7 +208,7 @@ def _is_passing(error: BaseException) -> bool:
 
 
 def _asked_pause_s(state: RetryCallState) -> float | None:
-    """The pause that the server asked for with `Retry-After`, in seconds; `None` if it named none or a date."""
+    """Return the pause of the server's `Retry-After` in seconds; `None` if there is none, or a date."""
     error = state.outcome.exception() if state.outcome else None
     headers: Any = getattr(error, "litellm_response_headers", None) or {}
     try:

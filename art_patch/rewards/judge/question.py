@@ -1,9 +1,22 @@
-"""What the judge is asked about, before it is put into words: a group in, its distinct attempts as lines out. Pure.
+"""What the judge is shown of a group: distinct attempts as lines of JSON, cut and split where they are too long. Pure.
 
-- Siblings whose transcripts are the same to the judge's eye are one attempt, hence get one score.
-- Nothing but messages and tools gets in: no policy name, log-probability, user, tag, key or score.
-- The order is shuffled by the group's id, so that a second pass can take exactly the reverse of the first: what a judge
-  gives for standing early or late then shows as a difference between the two.
+- Siblings with the same transcript are one attempt, so they get the same score.
+- Only messages and tools are shown: no policy name, log-probability, user, tag, key or score.
+- Attempts are shuffled by the group's id. A second pass can therefore show exactly the reverse order, and position bias
+  becomes a measurable difference between both passes.
+
+**Truncation** (`shorten`) of a transcript to `max_chars`, never in silence:
+
+1. Long texts in the longest messages are cut in the middle, with a note of how many characters are missing. No message
+   is cut below a quarter of `max_chars`.
+2. If that is not enough, messages are kept from both ends in turn, the last one first. One message with the role
+   `left out` stands for the others. So the task, the beginning and the outcome are always shown.
+
+**Splitting** (`split`, `merge`) of a group whose prompt is too long, or that has more attempts than the judge ranks
+well. Every part shows the same two random attempts, the anchors. A judge uses its scale afresh in each part, so the
+anchors' scores say how a part's scale relates to the first part's: the other scores are mapped by linear interpolation
+through (0, 0), the two anchors and (1, 1). The map keeps the order within a part and stays in 0..1. Where the anchors
+are tied, or in another order than in the first part, the scores stay as they are.
 """
 
 from __future__ import annotations
@@ -11,10 +24,14 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from itertools import pairwise
+from random import Random
+from typing import Any, Literal, cast
 
+from art_patch.rewards.judge.verdict import Verdict
 from art_patch.trajectories import main_call, number_tool_calls, offered_tools, transcript
 from art_patch.types import JSON, Group
 
@@ -23,29 +40,19 @@ Order = Literal["shuffled", "reversed"]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One way in which the task was attempted.
+    """One distinct transcript of a group."""
 
-    Attributes:
-        lines: the transcript, one line of JSON a message.
-        members: ids of the trajectories that went this way: one, or several with the same transcript.
-    """
-
-    lines: tuple[str, ...]
-    members: tuple[str, ...]
+    lines: tuple[str, ...]  # one line of JSON for each message
+    members: tuple[str, ...]  # ids of the trajectories with this transcript
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """All that the judge gets to see of one group, as lines of JSON.
+    """Everything that the judge sees of one group, as lines of JSON."""
 
-    Attributes:
-        attempts: in the order they are shown.
-        tools: the tools that were offered.
-        followed: what really came after the turn that the attempts answer; empty where they are whole runs.
-    """
-
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[Attempt, ...]  # in the order in which they are shown
     tools: tuple[str, ...] = ()
+    # Messages that followed the judged turn in the recorded run; empty where the attempts are whole runs.
     followed: tuple[str, ...] = ()
 
     def of(self, attempts: Iterable[Attempt]) -> Question:
@@ -53,12 +60,12 @@ class Question:
         return replace(self, attempts=tuple(attempts))
 
     def turned(self, order: Order) -> Question:
-        """Return the question with its attempts as they are for `shuffled`, the other way round for `reversed`."""
+        """Return the question in the given order of its attempts."""
         return self if order == "shuffled" else self.of(reversed(self.attempts))
 
 
 def make_question(group: Group) -> Question:
-    """Return what is to be judged, its attempts shuffled."""
+    """Return the question about a group, with its attempts shuffled."""
     members: dict[tuple[str, ...], list[str]] = {}
     for trajectory in group.trajectories:
         members.setdefault(_lines(number_tool_calls(transcript(trajectory))), []).append(trajectory.id)
@@ -72,22 +79,21 @@ def make_question(group: Group) -> Question:
 
 
 def rng_of(group: Group, purpose: str) -> random.Random:
-    """Return a source of chance that is the same for every pass over this group, and another for each purpose."""
+    """Return a random generator seeded by the group's id, the same for every pass and different for each purpose."""
     return random.Random(hashlib.sha256(f"{purpose}\0{group.id}".encode("utf-8", "surrogatepass")).digest())
 
 
 def to_line(value: JSON) -> str:
-    """One line of JSON that keeps readable text readable and makes every other character visible."""
+    """Return one line of JSON in which printable text stays readable and every other character is escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
     # Outside its strings JSON is printable ASCII, so what is escaped here stands inside a string, where it may.
     return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
 
 
 def _followed(group: Group) -> tuple[str, ...]:
-    """What followed, its tool calls numbered on from the prompt, so that a result names the call that each answer made.
-
-    A tool's result refers to the call by the id that the recorded answer gave it; the siblings gave theirs other ids.
-    """
+    """Return what followed the judged turn, with its tool calls numbered like those of the attempts."""
+    # A tool's result names its call by the id in the recorded answer, but each sibling's call has another id. Numbering
+    # on from the prompt gives the n-th call the same name in every attempt and in what followed.
     call = main_call(group.trajectories[0]) if group.followed and group.trajectories else None
     prompt = call.messages if call is not None else ()
     return _lines(number_tool_calls((*prompt, *group.followed))[len(prompt) :])
@@ -98,7 +104,7 @@ def _lines(messages: Iterable[JSON]) -> tuple[str, ...]:
 
 
 def _tidy(message: JSON) -> JSON:
-    """The message, role first, without the empty values that clients add or leave out as they please."""
+    """Return the message with its role first, without the empty values that some clients add and others leave out."""
     absent: tuple[Any, ...] = (None, "", [], ())
     kept = {key: message[key] for key in sorted(message) if message[key] not in absent}
     if "tool_calls" not in kept:
@@ -107,5 +113,175 @@ def _tidy(message: JSON) -> JSON:
 
 
 def _escaped(character: str) -> str:
-    """The JSON escape of one character, as a surrogate pair beyond the basic plane."""
+    """Return the JSON escape of one character; beyond the basic plane a surrogate pair."""
     return json.dumps(character)[1:-1] if character != "\x7f" else "\\u007f"
+
+
+# --- too long: truncation ---
+
+
+# Shares of the transcript's room that one message may take, tried in this order.
+_LONGEST_MESSAGE = (0.95, 0.8, 0.6, 0.4, 0.25)
+_LONGEST_NOTE = 120
+_SHORTEST_TEXT = 32
+
+
+def shorten(lines: Sequence[str], max_chars: int) -> tuple[str, ...]:
+    """Return the lines of a transcript cut to `max_chars` characters, with notes; unchanged if they fit.
+
+    Below about 500 characters, the first and the last message alone may be longer.
+    """
+    if sum(map(len, lines)) <= max_chars:
+        return tuple(lines)
+    cut: list[str] = []
+    for share in _LONGEST_MESSAGE:
+        cut = [_cut_line(line, int(max_chars * share)) for line in lines]
+        if sum(map(len, cut)) <= max_chars:
+            return tuple(cut)
+    head, tail, left = 0, len(cut), max_chars - _LONGEST_NOTE
+    while head < tail:
+        from_tail = len(cut) - tail <= head
+        line = cut[tail - 1] if from_tail else cut[head]
+        if left < len(line) and head:  # by then both ends have a message
+            break
+        left -= len(line)
+        head, tail = (head, tail - 1) if from_tail else (head + 1, tail)
+    left_out = [_note(lines[head:tail])] if head < tail else []
+    return (*cut[:head], *left_out, *cut[tail:])
+
+
+def _cut_line(line: str, limit: int) -> str:
+    """Return the message with its long texts cut, or a note in its place, no longer than `limit`."""
+    if len(line) <= limit:
+        return line
+    message, keep = json.loads(line), limit
+    while keep >= _SHORTEST_TEXT:
+        shown = to_line(_cut_texts(message, keep))
+        if len(shown) <= limit:
+            return shown
+        keep = keep * 3 // 4
+    return _note([line])
+
+
+def _cut_texts(value: Any, keep: int) -> Any:
+    if isinstance(value, str):
+        half = keep // 2
+        cut = f"{value[:half]} [... {len(value) - 2 * half:,} characters left out ...] {value[-half:]}"
+        return cut if len(cut) < len(value) else value
+    if isinstance(value, list):
+        return [_cut_texts(item, keep) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {key: _cut_texts(item, keep) for key, item in cast("dict[str, Any]", value).items()}
+    return value
+
+
+def _note(lines: Sequence[str]) -> str:
+    return to_line({"role": "left out", "content": f"{len(lines):,} messages, {sum(map(len, lines)):,} characters"})
+
+
+# --- too large: parts with anchors ---
+
+
+ANCHORS = 2
+
+# Shares of its room that an attempt is shortened to, until the parts fit. Several, because the number of tokens for a
+# character differs from text to text.
+_TIGHTER = (0.95, 0.8, 0.6, 0.4)
+
+
+class TooLongError(ValueError):
+    """No part of the group fits into the judge's context. The message says why."""
+
+
+def split(
+    question: Question, size: Callable[[Question], int], *, max_tokens: int, max_siblings: int, rng: Random
+) -> tuple[Question, ...]:
+    """Return the question, or parts of it that together ask about every attempt.
+
+    Args:
+        question: about the whole group.
+        size: returns the number of tokens of a question's prompt.
+        max_tokens: the largest prompt.
+        max_siblings: the largest number of attempts in one prompt; at least 3.
+        rng: chooses the anchors.
+
+    Raises:
+        TooLongError: rubric and tools leave no room for the attempts.
+    """
+    anchors = set(rng.sample(sorted(a.members for a in question.attempts), min(ANCHORS, len(question.attempts))))
+
+    def fits(part: Question) -> bool:
+        return size(part) <= max_tokens
+
+    parts = _pack(question, anchors, fits, max_siblings)
+    if parts:
+        return parts
+    frame = size(question.of(()))
+    room = (max_tokens - frame) // max(min(len(question.attempts), ANCHORS + 1), 1)
+    tokens = size(question) - frame
+    chars = sum(len(line) for attempt in question.attempts for line in attempt.lines)
+    for share in _TIGHTER if room > 0 else ():
+        max_chars = int(room * share * chars / max(tokens, 1))
+        shorter = question.of(replace(a, lines=shorten(a.lines, max_chars)) for a in question.attempts)
+        parts = _pack(shorter, anchors, fits, max_siblings)
+        if parts:
+            return parts
+    raise TooLongError(
+        f"rubric and tools alone take {frame} of the {max_tokens} tokens that the judge may be sent, which leaves no "
+        "room for the attempts; name a judge that reads more, or raise max_prompt_tokens"
+    )
+
+
+def merge(parts: Sequence[Mapping[str, Verdict]]) -> dict[str, Verdict]:
+    """Return one verdict for each trajectory id, mapped to the scale of the first part."""
+    first, *others = parts
+    merged = dict(first)
+    for part in others:
+        to_first = _scale([(part[key].score, first[key].score) for key in part if key in first])
+        merged |= {
+            key: replace(verdict, score=to_first(verdict.score)) for key, verdict in part.items() if key not in first
+        }
+    return merged
+
+
+def _pack(
+    question: Question, anchors: set[tuple[str, ...]], fits: Callable[[Question], bool], max_siblings: int
+) -> tuple[Question, ...]:
+    """Return the question if it fits, else a few parts of similar size; empty if an attempt fits into no part."""
+    if len(question.attempts) <= max_siblings and fits(question):
+        return (question,)
+    others = [attempt for attempt in question.attempts if attempt.members not in anchors]
+    least = -(-len(others) // (max_siblings - ANCHORS))
+    most = -(-len(others) // least) if others else 0
+
+    def part(some: Sequence[Attempt]) -> Question:
+        return question.of(a for a in question.attempts if a.members in anchors or a in some)
+
+    parts: list[list[Attempt]] = []
+    for other in others:
+        if parts and len(parts[-1]) < most and fits(part([*parts[-1], other])):
+            parts[-1].append(other)
+        elif fits(part([other])):
+            parts.append([other])
+        else:
+            return ()
+    return tuple(part(some) for some in parts)
+
+
+def _scale(knots: Sequence[tuple[float, float]]) -> Callable[[float], float]:
+    """Return the map through these (own score, score in the first part) pairs; the identity if they do not rise."""
+    line = sorted(set(knots))
+    rises = all(x < x2 and y < y2 for (x, y), (x2, y2) in pairwise(line))
+    if len(line) < ANCHORS or not rises or all(x == y for x, y in line):
+        return lambda score: score
+    if line[0][0] > 0:
+        line = [(0.0, 0.0), *line]
+    if line[-1][0] < 1:
+        line = [*line, (1.0, 1.0)]
+
+    def scale(score: float) -> float:
+        at = min(max(bisect_right(line, (score, 2.0)), 1), len(line) - 1)
+        (x, y), (x2, y2) = line[at - 1], line[at]
+        return min(max(y + (y2 - y) * (score - x) / (x2 - x), 0.0), 1.0)
+
+    return scale

@@ -1,99 +1,135 @@
-"""RULER: groups in, a score for each sibling out, from an LLM that ranks the siblings of one group against each other.
+"""RULER: groups in, a score for each sibling out, from an LLM judge that ranks the siblings of one group.
 
-- One question a group, groups side by side in threads; a group that is too large for one question is split
-  (`splitting`). An answer that is not a valid verdict gets one repair try.
-- A group that could not be judged is left out whole and named with the reason. It never becomes zero: a zero would be
-  learned from.
-- A judge that fails several groups running for no reason of theirs is given up, so that a dead judge costs a minute and
-  not a night; groups judged by then keep their scores. Not one group judged is a `JudgeError`, unless the budget alone
-  is the reason: a judge that was asked and failed is an error though the budget ended first.
-- What is known is not asked again, and what is judged is handed over at once: with the store behind both, the store is
-  the cache, and a run that was killed or ran out of budget is gone on with by the next.
-- Siblings with the same transcript get the same score. A score only means something within its group.
+- One question for each group, several groups at once in threads. An invalid answer gets one repair try.
+- A group that could not be judged has no scores, and its reason is reported. It never gets zeros: zeros would be
+  learned.
+- After three groups in a row without an answer, for no reason of their own, the judge counts as down. The others are
+  not asked about, so a dead judge costs a minute and not a night. Groups judged by then keep their scores.
+- `JudgeError` if no group could be judged, unless the budget alone is the reason.
+- Known scores are not asked for again, and each judged group is handed over at once (`on_scored`). With the store
+  behind both, the store is the cache: a run that was killed, or stopped by its budget, is continued by the next.
 """
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypedDict
 
 from art_patch.errors import ConfigError, JudgeError
-from art_patch.rewards.judge.budget import Budget
-from art_patch.rewards.judge.client import AskError, JudgeClient, Usage, load_litellm
-from art_patch.rewards.judge.plan import Plan, Request, plan_group
-from art_patch.rewards.judge.prices import context_tokens, price_usd
-from art_patch.rewards.judge.prompt import JudgePrompt
-from art_patch.rewards.judge.question import Order
-from art_patch.rewards.judge.report import SCORE_NAME as SCORE_NAME  # `combine` and others take them from here
-from art_patch.rewards.judge.report import SCORE_SOURCE as SCORE_SOURCE
-from art_patch.rewards.judge.report import JudgeReport, derived_id, known_scores, make_scores
-from art_patch.rewards.judge.rubric import DEFAULT_RUBRIC, Rubric
-from art_patch.rewards.judge.splitting import ANCHORS, merge
-from art_patch.rewards.judge.verdict import Verdict, VerdictError, parse_verdict
+from art_patch.rewards.judge.client import AskError, JudgeClient
+from art_patch.rewards.judge.cost import Budget, Usage, context_tokens, count_tokens, load_litellm, price_usd
+from art_patch.rewards.judge.prompt import DEFAULT_RUBRIC, JudgePrompt, Rubric, write_prompt
+from art_patch.rewards.judge.question import ANCHORS, Order, Question, TooLongError, make_question, merge, rng_of, split
+from art_patch.rewards.judge.verdict import (
+    JudgeReport,
+    Verdict,
+    VerdictError,
+    known_scores,
+    make_scores,
+    parse_verdict,
+)
+from art_patch.rewards.scores import derived_id
 from art_patch.types import Group, Judgement, Score
 
+# --- what would be sent ---
+
+
+# Expected answer of a judge for each attempt. A reasoning judge writes more; the budget learns how much.
+_ANSWER_TOKENS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt for the judge, its length in tokens and its likely price; `None` if the judge's price is unknown."""
+
+    prompt: JudgePrompt
+    prompt_tokens: int
+    estimate_usd: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The questions to the judge about one group."""
+
+    group_id: str
+    attempts: int  # distinct transcripts
+    requests: tuple[Request, ...] = ()  # one, or several if the group is split; none if it is too long
+    too_long: str | None = None  # why no prompt of this group fits
+
+
+# --- asking ---
+
+
+# So many groups in a row without an answer, and the judge counts as down.
 _GIVE_UP_AFTER = 3
-"""So many groups in a row without an answer, after all their retries, and the judge counts as down."""
+# Characters of an invalid answer that the repair try quotes; an endless answer must not fill the judge's context.
 _QUOTED = 4000
-"""Characters of a bad answer that the judge gets to see again; a runaway one must not fill its context."""
+# Tokens. A judge that refuses a prompt of this length as too long is not asked with a shorter one.
 _SHORTEST_LIMIT = 2_000
-"""Tokens; a judge that refuses this as too long is not asked with less."""
 _NOT_TRIED = "not tried: the judge had failed too often by then"
 
 _REPAIR = """\
 That answer cannot be used: {error}
 Answer the same question again with the JSON object alone. Score exactly these ids: {ids}."""
 
+# Callbacks, all called in the thread that called `score_groups`. Progress: (groups done, groups in all).
 Progress = Callable[[int, int], None]
-"""Called with (groups done, groups in all), in the thread that called `score_groups`."""
+# Called with each group as soon as it is judged, so that its scores survive a kill.
 OnScored = Callable[[Group, Sequence[Score], Usage], None]
-"""Called with each group as soon as it is judged, in the thread that called `score_groups`."""
+# Called with the record of each question, whether it gave scores or not; after `OnScored`.
 OnJudgement = Callable[[Judgement], None]
-"""Called with what each question took, whether it gave scores or not, in the thread that called `score_groups`."""
+
+
+class JudgeOptions(TypedDict, total=False):
+    """The options of `Judge.score_groups` that every judge of `judge_batch` takes."""
+
+    order: Order
+    known: Iterable[Score]
+    purpose: str
+    on_scored: OnScored | None
+    on_judgement: OnJudgement | None
+    progress: Progress | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """One group judged: `verdicts` by trajectory id, or why there are none.
-
-    `failed`: the judge was asked and gave nothing that can be used. `judge_down`: for no reason of the group's.
-    `by_budget`: no more could be asked.
-    """
+    """The verdicts on one group by trajectory id, or why there are none."""
 
     usage: Usage
     verdicts: dict[str, Verdict] | None = None
     reason: str | None = None
-    judge_down: bool = False
-    failed: bool = False
-    by_budget: bool = False
+    judge_down: bool = False  # the failure was no fault of the group, so other groups would fail, too
+    failed: bool = False  # the judge was asked, and no answer could be used
+    by_budget: bool = False  # the budget allowed no further request
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Judge:
-    """An LLM that ranks siblings.
+    """An LLM judge that ranks siblings.
 
     Args:
-        model: litellm's name of it, such as `openai/gpt-5-mini` or `hosted_vllm/NAME`.
-        base_url: address where it is not the provider's own.
-        api_key: key where litellm does not find it in the environment.
-        rubric: what it should value.
-        budget: what all its questions together may cost; judges may share one.
-        max_siblings: how many attempts it ranks at once; larger groups are split. At least 3.
-        max_prompt_tokens: what one prompt may have; unless given, what litellm knows of the model, else 100,000. It is
-            lowered when the judge refuses a prompt as too long, and the group split once more.
+        model: litellm's name of the model, such as `openai/gpt-5-mini` or `hosted_vllm/NAME`.
+        base_url: address of the model if it is not the provider's own.
+        api_key: `None` if litellm finds it in the environment.
+        rubric: what the judge should value.
+        budget: for all questions together; judges may share one.
+        max_siblings: attempts in one prompt; larger groups are split. At least 3.
+        max_prompt_tokens: longest prompt; by default what litellm knows of the model, else 100,000. It is lowered when
+            the judge refuses a prompt as too long.
         concurrency: groups judged at once.
-        max_retries: how often one question is asked again after a passing failure (429, 5xx, timeout).
-        timeout_s: how long one answer may take.
-        pause_s: the first pause before a retry is up to this long, each further one up to twice the last.
-        extra: further arguments of `litellm.completion`, such as `reasoning_effort`; they win over ours.
+        max_retries: for each question, after passing failures (429, 5xx, timeout).
+        timeout_s: for one answer.
+        pause_s: upper limit of the first random pause before a retry; it doubles with each retry.
+        extra: further arguments of `litellm.completion`, such as `reasoning_effort`; they override ours.
 
     Raises:
-        JudgeError: no model is given.
+        JudgeError: no model is named.
         ConfigError: `max_siblings` is too small to split groups.
     """
 
@@ -138,15 +174,26 @@ class Judge:
         )
 
     def plan(self, group: Group, *, order: Order = "shuffled") -> Plan:
-        """Return what would be sent for a group, how much it is and what it is likely to cost; send nothing."""
-        return plan_group(
-            group,
-            self.rubric,
-            model=self.model,
-            order=order,
-            max_prompt_tokens=self.max_prompt_tokens or context_tokens(self.model),
-            max_siblings=self.max_siblings,
-        )
+        """Return the prompts for a group, with tokens and likely prices, without sending them."""
+        limit = self.max_prompt_tokens or context_tokens(self.model)
+
+        def size(question: Question) -> int:
+            return count_tokens(self.model, write_prompt(question, self.rubric, rng=random.Random(0)).text)
+
+        whole = make_question(group)
+        # The anchors are drawn by the group's id, so both orders of a group are split alike.
+        rng = rng_of(group, "anchors")
+        try:
+            parts = split(whole, size, max_tokens=limit, max_siblings=self.max_siblings, rng=rng)
+        except TooLongError as error:
+            return Plan(group.id, len(whole.attempts), too_long=str(error))
+        requests: list[Request] = []
+        for part in parts:
+            # Ids and nonce of the prompt that is sent must not be known beforehand; those of `size` do not matter.
+            prompt, tokens = write_prompt(part.turned(order), self.rubric, rng=random.SystemRandom()), size(part)
+            estimate = price_usd(self.model, tokens, _ANSWER_TOKENS * len(part.attempts))
+            requests.append(Request(prompt, tokens, estimate))
+        return Plan(group.id, len(whole.attempts), tuple(requests))
 
     def score_groups(
         self,
@@ -160,23 +207,18 @@ class Judge:
         progress: Progress | None = None,
         now: float | None = None,
     ) -> JudgeReport:
-        """Return scores for the siblings of each group, and why where there are none.
+        """Score the siblings of each group; report the reason for each group without scores.
 
         Args:
-            groups: what to judge.
-            order: of the siblings in the question. `reversed` shows each group in exactly the reverse order of
-                `shuffled`; the scores of such a second pass have the ids of the first, so do not store both.
-            known: scores that were given before; a group whose every sibling has one from this judge under this
-                rubric is not asked about again.
-            purpose: for the record of what was spent.
-            on_scored: told of each group that was judged as soon as it was, so that nothing is lost by a kill.
-            on_judgement: told what each group took, failed ones too; after `on_scored`.
-            progress: told after each group.
-            now: `Score.at` and `Judgement.at`; the present unless given.
+            order: of the siblings in the prompt. `reversed` is exactly the reverse of `shuffled`. Scores of both orders
+                have the same ids, so store one of them only.
+            known: earlier scores. A group is not asked about if every sibling has one of this judge under this rubric.
+            purpose: noted in the `Judgement` of each question.
+            now: `Score.at` and `Judgement.at`; the present by default.
 
         Raises:
-            JudgeError: there were groups, and not one could be judged, the budget alone not being the reason; or there
-                is a limit in USD and the judge's price is unknown.
+            JudgeError: no group could be judged and the budget alone is not the reason; or the budget has a limit in
+                USD and the judge's price is unknown.
         """
         waiting = list(groups)
         at = time.time() if now is None else now
@@ -209,25 +251,13 @@ class Judge:
                     progress(len(found) + len(judgements), len(waiting))
         if asked and not scores and (failed or not by_budget):
             raise JudgeError(self._nothing_judged(failed or unscored, len(unscored)))
-        return JudgeReport(
-            tuple(scores),
-            unscored,
-            total.calls,
-            total.prompt_tokens,
-            total.completion_tokens,
-            total.cost_usd,
-            tuple(judgements),
-        )
+        return JudgeReport(tuple(scores), unscored, **asdict(total), judgements=tuple(judgements))
 
     @contextmanager
     def _asking(
         self, groups: Sequence[Group], order: Order, stop: threading.Event
     ) -> Generator[Iterator[tuple[Group, _Outcome]]]:
-        """Judge these groups side by side; yield each with what came of it as it is done. Ask no more after the block.
-
-        Raises:
-            JudgeError: there is a limit in USD, and the judge's price is unknown.
-        """
+        """Judge groups in parallel: yield each with its outcome as it is done; stop all questions after the block."""
         if groups:
             load_litellm()  # here, so that the threads do not queue up behind one another's import
         if groups and self.budget.max_usd is not None and price_usd(self.model, 1, 1) is None:
@@ -244,7 +274,7 @@ class Judge:
             pool.shutdown(cancel_futures=True)
 
     def _judge(self, group: Group, order: Order, stop: threading.Event) -> _Outcome:
-        """Ask about one group, part by part; all parts or none."""
+        """Ask about one group, part by part. One part without a verdict leaves the whole group without scores."""
         usage = Usage()
         if stop.is_set():
             return _Outcome(usage, reason=_NOT_TRIED)
@@ -257,7 +287,7 @@ class Judge:
         except AskError as error:
             longest = max(request.prompt_tokens for request in plan.requests)
             if error.at_fault == "length" and longest > _SHORTEST_LIMIT:
-                # It reads less than we thought, or counts otherwise. What it refused for its length cost nothing.
+                # Its context is smaller than litellm says, or it counts tokens differently. A refusal costs nothing.
                 self.max_prompt_tokens = min(self.max_prompt_tokens or longest, longest // 2)
                 outcome = self._judge(group, order, stop)
                 outcome.usage.add(usage)
@@ -270,11 +300,11 @@ class Judge:
         return _Outcome(usage, merge(parts), facts=facts)
 
     def _ask(self, request: Request, usage: Usage, stop: threading.Event) -> dict[str, Verdict]:
-        """Ask once, and once more if the answer is not a valid verdict; return the verdicts by trajectory id.
+        """Ask once, and once more if the answer is not a valid verdict; return verdicts by trajectory id.
 
         Raises:
-            AskError: no answer.
-            VerdictError: both answers were invalid; what was wrong with the second.
+            AskError: the judge gave no answer.
+            VerdictError: both answers were invalid; the message is about the second.
         """
         prompt = request.prompt
         text = self._client.ask(prompt.messages, request.estimate_usd, usage, stop)
@@ -293,6 +323,7 @@ class Judge:
         except AskError as error:
             if error.at_fault != "budget" or error.failed:
                 raise
+            # The budget ended before the repair try, but the judge was asked and failed, and that must not be hidden.
             reason = f"{error.reason}; the answer before was no valid verdict: {wrong}"
             raise AskError(reason, "budget", failed=True) from None
         return _by_trajectory(prompt, parse_verdict(text, prompt.siblings))
@@ -307,10 +338,7 @@ class Judge:
             purpose=purpose,
             state="failed" if outcome.verdicts is None else "ok",
             reason=outcome.reason,
-            calls=outcome.usage.calls,
-            prompt_tokens=outcome.usage.prompt_tokens,
-            completion_tokens=outcome.usage.completion_tokens,
-            cost_usd=outcome.usage.cost_usd,
+            **asdict(outcome.usage),
             facts={"order": order, **outcome.facts},
         )
 

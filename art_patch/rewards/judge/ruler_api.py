@@ -1,17 +1,16 @@
-"""RULER as functions, for those who know it from OpenPipe ART: message lists or one group in, scores out.
+"""RULER as functions, for users of OpenPipe ART: message lists or one group in, scores out.
 
 Names and the order of arguments are ART's, so `await ruler(message_lists, "openai/o3", rubric=...)` works unchanged.
 What differs, and why:
 
-- The judge must be named: there is no default that costs money by surprise.
-- A `TrajectoryGroup` comes back as one whose rewards are the judge's, as in ART. Our own `Group` comes back with a
-  `ruler` score for each sibling; `rewards_G(group)` are the rewards. There is no `reward` to overwrite: scores stand
-  side by side.
-- Attempts reach the judge shuffled under random ids. `TrajectoryScore.trajectory_id` is the place in `message_lists`,
+- The judge must be named, because a default would cost money by surprise.
+- A `TrajectoryGroup` comes back with the judge's scores as rewards, as in ART. Our own `Group` comes back with a
+  `ruler` score for each sibling; `rewards_G(group)` makes rewards of them.
+- Attempts reach the judge shuffled, under random ids. `TrajectoryScore.trajectory_id` is the place in `message_lists`,
   counted from 1 as in ART, and the scores come back in that order.
-- An answer that is no valid verdict is never filled up or cut to size: it is repaired once, or there is no score.
+- An invalid answer is repaired once, or there is no score. It is never padded or cut to size.
 
-The functions ending in `_sync` do the same without an event loop. `Judge` does it for many groups at once.
+`Judge` judges many groups at once.
 """
 
 from __future__ import annotations
@@ -20,43 +19,45 @@ import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, TypeVar, cast
+from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, cast
 
 from art_patch.errors import JudgeError
-from art_patch.rewards.judge.budget import Budget
-from art_patch.rewards.judge.rubric import DEFAULT_RUBRIC, Rubric
+from art_patch.rewards.judge.cost import Budget
+from art_patch.rewards.judge.prompt import DEFAULT_RUBRIC, Rubric
 from art_patch.rewards.judge.ruler import Judge
 from art_patch.types import JSON, Call, Choice, Group, Trajectory, TrajectoryInfo
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryScore:
-    """What the judge said of one message list.
+    """The judge's score of one message list, with its reason."""
 
-    Attributes:
-        trajectory_id: its place in the list, counted from 1.
-        explanation: why.
-        score: 0 to 1; it means something only beside the scores of the same call.
-    """
-
-    trajectory_id: str
+    trajectory_id: str  # the place in the list, counted from 1
     explanation: str
-    score: float
+    score: float  # 0 to 1; comparable with scores of the same call only
 
 
 class Rankable(Protocol):
-    """A group of another kind that can be shown to the judge, such as a `TrajectoryGroup`."""
+    """A group of another kind that the judge can rank, such as a `TrajectoryGroup`."""
 
     def as_group(self) -> Group:
-        """Return its siblings as the judge takes them."""
+        """Return the siblings as a `Group`."""
         ...
 
     def ranked(self, scored: Group) -> Self:
-        """Return the group with what the judge said; `scored` is that of `as_group`, each sibling with its score."""
+        """Return the group with the judge's scores; `scored` is the result of `as_group` with its scores."""
         ...
 
 
 AnyGroup = TypeVar("AnyGroup", bound="Group | Rankable")
+
+
+class JudgeAddress(TypedDict, total=False):
+    """Where the judge is, and what it may cost: further arguments of the functions below."""
+
+    base_url: str | None  # if it is not the provider's own address
+    api_key: str | None  # if litellm does not find it in the environment
+    budget: Budget | None
 
 
 async def ruler(
@@ -65,31 +66,23 @@ async def ruler(
     extra_litellm_params: Mapping[str, Any] | None = None,
     rubric: Rubric | str | None = None,
     tools: Sequence[JSON] | None = None,
-    *,
-    base_url: str | None = None,
-    api_key: str | None = None,
-    budget: Budget | None = None,
+    **judge: Unpack[JudgeAddress],
 ) -> list[TrajectoryScore]:
-    """Score attempts at the same task against each other, in a thread of its own.
+    """Score attempts at one task against each other, without blocking the event loop; none for no attempts.
 
     Args:
-        message_lists: one list of OpenAI messages for each attempt.
+        message_lists: one list of OpenAI messages for each attempt; the last message is the answer.
         judge_model: litellm's name of the judge, such as `openai/o3` or `hosted_vllm/NAME`.
         extra_litellm_params: further arguments of `litellm.completion`, such as `reasoning_effort`.
-        rubric: what the judge should value; the default rubric unless given.
+        rubric: what the judge should value; the default rubric if omitted.
         tools: the tools that were offered, as OpenAI JSON.
-        base_url: address of the judge where it is not the provider's own.
-        api_key: key where litellm does not find it in the environment.
-        budget: what this may cost.
-
-    Returns:
-        One score for each list, in the same order; none for no lists.
+        judge: `base_url`, `api_key` and `budget`, as in `Judge`.
 
     Raises:
-        JudgeError: the judge is missing or gave no valid scores, or the budget is used up.
+        JudgeError: no judge is named, it gave no valid scores, or the budget is used up.
     """
     given = (message_lists, judge_model, extra_litellm_params, rubric, tools)
-    return await asyncio.to_thread(ruler_sync, *given, base_url=base_url, api_key=api_key, budget=budget)
+    return await asyncio.to_thread(ruler_sync, *given, **judge)
 
 
 async def ruler_score_group(
@@ -99,37 +92,21 @@ async def ruler_score_group(
     rubric: Rubric | str | None = None,
     *,
     swallow_exceptions: bool = False,
-    base_url: str | None = None,
-    api_key: str | None = None,
-    budget: Budget | None = None,
+    **judge: Unpack[JudgeAddress],
 ) -> AnyGroup | None:
-    """Score the siblings of one group against each other, in a thread of its own.
+    """Score the siblings of one group against each other, without blocking the event loop.
 
     Args:
-        group: the siblings.
-        judge_model: litellm's name of the judge.
-        extra_litellm_params: further arguments of `litellm.completion`.
-        rubric: what the judge should value; the default rubric unless given.
+        group: the siblings; it comes back with a score for each, in a `TrajectoryGroup` as the reward.
+        judge_model: as in `ruler`, like the next two.
         swallow_exceptions: return `None` where a `JudgeError` would be raised.
-        base_url: address of the judge where it is not the provider's own.
-        api_key: key where litellm does not find it in the environment.
-        budget: what this may cost.
-
-    Returns:
-        The group, each sibling with its score added; of a `TrajectoryGroup` the score is the reward.
+        judge: `base_url`, `api_key` and `budget`, as in `Judge`.
 
     Raises:
-        JudgeError: the judge is missing or gave no valid scores, or the budget is used up.
+        JudgeError: no judge is named, it gave no valid scores, or the budget is used up.
     """
     given = (group, judge_model, extra_litellm_params, rubric)
-    return await asyncio.to_thread(
-        ruler_score_group_sync,
-        *given,
-        swallow_exceptions=swallow_exceptions,
-        base_url=base_url,
-        api_key=api_key,
-        budget=budget,
-    )
+    return await asyncio.to_thread(ruler_score_group_sync, *given, swallow_exceptions=swallow_exceptions, **judge)
 
 
 def ruler_sync(
@@ -140,11 +117,11 @@ def ruler_sync(
     tools: Sequence[JSON] | None = None,
     **judge: Any,
 ) -> list[TrajectoryScore]:
-    """Do what `ruler` does in this thread; further arguments are those of `Judge`."""
+    """Do the same as `ruler`, and block; `judge` takes all further arguments of `Judge`."""
     if not message_lists:
         return []
     siblings = [_trajectory(str(n), messages, tools or ()) for n, messages in enumerate(message_lists, start=1)]
-    # The order is shuffled by the group's id, so that must be another one each time.
+    # The order is shuffled by the group's id. With a fixed id, the first attempt would always stand in the same place.
     group = Group(secrets.token_hex(16), "ruler", "group_key", tuple(siblings))
     scored = ruler_score_group_sync(group, judge_model, extra_litellm_params, rubric, **judge)
     assert scored is not None  # nothing is swallowed here
@@ -160,7 +137,7 @@ def ruler_score_group_sync(
     swallow_exceptions: bool = False,
     **judge: Any,
 ) -> AnyGroup | None:
-    """Do what `ruler_score_group` does in this thread; further arguments are those of `Judge`."""
+    """Do the same as `ruler_score_group`, and block; `judge` takes all further arguments of `Judge`."""
     asked = group if isinstance(group, Group) else cast("Rankable", group).as_group()
     try:
         standard = Rubric(rubric) if isinstance(rubric, str) else rubric or DEFAULT_RUBRIC
@@ -178,7 +155,7 @@ def ruler_score_group_sync(
 
 
 def _trajectory(key: str, messages: Sequence[JSON], tools: Sequence[JSON]) -> Trajectory:
-    """The messages as a run of one call, whose answer is the last of them."""
+    """Return the messages as a run of one call, with the last message as its answer."""
     info = TrajectoryInfo(key, 0.0)
     if not messages:
         return Trajectory(info, ())

@@ -1,18 +1,26 @@
-"""What the judge may answer, and reading it: text in, one verdict for each id out. Pure.
+"""The judge's answer: text in, a verdict for each id out; verdicts in, scores out. Pure.
 
-Strict, because a judge that is misread teaches the wrong thing: every id exactly once and no other, a finite number
-from 0 to 1 (no strings, no booleans, no `NaN`), no second value for a key. Only a Markdown code fence around the JSON
-is forgiven. What is wrong is said in one plain sentence, which is also what the judge gets to read for its second try.
+Parsing is strict, because a misread judge teaches the wrong thing: every id exactly once and no other id, a finite
+number from 0 to 1 (no string, boolean or NaN), no key twice. Only a Markdown code fence around the JSON is accepted. An
+error is one plain sentence, because the judge reads it before its second try.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from art_patch.rewards.judge.cost import Usage
+from art_patch.rewards.scores import SCORE_NAME, SCORE_SOURCE, derived_id
+from art_patch.types import Group, Judgement, Score
+
+# --- reading an answer ---
+
+
+# The same for every group, without ids and range: servers compile and cache a schema, and some refuse `maximum`.
 VERDICT_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -34,7 +42,6 @@ VERDICT_SCHEMA: dict[str, Any] = {
     "required": ["scores"],
     "additionalProperties": False,
 }
-"""The same for every group, ids and range left out: servers compile and cache a schema, and some refuse `maximum`."""
 
 _FENCED = re.compile(r"\s*```(?:json)?[ \t]*\r?\n(.*)\n[ \t]*```\s*", re.DOTALL | re.IGNORECASE)
 _ROW_KEYS = frozenset(("trajectory_id", "explanation", "score"))
@@ -42,22 +49,22 @@ _SHOWN = 60
 
 
 class VerdictError(ValueError):
-    """The judge's answer is not a valid verdict. The message is one sentence that says what is wrong with it."""
+    """The judge's answer is not a valid verdict. The message is one sentence that says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the judge said of one sibling: a finite score from 0 to 1, and why."""
+    """The judge's finite score from 0 to 1 for one sibling, with its reason."""
 
     score: float
     explanation: str
 
 
 def parse_verdict(text: str, ids: Collection[str]) -> dict[str, Verdict]:
-    """Return the verdict for each of `ids`.
+    """Return the verdict for each of the ids.
 
     Raises:
-        VerdictError: the text is anything else than one valid verdict for each id.
+        VerdictError: the text is not one valid verdict for each id.
     """
     verdicts: dict[str, Verdict] = {}
     for row in _rows(text):
@@ -74,7 +81,7 @@ def parse_verdict(text: str, ids: Collection[str]) -> dict[str, Verdict]:
 
 
 def _rows(text: str) -> list[Any]:
-    """The entries of `scores`, not yet looked at."""
+    """Return the unchecked entries of `scores`."""
     fenced = _FENCED.fullmatch(text)
     try:
         answer: Any = json.loads(
@@ -119,9 +126,70 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """A short, printable form of anything that JSON can hold."""
+    """Return a short, printable form of any JSON value."""
     try:
         text = ascii(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits has no decimal form, by Python's limit
         text = f"that {type(value).__name__}"
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+# --- from verdicts to scores ---
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeReport:
+    """The result of judging some groups."""
+
+    scores: tuple[Score, ...]  # one for each trajectory of each group that was judged, or was known already
+    unscored: dict[str, str]  # group id -> reason
+    calls: int = 0  # HTTP requests, retries and repair tries included
+    prompt_tokens: int = 0  # tokens as the judge's server counted them
+    completion_tokens: int = 0
+    cost_usd: float | None = None  # `None` if the price of an answer is unknown
+    judgements: tuple[Judgement, ...] = ()  # one for each group that was asked about
+
+
+def known_scores(
+    groups: Sequence[Group], scores: Iterable[Score], *, judge: str, rubric: str
+) -> dict[str, tuple[Score, ...]]:
+    """Return group id -> scores, for the groups in which every sibling has a score of this judge under this rubric."""
+    found: dict[str, dict[str, Score]] = {group.id: {} for group in groups}
+    for score in scores:
+        ours = (score.name, score.source, score.judge, score.rubric) == (SCORE_NAME, SCORE_SOURCE, judge, rubric)
+        if ours and score.group_id in found:
+            found[score.group_id][score.trajectory_id] = score
+    return {
+        group.id: tuple(found[group.id][sibling.id] for sibling in group.trajectories)
+        for group in groups
+        if all(sibling.id in found[group.id] for sibling in group.trajectories)
+    }
+
+
+def make_scores(
+    group: Group, verdicts: Mapping[str, Verdict], *, judge: str, rubric: str, at: float
+) -> tuple[Score, ...]:
+    """Return a score for each verdict. A second judgement of the group under the same rubric has the same ids."""
+    return tuple(
+        Score(
+            id=derived_id(SCORE_NAME, group.id, key, rubric, judge),
+            trajectory_id=key,
+            name=SCORE_NAME,
+            value=verdict.score,
+            source=SCORE_SOURCE,
+            at=at,
+            comment=verdict.explanation,
+            group_id=group.id,
+            rubric=rubric,
+            judge=judge,
+        )
+        for key, verdict in verdicts.items()
+    )
+
+
+def spent(reports: Iterable[JudgeReport]) -> Usage:
+    """Return what several reports spent together."""
+    total = Usage()
+    for each in reports:
+        total.add(Usage(each.calls, each.prompt_tokens, each.completion_tokens, each.cost_usd))
+    return total

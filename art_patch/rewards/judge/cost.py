@@ -1,0 +1,195 @@
+"""What judging costs: litellm's tokens and prices, the budget, and what was spent.
+
+Importing this needs no litellm. litellm belongs to the job's process, never to the app's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from art_patch.errors import ConfigError, JudgeError
+
+# --- what litellm knows ---
+
+
+def load_litellm() -> Any:
+    """Import litellm without network access and without its log messages; this takes seconds the first time.
+
+    Raises:
+        JudgeError: litellm is not installed.
+    """
+    # Before the import: litellm downloads its price list while it is imported.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    first = "litellm" not in sys.modules
+    try:
+        importlib.import_module("tenacity")
+        # Any: litellm ships annotations that a strict checker cannot follow.
+        litellm: Any = importlib.import_module("litellm")
+    except ModuleNotFoundError as error:
+        raise JudgeError(f"{error.name} is not installed; the judge needs it: pip install 'art-patch[judge]'") from None
+    if first:
+        # Its models are put together when first used, with warnings that it silences when imported: do both at once.
+        litellm.ModelResponse()
+    litellm.telemetry = False
+    litellm.disable_hf_tokenizer_download = True
+    litellm.suppress_debug_info = True
+    if "LITELLM_LOG" not in os.environ:
+        for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    return litellm
+
+
+# Prompt tokens that a judge can read, where litellm does not know it.
+ASSUMED_CONTEXT = 100_000
+# Tokens of a judge's context that are kept free for its answer and a repair try.
+_ANSWER_ROOM = 8_192
+
+
+def count_tokens(model: str, text: str) -> int:
+    """Return the number of tokens of a text: an estimate if litellm has no tokenizer of the model's own."""
+    return load_litellm().token_counter(model=model, text=text)
+
+
+def context_tokens(model: str) -> int:
+    """Return how many prompt tokens the model may be sent."""
+    with contextlib.suppress(Exception):  # litellm raises a bare Exception for a model that it does not know
+        known: Any = load_litellm().get_model_info(model).get("max_input_tokens")
+        if known:
+            return max(known - _ANSWER_ROOM, known // 2)
+    return ASSUMED_CONTEXT
+
+
+def price_usd(model: str, prompt_tokens: int, completion_tokens: int) -> float | None:
+    """Return the price of such a request by litellm's price list; `None` if the model is not on it."""
+    try:
+        prompt_usd, completion_usd = load_litellm().cost_per_token(
+            model=model, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
+        )
+    except Exception:  # a bare Exception here, too
+        return None
+    return prompt_usd + completion_usd
+
+
+# --- the budget ---
+
+
+class BudgetUsedUp(Exception):
+    """The budget does not allow the next request. The message names the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """An allowed request: its estimated price, and the amount that is held for it until it is settled."""
+
+    estimate_usd: float
+    held_usd: float
+
+
+class Budget:
+    """Limits on the requests to a judge; `None` is no limit. Threads, and several judges, may share one budget.
+
+    A request is allowed if the money spent, the money held for requests under way and the expected price stay within
+    the limit. A limit on calls is therefore exact. The price of an answer is only known afterwards, so requests go one
+    at a time until the first answer is paid for. From then on a request is expected to exceed its estimate as much as
+    the dearest answer did. The limit in USD can be overrun by what the last answers cost above the dearest ones before
+    them.
+
+    Args:
+        max_usd: for all requests together.
+        max_calls: HTTP requests, retries and repair tries included.
+
+    Raises:
+        ConfigError: a limit is negative or not a number.
+    """
+
+    def __init__(self, max_usd: float | None = None, max_calls: int | None = None) -> None:
+        for name, limit in (("max_usd", max_usd), ("max_calls", max_calls)):
+            if limit is not None and not limit >= 0:
+                raise ConfigError(f"{name} is {limit}; give a number of 0 or more, or leave it out for no limit")
+        self.max_usd = max_usd
+        self.max_calls = max_calls
+        self._changed = threading.Condition()
+        self._calls = 0
+        self._spent_usd = 0.0
+        self._held: list[Reservation] = []
+        self._dearness: float | None = None  # largest price / estimate so far; `None` until an answer was paid for
+
+    @property
+    def calls(self) -> int:
+        """Number of requests allowed so far."""
+        return self._calls
+
+    @property
+    def spent_usd(self) -> float:
+        """Known costs, plus the expected price of each request whose cost is unknown."""
+        return self._spent_usd
+
+    def reserve(self, estimate_usd: float | None) -> Reservation:
+        """Allow one request; wait while it is not known yet whether the budget allows it.
+
+        `estimate_usd` is its likely price; `None` if the judge's price is unknown.
+
+        Raises:
+            BudgetUsedUp: a limit is reached, or there is a limit in USD and no price.
+        """
+        with self._changed:
+            if self.max_calls is not None and self._calls >= self.max_calls:
+                raise BudgetUsedUp(f"{self._calls} of {self.max_calls} calls were made")
+            held = Reservation(0.0, 0.0) if self.max_usd is None else self._hold(self.max_usd, estimate_usd)
+            if self.max_calls is not None and self._calls >= self.max_calls:  # made while we waited
+                raise BudgetUsedUp(f"{self._calls} of {self.max_calls} calls were made")
+            self._calls += 1
+            self._held.append(held)
+            return held
+
+    def settle(self, reservation: Reservation, cost_usd: float | None) -> None:
+        """End a request with its cost: 0 if it was refused; `None` if unknown, which counts as the held amount."""
+        with self._changed:
+            self._held.remove(reservation)
+            self._spent_usd += reservation.held_usd if cost_usd is None else cost_usd
+            if cost_usd and reservation.estimate_usd:
+                self._dearness = max(self._dearness or 0.0, cost_usd / reservation.estimate_usd)
+            self._changed.notify_all()
+
+    def _hold(self, max_usd: float, estimate_usd: float | None) -> Reservation:
+        if estimate_usd is None:
+            raise BudgetUsedUp("the judge's price is unknown, so no limit in USD can be kept; limit the calls instead")
+        # Without a first price a burst of parallel requests could overrun the limit many times.
+        while self._dearness is None and self._held:
+            self._changed.wait()
+        expected = estimate_usd * max(self._dearness or 1.0, 1.0)
+        under_way = sum(reservation.held_usd for reservation in self._held)
+        if self._spent_usd + under_way + expected > max_usd:
+            raise BudgetUsedUp(
+                f"${self._spent_usd:.4g} of ${max_usd:.4g} were spent, ${under_way:.4g} are held for requests under "
+                f"way, and the next one is expected to cost ${expected:.4g}"
+            )
+        return Reservation(estimate_usd, expected)
+
+
+# --- what was spent ---
+
+
+@dataclass(slots=True)
+class Usage:
+    """What was spent. `cost_usd` is `None` as soon as the price of one answer is unknown."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_usd: float | None = 0.0
+
+    def add(self, other: Usage) -> None:
+        """Add what was spent elsewhere."""
+        self.calls += other.calls
+        self.prompt_tokens += other.prompt_tokens
+        self.completion_tokens += other.completion_tokens
+        known = self.cost_usd is not None and other.cost_usd is not None
+        self.cost_usd = (self.cost_usd or 0.0) + (other.cost_usd or 0.0) if known else None
