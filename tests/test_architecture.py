@@ -14,6 +14,7 @@ import art_patch
 from tests.support.import_graph import ImportGraph
 
 PACKAGE = Path(art_patch.__file__).parent
+TESTS = Path(__file__).parent
 TORCH = {"torch", "transformers", "peft", "safetensors", "numpy", "tokenizers", "accelerate"}
 
 LEVELS = (
@@ -205,3 +206,38 @@ def test_no_identifier_holds_a_retired_word():
             if RETIRED & {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}:
                 found.add(f"{path}: {name}")
     assert not found
+
+
+def modules_of_tests(tree: ast.Module) -> list[str]:
+    """Every module below `tests` that a file imports, at its top or late."""
+    found: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            is_file = (TESTS.parent / f"{node.module.replace('.', '/')}.py").exists()
+            found += [node.module] if is_file else [f"{node.module}.{alias.name}" for alias in node.names]
+    return [module for module in found if module.startswith("tests.")]
+
+
+def test_what_tests_share_lives_in_support():
+    """A file of tests imports `tests.support`, programs of its own folder, and benchmarks that it tries.
+
+    It imports no other test, and no `conftest`, whose fixtures pytest finds by itself.
+    """
+    wrong: list[str] = []
+    for path in TESTS.rglob("*.py"):
+        own = ".".join(path.relative_to(TESTS.parent).parent.parts)
+        for module in modules_of_tests(ast.parse(path.read_text())):
+            folder, _, name = module.rpartition(".")
+            if (
+                name.startswith("test_")
+                or name == "conftest"
+                or folder not in (own, "tests.support", "tests.benchmarks")
+            ):
+                wrong.append(f"{path.relative_to(TESTS.parent)} imports {module}")
+    assert not wrong
+
+
+def test_no_list_in_tests_silences_an_unused_import():
+    assert not [path for path in TESTS.rglob("*.py") if re.search(r"^__all__\b", path.read_text(), re.MULTILINE)]

@@ -51,7 +51,7 @@ from art_patch.training.data.packing import packs_of  # noqa: E402
 from art_patch.training.kernels.lora_layers import fuse  # noqa: E402
 from art_patch.training.kernels.scoring import Scorer  # noqa: E402
 from art_patch.training.losses.policy_loss import LossInput, policy_loss  # noqa: E402
-from tests.benchmarks.report import Target, finish, say  # noqa: E402
+from tests.support.benchmark_report import Target, finish, say  # noqa: E402
 
 TARGETS = (
     Target("siblings_vs_trl", 5, None, "times less CPU time than TRL, fp32"),

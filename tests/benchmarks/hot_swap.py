@@ -65,7 +65,7 @@ from art_patch.serving.vllm.process import marked  # noqa: E402
 from art_patch.settings import load_settings  # noqa: E402
 from art_patch.store import Store, open_store  # noqa: E402
 from art_patch.types import Policy  # noqa: E402
-from tests.benchmarks.report import Target, finish, percentile, say  # noqa: E402
+from tests.support.benchmark_report import Target, finish, percentile, say  # noqa: E402
 from tests.support.broken_adapters import AFTER_PUBLISHING, BEFORE_PUBLISHING  # noqa: E402
 from tests.support.servers import serving as serve_upstream  # noqa: E402
 from tests.support.tiny import make_adapter_files, make_tiny_adapter, make_tiny_model  # noqa: E402

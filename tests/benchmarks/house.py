@@ -47,7 +47,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.benchmarks.report import Target, finish, say  # noqa: E402 - the line above makes it importable
+from tests.support.benchmark_report import Target, finish, say  # noqa: E402 - the line above makes it importable
 from tests.support.docs_pages import all_blocks  # noqa: E402
 from tests.support.import_graph import ImportGraph  # noqa: E402
 

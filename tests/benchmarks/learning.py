@@ -32,7 +32,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.benchmarks.report import Target, finish, say  # noqa: E402 - the line above makes it importable
+from tests.support.benchmark_report import Target, finish, say  # noqa: E402 - the line above makes it importable
 
 TARGETS = (
     Target("sampled_least", 0.8, None, "of the worst seed"),

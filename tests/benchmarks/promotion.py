@@ -48,7 +48,7 @@ sys.path.insert(0, str(ROOT))
 
 from art_patch.gate import GateConfig, decide  # noqa: E402 - the line above makes ours importable
 from art_patch.settings import Settings  # noqa: E402
-from tests.benchmarks.report import Target, finish, say  # noqa: E402
+from tests.support.benchmark_report import Target, finish, say  # noqa: E402
 from tests.support.two_apps import App, Place  # noqa: E402
 
 TARGETS = (

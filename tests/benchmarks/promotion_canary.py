@@ -27,7 +27,7 @@ from art_patch.recording import in_share
 from art_patch.settings import Settings
 from art_patch.store import open_store
 from art_patch.types import Policy
-from tests.benchmarks.report import say
+from tests.support.benchmark_report import say
 from tests.support.command_line import ENVIRONMENT
 from tests.support.servers import Answer, StubServer, error, serving
 from tests.support.two_apps import App

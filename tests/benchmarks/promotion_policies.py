@@ -35,7 +35,7 @@ from art_patch.pipeline import CycleReport, group
 from art_patch.pipeline.cycle_run import Cycle
 from art_patch.store import Store
 from tests.benchmarks.promotion_world import WHO, Success, World, champion_of
-from tests.benchmarks.report import say
+from tests.support.benchmark_report import say
 
 if TYPE_CHECKING:
     from tests.benchmarks.bad_policies import Bad

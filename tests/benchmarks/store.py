@@ -54,8 +54,8 @@ sys.path.insert(0, str(ROOT))
 from art_patch._lib.ids import new_id  # noqa: E402 - the line above makes it importable
 from art_patch.store import Store, open_store  # noqa: E402
 from art_patch.types import Call, Group, Record, Trajectory, TrajectoryInfo  # noqa: E402
-from tests.benchmarks.report import Target, finish, percentile, say  # noqa: E402
 from tests.benchmarks.samples import Pair, agent_run, big_call, small_run  # noqa: E402
+from tests.support.benchmark_report import Target, finish, percentile, say  # noqa: E402
 
 Metrics = dict[str, Any]
 

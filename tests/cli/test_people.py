@@ -7,8 +7,8 @@ from pathlib import Path
 
 from art_patch.store import open_store
 from art_patch.types import Score
-from tests.formats.samples import fill
 from tests.support.command_line import art_patch, says
+from tests.support.run_samples import fill
 
 
 def test_status_says_where_people_and_the_judge_differ(tmp_path: Path):

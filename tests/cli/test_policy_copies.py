@@ -19,7 +19,7 @@ from art_patch.errors import AdapterRejected, ConfigError, HubError, ModelNotFou
 from art_patch.policies import base_fingerprint
 from art_patch.store import open_store
 from art_patch.types import Policy
-from tests.policies.hub_stand_in import COMMIT, READER, WRITER, StandInHub, serve_stand_in_hub
+from tests.support.hub_stand_in import COMMIT, READER, WRITER, StandInHub, serve_stand_in_hub
 from tests.support.tiny import make_tiny_adapter, make_tiny_model
 
 # huggingface_hub hands files to httpx by an older word for it

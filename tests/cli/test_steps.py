@@ -18,7 +18,7 @@ from art_patch.cli.app import app
 from art_patch.cli.views.steps import steps_tree
 from art_patch.store import open_store
 from art_patch.types import Call, SpanInfo
-from tests.formats.samples import tool_run
+from tests.support.run_samples import tool_run
 
 EVIL = "\x1b]0;owned\x07[red]"
 

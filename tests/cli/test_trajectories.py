@@ -13,8 +13,8 @@ import pytest
 from art_patch._lib.ids import new_id
 from art_patch.store import open_store
 from art_patch.types import Call, Choice, TrajectoryInfo
-from tests.formats.samples import fill, tool_run
 from tests.support.command_line import art_patch, says
+from tests.support.run_samples import fill, tool_run
 
 EVIL = "\x1b]0;owned\x07 [bold red]markup[/] \u202egnp.exe\x9b31m"
 

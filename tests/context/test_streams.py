@@ -23,8 +23,8 @@ from starlette.routing import Route
 
 from art_patch.context import bind, span, trajectory
 from art_patch.types import Call, SpanInfo, TrajectoryInfo
-from tests.patching.samples import ASK
 from tests.support.recordings import Patched, here
+from tests.support.sdk_samples import ASK
 from tests.support.servers import TEXT, Answer, chunks
 
 

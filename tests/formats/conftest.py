@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from art_patch.store import Store, open_store
-from tests.formats.samples import fill
+from tests.support.run_samples import fill
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from art_patch.formats import Bundle, encode
 from art_patch.formats.complete import FORMAT, decode
 from art_patch.store import Filter, open_store
 from art_patch.types import Call, Choice, Score, SpanInfo, Trajectory, TrajectoryInfo
-from tests.formats.samples import tool_run
+from tests.support.run_samples import tool_run
 
 # What a database cannot hold is the recorder's to replace, before anything is kept.
 texts = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)

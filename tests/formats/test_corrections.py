@@ -12,8 +12,8 @@ from art_patch.formats import Bundle, Unusable, chat_row, corrected, correction_
 from art_patch.formats.complete import decode
 from art_patch.store import Store, open_store
 from art_patch.types import Correction, Trajectory
-from tests.formats.samples import SYSTEM, TOOL, asked, fill, plain_run, tool_run
 from tests.support.command_line import art_patch
+from tests.support.run_samples import SYSTEM, TOOL, asked, fill, plain_run, tool_run
 
 RIGHT = {"role": "assistant", "content": "31 cents"}
 CALLED = {

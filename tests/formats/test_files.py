@@ -19,7 +19,7 @@ from art_patch.cli.commands.imports import import_file
 from art_patch.errors import ConfigError, MalformedFile
 from art_patch.formats import COLUMNS, Bundle, encode, reading, writing
 from art_patch.store import Filter, Store, open_store
-from tests.formats.samples import plain_run, tool_run, write
+from tests.support.run_samples import plain_run, tool_run, write
 
 USER = {"role": "user", "content": "2+2?"}
 FOUR = {"role": "assistant", "content": "4"}

@@ -13,7 +13,7 @@ import pytest
 
 from art_patch.cli.commands.export import export
 from art_patch.store import Store
-from tests.formats.samples import SYSTEM, TOOL, asked, plain_run, tool_run, write
+from tests.support.run_samples import SYSTEM, TOOL, asked, plain_run, tool_run, write
 
 ROOT = Path(__file__).parents[2]
 FORMATS = ("chat", "sft", "sft-prompt", "preference", "grpo")

@@ -27,8 +27,8 @@ sys.path[:0] = [str(ROOT)]
 
 from art_patch.demo import run_demo  # noqa: E402 - the lines above make them importable
 from art_patch.settings import load_settings  # noqa: E402
-from tests.benchmarks.report import Target, finish, say  # noqa: E402
 from tests.frameworks.shops import SHOPS, program, with_its_tools  # noqa: E402
+from tests.support.benchmark_report import Target, finish, say  # noqa: E402
 
 
 class Teller:

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402 - the line above makes ours importable
 
 from tests.benchmarks.grpo_step import SHAPE, WORK, Ours, Trl, make_model, row_of  # noqa: E402
-from tests.benchmarks.report import Target, finish, say  # noqa: E402
+from tests.support.benchmark_report import Target, finish, say  # noqa: E402
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": SHAPE,

@@ -16,8 +16,8 @@ from art_patch.insights.analytics import Action, ErrorPattern, Outcomes, pattern
 from art_patch.store import open_store
 from art_patch.trackers import Episode
 from art_patch.types import Trajectory, TrajectoryInfo
-from tests.formats.samples import fill, tool_run
 from tests.support.factory import make_call, make_trajectory
+from tests.support.run_samples import fill, tool_run
 
 
 def test_runs_are_counted_by_what_is_known_of_them():

@@ -31,8 +31,8 @@ from pydantic import BaseModel
 
 from art_patch._lib.faults import faults
 from art_patch.patching import unpatch
-from tests.patching.samples import ASK
 from tests.support.patched_sdk import Bench
+from tests.support.sdk_samples import ASK
 from tests.support.servers import serving
 
 CallCount = Callable[[], int | None]

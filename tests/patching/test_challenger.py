@@ -14,8 +14,8 @@ import pytest
 import art_patch as art
 from art_patch.patching import status
 from art_patch.types import Route, TrajectoryInfo
-from tests.patching.samples import ASK, GOES_ON, LOCAL, UPSTREAM, settled
 from tests.support.patched_sdk import CHAMPION, asked, shadowed
+from tests.support.sdk_samples import ASK, GOES_ON, LOCAL, UPSTREAM, settled
 from tests.support.servers import error
 
 CANARY = "shop@4"

@@ -12,7 +12,7 @@ from openai.types import Completion
 
 from art_patch.patching.sdk.surfaces import surface_of
 from art_patch.types import Call, Choice
-from tests.patching.samples import UPSTREAM, settled
+from tests.support.sdk_samples import UPSTREAM, settled
 from tests.support.servers import TEXT, error
 
 ASK: dict[str, Any] = {"model": "gpt-x", "prompt": "hi"}

@@ -7,7 +7,7 @@ import sys
 
 from art_patch.patching import patch, status
 from art_patch.types import Call
-from tests.patching.samples import ASK, UPSTREAM, settled
+from tests.support.sdk_samples import ASK, UPSTREAM, settled
 
 
 def test_calls_reach_the_store(bench, client, tmp_path):

@@ -12,8 +12,8 @@ import pytest
 
 from art_patch.patching import control, status
 from art_patch.types import Route
-from tests.patching.samples import ASK, LOCAL, UPSTREAM, settled
 from tests.support.patched_sdk import CHAMPION
+from tests.support.sdk_samples import ASK, LOCAL, UPSTREAM, settled
 
 SECRET = "TOP-SECRET-TOKEN"
 

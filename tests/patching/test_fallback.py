@@ -14,9 +14,9 @@ import openai
 import pytest
 
 from art_patch.types import Route
-from tests.patching.samples import ASK, LOCAL, LOCAL_BODY, settled, streamed
 from tests.support import httpx2_or_httpx as http
 from tests.support.patched_sdk import CHAMPION
+from tests.support.sdk_samples import ASK, LOCAL, LOCAL_BODY, settled, streamed
 from tests.support.servers import TOOL_CALL, Answer, chunks, completion, error
 
 

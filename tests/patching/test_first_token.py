@@ -14,8 +14,8 @@ import pytest
 from art_patch.patching import status
 from art_patch.patching.rewriting.response_rewriter import TooSlow
 from art_patch.patching.sdk.first_byte_watch import watch
-from tests.patching.samples import ASK, LOCAL_BODY
 from tests.support.patched_sdk import CHAMPION
+from tests.support.sdk_samples import ASK, LOCAL_BODY
 from tests.support.servers import Answer, chunks
 
 EVENTS = chunks(LOCAL_BODY | {"stream": True})

@@ -8,7 +8,7 @@ from pathlib import Path
 import art_patch as art
 from art_patch.patching import control
 from art_patch.store import open_store
-from tests.patching.samples import ASK
+from tests.support.sdk_samples import ASK
 
 
 def test_it_neither_records_nor_routes(bench, client, tmp_path: Path, caplog):

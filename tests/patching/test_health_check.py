@@ -12,8 +12,8 @@ import pytest
 from art_patch.patching import control, status
 from art_patch.patching.routing.engine_health import is_alive
 from art_patch.types import Route
-from tests.patching.samples import ASK
 from tests.support.patched_sdk import CHAMPION
+from tests.support.sdk_samples import ASK
 from tests.support.servers import Answer
 
 

@@ -12,7 +12,6 @@ end.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import re
 import shutil
@@ -20,7 +19,6 @@ import subprocess
 import sys
 import time
 import tomllib
-import venv
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,7 +26,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.environments import ENVIRONMENT, ROOT, copy_installed, say, site_of, tail
+from tests.support.environments import ENVIRONMENT, ROOT, copy_installed, create_venv, say, site_of, tail
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -120,10 +118,7 @@ def environment(major: Major, folder: Path) -> Path:
     place = folder / key
     if not (place / "made").exists():
         shutil.rmtree(place, ignore_errors=True)
-        own_pip = importlib.util.find_spec("pip") is None  # then the environment needs one, which takes longer
-        venv.create(place, symlinks=True, with_pip=own_pip)
-        pip = [place / "bin/python" if own_pip else sys.executable, "-m", "pip", "--python", place / "bin/python"]
-        install = [*pip, "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
+        install = create_venv(place)
         copy_installed(wanted, site_of(place), but=("openai", major.other))
         say([*install, *wanted], env=ENVIRONMENT)
         if not copy_installed([major.other], place / "other"):

@@ -18,8 +18,8 @@ from art_patch.errors import ConfigError
 from art_patch.patching import control, status, unpatch
 from art_patch.store import open_store
 from art_patch.types import Call, Choice, Route, Score, TrajectoryInfo
-from tests.patching.samples import ASK, LOCAL, MESSAGES, UPSTREAM, settled
 from tests.support.patched_sdk import CHAMPION, shadowed
+from tests.support.sdk_samples import ASK, LOCAL, MESSAGES, UPSTREAM, settled
 from tests.support.servers import Answer, error
 
 

@@ -14,7 +14,7 @@ import pytest
 import art_patch as art
 from art_patch.errors import ConfigError
 from art_patch.store import open_store
-from tests.patching.samples import ASK
+from tests.support.sdk_samples import ASK
 
 
 def recorded(home: Path) -> dict[str, int]:

@@ -8,8 +8,8 @@ import pytest
 
 import art_patch as art
 from art_patch.types import Route
-from tests.patching.samples import ASK, GOES_ON
 from tests.support.patched_sdk import asked
+from tests.support.sdk_samples import ASK, GOES_ON
 from tests.support.servers import error
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import art_patch as art
 from art_patch.cli import main
 from art_patch.store import open_store
-from tests.patching.samples import ASK
+from tests.support.sdk_samples import ASK
 
 
 def reports(home: Any) -> tuple[Any, ...]:

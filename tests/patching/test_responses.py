@@ -24,10 +24,10 @@ from art_patch.recording.chat import events as sse_events
 from art_patch.recording.chat import read_chat_request
 from art_patch.settings import Settings
 from art_patch.types import Route
-from tests.patching.samples import LOCAL as CHAT_LOCAL
-from tests.patching.samples import LOCAL_BODY, MESSAGES, SAID, TOOLS, UPSTREAM, settled, streamed
 from tests.support.patched_sdk import CHAMPION
 from tests.support.responses import OBJECT
+from tests.support.sdk_samples import LOCAL as CHAT_LOCAL
+from tests.support.sdk_samples import LOCAL_BODY, MESSAGES, SAID, TOOLS, UPSTREAM, settled, streamed
 from tests.support.servers import (
     RESPONSE_CALL,
     TOOL_CALL,

@@ -11,9 +11,9 @@ import pytest
 
 from art_patch.patching import status
 from art_patch.types import Route
-from tests.patching.samples import ASK
 from tests.support import httpx2_or_httpx as http
 from tests.support.patched_sdk import CHAMPION
+from tests.support.sdk_samples import ASK
 from tests.support.servers import error
 
 CANARY = "sk-canary-4f3c9a7e21"

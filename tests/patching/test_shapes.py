@@ -25,8 +25,8 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
-from tests.patching.samples import ASK, LOCAL, LOCAL_BODY, TOOLS, UPSTREAM, settled, streamed
 from tests.support.patched_sdk import CHAMPION
+from tests.support.sdk_samples import ASK, LOCAL, LOCAL_BODY, TOOLS, UPSTREAM, settled, streamed
 from tests.support.servers import Answer, ReceivedRequest, chunks, completion, response, response_items
 
 SDK = f"openai {openai.__version__}"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.patching.samples import ASK
 from tests.support.patched_sdk import CHAMPION
+from tests.support.sdk_samples import ASK
 from tests.support.servers import Answer, chunks
 
 MODES = pytest.mark.parametrize("mode", ["record", "route"])

@@ -16,8 +16,8 @@ from art_patch.errors import ConfigError
 from art_patch.patching import control
 from art_patch.settings import load_settings
 from art_patch.types import Route
-from tests.patching.samples import ASK
 from tests.support.patched_sdk import CHAMPION
+from tests.support.sdk_samples import ASK
 
 PLACES = [(kind, name) for kind in (SyncAPIClient, AsyncAPIClient) for name in ("request", "_process_response")]
 

@@ -8,8 +8,8 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.patching.samples import ASK, LOCAL, MESSAGES, TOOLS, UPSTREAM, settled, streamed
 from tests.support.patched_sdk import CHAMPION
+from tests.support.sdk_samples import ASK, LOCAL, MESSAGES, TOOLS, UPSTREAM, settled, streamed
 from tests.support.servers import TOOL_CALL
 
 

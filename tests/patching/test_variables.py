@@ -11,7 +11,7 @@ from openai._base_client import SyncAPIClient
 import art_patch as art
 from art_patch.errors import ConfigError
 from art_patch.patching import control
-from tests.patching.samples import ASK
+from tests.support.sdk_samples import ASK
 
 BAD = [
     ("ART_PATCH_MODE", "Record"),

@@ -24,8 +24,8 @@ from art_patch.replay import RunLost
 from art_patch.replay.processes import AppProcess
 from art_patch.rewards import Judge
 from art_patch.types import Trajectory, TrajectoryInfo
-from tests.store.samples import call
 from tests.support.cycles import CONFIG, QUESTIONS, Place, eager, is_short
+from tests.support.store_samples import call
 
 AGENT = """
 import asyncio, os, sys, time

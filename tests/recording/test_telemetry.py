@@ -21,8 +21,8 @@ from art_patch.patching import control, flush, unpatch
 from art_patch.recording import telemetry
 from art_patch.settings import Settings
 from art_patch.types import Call, Record, Route, SpanInfo
-from tests.patching.samples import ASK, MESSAGES, TOOLS
 from tests.support.patched_sdk import CHAMPION
+from tests.support.sdk_samples import ASK, MESSAGES, TOOLS
 from tests.support.servers import PROMPT_IDS, TEXT, TOOL_CALL, Answer, chunks, error, no_certificates, serving
 
 pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed")

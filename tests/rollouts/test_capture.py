@@ -10,7 +10,7 @@ import pytest
 
 import art_patch as art
 from art_patch.rollouts.client import capture
-from tests.rollouts.answers import choice
+from tests.support.scripted import choice
 from tests.support.servers import serving
 
 FIRST = {"role": "user", "content": "hi"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import art_patch as art
-from tests.rollouts.answers import choice
+from tests.support.scripted import choice
 
 USER = {"role": "user", "content": "hi"}
 

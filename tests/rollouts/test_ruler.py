@@ -13,7 +13,7 @@ import pytest
 import art_patch as art
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
 from art_patch.rewards import ruler_score_group
-from tests.rollouts.answers import choice
+from tests.support.scripted import choice
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 

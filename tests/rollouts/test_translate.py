@@ -12,7 +12,7 @@ import pytest
 import art_patch as art
 from art_patch.rollouts import logs
 from art_patch.rollouts.translate import translate
-from tests.rollouts.answers import choice
+from tests.support.scripted import choice
 
 USER: Any = {"role": "user", "content": "hi"}
 SYSTEM: Any = {"role": "system", "content": "be brief"}

@@ -7,7 +7,7 @@ import time
 from art_patch.store import Store, open_store
 from art_patch.store.queries.arms import arm_traffic
 from art_patch.types import ArmCall, Choice, Group, Score
-from tests.store.samples import call, info
+from tests.support.store_samples import call, info
 
 NEW, OLD = "agent@1", "agent@0"
 

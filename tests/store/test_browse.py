@@ -7,7 +7,7 @@ import pytest
 from art_patch.rewards import rewards_G
 from art_patch.store import Cursor, Filter, Store
 from art_patch.types import Group
-from tests.formats.samples import fill
+from tests.support.run_samples import fill
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from art_patch.store.erasure import collect
 from art_patch.store.erasure.collect import COLLECTED, PENDING, collect_all
 from art_patch.trajectories import ROOT, node_id
 from art_patch.types import Call, Choice, TrajectoryInfo
-from tests.store.samples import TOOLS, call, info
 from tests.support.postgres import Execute
+from tests.support.store_samples import TOOLS, call, info
 
 USERS = ("ada", "bob", "eve")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from art_patch.store import Store
 from art_patch.types import JSON
-from tests.store.samples import call, info
+from tests.support.store_samples import call, info
 
 
 def asked(text: str) -> tuple[JSON, ...]:

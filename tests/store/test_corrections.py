@@ -8,8 +8,8 @@ from art_patch.rewards import PEOPLE, disagreement
 from art_patch.rewards.scores import Disagreement
 from art_patch.store import Filter, Store
 from art_patch.types import Correction, Group, Policy, Score
-from tests.store.samples import call, info
 from tests.support.postgres import Execute
+from tests.support.store_samples import call, info
 
 ANSWER = {"role": "assistant", "content": "caf\u00e9 \U0001f600"}
 

@@ -11,8 +11,8 @@ import pytest
 from art_patch.errors import ConfigError, StoreError, TransitionError
 from art_patch.store import Store, read_route
 from art_patch.types import Group, Route
-from tests.store.samples import info, policy
 from tests.support.postgres import Execute
+from tests.support.store_samples import info, policy
 
 
 @pytest.fixture

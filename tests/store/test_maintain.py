@@ -16,8 +16,8 @@ from art_patch.store.schema.tables import metadata
 from art_patch.store.upkeep import maintain, sqlite_file
 from art_patch.store.upkeep.maintain import Table
 from art_patch.store.upkeep.sqlite_file import checkpoint_if_large
-from tests.store.samples import call, info
 from tests.support.postgres import Execute
+from tests.support.store_samples import call, info
 
 
 @pytest.fixture

@@ -33,9 +33,9 @@ from art_patch.store.backends.locks import DECISIONS, WRITERS
 from art_patch.store.backends.postgres import PostgresDatabase
 from art_patch.store.ledger import route as route_module
 from art_patch.types import Group
-from tests.store.samples import call, info, policy
 from tests.support.postgres import Execute, Server, new_server
 from tests.support.servers import StubServer, serving
+from tests.support.store_samples import call, info, policy
 
 ROOT = Path(__file__).parents[2]
 
@@ -299,7 +299,7 @@ def test_a_lost_connection_in_the_middle_of_a_write(opened: PostgresDatabase, st
 FORKING = """
 import os, sys
 from art_patch.store import open_store
-from tests.store.samples import call, info
+from tests.support.store_samples import call, info
 store = open_store(sys.argv[1])
 store.write([info(), call("before")])
 for n in range(4):

@@ -13,7 +13,7 @@ import pytest
 from art_patch.errors import StoreError
 from art_patch.store import open_store, read_route
 from art_patch.types import Route, TrajectoryInfo
-from tests.store.samples import call, info
+from tests.support.store_samples import call, info
 
 APP = """
 import os, sys

@@ -9,8 +9,8 @@ import pytest
 
 from art_patch.errors import WrongProject
 from art_patch.store import Store, open_store, read_route
-from tests.store.samples import call, info
 from tests.support.postgres import Execute
+from tests.support.store_samples import call, info
 
 OWNER = "SELECT name FROM projects"
 REFUSED = r"belongs to project 'shop', and this is project 'billing': say --project shop .*ART_PATCH_STORE"

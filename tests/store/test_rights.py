@@ -22,8 +22,8 @@ from art_patch.store.erasure.rights import Pruned
 from art_patch.store.erasure.whereabouts import Taught
 from art_patch.store.upkeep import maintain
 from art_patch.types import Choice, Group, Score, SpanInfo, TrainedRow
-from tests.store.samples import call, info, policy
 from tests.support.postgres import Execute
+from tests.support.store_samples import call, info, policy
 
 
 def run_of(key: str, at: float = 1.0, calls: int = 2, **about) -> list:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from art_patch.store import SentItem, Store
-from tests.store.samples import call, info
 from tests.support.postgres import Execute
+from tests.support.store_samples import call, info
 
 
 def test_what_was_sent_is_known_by_target_and_goes_with_its_trajectory(store: Store, execute: Execute):

@@ -21,8 +21,8 @@ from art_patch.errors import ConfigError, StoreError, TransitionError
 from art_patch.store import Store, open_store, read_route
 from art_patch.trajectories import canonical
 from art_patch.types import Choice, Group, Judgement, Route, Score, SpanInfo, Trajectory
-from tests.store.samples import WRITER, call, info, policy
 from tests.support.postgres import Execute
+from tests.support.store_samples import WRITER, call, info, policy
 
 
 def test_what_is_written_is_read_back_whole(store: Store):

@@ -1,18 +1,34 @@
-"""Virtual environments for tests: what this interpreter has is copied, pip fetches the rest."""
+"""Virtual environments for tests: frameworks and majors of the SDK exclude one another.
+
+An environment of a framework holds what was asked for, what art_patch needs, and art_patch from this source tree with
+its entry points as pyproject.toml has them now. It is made once and kept in pytest's cache (or in the directory that
+`ART_PATCH_TEST_ENVIRONMENTS` names), under a hash of what was asked for. What this interpreter has of it is copied, and
+pip, which has the last word, fetches the rest.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import json
 import os
 import shutil
 import subprocess
+import sys
+import tomllib
+import venv
+from collections.abc import Mapping, Sequence
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
+_PLACE = ROOT / ".pytest_cache/d/frameworks"
+_METADATA = "Metadata-Version: 2.1\nName: art-patch\nVersion: 0\n"
 
 
 # With PYTHONDONTWRITEBYTECODE each process would compile the whole SDK anew. Taken now: a fixture of the other tests
@@ -83,3 +99,64 @@ def say(command: list[Any], **options: Any) -> subprocess.CompletedProcess[str]:
 
 def tail(text: str) -> str:
     return "\n".join(text.splitlines()[-80:])
+
+
+def create_venv(place: Path) -> list[Any]:
+    """Make an empty virtual environment; returns the command that installs into it."""
+    own_pip = importlib.util.find_spec("pip") is None  # then the environment needs one, which takes longer
+    venv.create(place, symlinks=True, with_pip=own_pip)
+    pip = [place / "bin/python" if own_pip else sys.executable, "-m", "pip", "--python", place / "bin/python"]
+    return [*pip, "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
+
+
+def environment(name: str, requirements: Sequence[str]) -> Path:
+    """Return the interpreter of an environment; make it if it is not there yet.
+
+    Args:
+        name: of the framework, for people who look into the cache.
+        requirements: what pip is asked for; what art_patch needs is added, unless it is named here.
+    """
+    needed = _project()["dependencies"]
+    names = {Requirement(line).name for line in requirements}
+    needed = [line for line in needed if Requirement(line).name not in names]
+    wanted = [*requirements, *needed]
+    key = hashlib.sha256("\n".join([sys.version, *wanted]).encode()).hexdigest()[:16]
+    folder = Path(os.environ.get("ART_PATCH_TEST_ENVIRONMENTS") or _PLACE)
+    folder.mkdir(parents=True, exist_ok=True)
+    place = folder / f"{name}-{key}"
+    with FileLock(f"{place}.lock"):
+        if not (place / "made").exists():
+            _make(place, wanted)
+        _put_art_patch(site_of(place))
+    return place / "bin/python"
+
+
+def run_app(python: Path, app: str, *arguments: str, variables: Mapping[str, str] | None = None) -> Any:
+    """Run a script of `tests/frameworks` and return what it printed last, a line of JSON."""
+    done = say([python, ROOT / "tests/frameworks" / app, *arguments], env={**ENVIRONMENT, **(variables or {})})
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _make(place: Path, wanted: list[str]) -> None:
+    shutil.rmtree(place, ignore_errors=True)
+    install = create_venv(place)
+    copy_installed(wanted, site_of(place))
+    say([*install, *wanted], env=ENVIRONMENT)
+    (place / "made").touch()
+
+
+def _put_art_patch(site: Path) -> None:
+    """Show it the source tree, and the entry points as they are written today."""
+    (site / "art_patch.pth").write_text(f"{ROOT}\n{ROOT / 'integrations'}\n")
+    info = site / "art_patch-0.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text(_METADATA)
+    groups = _project().get("entry-points", {})
+    lines = [
+        f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in of.items()) for group, of in groups.items()
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+
+
+def _project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

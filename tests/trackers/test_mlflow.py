@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.environments import environment
-from tests.support.environments import ENVIRONMENT, say
+from tests.support.environments import ENVIRONMENT, environment, say
 
 pytestmark = [
     pytest.mark.slow,

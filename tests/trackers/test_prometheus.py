@@ -14,7 +14,7 @@ from art_patch.cli.app import app
 from art_patch.store import open_store
 from art_patch.trackers import exposition
 from art_patch.types import AppReport
-from tests.formats.samples import fill
+from tests.support.run_samples import fill
 
 FACTS: dict[str, Any] = {
     "project": "shop",

@@ -8,8 +8,8 @@ from dataclasses import replace
 from art_patch.trackers import Episode
 from art_patch.trackers.run_tables import ActionTable, episode_row
 from art_patch.types import SpanInfo, Trajectory, TrajectoryInfo
-from tests.formats.samples import tool_run
 from tests.support.factory import make_call, make_trajectory
+from tests.support.run_samples import tool_run
 
 
 def test_a_run_is_a_row():

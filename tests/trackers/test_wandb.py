@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from art_patch.trackers.run_tables import ACTION_COLUMNS, CONTENT_COLUMNS, EPISODE_COLUMNS
-from tests.frameworks.environments import environment
-from tests.support.environments import ENVIRONMENT, say
+from tests.support.environments import ENVIRONMENT, environment, say
 
 pytestmark = [
     pytest.mark.slow,

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from art_patch.cli.app import app
 from art_patch.types import SpanInfo
-from tests.formats.samples import tool_run
+from tests.support.run_samples import tool_run
 from tests.trackers.offline_runs import read_run
 from tests.trackers.policies import filled, run
 from tests.trackers.wandb_server import serving_wandb
