@@ -16,7 +16,7 @@ import pytest
 from art_patch.types import Route
 from tests.support import httpx2_or_httpx as http
 from tests.support.patched_sdk import CHAMPION
-from tests.support.sdk_samples import ASK, LOCAL, LOCAL_BODY, settled, streamed
+from tests.support.sdk_samples import ASK, LOCAL, LOCAL_BODY, saying, settled, streamed
 from tests.support.servers import TOOL_CALL, Answer, chunks, completion, error
 
 
@@ -29,11 +29,6 @@ def good_chunks(**changes: Any) -> list[bytes]:
 
 
 EMPTY = "the engine's answer is invalid: it is empty, without text or a tool call"
-
-
-def saying(*messages: Any, finish: str = "stop") -> Answer:
-    """A whole answer with these messages."""
-    return whole(choices=[{"index": i, "message": said, "finish_reason": finish} for i, said in enumerate(messages)])
 
 
 def stream_saying(*deltas: Any, finish: str = "stop") -> Answer:

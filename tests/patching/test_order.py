@@ -10,8 +10,7 @@ import pytest
 
 from art_patch.patching.routing.routed_call import RoutedCall
 from art_patch.patching.sdk import wrapping
-from tests.patching.samples import ASK
-from tests.patching.test_fallback import saying
+from tests.support.sdk_samples import ASK, saying
 from tests.support.servers import error
 
 SHOWN = re.findall(r"^ {4}.*", wrapping.__doc__ or "", re.MULTILINE)

@@ -15,9 +15,9 @@ from art_patch.errors import StoreError, StoreTooNew
 from art_patch.store import HEAD, open_store
 from art_patch.store.schema import migrations, tables
 from art_patch.types import AppReport, Correction, Group, Score, SpanInfo
-from tests.store.samples import call, info, policy
 from tests.support.next_release import MIGRATION, NEXT
 from tests.support.postgres import Execute
+from tests.support.store_samples import call, info, policy
 
 FIRST_SCHEMA = Path(__file__).with_name("first_schema")
 """What a store was at revision 0001, as SQL. These files never change."""

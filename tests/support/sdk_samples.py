@@ -7,7 +7,7 @@ from typing import Any
 
 from art_patch.types import Call, Choice
 from tests.support.patched_sdk import CHAMPION
-from tests.support.servers import TEXT
+from tests.support.servers import TEXT, Answer
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 ASK: dict[str, Any] = {"model": "gpt-x", "messages": MESSAGES}
@@ -54,3 +54,8 @@ LOCAL_BODY = ASK | {"model": CHAMPION, "logprobs": True, "return_token_ids": Tru
 """The request as the engine gets it."""
 GOES_ON: dict[str, Any] = {**ASK, "messages": [*MESSAGES, SAID, {"role": "user", "content": "And now?"}]}
 """The request that follows the answer."""
+
+
+def saying(*messages: Any, finish: str = "stop") -> Answer:
+    """A whole answer with these messages."""
+    return whole(choices=[{"index": i, "message": said, "finish_reason": finish} for i, said in enumerate(messages)])
