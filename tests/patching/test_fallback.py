@@ -16,12 +16,8 @@ import pytest
 from art_patch.types import Route
 from tests.support import httpx2_or_httpx as http
 from tests.support.patched_sdk import CHAMPION
-from tests.support.sdk_samples import ASK, LOCAL, LOCAL_BODY, saying, settled, streamed
-from tests.support.servers import TOOL_CALL, Answer, chunks, completion, error
-
-
-def whole(**changes: Any) -> Answer:
-    return Answer(body=json.dumps(completion(LOCAL_BODY, **changes)).encode())
+from tests.support.sdk_samples import ASK, LOCAL, LOCAL_BODY, saying, settled, streamed, whole
+from tests.support.servers import TOOL_CALL, Answer, chunks, error
 
 
 def good_chunks(**changes: Any) -> list[bytes]:

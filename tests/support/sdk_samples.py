@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 from art_patch.types import Call, Choice
 from tests.support.patched_sdk import CHAMPION
-from tests.support.servers import TEXT, Answer
+from tests.support.servers import TEXT, Answer, completion
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 ASK: dict[str, Any] = {"model": "gpt-x", "messages": MESSAGES}
@@ -54,6 +55,10 @@ LOCAL_BODY = ASK | {"model": CHAMPION, "logprobs": True, "return_token_ids": Tru
 """The request as the engine gets it."""
 GOES_ON: dict[str, Any] = {**ASK, "messages": [*MESSAGES, SAID, {"role": "user", "content": "And now?"}]}
 """The request that follows the answer."""
+
+
+def whole(**changes: Any) -> Answer:
+    return Answer(body=json.dumps(completion(LOCAL_BODY, **changes)).encode())
 
 
 def saying(*messages: Any, finish: str = "stop") -> Answer:
