@@ -1,8 +1,8 @@
-"""Autostart: `art-patch run -- COMMAND` patches a Python program, and the ones it starts, without a line in it.
+"""Patches a Python program, and the programs that it starts, without a change in their code: `art-patch run`.
 
-In: settings. Out: an environment in which every Python process finds our `sitecustomize` first, patches itself when
-the SDK (or another library whose calls we look after) is imported, and goes on with the `sitecustomize` that it would
-have had. Nothing of ours is imported before that, so a process that never needs us pays nothing.
+In: settings. Out: an environment in which every Python process finds our `sitecustomize` first. It patches the process
+when the SDK (or another library with an integration) is imported, and runs the `sitecustomize` that Python would have
+found without it. Before that import nothing of ours is loaded, so a process that never calls a model pays nothing.
 
 Python ignores `PYTHONPATH` under `-E` and `-I`, and `sitecustomize` under `-S`; such a process is not patched.
 """
@@ -13,17 +13,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-# Holds `sitecustomize.py` and nothing else, because every module in it would hide one of the app's.
+# This directory holds `sitecustomize.py` alone, because each module in it would hide a module of the app.
 SHIM = Path(__file__).parent / "on_path"
 
 
 def environment(settings: Mapping[str, str], base: Mapping[str, str]) -> dict[str, str]:
-    """Return `base` with the settings in it, and our `sitecustomize` in front of all others.
-
-    Args:
-        settings: values by the names of `Settings`.
-        base: the environment as it is.
-    """
+    """Return the environment `base` with `settings` in it, and with our `sitecustomize` in front of all others."""
     given = {f"ART_PATCH_{name.upper()}": value for name, value in settings.items()}
     before = base.get("PYTHONPATH")
     others = [part for part in before.split(os.pathsep) if part != str(SHIM)] if before else []

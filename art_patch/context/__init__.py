@@ -1,11 +1,11 @@
-"""Context: which trajectory, span and group a call belongs to, and what the app says about it.
+"""Says which trajectory, span and group a call belongs to, and takes what the app says about a run.
 
-In: `trajectory()`, `span()`, `group()`, `suppress()` around the app's code. Out: an `Identity` for each call that
-starts, and trajectories, spans, scores and corrections for the store. Ambient state lives on
-`opentelemetry.context`; it is read when a call starts and never again.
+In: `trajectory()`, `span()`, `group()` and `suppress()` around the app's code. Out: an `Identity` for each call that
+starts; trajectories, spans, scores and corrections for the store. The state lives in the current OpenTelemetry context.
+It is read when a call starts and never again.
 
-Identity, first that holds: an explicit `trajectory()` (or an outermost `span()`); the active OpenTelemetry trace; a
-conversation that extends an earlier one (found by `recording`); the single call.
+The identity is the first of these that exists: an explicit `trajectory()` (or an outermost `span()`); the active
+OpenTelemetry trace; a conversation that extends an earlier one (found by `recording`); the single call.
 """
 
 # pyright: reportUnusedImport=false

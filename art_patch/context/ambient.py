@@ -1,12 +1,12 @@
-"""What the ambient context says: which trajectory, span and group surround the code that runs now.
+"""The surroundings of the code that runs: its trajectory, span and group, from `art_patch` or from OpenTelemetry.
 
-It lives in the current OpenTelemetry context, so it follows whatever carries that context: tasks, `asyncio.to_thread`,
-instrumented executors, `bind()`; `threads` carries it into threads. One object under one key, because every recorded
-call reads it.
+They live in the current OpenTelemetry context, so they follow whatever carries that context: tasks,
+`asyncio.to_thread`, instrumented executors, `bind()`; `threads` carries them into threads. They are one object under
+one key, because every call reads them.
 
-A block that has ended still holds for what goes on in its own thread, such as a task that was started inside. In other
-threads it does not: a connection pool's thread that happened to be started inside would belong to it for ever. There,
-what was around the block is in force again.
+A block that has ended still holds for code that goes on in its own thread, such as a task that was started inside. In
+other threads it does not: a thread of a connection pool that was started inside would belong to it for ever. There, the
+blocks around it that have not ended hold.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _KEY = otel.create_key("art-patch-ambient")
 
 
 class Ambient:
-    """The surroundings of a piece of code: everything that the blocks around it say. What is in force never changes.
+    """What the blocks around a piece of code say. It does not change while it is in force.
 
     Attributes:
-        open: innermost trajectory.
-        span_id: innermost span.
-        group_key: innermost group's.
-        suppressed: whether there is a `suppress()`.
-        outer: the surroundings of the innermost block, as long as they have not ended themselves.
-        thread: which thread has entered the innermost block; 0 if none has, and it cannot end.
+        open: the innermost trajectory.
+        span_id: id of the innermost span.
+        group_key: key of the innermost `group()`.
+        suppressed: whether the code is inside `suppress()`.
+        outer: the surroundings of the innermost block that have not ended themselves.
+        thread: id of the thread that has entered the innermost block; 0 if no thread has, and the block cannot end.
         ended: whether the innermost block was left.
     """
 
@@ -53,7 +53,7 @@ class Ambient:
         self.ended = False
 
     def copy(self) -> Self:
-        """Return the same for another block, to be changed before it is entered."""
+        """Return a copy for another block, to be changed before it is entered."""
         new = type(self)()
         new.open, new.span_id = self.open, self.span_id
         new.group_key, new.suppressed = self.group_key, self.suppressed
@@ -65,11 +65,12 @@ class Identity:
     """What a call takes along when it starts.
 
     Attributes:
-        trajectory: explicit, or of the active OpenTelemetry trace; `None` leaves the call to stitching.
-        span_id: innermost span.
+        trajectory: explicit, or of the active OpenTelemetry trace. `None` leaves it to stitching.
+        span_id: id of the innermost span.
         group_key: key of the surrounding `group()`.
-        suppressed: the call is inside `suppress()`: neither recorded nor routed.
-        otel_context: where it started; `None` if the span of another instrumentation tells of it already.
+        suppressed: whether the call is inside `suppress()`, and so neither recorded nor routed.
+        otel_context: the context in which the call started; `None` if a span of another instrumentation shows it
+            already.
     """
 
     trajectory: TrajectoryInfo | None = None
@@ -83,13 +84,13 @@ _NOTHING = Ambient()
 _SUPPRESSED = Identity(suppressed=True)
 
 
-def ambient() -> Ambient:
+def surroundings() -> Ambient:
     """Return the surroundings of the running code."""
     return _in_force(ambient_of(otel.get_current()))
 
 
 def registered_around(here: Ambient) -> RegisteredSpan | None:
-    """Return the active OpenTelemetry span if an integration registered it and no block of ours is inside it."""
+    """Return the active OpenTelemetry span, if an integration has registered it and no block of ours is inside it."""
     span = registered(trace.get_current_span().get_span_context().span_id)
     return span if span is not None and here.open in (None, span.open) and here.span_id == span.below else None
 
@@ -98,8 +99,8 @@ def identify(*, using: bool = True, call: bool = False) -> Identity:
     """Return the identity of what happens now.
 
     Args:
-        using: something is recorded under it.
-        call: a call of the SDK asks, to which `suppress()` applies.
+        using: whether a record is made under it, so that its trajectory is stored.
+        call: whether it is for a call of the SDK, which `suppress()` applies to.
     """
     current = otel.get_current()
     here = current.get(_KEY)
@@ -112,7 +113,7 @@ def identify(*, using: bool = True, call: bool = False) -> Identity:
     span, context = trace.get_current_span(current), current
     active = span.get_span_context()
     if active.is_valid and is_call_span(span):
-        # What surrounds the instrumented call is what we look for; it may be nothing.
+        # The surroundings of the instrumented call count: the parent of that span, which may be `None`.
         active, context = getattr(span, "parent", None), None
     known = None if active is None else registered(active.span_id)
     if known is not None and here.open in (None, known.open):
@@ -129,7 +130,7 @@ def identify(*, using: bool = True, call: bool = False) -> Identity:
 
 
 class Entered(NamedTuple):
-    """What `enter` changed, for `leave` to take back."""
+    """What `enter` changed, for `leave` to restore."""
 
     before: Context
     inside: Context
@@ -148,14 +149,13 @@ def enter(now: Ambient) -> Entered:
 
 
 def leave(entered: Entered) -> None:
-    """Restore the surroundings from before `enter`.
-
-    The old context is attached again instead of detaching by token: a token only works in the very context that made
-    it, and OpenTelemetry logs an error where a generator is finalised in another task. If somebody attached a context
-    on top of ours and forgot it, theirs stays, without us in it. If ours is not in force here, nothing is touched.
-    """
+    """Restore the surroundings from before `enter`."""
     entered.now.ended = True
     current = otel.get_current()
+    # The old context is attached again, instead of detaching by token: a token only works in the context that made it,
+    # and OpenTelemetry logs an error if a generator is finalised in another task. If other code attached a context on
+    # top of ours and forgot it, that context stays, without our surroundings in it. If ours are not in force here,
+    # nothing is changed.
     if current is entered.inside:
         otel.attach(entered.before)
     elif ambient_of(current) is entered.now:
@@ -163,13 +163,13 @@ def leave(entered: Entered) -> None:
 
 
 def ambient_of(context: Context) -> Ambient:
-    """Return the surroundings that `context` holds."""
+    """Return the surroundings that a context holds."""
     found = context.get(_KEY)
     return found if isinstance(found, Ambient) else _NOTHING
 
 
 def to_carry() -> Ambient | None:
-    """Return what a thread that is started now takes along; `None` if that is nothing."""
+    """Return the surroundings that a thread which starts now inherits; `None` if there are none."""
     here = otel.get_current().get(_KEY)
     if not isinstance(here, Ambient):
         return None
@@ -178,7 +178,7 @@ def to_carry() -> Ambient | None:
 
 
 def put_on(here: Ambient | None) -> Context:
-    """Make `here`, or nothing, the surroundings; return the context to attach again afterwards."""
+    """Make `here`, or nothing, the surroundings. Return the context to attach again afterwards."""
     before = otel.get_current()
     otel.attach(otel.set_value(_KEY, here, before))
     return before
@@ -192,17 +192,16 @@ def lasting() -> Context:
 
 
 def _in_force(here: Ambient) -> Ambient:
-    """Return what of `here` holds in this thread."""
+    """Return the part of `here` that holds in this thread."""
     if not here.ended or here.thread == threading.get_ident():
         return here
     return _open_ones(here) or _NOTHING
 
 
 def _open_ones(here: Ambient) -> Ambient | None:
-    """Return the innermost surroundings that have not ended, and forget those around it that have.
-
-    Forgetting keeps the chain as long as the blocks are deep, where each task starts the next one from inside its own.
-    """
+    """Return the innermost surroundings that have not ended, and forget those around them that have."""
+    # Forgetting keeps the chain as long as the blocks are deep, even if each task starts the next one from inside its
+    # own.
     first = node = _skipped(here)
     while node is not None:
         node.outer = _skipped(node.outer)
@@ -216,6 +215,8 @@ def _skipped(here: Ambient | None) -> Ambient | None:
     return here
 
 
+# A span of one call is no run of the agent: taking its trace for a trajectory would tear every conversation into single
+# calls.
 _CALLS = frozenset({"chat", "completion", "generate_content", "responses", "text_completion"})
 
 # Attribute -> the values that make its span one of a call; `None`: any.
@@ -228,7 +229,7 @@ _MARKS: tuple[tuple[str, frozenset[str] | None], ...] = (
 
 
 def is_call_span(span: Any) -> bool:
-    """Whether `span` stands for one call of a model. Spans that are not recorded have no attributes to tell by."""
+    """Return whether an OpenTelemetry span stands for one call of a model."""
     attributes: Mapping[str, Any] | None = getattr(span, "attributes", None)
     if not attributes:
         return False
@@ -239,12 +240,12 @@ MOST_SPANS = 10_000
 
 
 class OpenTrajectory:
-    """A `trajectory()` block that is being executed.
+    """A trajectory whose block is being executed.
 
     Attributes:
         info: what is known of it.
-        used: whether anything was recorded under it; a block without a call leaves no row.
-        waiting: steps that ended, and scores that were given, before the first call.
+        used: whether anything was recorded under it. A trajectory without a call leaves no row in the store.
+        waiting: steps that ended and scores that were given before the first call.
     """
 
     __slots__ = ("info", "used", "waiting")
@@ -255,7 +256,7 @@ class OpenTrajectory:
         self.waiting: list[SpanInfo | Score] = []
 
     def waited(self) -> list[SpanInfo | Score]:
-        """Return what need not wait any longer; each once."""
+        """Return the records that need not wait any longer, each once."""
         if not self.used:
             return []
         waiting, self.waiting = self.waiting, []
@@ -263,12 +264,12 @@ class OpenTrajectory:
 
 
 class RegisteredSpan(NamedTuple):
-    """A span.
+    """An OpenTelemetry span that an integration has registered.
 
     Attributes:
-        open: the trajectory that it is a part of.
-        step_id: the step that it is, or is inside.
-        below: the step of ours that was in force when it began; any other one in force now is inside the span.
+        open: the trajectory that the span belongs to.
+        step_id: the step that the span is, or is inside.
+        below: the step of ours in force when the span began. If another one is in force now, it is inside the span.
     """
 
     open: OpenTrajectory
@@ -277,12 +278,12 @@ class RegisteredSpan(NamedTuple):
 
 
 _spans: OrderedDict[int, RegisteredSpan] = OrderedDict()
-# Re-entrant: the garbage collector may end a span, by closing its generator, while this thread begins another.
+# Re-entrant: the garbage collector may end a span, by closing its generator, while this thread begins another one.
 _lock = RLock()
 
 
 def register(span_id: int, span: RegisteredSpan) -> None:
-    """Remember a span."""
+    """Remember a span of OpenTelemetry by its id."""
     with _lock:
         _spans[span_id] = span
         if len(_spans) > MOST_SPANS:
@@ -290,11 +291,11 @@ def register(span_id: int, span: RegisteredSpan) -> None:
 
 
 def forget(span_id: int) -> None:
-    """Forget a span that is over."""
+    """Forget a span that has ended."""
     with _lock:
         _spans.pop(span_id, None)
 
 
 def registered(span_id: int) -> RegisteredSpan | None:
-    """Return what is known of a span."""
+    """Return what was registered for a span; `None` if nothing was."""
     return _spans.get(span_id)

@@ -1,16 +1,20 @@
-"""Runs and their steps, for those who are told of them by events: the callbacks of an agent framework.
+"""The door for integrations: what the callbacks of an agent framework report becomes part of the trajectory.
 
-A `with trajectory()` needs the framework's own code around the agent's. A callback only hears that something began, in
-whatever task or thread, and later that it ended. So a `Run` is an object that is held on to, its steps name their
-parents, and `inside()` puts a step in force around the one thing that must know: the call of the SDK.
+::
 
-- Where the app has a `trajectory()`, a `span()` or an OpenTelemetry trace of its own, the run is that one, and its
-  steps hang below what was in force. Else the run is a trajectory of its own. What the framework knows of the run is
-  kept with a trajectory of its own, and with a trace, of which nobody else says a name or a session.
+    from art_patch.context.integration import Run, guarded
+
+`with trajectory()` needs code around the agent's. A callback only hears, in some task or thread, that something began
+and later that it ended. So a `Run` is an object that the integration holds; its steps name their parents, and
+`inside()` puts a step in force around the call of the SDK. `record_call` is for libraries whose calls go past the SDK.
+README.md in `integrations/` has an integration in 40 lines.
+
+- If the app has a `trajectory()`, a `span()` or an OpenTelemetry trace of its own, the run is that one, and its steps
+  hang below what is in force. Else the run is a new trajectory.
 - A framework that emits OpenTelemetry spans needs no `inside()`: `take_span()` says which step a span is.
-- A run under which nothing was recorded leaves no row, and neither do its steps and scores.
-- What goes in and comes out is kept as JSON values, texts cut to 4,096 characters: it is there to be read and judged;
-  what the model was told of it is in the messages.
+- A run under which no call was recorded leaves no row in the store; nor do its steps and scores.
+- Inputs and outputs are kept as JSON values, with texts cut to 4,096 characters. They are for readers and judges; what
+  the model saw is in the messages.
 """
 
 from __future__ import annotations
@@ -25,19 +29,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 from art_patch._lib.faults import faults, is_fault
 from art_patch._lib.ids import new_id
-from art_patch.context.ambient import (
-    Ambient,
-    Entered,
-    OpenTrajectory,
-    RegisteredSpan,
-    ambient,
-    enter,
-    forget,
-    identify,
-    leave,
-    register,
-    registered_around,
-)
+from art_patch.context import ambient
 from art_patch.context.own_calls import OwnCall, record_call
 from art_patch.recording import described, emit
 from art_patch.types import JSON, REPLAY, Score, SpanInfo, SpanKind, TrajectoryInfo
@@ -49,7 +41,8 @@ _Keep: TypeAlias = "Callable[[SpanInfo], None]"
 MOST_CHARS = 4096
 _MOST_ITEMS = 64
 _DEEPEST = 6
-# Asked of every value: a tuple is asked three times as fast as a union, and its first entry before the rest.
+# These are checked for every value: a tuple is checked three times as fast as a union, and its first entry before the
+# rest.
 _NUMBERS = (bool, int, float)
 _MAPPINGS = (dict, Mapping)
 _SEQUENCES = (list, tuple, Sequence, set, frozenset)
@@ -57,11 +50,11 @@ _BYTES = (bytes, bytearray)
 
 
 class Step:
-    """A part of a run, from its beginning to its end: a node, a tool, a hand-over.
+    """A part of a run with a beginning and an end: a node, a tool call, a hand-over.
 
     Attributes:
-        run: what it is a part of.
-        id: its own, for steps below it.
+        run: the run that the step is a part of.
+        id: id of the step, which the steps below it name.
     """
 
     __slots__ = ("_attributes", "_keep", "_known", "id", "run")
@@ -70,16 +63,16 @@ class Step:
         self.run = run
         self.id = new_id()
         self._known = (*known, time.time())
-        self._attributes: JSON | None = attributes  # until it is over
+        self._attributes: JSON | None = attributes  # `None` once the step has ended
         self._keep = keep
 
     def end(self, output: object = None, *, error: BaseException | str | None = None, **attributes: object) -> None:
-        """Say that it is over; only the first time counts.
+        """Report the end of the step. Only the first report counts.
 
         Args:
-            output: what came out.
-            error: why it failed.
-            attributes: anything else that is known by now.
+            output: what the step returned.
+            error: the exception or message of a step that failed.
+            attributes: further attributes of the step's span.
         """
         begun_with, self._attributes = self._attributes, None
         if begun_with is None:
@@ -91,7 +84,7 @@ class Step:
 
 
 class Run:
-    """One run of an agent, told by events. Neither raises nor waits; thread-safe."""
+    """A run of an agent that a framework reports by events. Its methods neither raise nor wait, and are thread-safe."""
 
     def __init__(
         self,
@@ -106,126 +99,140 @@ class Run:
         """Begin a run, or take part in the one that is in force.
 
         Args:
-            name: what kind of run it is.
-            id: the framework's own id of it; runs with the same id are one trajectory. A new one unless given.
-            session_id: the conversation, thread or session that it is a turn of.
-            user_id: for whom.
-            tags: labels.
-            metadata: anything else, as JSON values, without `replay`: whoever calls the app may have given it.
+            name: kind of the run, such as the name of the agent.
+            id: the framework's own id. Runs with the same id are one trajectory. Without it, a new id is made.
+            session_id: the conversation, thread or session that the run is a turn of.
+            user_id: the user whom the run serves.
+            tags: labels to filter by.
+            metadata: further JSON values. The key `replay` is removed: a caller of the app may have sent it.
         """
-        here = ambient()
-        around = registered_around(here)
+        here = ambient.surroundings()
+        around = ambient.registered_around(here)
         self._group_key = here.group_key
         self._below = here.span_id if around is None else around.step_id
         self._own = False
         if here.open is not None or around is not None:
-            self._open = here.open or cast(RegisteredSpan, around).open
+            self._open = here.open or cast(ambient.RegisteredSpan, around).open
         else:
-            info = identify(using=False).trajectory
+            info = ambient.identify(using=False).trajectory
             self._own = info is None
             info = info or TrajectoryInfo(id or new_id(), time.time(), "explicit", group_key=here.group_key)
             info = _named(info, name=name, session_id=session_id, user_id=user_id)
             of_framework = {key: value for key, value in (metadata or {}).items() if key != REPLAY}
             info = replace(info, tags=info.tags or tuple(tags), metadata=info.metadata or _json_values(**of_framework))
-            self._open = OpenTrajectory(info)
+            self._open = ambient.OpenTrajectory(info)
 
     @property
     def id(self) -> str:
-        """Of the trajectory, which is one of several runs' where the app holds them together."""
+        """Id of the trajectory. Several runs share it if the app holds them together."""
         return self._open.info.id
 
     def step(
         self, name: str, kind: SpanKind = "span", *, parent: Step | None = None, input: object = None, **known: object
     ) -> Step:
-        """Begin a part of the run.
+        """Begin a step of the run.
 
         Args:
-            name: of the node, tool, agent.
-            kind: what it is.
-            parent: the step around it; the run itself unless given.
-            input: what goes in.
-            known: anything else.
+            name: name of the node, tool or agent.
+            kind: kind of the step's span.
+            parent: the step around it. Without it, the run itself.
+            input: what the step was given.
+            known: further attributes of the step's span.
         """
         above = self._below if parent is None else parent.id
         return Step(self, (name, above, kind), _json_values(input=input, **known), self._keep)
 
     def inside(self, step: Step | None = None) -> Inside:
-        """Return what puts the run, and a step of it, in force: a context manager, or `enter()` and `leave()`."""
-        now = Ambient()
+        """Return a context manager that puts the run, and a step of it, in force.
+
+        It also has `enter()` and `leave()`.
+        """
+        now = ambient.Ambient()
         now.open, now.group_key = self._open, self._group_key
         now.span_id = self._below if step is None else step.id
         return Inside(now)
 
     def take_span(self, span_id: int, step: Step | None = None) -> None:
-        """Say that calls under an OpenTelemetry span, which begins here, are this run's, and a step's."""
-        register(span_id, RegisteredSpan(self._open, self._below if step is None else step.id, ambient().span_id))
+        """Say that an OpenTelemetry span that begins now belongs to this run, and to a step of it."""
+        ambient.register(
+            span_id,
+            ambient.RegisteredSpan(
+                self._open, self._below if step is None else step.id, ambient.surroundings().span_id
+            ),
+        )
 
     @staticmethod
     def drop_span(span_id: int) -> None:
-        """Say that a span has ended."""
-        forget(span_id)
+        """Say that an OpenTelemetry span has ended."""
+        ambient.forget(span_id)
 
     def score(self, name: str, value: float, *, comment: str | None = None) -> None:
-        """Judge the run by what the framework saw, such as an answer that did not validate (0)."""
+        """Score the run by what the framework saw, such as 0 for an answer that did not validate."""
         if math.isfinite(value):
             short = None if comment is None else comment[:MOST_CHARS]
             self._keep(Score(new_id(), self.id, name, float(value), "code", time.time(), comment=short))
 
     def know(self, *, session_id: str | None = None, user_id: str | None = None) -> None:
-        """Say what turned out late; it is written when the run ends. What is known already stays."""
+        """Add what the framework learned late. It is stored when the run ends. What is known already stays."""
         if self._own:
             self._open.info = _named(self._open.info, session_id=session_id, user_id=user_id)
 
     def end(self, output: object = None, *, error: BaseException | str | None = None) -> None:
-        """Say that it is over, and what came out. A run that is part of the app's own goes on."""
+        """Report the end of the run, and its output.
+
+        If the run is part of the app's own trajectory, that one goes on.
+        """
         if not self._open.used:
             return
         emit(*self._open.waited())
         if not self._own:
             return
-        if output is not None:  # a trajectory has no result of its own; a step that lasted as long as it did has one
+        if output is not None:  # a trajectory has no output, so a step of the same length gets it
             info = self._open.info
             whole = SpanInfo(new_id(), self.id, info.name or "run", info.started_at, self._below, kind="agent")
             emit(replace(whole, ended_at=time.time(), attributes=_json_values(output=output), error=described(error)))
         emit(replace(self._open.info, ended_at=time.time(), error=described(error)))
 
     def _keep(self, record: SpanInfo | Score) -> None:
-        if not self._open.used:  # perhaps a call is still to come
+        if not self._open.used:  # the run is stored once it has a call, and then with this record
             self._open.waiting.append(record)
             return
         emit(*self._open.waited(), record)
 
 
 class Inside:
-    """A run in force. What one task or thread enters, it leaves."""
+    """Puts a run in force. It must be left by the task or thread that has entered it."""
 
     __slots__ = ("_entered", "_now")
 
-    def __init__(self, now: Ambient) -> None:
+    def __init__(self, now: ambient.Ambient) -> None:
         self._now = now
-        self._entered: Entered | None = None
+        self._entered: ambient.Entered | None = None
 
     def enter(self) -> None:
-        """Put it in force, from here on in this context."""
-        self._entered = enter(self._now)
+        """Put the run in force in this context, from here on."""
+        self._entered = ambient.enter(self._now)
 
     def leave(self) -> None:
-        """Restore what was in force before; nothing happens in a context where this is not."""
+        """Restore what was in force before. In a context where the run is not in force, this does nothing."""
         entered, self._entered = self._entered, None
         if entered is not None:
-            leave(entered)
+            ambient.leave(entered)
 
     def __enter__(self) -> None:
-        """Enter."""
+        """Put the run in force."""
         self.enter()
 
     def __exit__(self, *_: object) -> None:
-        """Leave."""
+        """Restore what was in force before."""
         self.leave()
 
 
 def guarded(place: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
-    """Decorate a callback: what it raises is counted under `place`, told once, and never reaches the app."""
+    """Decorate a callback so that its exceptions never reach the app.
+
+    They are counted under `place` and logged once.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
         @functools.wraps(function)
@@ -252,7 +259,7 @@ def _json_values(**values: object) -> JSON:
 
 
 def _plain(value: object, depth: int = 0) -> Any:
-    """JSON values of no more than so many characters, items and levels; other objects by their text."""
+    """Return a JSON value with a limited number of characters, items and levels. Other objects become their text."""
     if isinstance(value, str):
         return value if len(value) <= MOST_CHARS else value[:MOST_CHARS] + "..."
     if value is None or isinstance(value, _NUMBERS):

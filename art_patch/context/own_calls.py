@@ -1,8 +1,8 @@
-"""Calls that libraries send past the OpenAI SDK, where an integration hears of them: recorded, but never routed.
+"""Records calls that libraries send past the OpenAI SDK, if an integration hears of them. They are never routed.
 
-The patch cannot see such a call; it only sees that one goes by (`patching.bypass`), and stands around it while it does.
-An integration that hears of the call at that moment records it here, once. What is not told of by then is counted as
-unseen. No call that the patch sees takes such a bypass, so nothing is recorded twice.
+The patch cannot see such a call. It only sees that one goes by (`patching.sdk.bypass`), and surrounds it with a
+`Passage`. An integration that hears of the call at that moment records it here, once; else it is counted as unseen. No
+call that the patch sees takes such a route, so no call is recorded twice.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Passage:
     """A call on its way past the patch.
 
     Attributes:
-        recorded: whether an integration records it.
-        open: whether it is being sent. A task that was begun meanwhile keeps the passage, and may send others later.
+        recorded: whether an integration records the call.
+        open: whether the call is being sent. A task that began meanwhile keeps the passage, and may send calls later.
     """
 
     __slots__ = ("open", "recorded")
@@ -44,18 +44,18 @@ def passing(passage: Passage) -> Generator[None]:
         yield
     finally:
         passage.open = False
-        with suppress(ValueError):  # the garbage collector closes a coroutine in whatever context it runs
+        with suppress(ValueError):  # the garbage collector may close a coroutine in another context
             _PASSAGE.reset(token)
 
 
 def is_passing() -> bool:
-    """Whether a call is on its way past the patch, in the context in force."""
+    """Return whether a call is on its way past the patch in the current context."""
     passage = _PASSAGE.get()
     return passage is not None and passage.open
 
 
 class OwnCall:
-    """A call that an integration records. Ended once, by whatever tells of its end first."""
+    """A call that an integration records. It ends once, with the first report of its end."""
 
     __slots__ = ("_exchange",)
 
@@ -63,11 +63,11 @@ class OwnCall:
         self._exchange = exchange
 
     def end(self, answer: str | bytes | None = None, *, error: BaseException | str | None = None) -> None:
-        """Say what came back.
+        """Report the answer.
 
         Args:
-            answer: the whole answer as OpenAI's JSON, also of a stream; `None` if it was given up or failed.
-            error: why it failed.
+            answer: the whole answer as OpenAI's JSON, also for a stream; `None` if the call was given up or failed.
+            error: the exception or message of a call that failed.
         """
         if answer is not None and not self._exchange.is_finished:
             self._exchange.saw(answer.encode() if isinstance(answer, str) else answer)
@@ -78,13 +78,9 @@ class OwnCall:
 
 
 def record_call(body: Mapping[str, Any], *, api: Api = "chat") -> OwnCall | None:
-    """Record a call that goes past the patch now; `None` if it does not, or is none of ours.
+    """Record a call that goes past the patch now; `None` if none does, or the call is not to be recorded.
 
-    To be asked in the context that makes the call, before it is sent. Its trajectory and step are those in force.
-
-    Args:
-        body: what is sent, as OpenAI's JSON.
-        api: whose request it is.
+    An integration calls it in the context that makes the call, before the call is sent. `body` is OpenAI's JSON.
     """
     passage = _PASSAGE.get()
     if passage is None or not passage.open:

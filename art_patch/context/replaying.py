@@ -1,14 +1,13 @@
-"""`replayable()`: a function that the job may run again, so that a run which production saw once gets siblings.
+"""`replayable()`: marks a function that the job may run again, so that a run which happened once gets siblings.
 
-In: the app's calls of the function. Out: each is a run of its own, whose metadata says how to repeat it::
+In: the app's calls of the function. Out: each call is a run, whose metadata says how to repeat it::
 
     {"replay": {"target": "module:function", "args": [...], "kwargs": {...}}}
 
-The target is what another process can import: a module, or the absolute path of the script that was started. Only
-arguments that JSON gives back equal are noted, copied when the call starts; any other call goes on as it is and is
-never repeated. What happens while a run is repeated is not offered again.
-
-A mistake in use raises `ConfigError` where the function is decorated; a call never fails because of us.
+The target is what another process can import: a module, or the absolute path of the script that was started. Arguments
+are noted when the call starts, and only if JSON returns them equal; any other call is never repeated. Runs that are
+repetitions are not offered again. A wrong use raises `ConfigError` where the function is decorated. No call ever fails
+because of this module.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, cast
 
 from art_patch._lib.faults import faults
-from art_patch.context.ambient import ambient
+from art_patch.context.ambient import surroundings
 from art_patch.context.scopes import noted_run
 from art_patch.errors import ConfigError
 from art_patch.recording import redacts
@@ -33,7 +32,7 @@ from art_patch.types import JSON, REPLAY
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Arguments that are longer as JSON are not noted: every reader of the run would carry them along.
+# Longer arguments are not noted: every reader of the run would have to carry them.
 MOST_BYTES = 64 << 10
 
 _encode = json.JSONEncoder(allow_nan=False).iterencode
@@ -45,15 +44,15 @@ _noting = [True]
 def replayable(function: Callable[P, R]) -> Callable[P, R]:
     """Offer `function` to the job: `art-patch retrain --replay 3` may call it again with the same arguments.
 
-    It does so for runs that have no siblings, and at each gate for held-out ones, with candidate and champion.
+    The job repeats runs that have no siblings, and at each gate held-out runs, with candidate and champion.
 
     Offer only what may happen twice: a function whose tools read, or write into a sandbox. Each call of it is one run;
-    inside a `trajectory()` that has no call yet, that one is the run. Arguments must be JSON values, 64 KiB at most;
-    a call with others is recorded as ever and not repeated.
+    inside a `trajectory()` without a call so far, it is that run. Arguments must be JSON values of 64 KiB at most; a
+    call with other arguments is recorded and not repeated.
 
-    The job imports the module after it found in its source that this stands above the function, or that the top level
-    calls `replayable(function)`; it sees no other way to offer one. What the app sets up behind
-    `if __name__ == "__main__":`, such as `patch(redact=...)`, is not set up there; what runs need belongs above it.
+    The job imports the module only after it has found in the source that this decorator stands above the function, or
+    that the top level calls `replayable(function)`. What the app sets up behind `if __name__ == "__main__":`, such as
+    `patch(redact=...)`, is not set up there; put what runs need above it.
 
     ::
 
@@ -64,7 +63,7 @@ def replayable(function: Callable[P, R]) -> Callable[P, R]:
         function: plain or async, at the top level of a module, or of a script that is started as a file.
 
     Raises:
-        ConfigError: if another process could not import the function, or it yields.
+        ConfigError: if another process could not import the function, or if it yields.
     """
     target = _target(function)
     inner = cast(Callable[..., Any], function)
@@ -78,31 +77,31 @@ def replayable(function: Callable[P, R]) -> Callable[P, R]:
             return await inner(*args, **kwargs)
 
     run = functools.wraps(function)(coroutine if inspect.iscoroutinefunction(function) else plain)
-    # Found by name later, and not as an attribute of its module: there may be other decorators around it by then.
+    # Looked up by name: the module's attribute may be wrapped in other decorators by then.
     _offered[inner.__module__, inner.__qualname__] = run
     return cast(Callable[P, R], run)
 
 
 def offered(module: str, name: str) -> Callable[..., Any] | None:
-    """Return the function of this name that the module offered when it was imported."""
+    """Return the function of this name that the module has offered; `None` if there is none."""
     return _offered.get((module, name))
 
 
 def note_no_more() -> None:
-    """From now on this process repeats runs, and none of what it does is offered to be repeated."""
+    """Note no more calls in this process, because it repeats runs itself."""
     _noting[0] = False
 
 
 def _scope(
     name: str, target: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> AbstractContextManager[object, None]:
-    """The run that a call is: the one around it that has no calls yet, or a new one."""
+    """Return the scope of a call: the run around it if that has no call yet, or a new run."""
     try:
-        opened = ambient().open
+        opened = surroundings().open
         noted = _noted(target, args, kwargs) if _noting[0] else {}
         if opened is None:
             return noted_run(name, noted)
-        # What has begun cannot be repeated from here on, and a run that holds two calls not by one of them.
+        # A run that has begun cannot be repeated from here on, and a run of two calls not by one of them.
         if not opened.used and REPLAY not in opened.info.metadata:
             opened.info = replace(opened.info, metadata={**opened.info.metadata, **noted})
     except Exception as error:
@@ -111,20 +110,20 @@ def _scope(
 
 
 def _noted(target: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JSON:
-    """Return the metadata; empty if the call cannot be repeated."""
+    """Return the metadata that repeats a call; empty if the call cannot be repeated."""
     given = [list(args), dict(kwargs)]
     parts: list[str] = []
     size = 0
     try:
-        for part in _encode(given):  # in parts, so that a long list costs no more than what may be kept
+        for part in _encode(given):  # in parts, so that a long list costs no more than the limit
             parts.append(part)
             size += len(part)
             if size > MOST_BYTES:
                 return {}
         copy = json.loads("".join(parts))
-        if copy != given:  # a tuple came back as a list, a number as the text of a key
+        if copy != given:  # for example a tuple, which comes back as a list
             return {}
-    except Exception:  # whatever the objects of the app raise when they are looked at
+    except Exception:  # the app's objects may raise anything when they are read
         return {}
     offer = {"target": target, "args": copy[0], "kwargs": copy[1]}
     return {REPLAY: {**offer, "redacted": True} if redacts() else offer}
@@ -147,7 +146,7 @@ def _target(function: Any) -> str:
 
 
 def _importable(module: str, name: str) -> str:
-    if module not in ("__main__", "__mp_main__"):  # the latter is the script in a child of multiprocessing
+    if module not in ("__main__", "__mp_main__"):  # `__mp_main__` is the script in a child of multiprocessing
         return module
     main = sys.modules.get(module)
     spec: Any = getattr(main, "__spec__", None)

@@ -1,8 +1,12 @@
-"""`trajectory()`, `span()`, `group()`, `suppress()`, `bind()`: each scope is a context manager and a decorator.
+"""`trajectory()`, `span()`, `group()`, `suppress()` and `bind()`: scopes around the app's code.
 
-As a decorator every call of the function gets its own trajectory (or span), generators and coroutines included. A
-`with` inside a generator body cannot be undone between two `yield`s, as with any ambient context; decorate it instead.
-Works without `patch()`, and then records nothing.
+Each scope is a context manager and a decorator. As a decorator it gives every call of the function a trajectory (or
+span) of its own, also for coroutines and generators. Without `patch()` the scopes work, and nothing is recorded.
+
+A generator is the hard case: the scope belongs to its body, but the body runs in slices, in the frame of its consumer.
+So the scope is in force during each slice only, together with what the body itself has entered (a `span()` around a
+`yield`). A `with` block inside an undecorated generator cannot be undone between two `yield`s; decorate the generator
+instead.
 """
 
 from __future__ import annotations
@@ -20,17 +24,7 @@ from opentelemetry import context as otel
 from opentelemetry.context.context import Context
 
 from art_patch._lib.ids import new_id
-from art_patch.context.ambient import (
-    Ambient,
-    Entered,
-    OpenTrajectory,
-    ambient,
-    enter,
-    identify,
-    lasting,
-    leave,
-    registered_around,
-)
+from art_patch.context import ambient
 from art_patch.errors import ConfigError
 from art_patch.recording import described, emit
 from art_patch.types import JSON, REPLAY, SpanInfo, TrajectoryInfo
@@ -41,12 +35,12 @@ T = TypeVar("T")
 
 
 class Scope(Generic[T]):
-    """A context manager and a decorator. Entering gives `T`; it may be entered again, also nested, by one thread."""
+    """A context manager and a decorator. Entering returns `T`. One thread may enter it again, also nested."""
 
     def __init__(self) -> None:
-        self._entered: list[tuple[Entered, T]] = []
+        self._entered: list[tuple[ambient.Entered, T]] = []
 
-    def _open(self) -> tuple[Ambient, T]:
+    def _open(self) -> tuple[ambient.Ambient, T]:
         raise NotImplementedError
 
     def _closed(self, opened: T, error: BaseException | None) -> None:
@@ -56,17 +50,17 @@ class Scope(Generic[T]):
         raise NotImplementedError
 
     def __enter__(self) -> T:
-        """Begin."""
+        """Begin the scope."""
         now, opened = self._open()
-        self._entered.append((enter(now), opened))
+        self._entered.append((ambient.enter(now), opened))
         return opened
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End, and note the error if there is one; it is never swallowed."""
+        """End the scope, and record the error if there is one. The error is never swallowed."""
         entered, opened = self._entered.pop()
-        leave(entered)
+        ambient.leave(entered)
         self._closed(opened, error)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -79,15 +73,16 @@ class _Trajectory(Scope[TrajectoryInfo]):
         super().__init__()
         self._id = id
         self._given = given
-        self._open_ones: list[OpenTrajectory] = []
+        # A list, because one object may be entered again before it is left, for example by recursion.
+        self._open_ones: list[ambient.OpenTrajectory] = []
 
     def _fresh(self) -> Self:
         return type(self)(self._id, self._given)
 
-    def _open(self) -> tuple[Ambient, TrajectoryInfo]:
-        here = ambient()
+    def _open(self) -> tuple[ambient.Ambient, TrajectoryInfo]:
+        here = ambient.surroundings()
         info = TrajectoryInfo(self._id or new_id(), time.time(), "explicit", group_key=here.group_key, **self._given)
-        opened = OpenTrajectory(info)
+        opened = ambient.OpenTrajectory(info)
         self._open_ones.append(opened)
         now = here.copy()
         now.open, now.span_id = opened, None
@@ -103,22 +98,23 @@ class _Span(Scope[str]):
     def __init__(self, name: str) -> None:
         super().__init__()
         self._name = name
-        self._spans: list[tuple[OpenTrajectory | None, SpanInfo, bool]] = []
+        self._spans: list[tuple[ambient.OpenTrajectory | None, SpanInfo, bool]] = []
 
     def _fresh(self) -> Self:
         return type(self)(self._name)
 
-    def _open(self) -> tuple[Ambient, str]:
-        here, now = ambient(), time.time()
-        around = registered_around(here)
+    def _open(self) -> tuple[ambient.Ambient, str]:
+        here, now = ambient.surroundings(), time.time()
+        around = ambient.registered_around(here)
         opened = here.open if around is None else around.open
         info = None if opened is None else opened.info
         if info is None:
-            info = identify(using=False).trajectory
+            info = ambient.identify(using=False).trajectory
+        # Outside of everything, this span is the trajectory, and its end is the trajectory's end.
         roots = info is None
         if info is None:
             info = TrajectoryInfo(new_id(), now, "explicit", name=self._name, group_key=here.group_key)
-            opened = OpenTrajectory(info)
+            opened = ambient.OpenTrajectory(info)
         parent_id = here.span_id if around is None else around.step_id
         part = SpanInfo(new_id(), info.id, self._name, now, parent_id=parent_id)
         self._spans.append((opened, part, roots))
@@ -129,7 +125,7 @@ class _Span(Scope[str]):
     def _closed(self, opened: str, error: BaseException | None) -> None:
         run, part, roots = self._spans.pop()
         if run is not None and not run.used:
-            return  # no call: the trajectory leaves no row, and neither does its span
+            return  # a trajectory without a call leaves no row, and neither does its span
         ended_at = time.time()
         emit(replace(part, ended_at=ended_at))
         if roots and run is not None:
@@ -144,8 +140,8 @@ class _Group(Scope[None]):
     def _fresh(self) -> Self:
         return type(self)(self._key)
 
-    def _open(self) -> tuple[Ambient, None]:
-        now = ambient().copy()
+    def _open(self) -> tuple[ambient.Ambient, None]:
+        now = ambient.surroundings().copy()
         now.group_key = self._key
         return now, None
 
@@ -160,16 +156,16 @@ def trajectory(
     tags: Sequence[str] = (),
     metadata: JSON | None = None,
 ) -> Scope[TrajectoryInfo]:
-    """Everything inside is one run of the agent on one task. Entering gives the trajectory, with its `id`.
+    """Mark everything inside as one run of the agent on one task. Entering returns the trajectory, with its `id`.
 
     Args:
-        name: what kind of run it is.
-        id: an id of your own; blocks with the same id are one trajectory. A new one unless given.
-        scenario: key of the task; trajectories with the same key are compared with each other.
-        session_id: your session.
-        user_id: your user.
-        tags: your labels.
-        metadata: anything else, as JSON values. `replay` is left out: only `replayable()` may name code.
+        name: kind of the run, such as the name of the agent.
+        id: an id of your own; blocks with the same id are one trajectory. Without it, a new id is made.
+        scenario: key of the task. Trajectories with the same key are compared with each other.
+        session_id: id of the user's session, the unit of all online tests.
+        user_id: id of the user, the unit of consent and erasure.
+        tags: labels to filter by.
+        metadata: further JSON values. The key `replay` is removed, because only `replayable()` may name code to run.
 
     Raises:
         ConfigError: if `id` is empty.
@@ -188,21 +184,20 @@ def trajectory(
 
 
 def noted_run(name: str, noted: JSON) -> Scope[TrajectoryInfo]:
-    """A trajectory with what `replayable()` notes in its metadata."""
+    """Return a trajectory whose metadata holds what `replayable()` noted."""
     return _Trajectory(None, {"name": name, "metadata": noted})
 
 
 def span(name: str) -> Scope[str]:
-    """A named part of the trajectory, nested in the span around it. Entering gives the span's id.
+    """Mark a named part of the trajectory, nested in the span around it. Entering returns the id of the span.
 
-    Outside of any trajectory and any OpenTelemetry trace the outermost span is the trajectory: what it holds together
-    is one run.
+    Outside of every trajectory and OpenTelemetry trace, the outermost span is a trajectory itself.
     """
     return _Span(name)
 
 
 def group(key: str) -> Scope[None]:
-    """Trajectories that start inside are siblings: runs of one task that are compared with each other.
+    """Mark the trajectories that start inside as siblings: runs of one task that are compared with each other.
 
     Raises:
         ConfigError: if `key` is empty.
@@ -216,19 +211,19 @@ class _Suppression(Scope[None]):
     def _fresh(self) -> Self:
         return type(self)()
 
-    def _open(self) -> tuple[Ambient, None]:
-        now = ambient().copy()
+    def _open(self) -> tuple[ambient.Ambient, None]:
+        now = ambient.surroundings().copy()
         now.suppressed = True
         return now, None
 
 
 def suppress() -> Scope[None]:
-    """Calls inside are left alone: neither recorded nor routed. For evaluations, judges and health checks."""
+    """Leave calls inside alone: they are neither recorded nor routed. For evaluations, judges and health checks."""
     return _Suppression()
 
 
 class _Captured:
-    """A context from elsewhere, in force while open."""
+    """Puts a context that was captured elsewhere in force."""
 
     def __init__(self, inside: Context) -> None:
         self._inside = inside
@@ -246,12 +241,12 @@ class _Captured:
 def bind(function: Callable[P, R]) -> Callable[P, R]:
     """Return `function` such that it runs in the context of this moment, in whatever thread or task it is called.
 
-    `patch()` makes threads and thread pools inherit the surroundings, until the `with` block around ends. What is bound
-    keeps them: for a streamed answer's generator, or work that goes on when the block is over::
+    `patch()` makes threads and thread pools inherit the surroundings until the `with` block around them ends. A bound
+      function keeps them after that: for the generator of a streamed answer, or work that goes on in the background::
 
         return StreamingResponse(art.bind(answer)(question))
     """
-    inside = lasting()
+    inside = ambient.lasting()
     return carry(function, lambda: _Captured(inside))
 
 
@@ -259,7 +254,7 @@ OpenScope = Callable[[], AbstractContextManager[object]]
 
 
 def carry(function: Callable[P, R], open_scope: OpenScope) -> Callable[P, R]:
-    """Return `function` such that each call runs inside its own `open_scope()`."""
+    """Return `function` such that each call runs inside a scope of its own, which `open_scope()` makes."""
     inner = cast(Callable[..., Any], function)
 
     def plain(*args: Any, **kwargs: Any) -> Any:
@@ -288,7 +283,7 @@ def carry(function: Callable[P, R], open_scope: OpenScope) -> Callable[P, R]:
 
 
 class _Stage:
-    """The context of a generator's body, in force only while the body runs."""
+    """Holds the context of a generator's body, which is in force only while the body runs."""
 
     def __init__(self) -> None:
         self._inside = otel.get_current()
@@ -329,6 +324,8 @@ def _drive(
             try:
                 sent = yield item
             except GeneratorExit:
+                # The consumer has closed the generator. Its body is closed inside the scope, where its `finally` blocks
+                # belong.
                 stage.run(body.close)
                 raise
             except BaseException as error:

@@ -1,7 +1,7 @@
-"""`score()`, `reward()`, `correct()`, `current_trajectory()`: what the app's own code knows about a run.
+"""`score()`, `reward()`, `correct()` and `current_trajectory()`: what the app's own code knows about a run.
 
-A mistake of the caller's (a value that is no finite number, an answer that says nothing, no run to judge) raises
-`ConfigError` at once, patched or not, so that it shows in the first test and not as a missing reward months later.
+A mistake of the caller (a value that is not finite, an empty answer, no run to score) raises `ConfigError` at once,
+patched or not, so that it shows in the first test and not as a missing reward months later.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ def score(
     comment: str | None = None,
     score_id: str | None = None,
 ) -> None:
-    """Judge a run.
+    """Score a run of the agent.
 
     Args:
-        name: what is judged, such as `thumbs`; scores of different names stand side by side.
-        value: a finite number.
-        trajectory_id: the run, for scores that come later or from elsewhere; the current one unless given.
-        comment: the user's words.
+        name: name of the score, such as `thumbs`. Scores of different names are stored side by side.
+        value: the score; it must be finite.
+        trajectory_id: the run, for scores that come later or from elsewhere. Without it, the current run.
+        comment: what the user wrote about it.
         score_id: giving the same id again replaces the score.
 
     Raises:
-        ConfigError: if the value is not a finite number, or there is no trajectory to score.
+        ConfigError: if the value is not finite, or there is no trajectory to score.
     """
     if not name:
         raise ConfigError("a score needs a name, such as 'thumbs'")
@@ -49,10 +49,10 @@ def score(
 
 
 def reward(value: float, *, comment: str | None = None) -> None:
-    """Judge the current run: `score("reward", value)`.
+    """Score the current run under the name `reward`.
 
     Raises:
-        ConfigError: as `score` does.
+        ConfigError: as in `score()`.
     """
     score("reward", value, comment=comment)
 
@@ -65,17 +65,17 @@ def correct(
     comment: str | None = None,
     correction_id: str | None = None,
 ) -> None:
-    """Say what an answer should have been. It is exported as the answer to learn, and as the better one of a pair.
+    """Say what an answer should have been. Exports use it as the answer to learn, and as the better one of a pair.
 
     Args:
         answer: the right answer: a text, or an assistant message as OpenAI JSON (`content`, `tool_calls`).
-        trajectory_id: the run, for corrections that come later or from elsewhere; the current one unless given.
-        call_id: the call that was answered wrongly; the last one of the run's conversation unless given.
-        comment: why.
+        trajectory_id: the run, for corrections that come later or from elsewhere. Without it, the current run.
+        call_id: the call that was answered wrongly. Without it, the last call of the run's conversation.
+        comment: what the user wrote about it.
         correction_id: giving the same id again replaces the correction.
 
     Raises:
-        ConfigError: if the answer says nothing or is no assistant message, or there is no trajectory to correct.
+        ConfigError: if the answer is empty or no assistant message, or there is no trajectory to correct.
     """
     message = _assistant_message(answer)
     target = _target("correct", trajectory_id)
@@ -83,7 +83,7 @@ def correct(
 
 
 def _target(what: str, trajectory_id: str | None) -> str:
-    """The run that is meant; the current one is announced, because its first record may be its score."""
+    """Return the id of the run that is meant."""
     if trajectory_id is not None:
         return trajectory_id
     info = identify().trajectory
@@ -91,6 +91,7 @@ def _target(what: str, trajectory_id: str | None) -> str:
         raise ConfigError(
             f"there is no trajectory to {what}; call it inside art_patch.trajectory(), or pass trajectory_id="
         )
+    # The current run is announced here, because its first record may be this score.
     emit(info)
     return info.id
 
@@ -143,14 +144,14 @@ def _tool_call(call: Any, number: int) -> dict[str, Any]:
     return {"id": key, "type": "function", "function": {"name": name, "arguments": text}}
 
 
-# `None` outside of it.
+# The trajectory that `capture_auto_trajectory` around the running code is making; its class is in `rollouts`.
 CAPTURED: ContextVar[Any] = ContextVar("art_patch_captured", default=None)
 
 
 def current_trajectory() -> TrajectoryInfo | Any | None:
-    """Return the trajectory that surrounds the running code, by `trajectory()` or by an OpenTelemetry trace.
+    """Return the trajectory that surrounds the running code, from `trajectory()` or from an OpenTelemetry trace.
 
-    In `capture_auto_trajectory` that is the `Trajectory` which is being captured, and which a reward can be given to.
-    `None` where there is none of them, even if later a conversation is stitched together.
+    Inside `capture_auto_trajectory` it is the `Trajectory` that is being captured, to which a reward can be given. It
+    is `None` where there is neither, even if the conversation is later stitched to a trajectory.
     """
     return CAPTURED.get() or identify(using=False).trajectory

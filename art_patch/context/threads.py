@@ -1,16 +1,12 @@
-"""Threads and thread pools that take the surroundings along: what `threading` itself does not do.
+"""Makes threads and thread pools inherit the surroundings, which `threading` itself does not do.
 
-`Thread.start` hands what surrounds it to the thread, `ThreadPoolExecutor.submit` (and with it `map` and
-`run_in_executor`) to the job. Only our own surroundings: the app's other context, an active OpenTelemetry span
-included, is left to whoever carries it (OpenTelemetry's `ThreadingInstrumentor`, in either order). They hold until the
-block around the start has ended (see `ambient`), and a pool's worker inherits nothing, because it serves others too.
+`Thread.start` hands the surroundings to the thread; `ThreadPoolExecutor.submit`, and so `map` and `run_in_executor`,
+hands them to the job. Only our own surroundings: the rest of the context, an active OpenTelemetry span included, is
+left to OpenTelemetry's `ThreadingInstrumentor`, which works in either order. They hold until the block around the start
+has ended (see `ambient`). A worker of a pool inherits nothing, because it serves other jobs too.
 
-Outside of any block the cost is one look at the context. Nothing here can keep a thread from starting: our own faults
-are counted, and the thread runs without. `run()` is handed over on the instance for as long as it takes to get there,
-so subclasses that override it, timers and daemons are covered, and nothing is left behind.
-
-The wrappers are plain functions and none of wrapt's: those cost as much again as all the rest, and OpenTelemetry, when
-it takes its own off, would put ours back in another form, so that nobody could take it off any more.
+Outside of every block, this costs one look at the context. No fault here keeps a thread from starting: it is counted,
+and the thread runs without surroundings.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _POOLS = "concurrent.futures.thread"
-# What the names of our own threads begin with; they serve the whole process.
+# The names of our own threads begin like this. They serve the whole process, so they inherit nothing.
 _OURS = "art_patch-"
 
 
@@ -43,7 +39,7 @@ class _Site(NamedTuple):
 
 
 class _Carrier:
-    """The wrappers, and whether they do anything: one that somebody else wrapped over cannot be taken off."""
+    """Puts the wrappers on `threading` and takes them off."""
 
     def __init__(self) -> None:
         self.on = False
@@ -76,12 +72,15 @@ class _Carrier:
 
     def _wrap(self, kind: type, name: str, make: Callable[[Any], Any]) -> None:
         with self._lock:
-            # gevent puts a subclass in the place of `Thread`, before or after us.
+            # gevent replaces `Thread` by a subclass, before or after this.
             owner = next((base for base in kind.__mro__ if name in base.__dict__), kind)
             if any(site.owner is owner for site in self._sites):
                 return
             try:
                 original = owner.__dict__[name]
+                # A plain function and none of wrapt's: a wrapt wrapper costs as much as all the rest, and
+                # OpenTelemetry, when it removes its own wrapper, would put ours back in another form, which could not
+                # be removed any more.
                 wrapper = make(original)
                 setattr(owner, name, wrapper)
             except Exception as error:
@@ -91,12 +90,12 @@ class _Carrier:
 
 
 def carry_threads_on() -> None:
-    """From now on threads and thread pools take the surroundings along; nothing if they do already."""
+    """Make threads and thread pools inherit the surroundings."""
     _carrier.put_on()
 
 
 def carry_threads_off() -> None:
-    """Restore the original functions, wherever nobody has wrapped over ours."""
+    """Restore the original functions. Where another wrapper lies over ours, ours stays and does nothing."""
     _carrier.take_off()
 
 
@@ -122,7 +121,7 @@ def _starting(original: Any) -> Callable[..., None]:
 
 
 def _hand_over(thread: threading.Thread, here: Ambient) -> Callable[[], None]:
-    """Let `run()` begin inside `here`; return a function that undoes that."""
+    """Make `run()` begin inside `here`, and return a function that undoes this."""
     run, attributes = thread.run, thread.__dict__
     before = {"run": attributes["run"]} if "run" in attributes else {}
 
@@ -136,6 +135,8 @@ def _hand_over(thread: threading.Thread, here: Ambient) -> Callable[[], None]:
             del attributes["run"]
             attributes.update(before)
 
+    # On the instance, for as long as it takes to get there: so subclasses that override `run()`, timers and daemons are
+    # covered, and nothing is left behind.
     attributes["run"] = run_inside
     return take_back
 
@@ -147,7 +148,7 @@ def _submitting(original: Any) -> Callable[..., Any]:
         here = _to_carry()
         if here is None:
             return submit_it(*args, **kwargs)
-        before = put_on(None)  # the worker that this may start must not inherit
+        before = put_on(None)  # `submit` may start a worker, which must not inherit
         try:
             if not args or _is_of_interpreters(pool):
                 return submit_it(*args, **kwargs)
@@ -175,7 +176,7 @@ def _to_carry() -> Ambient | None:
 
 
 def _is_of_interpreters(pool: object) -> bool:
-    # Python 3.14: a thread pool whose jobs are pickled and run in other interpreters.
+    # Python 3.14 has a thread pool whose jobs are pickled and run in other interpreters.
     found = getattr(sys.modules.get("concurrent.futures.interpreter"), "InterpreterPoolExecutor", None)
     return isinstance(found, type) and isinstance(pool, found)
 

@@ -1,4 +1,4 @@
-"""Calls and trajectories in the words of OpenTelemetry's conventions for generative AI (`gen_ai.*`).
+"""Describes calls and trajectories by the attributes of OpenTelemetry's conventions for generative AI (`gen_ai.*`).
 
 https://opentelemetry.io/docs/specs/semconv/gen-ai/
 """
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         input_messages,
         operation_of,
         output_messages,
-        request_attributes,
         trajectory_attributes,
         without_empty,
     )
@@ -28,6 +27,6 @@ else:
         __name__,
         {
             "attributes": "as_json call_attributes content_attributes error_type input_messages operation_of "
-            "output_messages request_attributes trajectory_attributes without_empty",
+            "output_messages trajectory_attributes without_empty",
         },
     )

@@ -1,7 +1,4 @@
-"""What a call and its trajectory are in the words of OpenTelemetry's GenAI conventions. Pure.
-
-Names are written out because the conventions moved package three times; ours begin with `art.`.
-"""
+"""Turns a call and its trajectory into attributes of OpenTelemetry's conventions for generative AI. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from typing import Any
 from art_patch._lib.loose_json import as_object, objects
 from art_patch.types import JSON, Api, Call, TrajectoryInfo
 
+# Names are written out and not imported, because the conventions moved package three times. Ours begin with `art.`.
 _REQUEST: Mapping[str, tuple[str, type]] = {
     "frequency_penalty": ("frequency_penalty", float),
     "max_completion_tokens": ("max_tokens", int),
@@ -26,12 +24,12 @@ _REQUEST: Mapping[str, tuple[str, type]] = {
 
 
 def operation_of(api: Api) -> str:
-    """Return `gen_ai.operation.name` of a call."""
+    """Return the value of `gen_ai.operation.name` for a surface."""
     return "text_completion" if api == "completions" else "chat"
 
 
-def request_attributes(params: JSON) -> dict[str, Any]:
-    """Return what a call's sampling parameters are called."""
+def _request_attributes(params: JSON) -> dict[str, Any]:
+    """Return the attributes of a call's sampling parameters."""
     found: dict[str, Any] = {}
     for name, (attribute, kind) in _REQUEST.items():
         value = params.get(name)
@@ -46,7 +44,7 @@ def request_attributes(params: JSON) -> dict[str, Any]:
 
 
 def call_attributes(call: Call, info: TrajectoryInfo) -> dict[str, Any]:
-    """Return the attributes of a call's span that the call itself tells; those without a value are `None`."""
+    """Return the attributes of a call's span that the call itself knows. Those without a value are `None`."""
     return {
         "gen_ai.operation.name": operation_of(call.api),
         "gen_ai.request.model": call.requested_model,
@@ -56,7 +54,7 @@ def call_attributes(call: Call, info: TrajectoryInfo) -> dict[str, Any]:
         # No usage is recorded as 0, and an attribute of 0 would say that the call was free.
         "gen_ai.usage.input_tokens": call.prompt_tokens or None,
         "gen_ai.usage.output_tokens": call.completion_tokens or None,
-        **request_attributes(call.params),
+        **_request_attributes(call.params),
         **trajectory_attributes(info),
         "art.span.id": call.span_id,
         "art.call.id": call.id,
@@ -77,17 +75,17 @@ def content_attributes(call: Call) -> dict[str, Any]:
 
 
 def without_empty(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes that have a value; OpenTelemetry warns of each `None`."""
+    """Return the attributes that have a value, because OpenTelemetry warns about each `None`."""
     return {key: value for key, value in attributes.items() if value not in (None, "", [])}
 
 
 def as_json(value: Any) -> str:
-    """Return a value as the text of an attribute, which may hold no objects."""
+    """Return a value as text, because an attribute may hold no objects."""
     return json.dumps(value, ensure_ascii=False, default=repr)
 
 
 def trajectory_attributes(info: TrajectoryInfo) -> dict[str, Any]:
-    """Return what tells whose call it is."""
+    """Return the attributes that name the trajectory of a call, its session, scenario and group."""
     found = {
         "gen_ai.conversation.id": info.session_id,
         "art.trajectory.id": info.id,
@@ -98,18 +96,18 @@ def trajectory_attributes(info: TrajectoryInfo) -> dict[str, Any]:
 
 
 def error_type(error: str) -> str:
-    """Return the class of `Class: message`; `_OTHER` where it names none."""
+    """Return the class in `Class: message`; `_OTHER` if the text names none."""
     name = error.partition(":")[0]
     return name if name.isidentifier() else "_OTHER"
 
 
 def input_messages(call: Call) -> list[JSON]:
-    """Return the prompt, system messages included."""
+    """Return the prompt of a call, system messages included: each a role, and parts of several types."""
     return [{"role": message.get("role"), "parts": _parts(message)} for message in call.messages]
 
 
 def output_messages(call: Call) -> list[JSON]:
-    """Return the choices."""
+    """Return the answers of a call: each a role, its parts and its finish reason."""
     return [
         {
             "role": choice.message.get("role", "assistant"),
@@ -142,12 +140,12 @@ def _part(part: JSON) -> JSON:
     address = as_object(part.get("image_url")).get("url")
     if isinstance(address, str) and not address.startswith("data:"):
         return {"type": "uri", "modality": "image", "uri": address}
-    return {"type": part.get("type")}  # media: megabytes do not belong on a span
+    return {"type": part.get("type")}  # media is left out: a span is no place for megabytes
 
 
 def _tool_call(call: JSON) -> JSON:
     function = as_object(call.get("function"))
     arguments: Any = function.get("arguments")
-    with suppress(TypeError, ValueError, RecursionError):  # a model may write anything
+    with suppress(TypeError, ValueError, RecursionError):  # the arguments are what the model wrote, valid or not
         arguments = json.loads(arguments)
     return {"type": "tool_call", "id": call.get("id"), "name": function.get("name"), "arguments": arguments}

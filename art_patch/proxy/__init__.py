@@ -1,13 +1,12 @@
-"""Proxy: an OpenAI-compatible address whose calls are routed and recorded as if `patch()` were in the caller.
+"""An HTTP address with OpenAI's API, whose calls are routed and recorded as if `patch()` ran in the caller.
 
-For what no patch of the OpenAI SDK can see: other languages, litellm's own transports, other HTTP clients. In: HTTP
-requests under `/v1`. Out: upstream's answers, or the champion's, to the byte.
+It is for calls that no patch of the SDK can see: other languages, litellm's own transports, other HTTP clients. In:
+HTTP requests under `/v1`. Out: the answers of upstream, or of the champion, byte for byte.
 
-Rules. Chat completions, completions and responses go through a client of the OpenAI SDK in this process, which is
-patched: the mode, the fallback, the breaker and the record are `patching`'s own. Everything else passes through.
-Upstream is sent what the caller sent: its key, its headers, its body, once; retries are the caller's own. Upstream's
-answers, errors included, come back as they are. The caller's key is never recorded and never sent to the engine. A
-caller that goes away ends its call upstream.
+Chat completions, completions and responses go through a patched client of the OpenAI SDK in this process, so mode,
+fallback, circuit breaker and record are those of `patching`. All other requests pass through. Upstream gets what the
+caller sent (its key, headers and body), once; retries are the caller's own. The caller's key is never recorded and
+never sent to the engine. A caller that disconnects ends its call upstream.
 """
 
 # pyright: reportUnusedImport=false

@@ -1,19 +1,19 @@
-"""Which headers travel, in which direction, and what the callers' own `x-art-*` headers say. Pure.
+"""Says which headers travel in which direction, and reads the callers' own `x-art-*` headers. Pure.
 
-Headers are lists of pairs of bytes, as ASGI has them: order, case and repetitions stay as they came.
+Headers are lists of pairs of bytes, as in ASGI, so order, case and repetitions stay as they came.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import Any
 
 from art_patch._lib.asgi import Pairs
 
-# What starts like this is for the proxy, and goes no further.
+# Headers that begin like this are for the proxy and go no further.
 OURS = b"x-art-"
 
-# Carries the proxy's own key; `Authorization` is upstream's.
+# The proxy's own key. `Authorization` holds upstream's.
 KEY = b"x-art-key"
 
 TRAJECTORY = b"x-art-trajectory-id"
@@ -25,40 +25,20 @@ _HOP_BY_HOP = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CallerContext:
-    """What a caller says about its call.
-
-    Attributes:
-        trajectory_id: `x-art-trajectory-id`: calls with one id are one run.
-        scenario: `x-art-scenario`: the task; runs with one key are compared.
-        session_id: `x-art-session-id`.
-        user_id: `x-art-user-id`.
-        group: `x-art-group`: runs with one key are siblings.
-    """
-
-    trajectory_id: str | None = None
-    scenario: str | None = None
-    session_id: str | None = None
-    user_id: str | None = None
-    group: str | None = None
-
-    @property
-    def names_a_run(self) -> bool:
-        """Whether there is anything that only a trajectory can hold."""
-        return any((self.trajectory_id, self.scenario, self.session_id, self.user_id))
+# Header -> the argument of `trajectory()` that it becomes.
+_ABOUT_THE_RUN = {
+    TRAJECTORY: "id",
+    b"x-art-scenario": "scenario",
+    b"x-art-session-id": "session_id",
+    b"x-art-user-id": "user_id",
+}
 
 
-def caller_context(headers: Iterable[tuple[bytes, bytes]]) -> CallerContext:
-    """Return what the `x-art-*` headers say; an empty one says nothing."""
+def caller_context(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str | None, dict[str, Any]]:
+    """Return the key of the caller's group, and the arguments of `trajectory()` that its headers give."""
     given = {name.lower(): value.decode("utf-8", "replace").strip() for name, value in headers}
-    return CallerContext(
-        trajectory_id=given.get(TRAJECTORY) or None,
-        scenario=given.get(b"x-art-scenario") or None,
-        session_id=given.get(b"x-art-session-id") or None,
-        user_id=given.get(b"x-art-user-id") or None,
-        group=given.get(b"x-art-group") or None,
-    )
+    about: dict[str, Any] = {argument: given[name] for name, argument in _ABOUT_THE_RUN.items() if given.get(name)}
+    return given.get(b"x-art-group") or None, about
 
 
 def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
@@ -67,7 +47,7 @@ def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
 
 
 def for_upstream(headers: Iterable[tuple[bytes, bytes]], *, without: frozenset[bytes] = frozenset()) -> Pairs:
-    """Return what upstream gets of a caller's headers: all but the hop's own, ours, and those in `without`."""
+    """Return the headers that upstream gets: all but those of this hop, our own, and those in `without`."""
     return [
         (name, value)
         for name, value in _end_to_end(headers)
@@ -76,7 +56,7 @@ def for_upstream(headers: Iterable[tuple[bytes, bytes]], *, without: frozenset[b
 
 
 def for_caller(headers: Iterable[tuple[bytes, bytes]], *, without: frozenset[bytes] = frozenset()) -> Pairs:
-    """Return what the caller gets of an answer's headers: all but the hop's own and those in `without`."""
+    """Return the headers that the caller gets: all but those of this hop and those in `without`."""
     return [(name.lower(), value) for name, value in _end_to_end(headers) if name.lower() not in without]
 
 

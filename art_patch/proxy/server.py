@@ -1,4 +1,4 @@
-"""Running the proxy: patch this process, listen, serve until told to stop, write what is queued."""
+"""Runs the proxy: patches this process, serves until it is told to stop, and writes what is queued."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ def run_proxy(
     """Serve until SIGTERM, SIGINT or `stop`; then finish running requests and write what was recorded.
 
     Args:
-        upstream: the provider's address, as an SDK would be given it.
+        upstream: address of the provider, as an SDK would be given it.
         host: address to listen on. Beyond loopback a key is required.
-        port: 0 takes a free one; `on_ready` tells which.
+        port: 0 takes a free port; `on_ready` tells which.
         key: what callers must send as `x-art-key`.
         on_ready: called with the address for callers, `http://HOST:PORT/v1`, once requests are answered.
         drain_s: how long running requests may take to finish.
-        stop: ends the server when set; for callers that run it in a thread.
-        settings: as for `patch()`.
+        stop: ends the server when set, for callers that run it in a thread.
+        settings: arguments of `patch()`.
 
     Raises:
-        ConfigError: an impossible address or setting, or an address beyond loopback without a key.
-        PortInUse: another process listens there.
-        KeyboardInterrupt: it was stopped by SIGINT; everything is written.
+        ConfigError: if an address or setting is impossible, or the address is beyond loopback and there is no key.
+        PortInUse: if another process listens there.
+        KeyboardInterrupt: if it was stopped by SIGINT. Everything is written by then.
     """
     with listen(host, port, key=key, what="your provider and your store") as sock:
         _check_upstream(upstream, sock.getsockname()[1])
@@ -70,7 +70,7 @@ def run_proxy(
             here = url_of(host, sock) + PREFIX
             app = build_app(upstream, key=key, names=(host,) if is_loopback(sock.getsockname()[0]) else None)
             ready = None if on_ready is None else partial(on_ready, here)
-            # Uvicorn's log stays silent: it calls an answer an error that breaks off because upstream's did.
+            # Uvicorn's log stays silent: it reports an answer as an error if upstream breaks it off.
             serve(app, sock, drain_s=drain_s, on_ready=ready, stop=stop, keep_alive_s=75, lifespan="on")
         finally:
             flush(FLUSH_S)
@@ -95,7 +95,7 @@ def _check_upstream(upstream: str, own_port: int) -> None:
 
 PREFIX = "/v1"
 
-# What goes through the patched SDK; `patching` decides what is recorded and what is routed.
+# These paths go through the patched SDK. `patching` decides which calls are recorded and routed.
 SURFACES = frozenset({"/chat/completions", "/completions", "/responses"})
 
 _NOT_AS_THEY_CAME = frozenset({b"content-length", b"content-encoding"})
@@ -104,12 +104,9 @@ _log = logging.getLogger(__name__)
 
 
 def build_app(base_url: str, *, key: str | None = None, names: Collection[str] | None = ()) -> Starlette:
-    """Return the application; `patch()` is the caller's affair.
+    """Return the ASGI application for `upstream` at `base_url`. The caller has to patch the process.
 
-    Args:
-        base_url: upstream's address.
-        key: what callers must send as `x-art-key`.
-        names: see `PageGuard`.
+    `key` is what callers must send as `x-art-key`; `names` are the host names that `PageGuard` accepts.
     """
     gateway = _Gateway()
 
@@ -128,6 +125,7 @@ def build_app(base_url: str, *, key: str | None = None, names: Collection[str] |
         exception_handlers={HTTPException: _http_error, Exception: _server_error},
         lifespan=lifespan,
     )
+    # A redirect would lose the body, and upstream decides which paths exist.
     app.router.redirect_slashes = False
     return app
 
@@ -139,13 +137,14 @@ async def _health(_: Request) -> Response:
 
 
 class _Gateway:
-    """Everything below `/v1`."""
+    """Serves every request below `/v1`."""
 
     upstream: Upstream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller = Caller(scope, receive, send)
         path = caller.path.removeprefix(PREFIX)
+        # Else a caller could reach paths of upstream's host outside of its API.
         if not {".", ".."}.isdisjoint(unquote(path).split("/")):
             await caller.refuse(400, error_body(400, "an address with dots in it is not passed on; write it out"))
             return
@@ -182,13 +181,13 @@ class _Gateway:
 
 
 async def _relay(response: Any, caller: Caller, headers: Pairs) -> None:
-    """Hand an open answer on, piece by piece, in the pieces and the encoding in which it comes."""
+    """Hand an open answer on, in the pieces and the encoding in which it comes."""
     try:
         await caller.begin(response.status_code, headers)
         async for chunk in response.aiter_raw():
             await caller.write(chunk)
     except Exception as error:
-        # The answer ends without its end, which tells the caller that something is missing.
+        # The answer stays incomplete on purpose, which tells the caller that something is missing.
         _log.warning("an answer broke off: %s", type(error).__name__)
     else:
         await caller.end()
@@ -198,44 +197,40 @@ async def _relay(response: Any, caller: Caller, headers: Pairs) -> None:
 
 @contextmanager
 def _context_of(caller: Caller) -> Generator[Pairs]:
-    """Make the caller's context ours while its call runs; gives the headers that tell the caller about it."""
-    about, run_id = caller_context(caller.headers), None
+    """Put the caller's context in force while its call runs. Yields the headers that tell the caller its trajectory."""
+    (group_key, about), run_id = caller_context(caller.headers), None
     if first(caller.headers, b"traceparent") is not None:
         carrier = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in caller.headers}
-        otel.attach(propagate.extract(carrier))  # for this request's task alone, and never taken back
+        otel.attach(propagate.extract(carrier))  # in the task of this request alone, so it is never detached
         active = trace.get_current_span().get_span_context()
         run_id = f"{active.trace_id:032x}" if active.is_valid else None
     scopes = ExitStack()
     try:
-        if about.group is not None:
-            scopes.enter_context(group(about.group))
-        if about.names_a_run:
-            run = trajectory(
-                id=about.trajectory_id or run_id,
-                scenario=about.scenario,
-                session_id=about.session_id,
-                user_id=about.user_id,
-            )
-            run_id = scopes.enter_context(run).id
+        if group_key is not None:
+            scopes.enter_context(group(group_key))
+        if about:
+            # The trace is the run, if the caller names a user or a task of it but no trajectory.
+            about["id"] = about.get("id") or run_id
+            run_id = scopes.enter_context(trajectory(**about)).id
         yield [(TRAJECTORY, run_id.encode())] if run_id else []
     finally:
-        scopes.close()  # not as a `with`: one call that fails or is cancelled is not the end of the caller's run
+        scopes.close()  # not a `with`: a call that fails or is cancelled does not end the caller's run with an error
 
 
 def _parse(content: bytes) -> dict[str, Any] | None:
-    """Return the body if it is a JSON object; anything else is for upstream to refuse."""
+    """Return the body if it is a JSON object; `None` leaves it to upstream to refuse it."""
     try:
         value: Any = from_json(content)
     except ValueError:
         try:
-            value = json.loads(content)  # slower, and knows lone surrogates
+            value = json.loads(content)  # slower, but accepts lone surrogates
         except (ValueError, RecursionError):
             return None
     return cast(dict[str, Any], value) if isinstance(value, dict) else None
 
 
 class _KeyGuard:
-    """Lets in who knows the proxy's key."""
+    """Refuses requests without the proxy's key."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app = app

@@ -1,8 +1,8 @@
-"""The way upstream: one client of the OpenAI SDK, which sends each caller's request as the caller wrote it.
+"""Sends each caller's request to upstream as the caller wrote it, through one client of the OpenAI SDK.
 
-The SDK decides about routing (it is patched) and about errors; the HTTP request is ours, made from the caller's own
-bytes and headers, so that nothing of the SDK's or of this process's environment (keys, organisation, retries, user
-agent, cookies) gets in. The champion's leg is made by `patching` from the parsed body and never sees this request.
+The SDK decides about routing (it is patched) and about errors. The HTTP request is made from the caller's own bytes and
+headers, so that nothing of the SDK or of this process gets in: no key, organisation, retry, user agent or cookie.
+`patching` makes the engine's request from the parsed body and never sees this one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ADDED_BY_THE_LIBRARY = (b"accept", b"accept-encoding", b"user-agent")
 
 
 class Unreachable(Exception):
-    """There is no answer from upstream; `status` is what a gateway says in such a case."""
+    """Upstream gave no answer. `status` is what a gateway answers then: 502 or 504."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -35,14 +35,13 @@ class Unreachable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One request as the caller sent it.
+    """A request as the caller sent it.
 
     Attributes:
-        method: in capitals.
-        url: where it goes upstream.
-        headers: as they came.
-        content: the body; an asynchronous iterator of bytes where it was not read yet.
-        decoded: the answer is handed out decoded, so it must come in an encoding that the library surely knows.
+        method: in upper case.
+        url: the address at upstream.
+        content: the body; an asynchronous iterator of bytes if it was not read yet.
+        decoded: whether the answer is handed out decoded, so that it must come in an encoding that the library knows.
     """
 
     method: str
@@ -56,7 +55,7 @@ _SENT: ContextVar[Sent | None] = ContextVar("art_patch_proxy_sent", default=None
 
 
 class _Client(AsyncOpenAI):
-    """The SDK's client, but what it sends is what the caller sent."""
+    """A client of the SDK that sends the caller's request in place of its own."""
 
     def _build_request(self, options: Any, **_: Any) -> Any:
         sent = _SENT.get()
@@ -65,16 +64,17 @@ class _Client(AsyncOpenAI):
 
 
 class Upstream:
-    """The provider behind the proxy. Belongs to one event loop, as its connection pool does."""
+    """The provider behind the proxy. It belongs to one event loop, as its connection pool does."""
 
     def __init__(self, base_url: str) -> None:
+        """Connect at the first call to `base_url`, which looks like `https://api.openai.com/v1`."""
         self.base_url = base_url.rstrip("/")
-        # The caller's patience is the limit: when it goes away, the call is cancelled.
+        # The caller's patience is the limit: if it disconnects, the call is cancelled.
         timeout = openai.Timeout(None, connect=CONNECT_TIMEOUT_S)
-        # A cookie would be one caller's, and go out with the next caller's call.
+        # A cookie would belong to one caller, and be sent with the next caller's call.
         cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
         self._library = _library(DefaultAsyncHttpxClient)
-        # How many calls run at once is the callers' affair; one that waits for a connection here would look hung.
+        # The callers decide how many calls run at once. A call that waits here for a connection would seem to hang.
         limits = self._library.Limits(max_connections=None, max_keepalive_connections=KEPT_CONNECTIONS)
         self._pool: Any = DefaultAsyncHttpxClient(
             timeout=timeout, follow_redirects=False, cookies=cookies, limits=limits
@@ -82,23 +82,22 @@ class Upstream:
         self._client = _Client(base_url=self.base_url, api_key="none", http_client=self._pool, max_retries=0)
 
     def url(self, path: str, query: str) -> str:
-        """Return the address upstream of a path below `/v1`."""
+        """Return the address at upstream for a path below `/v1`."""
         return f"{self.base_url}{path}" + (f"?{query}" if query else "")
 
     async def call(self, surface: str, sent: Sent, body: dict[str, Any], *, stream: bool) -> Any:
-        """Send a call through the patched SDK.
+        """Send a call through the patched SDK, and return the HTTP response, whatever its status.
+
+        A stream that is no error is returned open; every other response is read.
 
         Args:
             surface: `/chat/completions`, `/completions` or `/responses`.
-            sent: what goes to upstream.
-            body: the same, parsed, for whoever routes and for the champion.
-            stream: the answer is to be read piece by piece.
-
-        Returns:
-            The HTTP response, whatever its status: open if `stream` is true and it is no error, else read.
+            sent: the request for upstream.
+            body: its parsed body, from which the engine's request is made.
+            stream: whether the answer is to be read piece by piece.
 
         Raises:
-            Unreachable: upstream did not answer.
+            Unreachable: if upstream did not answer.
         """
         token = _SENT.set(sent)
         try:
@@ -117,11 +116,7 @@ class Upstream:
             _SENT.reset(token)
 
     async def pass_through(self, sent: Sent) -> Any:
-        """Send a request that is none of ours; return the open response.
-
-        Raises:
-            Unreachable: upstream did not answer.
-        """
+        """Send a request past the SDK, and return the open response. Raise `Unreachable` if upstream did not answer."""
         try:
             return await self._pool.send(_as_sent(self._pool, sent), stream=True)
         except self._library.HTTPError as error:
@@ -156,6 +151,6 @@ def _as_sent(pool: Any, sent: Sent) -> Any:
 
 
 def _library(pool_class: type) -> Any:
-    """The HTTP library; which one it is depends on the version of the SDK."""
+    """Return httpx or httpx2, whichever this version of the SDK uses."""
     (kind,) = [base for base in pool_class.__mro__ if base.__name__ == "AsyncClient"]
     return import_module(kind.__module__.partition(".")[0])

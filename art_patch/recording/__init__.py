@@ -1,11 +1,12 @@
-"""Recording: request bytes and answer bytes -> `records.Call` -> the store, all behind one background thread.
+"""Turns the bytes of requests and answers into records in the store, behind one background thread.
 
-In: an `Exchange` for each call (from `patching`), scores, spans and trajectories (from `context`, through `emit`).
-Out: batches of records to `Store.write`.
+In: an `Exchange` for each call (from `patching`), and through `emit()` scores, spans and trajectories (from `context`).
+Out: batches of records for the store.
 
-Rules: the app's threads only append raw bytes; parsing, stitching and writing happen in the thread. Bounded by bytes;
-what does not fit is dropped whole and counted. Only allow-listed request fields are kept, never a header, and error
-texts without secrets. If the store fails, batches wait and are tried again; the app never notices.
+The app's threads only append raw bytes. The recorder's thread parses, finds trajectories and writes. The queue is
+bounded by bytes; a call that does not fit is dropped whole and counted. Of a request only allow-listed fields are kept,
+never a header. Secrets are removed from error texts. If the store fails, batches wait and are tried again, and the app
+does not notice.
 """
 
 # pyright: reportUnusedImport=false

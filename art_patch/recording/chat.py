@@ -1,7 +1,7 @@
-"""What each surface's request and answer say, in the words of chat: one reader for each, all of the same two shapes.
+"""Reads requests and answers of chat completions and legacy completions, and the server-sent events of all surfaces.
 
-`Asked` is what a request says, `Answered` what came back, streamed or not, complete or cut. Readers are pure, know no
-exchange, and cannot fail because of what an app or a server wrote: what cannot be read is left out.
+Every surface is read into `Asked` and `Answered`, in the terms of chat. Readers are pure and cannot fail because of
+what an app or a server wrote: what cannot be read is left out.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from art_patch.types import JSON, Choice
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request.
+    """What a request says.
 
     Attributes:
-        messages: the prompt.
-        tools: what was offered.
-        params: the allow-listed fields; what is not named in an allow-list never reaches the store.
+        params: the allow-listed fields. No other field reaches the store.
         answers: how many choices a whole answer has.
     """
 
@@ -35,16 +33,15 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An answer.
+    """What an answer says, streamed or not, complete or cut.
 
     Attributes:
-        choices: as far as they came.
-        done: nothing of it can be missing.
-        error: what the server put in the place of the rest of it.
-        model: the model that says it answered.
-        prompt_token_ids: as the server told them.
-        prompt_tokens: from `usage`; `None` where it is unknown.
-        completion_tokens: from `usage`; `None` where it is unknown.
+        choices: the choices as far as they came.
+        done: whether nothing of the answer can be missing.
+        error: what the server sent in place of the rest of the answer.
+        model: the model that answered, as the server names it.
+        prompt_tokens: from `usage`; `None` if unknown.
+        completion_tokens: from `usage`; `None` if unknown.
     """
 
     choices: tuple[Choice, ...] = ()
@@ -57,7 +54,7 @@ class Answered:
 
 
 def is_whole(raw: bytes) -> bool:
-    """Whether an answer's bytes are one JSON object, and no stream of events."""
+    """Return whether an answer's bytes are one JSON object, and not a stream of events."""
     return raw.lstrip()[:1] == b"{"
 
 
@@ -67,8 +64,13 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 def events(stream: bytes) -> Iterator[str]:
-    """Yield the data of each complete event."""
+    """Yield the data of each complete event of a stream, by the rules of WHATWG.
+
+    LF, CRLF or CR end a line, a blank line ends an event, several `data:` lines are joined, and comments are skipped.
+    An event that was cut is dropped.
+    """
     data: list[bytes] = []
+    # The whole stream at once, so how the network cut it cannot matter. A byte-order mark may stand in front.
     stream = stream.removeprefix(b"\xef\xbb\xbf")
     # The pattern takes ten times as long, and only a stream with CR needs it.
     lines = _LINE_END.split(stream) if b"\r" in stream else stream.split(b"\n")
@@ -81,7 +83,8 @@ def events(stream: bytes) -> Iterator[str]:
             data.append(line[5:].removeprefix(b" "))
         elif line == b"data":
             data.append(b"")
-    # SSE would drop an event that no blank line ends, but `[DONE]` is the end itself and some servers stop right there.
+    # By the rules, an event without a blank line after it is dropped. But `[DONE]` is the end itself, and some servers
+    # stop right after it.
     if data == [DONE.encode()]:
         yield DONE
 
@@ -91,9 +94,9 @@ class StreamedAnswer:
     """What the chunks of a stream add up to, in the shape of a whole chat completion.
 
     Attributes:
-        body: `choices` (with `message`), `usage`, `prompt_token_ids`, ... as far as they came.
+        body: `choices` (with `message`), `usage`, `prompt_token_ids` and `model`, as far as they came.
         done: whether the stream said `[DONE]`.
-        error: the error object that the server put into the stream.
+        error: the error object that the server sent in the stream.
     """
 
     body: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -102,7 +105,7 @@ class StreamedAnswer:
 
 
 def assemble(chunks: Iterable[str]) -> StreamedAnswer:
-    """Add up the data of the events of one chat completion; what is not JSON is skipped."""
+    """Add up the chunks of one chat completion. What is not JSON is skipped."""
     answer = StreamedAnswer()
     body = answer.body
     choices: dict[int, dict[str, Any]] = {}
@@ -117,6 +120,7 @@ def assemble(chunks: Iterable[str]) -> StreamedAnswer:
             if key not in body and chunk.get(key) is not None:
                 body[key] = chunk[key]
         usage = chunk.get("usage")
+        # Some servers send `usage: null` with each chunk, after the real one too.
         if usage is not None and ("usage" not in body or isinstance(usage, dict)):
             body["usage"] = usage
         for part in objects(chunk.get("choices")):
@@ -150,7 +154,7 @@ def _add_part(choices: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
             for call in objects(value):
                 _add_tool_call(choice["calls"], call)
         elif isinstance(value, str):
-            # Joined at the end: a text that grows piece by piece is copied with each.
+            # Joined at the end: a text that grows piece by piece would be copied with each piece.
             pieces.setdefault(key, []).append(value)
             message[key] = ""
         else:
@@ -160,6 +164,7 @@ def _add_part(choices: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
 
 def _add_tool_call(calls: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
     index = part.get("index")
+    # Some servers leave the index out and send each call whole.
     position = index if isinstance(index, int) else len(calls)
     call = calls.setdefault(position, {"id": None, "type": "function", "function": {"name": [], "arguments": []}})
     call["id"] = part.get("id") or call["id"]
@@ -182,7 +187,7 @@ def _finished(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_chat_request(request: dict[str, Any]) -> Asked:
-    """Read a request."""
+    """Read the request of a chat completion."""
     n = request.get("n")
     return Asked(
         messages=tuple(objects(request.get("messages"))),
@@ -193,7 +198,7 @@ def read_chat_request(request: dict[str, Any]) -> Asked:
 
 
 def read_chat_answer(raw: bytes) -> Answered:
-    """Read an answer."""
+    """Read the answer of a chat completion."""
     if is_whole(raw):
         body, done, error = parse_object(raw), True, None
     else:
@@ -233,12 +238,11 @@ def _logprobs(value: Any) -> tuple[float, ...] | None:
     return tuple(float(cast(float, number)) for number in numbers)
 
 
-# Request fields that are recorded.
 _COMPLETIONS_PARAMS = PARAMS | {"best_of", "echo", "suffix"}
 
 
 def read_completions_request(request: dict[str, Any]) -> Asked:
-    """Read a request."""
+    """Read the request of a legacy completion. Each prompt becomes a user message."""
     prompts, n = _prompts(request.get("prompt")), request.get("n")
     return Asked(
         messages=tuple(prompts),
@@ -257,19 +261,19 @@ def _prompts(prompt: Any) -> list[JSON]:
 
 
 def _from_ids(ids: list[Any]) -> JSON:
-    # Nobody but the model's own tokenizer could say what they spell.
+    # Only the tokenizer of the model knows which text these ids spell.
     return {"role": "user", "content": [{"type": "token_ids", "token_ids": ids}]}
 
 
 def read_completions_answer(raw: bytes) -> Answered:
-    """Read an answer."""
+    """Read the answer of a legacy completion. Each text becomes an assistant message."""
     texts: dict[int, list[str]] = {}
     reasons: dict[int, str] = {}
     usage: dict[str, Any] = {}
     model: str | None = None
     error: Any = None
     done = is_whole(raw)
-    # A whole answer is a stream of one chunk: both hold choices with `text`.
+    # A whole answer is read like a stream of one chunk: both hold choices with `text`.
     for data in [raw] if done else events(raw):
         if isinstance(data, str) and data.startswith(DONE):
             done = True

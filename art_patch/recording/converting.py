@@ -1,7 +1,8 @@
-"""What waits in the queue -> records for the store, each trajectory announced before its first call.
+"""Turns what waits in the queue into records for the store: parses calls, finds their trajectories, redacts.
 
-Here the share of trajectories that is recorded is chosen, by their id, and texts are redacted. State: which
-trajectories were announced, and where unnamed conversations ended. Owned by the writer thread.
+The share of trajectories that is recorded is chosen here, by a hash of their id. A trajectory is announced before its
+first call. Nothing here can fail because of what a server sent: what cannot be read is left out, and `untrainable` of
+the call says what is missing. The recorder's thread owns everything here.
 """
 
 from __future__ import annotations
@@ -31,15 +32,13 @@ OnShadow = Callable[[Call, TrajectoryInfo], None]
 
 
 class Converter:
-    """Turns queue items into records."""
+    """Turns queue items into records. It remembers which trajectories it has announced."""
 
     def __init__(self, *, sample_rate: float = 1.0, redact: Redact = None, on_shadow: OnShadow | None = None) -> None:
         """Start with nothing announced.
 
-        Args:
-            sample_rate: share of trajectories to keep.
-            redact: see `Settings.redact`.
-            on_shadow: given each answered call that a policy is to be asked too, before it is redacted.
+        `on_shadow` is called with each answered call that policies are to be asked in the background, before it is
+        redacted.
         """
         self._sample_rate = sample_rate
         self._redact = Redactor(redact) if redact is not None else None
@@ -48,10 +47,9 @@ class Converter:
         self._stitcher = Stitcher()
 
     def convert(self, item: Exchange | Record) -> list[Record]:
-        """Return the records of one item; empty if the store knows it already or must not know it.
+        """Return the records of one item; empty if none is to be stored.
 
-        Raises:
-            Unstorable: if it could not be redacted.
+        Raise `Unstorable` if it could not be redacted.
         """
         if isinstance(item, AppReport):
             return [item]
@@ -64,8 +62,9 @@ class Converter:
             return records
         try:
             return [self._redact(record) for record in records]
-        except Exception as error:  # the user's function
+        except Exception as error:  # raised by the app's function
             for record in records:
+                # The trajectory was not stored, so it has to be announced again.
                 self._announced.pop(_owner(record), None)
             faults.trouble("redact", error)
             raise Unstorable from error
@@ -74,7 +73,7 @@ class Converter:
         call = read_call(exchange)
         info = exchange.trajectory or self._stitcher.place(call, exchange.group_key)
         call = replace(call, trajectory_id=info.id, shadow_of=exchange.shadow_of)
-        # The champion cannot be asked about a picture of which only the hash is left.
+        # A policy cannot be asked about a picture of which only the hash is left.
         whole = exchange.shadow and without_media(exchange.request) is exchange.request
         if whole and call.status == "ok" and self._on_shadow is not None:
             self._on_shadow(call, info)
@@ -82,7 +81,7 @@ class Converter:
 
     def _announce(self, info: TrajectoryInfo) -> list[Record]:
         known = self._announced.get(info.id)
-        # A trajectory is written when it is first seen, when its origin changes to stitched, and when it ends.
+        # A trajectory is written when it is first seen, when its origin changes to `stitched`, and when it ends.
         if known is not None and info.ended_at is None and known == info.origin:
             self._announced.move_to_end(info.id)
             return []
@@ -105,13 +104,15 @@ _READERS: dict[Api, tuple[Callable[[dict[str, Any]], chat.Asked], Callable[[byte
 
 
 def read_call(exchange: Exchange) -> Call:
-    """Return the call, without its trajectory (`trajectory_id` is empty)."""
+    """Return the call of an exchange, still without its trajectory (`trajectory_id` is empty)."""
+    # A policy is always asked by a chat completion, whichever surface the app called.
     read_request, read_answer = _READERS["chat" if exchange.policy is not UPSTREAM else exchange.api]
     request = without_media(exchange.request)
     asked = read_request(parse_object(request))
     params = asked.params
     if not exchange.keeps_logprobs and exchange.policy is not UPSTREAM:
-        params = {key: value for key, value in params.items() if key != "logprobs"}  # ours, not the app's
+        # The engine's request asks for log-probabilities; the app has not.
+        params = {key: value for key, value in params.items() if key != "logprobs"}
     answer = read_answer(without_media(_raw_answer(exchange)))
     error = exchange.error
     if error is None and answer.error is not None:
@@ -148,7 +149,7 @@ def _raw_answer(exchange: Exchange) -> bytes:
     if raw and exchange.decode is not None:
         try:
             raw = exchange.decode(raw)
-        except Exception:  # the app gave up in the middle of a compressed stream
+        except Exception:  # a compressed stream that the app left in the middle
             return b""
     return raw
 
@@ -160,7 +161,7 @@ def _status(exchange: Exchange, answer: chat.Answered, expected: int) -> CallSta
         return "cancelled"
     if exchange.ended == "complete" or answer.done:
         return "ok"
-    # Many apps leave the loop at the finish reason, one event before the stream's own end: the answer is whole.
+    # Many apps stop at the finish reason, one event before the end of the stream. Then the answer is whole.
     finished = [choice for choice in answer.choices if choice.finish_reason is not None]
     return "ok" if len(finished) == len(answer.choices) >= expected else "abandoned"
 
@@ -175,34 +176,40 @@ def _short(error: Any) -> str:
 
 
 MAX_NODES = 20_000
-# How many trajectories that ended at one node are told apart.
+# So many trajectories that ended at one node are told apart.
 MAX_ENDS = 64
 
 
 @dataclass(slots=True)
 class _Thread:
-    """A trajectory in the making; shared by all the nodes where it may go on."""
+    """A trajectory in the making, shared by all the nodes where it may go on."""
 
     info: TrajectoryInfo
 
 
 @dataclass(slots=True)
 class _End:
-    """One answer of one call, where a trajectory may go on."""
+    """An answer of a call, where a trajectory may go on."""
 
     thread: _Thread
     extended: bool = False
 
 
 class Stitcher:
-    """Remembers where trajectories ended. Not thread-safe: the writer thread owns it."""
+    """Finds the trajectory of a call that names none: a conversation that extends an earlier one belongs to it.
+
+    Each answer's node in the chain of messages is remembered, and a later prompt that contains the node continues its
+    trajectory. If several trajectories ended at the same node (the same question with the same answer, twice), the most
+    recent one that was not extended continues; if all were, the most recent one branches. The memory is bounded: after
+    a forgotten answer, a new trajectory begins.
+    """
 
     def __init__(self, max_nodes: int = MAX_NODES) -> None:
         self._max_nodes = max_nodes
         self._ends: OrderedDict[bytes, list[_End]] = OrderedDict()
 
     def place(self, call: Call, group_key: str | None = None) -> TrajectoryInfo:
-        """Return the trajectory that `call` belongs to, and remember where it ended."""
+        """Return the trajectory that `call` belongs to, and remember where the call ended."""
         nodes = list(accumulate(call.messages, _node, initial=ROOT))[1:]
         end = self._find(call.messages, nodes)
         if end is None:
@@ -219,7 +226,7 @@ class Stitcher:
         return thread.info
 
     def _find(self, messages: tuple[JSON, ...], nodes: list[bytes]) -> _End | None:
-        # The last message is new by definition: a prompt that ends in an answer we know is that call made again.
+        # The last message is new: a prompt that ends in a known answer is that call, made again.
         for position in range(len(nodes) - 2, -1, -1):
             if messages[position].get("role") != "assistant":
                 continue
@@ -239,11 +246,13 @@ class Stitcher:
 
 
 def _node(parent: bytes, message: JSON) -> bytes:
-    """Return the id under `parent` of the part of a message that survives every client's echo."""
+    """Return the id, under `parent`, of the part of a message that survives every client's echo."""
     return blake2b(parent + b"\0" + _reduced(message), digest_size=16).digest()
 
 
 def _reduced(message: JSON) -> bytes:
+    # Clients echo an answer in their own words: with or without nulls, a text as a list of one part, without the
+    # reasoning. So only role, content, name and tool calls count here.
     content: Any = message.get("content")
     if isinstance(content, list) and len(cast(list[Any], content)) == 1:
         part = content[0]
@@ -253,7 +262,7 @@ def _reduced(message: JSON) -> bytes:
     calls = message.get("tool_calls")
     said: list[Any] = [*named, cast(Any, content)]
     if not calls and all(isinstance(value, str | None) for value in said):
-        # Nearly every message, and JSON would take five times as long.
+        # Nearly every message has only texts. JSON would take five times as long.
         return "\x1f".join(("", *(value or "" for value in said))).encode("utf-8", "surrogatepass")
     small: dict[str, Any] = dict(zip(("role", "name", "tool_call_id"), named, strict=True)) | {"content": content}
     if isinstance(calls, list):

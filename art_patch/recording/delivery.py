@@ -1,8 +1,9 @@
-"""Batches that wait for the store: kept while it is down, tried again with back-off, poison picked out.
+"""Batches that wait for the store, and the count of what was lost.
 
-A batch that fails is cut in half before it is tried again, so that one record which the store will never take cannot
-hold up the others for ever. A single record that fails while others get through is dropped and counted, and so is
-whatever was meant for the store of another project. The store's calls may block; only the writer thread is behind them.
+Batches are kept while the store is down and tried again with back-off. A batch that fails is cut in half, so that one
+record that the store will never take cannot hold up the others. A single record that fails while others are written is
+dropped and counted, and so is everything for the store of another project. The store's calls may block; only the
+recorder's thread makes them.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ if TYPE_CHECKING:
 
 FIRST_RETRY_S = 0.5
 MAX_RETRY_S = 30.0
-# Three quarters of the speed of a hundred, and the interpreter is the app's again three times as often.
+# With a hundred records, writing is a third faster, but holds the interpreter three times as long.
 BATCH_RECORDS = 32
 
-# A record and the bytes of the queue that it holds until it is written or dropped.
+# A record, and the bytes of the queue that it holds until it is written or dropped.
 Sized: TypeAlias = "tuple[Record, int]"
 
 
 class Sink(Protocol):
-    """Where records go: the store, or a stand-in."""
+    """Where records go: the store, or a stand-in in tests."""
 
     def write(self, records: Sequence[Record]) -> object:
         """Write all of the records or none."""
@@ -38,9 +39,10 @@ class Sink(Protocol):
 
 
 class Delivery:
-    """Owned by the writer thread."""
+    """Writes batches to the store. The recorder's thread owns it."""
 
     def __init__(self, open_sink: Callable[[], Sink], breathe: Callable[[], None] = lambda: None) -> None:
+        """Open the sink at the first attempt. `breathe()` is called after each batch."""
         self._open_sink = open_sink
         self._breathe = breathe
         self._batches: deque[list[Sized]] = deque()
@@ -53,7 +55,7 @@ class Delivery:
 
     @property
     def pending(self) -> bool:
-        """Whether anything is waiting."""
+        """Whether any batch waits."""
         return bool(self._batches)
 
     def add(self, records: Sequence[Sized]) -> None:
@@ -62,7 +64,7 @@ class Delivery:
             self._batches.append(list(records[start : start + BATCH_RECORDS]))
 
     def attempt(self, now: float) -> tuple[list[Sized], list[Sized]]:
-        """Try what waits; return what was written and what was given up as poison."""
+        """Try to write what waits. Return the records that were written, and those that were given up."""
         written: list[Sized] = []
         poison: list[Sized] = []
         failed: list[list[Sized]] = []
@@ -70,7 +72,7 @@ class Delivery:
             batch = self._batches.popleft()
             try:
                 done = self._write(batch)
-            except WrongProject as error:  # nothing of ours belongs into that store, now or later
+            except WrongProject as error:  # this store will never take these records
                 faults.trouble("store.write", error)
                 poison += batch
                 continue
@@ -80,8 +82,9 @@ class Delivery:
             else:
                 failed.append(batch)
                 if len(failed) > 1 and not written:
-                    break  # the store is down; do not try every batch against it
+                    break  # the store is down: trying every batch would only take time
         for batch in failed:
+            # Others were written, so this record is at fault and not the store.
             if len(batch) == 1 and written:
                 poison += batch
             else:
@@ -95,7 +98,7 @@ class Delivery:
         return written, poison
 
     def close(self) -> None:
-        """Close the sink, if it is open and can be closed; the next attempt opens it again."""
+        """Close the sink. The next attempt opens it again."""
         sink, self.sink = self.sink, None
         close = getattr(sink, "close", None)
         if close is not None:
@@ -117,6 +120,7 @@ class Delivery:
         return True
 
 
+# The causes of a loss, as they are counted and reported.
 QUEUE_FULL = "the queue was full; raise queue_mib (ART_PATCH_QUEUE_MIB)"
 REDACTION = "redaction failed; mend the function that `redact` names"
 FAULT = "of a fault in art_patch; the logger art_patch shows it at level DEBUG, please report it"
@@ -125,12 +129,12 @@ SLOW = "the store had not taken it all when the exit stopped waiting; call art_p
 
 
 def unwritable(trouble: str) -> str:
-    """Return the cause where the store answers with an error of that class."""
+    """Return the cause of a loss where the store fails with an error of the class `trouble`."""
     return f"the store cannot be written ({trouble}); `art-patch doctor` says why"
 
 
 class Tally:
-    """How many calls, and how many other records."""
+    """How many calls and how many other records."""
 
     __slots__ = ("calls", "others")
 
@@ -139,31 +143,28 @@ class Tally:
         self.others = 0
 
     def add(self, item: object, number: int = 1) -> None:
-        """Count an item of the queue, or the record that became of it."""
-        kind = type(item).__name__  # the classes of records are imported by the writer's thread alone
+        """Count an item of the queue, or the record that was made of it."""
+        kind = type(item).__name__  # by name: only the recorder's thread imports the classes of records
         if kind in ("Exchange", "Call"):
             self.calls += number
         elif kind != "AppReport":
             self.others += number
 
     def __str__(self) -> str:
-        """Return the number in words; empty if there is nothing."""
+        """Return the numbers in words; empty if both are zero."""
         calls = f"{self.calls} call{'s' * (self.calls != 1)}" if self.calls else ""
         others = f"{self.others} other record{'s' * (self.others != 1)}" if self.others else ""
         return " and ".join(part for part in (calls, others) if part)
 
 
 def sentence(losses: dict[str, Tally]) -> str:
-    """Return what was lost, without a full stop at its end; empty if nothing was.
-
-    Args:
-        losses: by their cause, one of the sentences above.
-    """
+    """Return what was lost, by cause, as a sentence without its full stop; empty if nothing was lost."""
     parts = [f"{lost} not recorded, because {cause}" for cause, tally in losses.items() if (lost := str(tally))]
     return ". ".join(parts)
 
 
 def say(line: str) -> None:
-    """Write a line on stderr, if there is one."""
-    with suppress(Exception):  # closed, or none under pythonw, or the app's own object
+    """Write a line to stderr, if there is one. Never raises."""
+    # It runs while the interpreter exits: stderr may be closed, `None` (under pythonw), or an object of the app.
+    with suppress(Exception):
         print(line, file=sys.stderr, flush=True)

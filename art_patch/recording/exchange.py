@@ -1,7 +1,8 @@
-"""One call in flight: what the hot path keeps of it. Raw bytes only; nothing is parsed here.
+"""One call in flight: the raw bytes and the circumstances that the hot path keeps of it. Nothing is parsed here.
 
-Made when the call starts, with the context of that moment. Finished exactly once, by whoever notices the end first:
-the end of the request, the end of the stream, `close()`, or the garbage collector. Finishing puts it on the queue.
+An exchange is made when the call starts, with the context of that moment. It is finished exactly once, by what notices
+the end first: the end of the request, the end of the stream, `close()`, or the garbage collector. Finishing puts it on
+the queue.
 """
 
 from __future__ import annotations
@@ -17,28 +18,28 @@ if TYPE_CHECKING:
     from opentelemetry.context.context import Context
 
 
-# How the last byte came: `closed` is a stream that was given up, or left right after its last event.
+# How the call ended. `closed`: the app left the stream early, or right after its last event.
 Ended = Literal["complete", "closed", "failed", "cancelled"]
 
-# What an exchange weighs in the queue besides its bytes: the object, its lists, its share of the thread's work.
+# What an exchange weighs in the queue besides its bytes: the object, its lists, and its part of the thread's work.
 FIXED_SIZE = 1024
 
 
 class Queue(Protocol):
-    """Takes exchanges that are finished: the recorder."""
+    """Takes finished exchanges. The recorder is one."""
 
     @property
     def generation(self) -> int:
-        """Grows with each store that is opened anew, so that an exchange knows whether its trajectory is in it."""
+        """A number that grows with each fork, so that a child drops the exchanges of its parent."""
         ...
 
     def put(self, item: Exchange, size: int) -> bool:
-        """Take one, which weighs `size` bytes; false if it is dropped."""
+        """Queue an item of `size` bytes; false if it is dropped."""
         ...
 
 
 class Exchange:
-    """Request bytes, answer bytes and circumstances of one logical call, retries and fallback included."""
+    """Request bytes, answer bytes and circumstances of one call, its retries and fallback included."""
 
     __slots__ = (
         "_first",
@@ -76,15 +77,7 @@ class Exchange:
         span_id: str | None = None,
         group_key: str | None = None,
     ) -> None:
-        """Start the clock.
-
-        Args:
-            recorder: takes the exchange when it is finished.
-            requested_model: the model that the app asked for.
-            trajectory: the trajectory that the context names; `None` leaves it to stitching.
-            span_id: innermost span.
-            group_key: key of the surrounding `group()`, for a trajectory that has yet to be found.
-        """
+        """Start the clock of a call. Without a trajectory, the recorder's thread finds one."""
         self._recorder = recorder
         self._once = [None]
         self._first = 0.0
@@ -102,12 +95,13 @@ class Exchange:
         self.policy: str | None = UPSTREAM
         self.fallback: str | None = None
         self.error: str | None = None
-        self.shadow = False  # a policy is to be asked too, once this is recorded
+        self.shadow = False  # whether policies are asked the same in the background
         self.shadow_of: str | None = None
         self.otel_context: Context | None = None  # where the call started, if spans are wanted
-        self.server: object = None  # whose text is the address that was asked
+        self.server: object = None  # its text is the address that was asked; made by the recorder's thread
         self.ended: Ended = "complete"
         self.finished = 0.0
+        # Wall-clock time says when; durations come from `perf_counter`, which no clock change disturbs.
         self.started_at = time.time()
         self._started = time.perf_counter()
 
@@ -118,7 +112,7 @@ class Exchange:
         self.answer.append(chunk)
 
     def forget_answer(self) -> None:
-        """Drop what one leg brought, before another leg is tried."""
+        """Drop what one attempt brought, before the next one."""
         self.request = b""
         self.answer = []
         self.decode = None
@@ -127,9 +121,9 @@ class Exchange:
         self._first = 0.0
 
     def finish(self, ended: Ended, error: str | None = None) -> None:
-        """Hand the exchange to the recorder; only the first call does anything."""
+        """Hand the exchange to the recorder. Only the first call has an effect."""
         try:
-            self._once.pop()  # atomic, so two threads cannot both get here
+            self._once.pop()  # atomic, so only one of two threads gets past this line
         except IndexError:
             return
         self.finished = time.perf_counter()
@@ -140,17 +134,17 @@ class Exchange:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it was handed to the recorder."""
+        """Whether the exchange was handed to the recorder."""
         return not self._once
 
     @property
     def duration_ms(self) -> float:
-        """From the start of the call to its last byte."""
+        """Time from the start of the call to its last byte."""
         return (self.finished - self._started) * 1000
 
     @property
     def ttft_ms(self) -> float | None:
-        """From the start of the call to the first streamed chunk."""
+        """Time from the start of the call to the first chunk; `None` without a stream."""
         return (self._first - self._started) * 1000 if self.streamed and self._first else None
 
 
@@ -158,13 +152,12 @@ Purpose = Literal["sample", "canary", "shadow", "challenger"]
 
 
 def in_share(key: str, share: float, purpose: Purpose) -> bool:
-    """Whether `key` is among the `share` (0..1) of all keys.
-
-    The purpose is hashed along: otherwise the few that are recorded would be the very ones that the canary serves.
-    """
+    """Return whether `key` is among the `share` (0 to 1) of all keys. All processes agree."""
     if share >= 1:
         return True
     if share <= 0:
         return False
+    # The purpose is part of the hash. Otherwise the share that is recorded would be the very share that the canary
+    # answers.
     digest = blake2b(f"{purpose}:{key}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest) < share * 2**64

@@ -1,19 +1,9 @@
-"""The queue between the app's threads and the store, and the one thread behind it.
+"""The queue between the app's threads and the store, and the thread behind it.
 
-`put()` is all that a caller ever pays: a size check and one append. It never waits and may be called from anywhere,
-the garbage collector included. The thread starts with the first call, collects for `flush_interval_s`, parses, and
-writes in batches; every `poll_interval_s` it also runs `on_tick`. A forked child starts with an empty queue, new
-locks, its own thread and its own store.
-
-Beyond `queue_mib` the newest calls are dropped, whole, and counted: every call is recorded, dropped or still waiting.
-A process that ends says on stderr what was dropped and what still waits.
-The newest and not the oldest, because dropping the one in hand costs the caller nothing, while making room would mean
-freeing other calls' bytes in its time; because the oldest are what the writer has in hand; and because trajectories
-that began before the trouble stay whole.
-
-Why this queue and a re-entrant lock: a stream may be finalised by the garbage collector in the middle of another
-`put()` of the same thread, where a plain lock (and so `queue.Queue`, `Event.set`) would wait for itself for ever. Why
-all of them are native: see `_lib.os_threads`.
+A caller pays for `put()`: a size check and one append. It never waits and may be called from anywhere, even from the
+garbage collector. The thread starts with the first call, collects for `flush_interval_s`, parses, and writes in
+batches; every `poll_interval_s` it also runs `on_tick`. Each call is recorded, dropped and counted, or still waiting. A
+forked child starts with an empty queue, new locks, its own thread and its own store.
 """
 
 from __future__ import annotations
@@ -39,10 +29,9 @@ if TYPE_CHECKING:
     from art_patch.recording.telemetry import Telemetry
     from art_patch.types import Record
 
-# How many calls are read before they are written.
 COLLECT_ITEMS = 200
 
-# After each call that was read and each batch that was written; see `_breathe`.
+# The thread pauses for this long after each call that it reads and each batch that it writes; see `_breathe`.
 PAUSE_S = 0.0001
 
 EXIT_LOOKS_EVERY_S = 0.05
@@ -50,7 +39,7 @@ EXIT_LOOKS_EVERY_S = 0.05
 
 @dataclass(eq=False, slots=True)
 class _Flush:
-    """Put on the queue by `flush()`; set once everything before it is written."""
+    """A mark in the queue. Its flag is set once everything before it is written."""
 
     written: Flag = field(default_factory=Flag)
     given_up: bool = False
@@ -58,7 +47,7 @@ class _Flush:
 
 @dataclass(slots=True)
 class Counts:
-    """What the writer thread has seen. `recorded` counts calls of the app that the store has taken."""
+    """Counts the app's calls that the store has taken."""
 
     recorded: int = 0
     served_by_policy: int = 0
@@ -69,7 +58,7 @@ _Item: TypeAlias = "tuple[Exchange | Record | _Flush, int]"
 
 
 class Recorder:
-    """One a process; see the module."""
+    """Records the calls of a process. Every public method may be called from any thread."""
 
     def __init__(
         self,
@@ -79,13 +68,13 @@ class Recorder:
         on_tick: Callable[[], None] | None = None,
         on_shadow: OnShadow | None = None,
     ) -> None:
-        """Start with an empty queue and no thread.
+        """Start with an empty queue and without a thread.
 
         Args:
-            settings: `store_url`, `queue_mib`, `flush_interval_s`, `poll_interval_s` are used.
-            open_sink: opens where records go; the store unless given. Called in the thread, at the first flush.
+            settings: the settings of the patch.
+            open_sink: opens where records go, when the thread has the first batch. Without it, the store is opened.
             on_tick: called by the thread every `poll_interval_s`.
-            on_shadow: called by the thread with each call that the champion is to be asked too.
+            on_shadow: called by the thread with each call that policies are to be asked in the background.
         """
         self.settings = settings
         self._most_bytes = settings.queue_mib << 20
@@ -97,6 +86,9 @@ class Recorder:
         process.register(self)
 
     def _begin(self) -> None:
+        # All of these are native locks, see `_lib.os_threads`. Re-entrant, because the garbage collector may finalise a
+        # stream, and so call `put()`, in the middle of a `put()` of the same thread. There a plain lock, and so
+        # `queue.Queue` or `threading.Event`, would wait for itself for ever.
         self._lock = RLock()
         self._queue: Queue[_Item] = Queue()
         self._nudge = Flag()
@@ -125,10 +117,15 @@ class Recorder:
     # What the app's threads call.
 
     def put(self, item: Exchange | Record, size: int) -> bool:
-        """Queue an item; false if it was dropped because the queue is full or belongs to another process."""
+        """Queue an item of `size` bytes.
+
+        Return false if it is dropped because the queue is full or belongs to another process.
+        """
         if isinstance(item, Exchange) and item.generation != self.generation:
-            return False  # begun before the fork: the parent records it
+            return False  # the call began before the fork, so the parent records it
         with self._lock:
+            # The newest call is dropped, not the oldest: that costs the caller nothing, while making room would free
+            # other calls' bytes in its time. Trajectories that began before the trouble stay whole.
             if self._bytes + size > self._most_bytes:
                 self._drop(item, delivery.QUEUE_FULL)
                 return False
@@ -140,12 +137,12 @@ class Recorder:
         return True
 
     def put_record(self, record: Record) -> bool:
-        """Queue a ready record."""
+        """Queue a record that needs no parsing; false if it is dropped."""
         return self.put(record, FIXED_SIZE + len(repr(record)))
 
     @property
     def running(self) -> bool:
-        """Whether the thread runs, and so ticks."""
+        """Whether the thread runs, and so calls `on_tick`."""
         return self._thread is not None
 
     def ensure_running(self) -> None:
@@ -157,7 +154,7 @@ class Recorder:
                 return
             self._stopping = False
             process.write_before_the_app_ends()
-            # Named before it runs: it takes its name off when it ends, which may be at once.
+            # Assigned before the start: the thread sets it to `None` when it ends, which may be at once.
             self._thread = thread = NativeThread(self._run, "art_patch-recorder")
             try:
                 thread.start()
@@ -169,7 +166,7 @@ class Recorder:
                 raise
 
     def flush(self, timeout_s: float) -> bool:
-        """Write everything queued so far; false if that took longer than `timeout_s`."""
+        """Write everything that is queued; return false if that took longer than `timeout_s`."""
         if self._bytes == 0:
             return True
         marker = self._ask_to_write()
@@ -185,7 +182,10 @@ class Recorder:
         return marker
 
     def stop(self, timeout_s: float) -> bool:
-        """Flush and end the thread; a later `put()` starts it again. False if not all could be written in time."""
+        """Write everything and end the thread; return false if that took too long.
+
+        A later `put()` starts the thread again.
+        """
         deadline = time.monotonic() + timeout_s
         done = self.flush(timeout_s)
         thread = self._thread
@@ -198,19 +198,14 @@ class Recorder:
 
     @property
     def steps(self) -> int:
-        """Grows while the thread gets on: it reads calls, opens the store, and the store does what it is asked to."""
-        # While the store cannot be written, what is imported is the app's affair.
+        """A number that grows while the thread makes progress: it imports, reads a call, or writes a batch."""
+        # While the store cannot be written, an import is no progress of the store, but one of the app.
         return self._read + self._delivery.steps + steps(imports=self.trouble is None)
 
     @property
     def dropped(self) -> int:
-        """Calls and other records that did not fit the queue or that the store will never take."""
+        """How many calls and other records did not fit the queue or were refused by the store."""
         return self._dropped
-
-    @property
-    def dropped_calls(self) -> int:
-        """The calls among them."""
-        return sum(tally.calls for tally in list(self._lost.values()))
 
     @property
     def trouble(self) -> str | None:
@@ -219,11 +214,11 @@ class Recorder:
 
     @property
     def losses(self) -> str:
-        """What was dropped, with its causes, in a sentence; empty if nothing was."""
+        """What was dropped and why, as a sentence; empty if nothing was."""
         return delivery.sentence(dict(self._lost))
 
     def say_losses(self) -> None:
-        """Say on stderr what was dropped and what still waits, if there is any and it was not said yet."""
+        """Write to stderr, once, what was dropped and what still waits."""
         waits = delivery.SLOW if self.trouble is None else delivery.unwritable(self.trouble)
         line = delivery.sentence({**self._lost, waits: self._waiting})
         if line and line != self._said:
@@ -231,15 +226,10 @@ class Recorder:
             delivery.say(f"art_patch: {line}")
 
     def end(self, deadline: float, latest: float) -> float:
-        """Write what is queued before the process ends, as long as that gets on, and say what was lost.
+        """Write what is queued before the process ends, for as long as that makes progress, and report what was lost.
 
-        Args:
-            deadline: moment of the monotonic clock until which a store that does nothing is waited for; none is waited
-                for twice.
-            latest: moment after which no store is waited for.
-
-        Returns:
-            The deadline for the next recorder, later if this one got on.
+        Until the monotonic time `deadline` a store without progress is waited for; after `latest` no store is. Returns
+        the deadline for the next recorder, which is later if this one made progress.
         """
         if self._bytes and not self._gave_up:
             marker, steps = self._ask_to_write(), self.steps
@@ -253,8 +243,9 @@ class Recorder:
         return deadline
 
     def restart_in_child(self) -> None:
-        """Begin anew after a fork; the parent keeps its queue, its rows and its connections."""
-        # Closing an inherited SQLite connection would drop the parent's file locks, so it is never even collected.
+        """Begin anew after a fork. The parent keeps its queue, its rows and its connections."""
+        # Closing an inherited SQLite connection would release the parent's file locks, so the connection must never
+        # even be collected.
         _graveyard.append(self._delivery)
         self.generation += 1
         self._begin()
@@ -273,10 +264,10 @@ class Recorder:
         finally:
             self._thread = None
         if not self._queue.empty() and not self._delivery.pending:
-            self.ensure_running()  # something came in between the last look at the queue and the line above
+            self.ensure_running()  # an item was queued after the last look at the queue, when `put()` saw a thread
 
     def _prepare(self) -> None:
-        """Import what only this thread needs; `patch()` and the app's first call are spared it."""
+        """Import what only this thread needs, so that `patch()` and the app's first call are spared it."""
         if self._converter is not None:
             return
         with late_import():
@@ -289,7 +280,7 @@ class Recorder:
         )
 
     def _loop(self) -> None:
-        # A store behind a network is read by this thread only, so at once.
+        # Only this thread reads a store behind a network, so the first tick comes at once.
         wait_s = 0.0 if waits_for_network(self.settings.store) else self.settings.poll_interval_s
         tick_at = time.monotonic() + wait_s
         while True:
@@ -298,7 +289,8 @@ class Recorder:
                 self._tick()
                 tick_at = now + self.settings.poll_interval_s
             if self._delivery.pending:
-                # The store is down. What is queued stays queued, as bytes, until it is back.
+                # The store is down. What is queued stays there as bytes, which are smaller than records, until it is
+                # back.
                 nudged = self._nudge.wait(max(0.0, min(self._delivery.retry_at, tick_at) - now))
                 self._nudge.clear()
                 if nudged or time.monotonic() >= self._delivery.retry_at:
@@ -328,13 +320,12 @@ class Recorder:
         self._deliver()
 
     def _breathe(self) -> None:
-        """Let the app's threads have the interpreter, unless somebody waits for us or we fall behind.
-
-        While this thread works they get it every 5 ms only, so a call that ends meanwhile would wait that long. A short
-        pause is enough: whoever waits takes the interpreter then, and keeps it until it waits itself.
-        """
+        """Let the app's threads run, unless a caller waits for a flush or the queue is over a quarter full."""
         if self._hurried or self._bytes > self.settings.queue_mib << 18:
             return
+        # While this thread computes, the interpreter switches to another thread only every 5 ms, so a call that ends
+        # meanwhile would wait for that long. A short pause is enough: a thread that waits takes the interpreter, and
+        # keeps it until it waits itself.
         self._hurried = self._nudge.wait(PAUSE_S)
 
     def _sort(self, item: _Item, sized: list[Sized]) -> None:
@@ -357,11 +348,12 @@ class Recorder:
             return
         if self._telemetry is not None:
             self._telemetry.saw(content, records)
+        # Only the last record carries the size, so the bytes are freed once, when all records of the item are written.
         sized += [(record, 0) for record in records[:-1]]
         sized.append((records[-1], size))
 
     def _deliver(self) -> None:
-        from art_patch.types import Call  # the converter has made the class; `patch()` is spared it
+        from art_patch.types import Call  # the converter has made the class by now; `patch()` must not
 
         written, poison = self._delivery.attempt(time.monotonic())
         for record, _ in written:
@@ -379,7 +371,7 @@ class Recorder:
             self._flushes = [marker for marker in self._flushes if not marker.given_up]
 
     def _release(self, sized: Sequence[tuple[Exchange | Record, int]], dropped: str | None = None) -> None:
-        """Let go of what was written, or dropped for that cause. What has no size came along with another record."""
+        """Free the queue's bytes of what was written, or dropped for a cause."""
         with self._lock:
             for item, size in sized:
                 self._bytes -= size

@@ -1,8 +1,12 @@
-"""Taking out of a record what must not be stored, in the background thread, just before the record goes to the store.
+"""Removes from a call what must not be stored: media from its bytes before they are parsed, texts from its records.
 
-The hook sees every text of messages, tools, parameters, errors, comments and metadata, one at a time; names of fields
-and ids are left alone. Token ids spell out the very text that was taken out, so a call that changed loses all of them
-and is not trainable. A hook that raises costs the record: what could not be redacted is not stored.
+`without_media` replaces base64 text of more than 32 KiB by its hash. Parsing, hashing and compressing 50 MB of it would
+  hold the interpreter's lock for a second, and then fill the store::
+
+    "data:image/png;base64,iVBORw0..."  ->  "data:image/png;base64,sha256:<hex>;bytes=<n>"
+
+`<hex>` and `<n>` are of the base64 text as it was sent. All else stays byte for byte the same, so valid JSON stays
+valid. A call that either function has changed can be read and judged, but not trained on.
 """
 
 from __future__ import annotations
@@ -21,14 +25,17 @@ from art_patch.types import Call, Correction, Record, Score, SpanInfo, Trajector
 REDACTED = "it was redacted"
 
 _CACHED_TEXTS = 2_000
-# An agent sends its whole conversation with each call; texts of usual length are looked at once.
+# An agent sends its whole conversation with each call. With the cache, each text of usual length is looked at once.
 _CACHED_CHARS = 20_000
 
 T = TypeVar("T")
 
 
 class Redactor:
-    """Applies one hook to records."""
+    """Applies the app's `redact` to all texts of a record.
+
+    These are the texts of messages, tools, parameters, errors, comments and metadata. Field names and ids stay.
+    """
 
     def __init__(self, redact: Redact) -> None:
         self._hook: Callable[[str], str] = hide if redact == "secrets" else cast(Callable[[str], str], redact)
@@ -37,8 +44,7 @@ class Redactor:
     def __call__(self, record: Record) -> Record:
         """Return the record as it may be stored.
 
-        Raises:
-            Exception: whatever the hook raises; the record must not be stored then.
+        If the app's function raises, so does this, and the record must not be stored.
         """
         match record:
             case Call():
@@ -62,6 +68,7 @@ class Redactor:
         choices = tuple(replace(choice, message=self._any(choice.message)) for choice in call.choices)
         if choices == call.choices and all(clean[name] == getattr(call, name) for name in fields):
             return call
+        # Token ids spell out the very text that was removed.
         blank = tuple(replace(choice, token_ids=None, logprobs=None) for choice in choices)
         reason = call.untrainable or REDACTED
         return replace(call, **clean, choices=blank, prompt_token_ids=None, untrainable=reason)
@@ -84,7 +91,7 @@ class Redactor:
         return value
 
 
-# Shorter runs stay: thumbnails, signatures, encrypted reasoning.
+# Shorter texts stay: thumbnails, signatures, encrypted reasoning.
 MEDIA_LIMIT_BYTES = 32 << 10
 
 MEDIA_REPLACED = "media was replaced by its hash"
@@ -98,14 +105,14 @@ _RUN = re.compile(rb"[A-Za-z0-9+/\-_=]*")
 
 
 def without_media(raw: bytes) -> bytes:
-    """Return `raw` JSON with its media replaced; the very object if it has none."""
+    """Return the JSON text `raw` with its media replaced; the same object if it has none."""
     if len(raw) <= MEDIA_LIMIT_BYTES:
         return raw
     pieces: list[bytes] = []
     kept = 0  # everything before is in `pieces`
     at = 0
     while at + _BLOCK <= len(raw):
-        # A string of that length covers at least one block without a quote.
+        # A string longer than the limit covers at least one block without a quote.
         if raw.find(b'"', at, at + _BLOCK) >= 0:
             at += _BLOCK
             continue
@@ -123,7 +130,7 @@ def without_media(raw: bytes) -> bytes:
 
 
 def _runs(raw: bytes, start: int, stop: int) -> list[tuple[int, int]]:
-    """Find the base64 between two quotes: the whole, or what follows its markers."""
+    """Return where the base64 text between two quotes is: all of it, or what follows `;base64,`."""
     if stop - start <= MEDIA_LIMIT_BYTES:
         return []
     if _run_end(raw, start, stop) == stop:
@@ -133,6 +140,7 @@ def _runs(raw: bytes, start: int, stop: int) -> list[tuple[int, int]]:
     while at < stop:
         marker = raw.find(_MARKER, at, min(stop, at + _CHUNK + len(_MARKER)))
         if marker < 0:
+            # In chunks, so that other threads get the interpreter in between.
             at += _CHUNK
             continue
         begin = marker + len(_MARKER)
@@ -143,7 +151,7 @@ def _runs(raw: bytes, start: int, stop: int) -> list[tuple[int, int]]:
 
 
 def _run_end(raw: bytes, start: int, stop: int) -> int:
-    size = _FIRST_LOOK  # most runs are short, and a text may hold a marker in every eighth byte
+    size = _FIRST_LOOK  # most are short, and a text may hold a marker in every eighth byte
     while start < stop:
         chunk = raw[start : min(stop, start + size)]
         if chunk.translate(None, _ALPHABET):
@@ -155,5 +163,6 @@ def _run_end(raw: bytes, start: int, stop: int) -> int:
 
 
 def _hashed(raw: bytes, begin: int, end: int) -> bytes:
+    # `hashlib` releases the interpreter's lock while it hashes a large buffer.
     digest = hashlib.sha256(memoryview(raw)[begin:end]).hexdigest()
     return f"sha256:{digest};bytes={end - begin}".encode()

@@ -1,7 +1,10 @@
-"""The Responses API: its request and answer in the words of chat.
+"""Reads requests and answers of the Responses API, in the terms of chat.
 
-A call that refers to something the provider keeps (`previous_response_id`, `conversation`, `prompt`) is read as it is,
-and the reference is kept among the parameters: what the provider knows besides is not in the record.
+One answer consists of many items, and the client sends them back as many. All items of the assistant that follow each
+other (texts, refusals, function calls, reasoning) are one assistant message here, so that the echo of an answer equals
+the answer. Items without an equivalent in chat (calls of hosted tools, references) are kept under `items` of the
+message that they belong to. A reference to what the provider stores (`previous_response_id`, `conversation`, `prompt`)
+is kept among the parameters; what it refers to is not in the record.
 """
 
 from __future__ import annotations
@@ -13,10 +16,10 @@ from art_patch._lib.loose_json import as_count, as_list, as_object, as_text, obj
 from art_patch.recording.chat import DONE, Answered, Asked, events, is_whole
 from art_patch.types import JSON, Choice
 
-# Request fields that are the same in chat.
+# These request fields are the same in chat.
 SAME_PARAMS = ("parallel_tool_calls", "temperature", "top_logprobs", "top_p")
 
-# What is kept of a tool that the provider hosts; its other fields may hold a key.
+# What is kept of a tool that the provider hosts. Its other fields may hold a key.
 _PUBLIC_TOOL_FIELDS = ("type", "name", "description", "server_label")
 
 _REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
@@ -61,7 +64,7 @@ def _params(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reference(given: Any) -> str | None:
-    """The id alone: a template's variables may hold anything."""
+    """Return the id alone, because the variables of a prompt template may hold anything."""
     return as_text(as_object(given).get("id") or given) or None
 
 
@@ -85,7 +88,7 @@ def _tool_choice(given: Any) -> Any:
 
 
 def read_responses_answer(raw: bytes) -> Answered:
-    """Read an answer."""
+    """Read an answer, whole or streamed."""
     if is_whole(raw):
         response, done, error = parse_object(raw), True, None
     else:
@@ -122,7 +125,7 @@ def _finish_reason(response: dict[str, Any], message: dict[str, Any]) -> str | N
 
 
 def _assemble(stream: Iterable[str]) -> tuple[dict[str, Any], bool, Any]:
-    """Add up the events of a stream: the response as far as it came, whether it is complete, and an error."""
+    """Return the response as far as its events came, whether it is complete, and the error in the stream."""
     response: dict[str, Any] = {}
     items: dict[int, dict[str, Any]] = {}
     grown: dict[tuple[int, str], _Grown] = {}
@@ -148,7 +151,7 @@ def _assemble(stream: Iterable[str]) -> tuple[dict[str, Any], bool, Any]:
     return response, done, error
 
 
-# Events that bring a piece of a part: the list that holds the part, the part's type, the field that grows.
+# Events that bring a piece of a part: the list that holds the part, the part's type, and the field that grows.
 _PIECES = {
     "response.output_text.delta": ("content", "output_text", "text"),
     "response.refusal.delta": ("content", "refusal", "refusal"),
@@ -163,7 +166,8 @@ _ARGUMENTS = {
 }
 
 
-# A part or item, its field that grows, and the pieces. Joined at the end: what grows is copied with each piece.
+# A part or item, its field that grows, and the pieces. They are joined at the end: else each piece would copy all
+# before it.
 _Grown = tuple[dict[str, Any], str, list[str]]
 
 
@@ -189,7 +193,7 @@ def _add_to_items(
 
 
 def _part_at(parts: list[Any], position: int, part_type: str) -> dict[str, Any]:
-    # Parts come one after the other; a position far beyond is a server's mistake and not worth a list of that length.
+    # A position far beyond the end is a server's mistake, and not worth a list of that length.
     if not 0 <= position < len(parts) or not isinstance(parts[position], dict):
         parts.append({"type": part_type})
         position = -1
@@ -200,7 +204,7 @@ _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "r
 
 
 def messages(items: Iterable[dict[str, Any]]) -> list[JSON]:
-    """Return the messages that the items amount to."""
+    """Return the chat messages that the items of a prompt amount to."""
     found: list[JSON] = []
     turn: _AssistantTurn | None = None
     for item in items:
@@ -218,7 +222,7 @@ def messages(items: Iterable[dict[str, Any]]) -> list[JSON]:
 
 
 def answer_message(items: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Return the one assistant message that an answer's items amount to."""
+    """Return the one assistant message that the items of an answer amount to."""
     turn = _AssistantTurn()
     for item in items:
         turn.add(item)
@@ -226,7 +230,7 @@ def answer_message(items: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _kind(item: dict[str, Any]) -> str:
-    """The item's type; a message may leave it out."""
+    """Return the item's type. A message may leave it out."""
     return as_text(item.get("type")) or ("message" if "role" in item else "item_reference")
 
 
@@ -234,12 +238,12 @@ def _is_assistants(item: dict[str, Any]) -> bool:
     kind = _kind(item)
     if kind == "message":
         return item.get("role") == "assistant"
-    # What the app did for the model, or says itself; everything else is the model's or the provider's doing.
+    # Outputs are what the app did for the model. All other items are the model's or the provider's doing.
     return not kind.endswith(("_output", "_response")) and kind not in ("additional_tools", "compaction_trigger")
 
 
 class _AssistantTurn:
-    """The assistant's items of one answer, in the making of a message."""
+    """Collects the items of one assistant message."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -286,7 +290,7 @@ class _AssistantTurn:
         if self._thoughts:
             message["reasoning_content"] = "".join(self._thoughts)
         if self._summaries:
-            # Not the reasoning itself: a name of its own, which no chat template renders.
+            # A summary is not the reasoning itself, so it gets a name that no chat template renders.
             message["reasoning_summary"] = "\n\n".join(self._summaries)
         if self._others:
             message["items"] = self._others
@@ -294,7 +298,7 @@ class _AssistantTurn:
 
 
 def _others(item: dict[str, Any]) -> JSON:
-    """A message of somebody else than the assistant."""
+    """Return the message of an item that is not the assistant's."""
     kind = _kind(item)
     if kind == "message":
         return {"role": as_text(item.get("role")) or "user", "content": _content(item.get("content"))}
@@ -306,7 +310,7 @@ def _others(item: dict[str, Any]) -> JSON:
 
 
 def _content(content: Any) -> Any:
-    """A text stays a text, and a single part that is a text becomes one."""
+    """Return content in the terms of chat. A single part that is a text becomes that text."""
     if isinstance(content, str):
         return content
     parts = [_part(part) for part in objects(content)]
@@ -332,4 +336,5 @@ def _texts(parts: Any) -> list[str]:
 
 
 def _readable(item: dict[str, Any]) -> JSON:
+    # Only the provider can read `encrypted_content`, and it may be large.
     return {key: value for key, value in item.items() if key != "encrypted_content"}

@@ -1,9 +1,7 @@
-"""Texts without what looks like a key, a token or a password.
+"""Removes from texts what looks like a key, a token or a password.
 
-Error texts always go through here. Headers and clients are never recorded and request fields go through an allow-list;
-what users and models write is left as it is unless `redact="secrets"` is set.
-
-Linear in the text: a search holds the interpreter's lock, and whoever writes the text could stop the whole app.
+Error texts are always scrubbed. What users and models write is scrubbed only with `redact="secrets"`. All patterns run
+in linear time: a search holds the interpreter's lock, so a text that makes one slow would stop the whole app.
 """
 
 from __future__ import annotations
@@ -15,9 +13,9 @@ from string import ascii_letters, digits
 MAX_ERROR_CHARS = 2000
 HIDDEN = "***"
 
-_PIECE_CHARS = 64  # a secret that is cut in two has its beginning in here
+_PIECE_CHARS = 64  # a secret that is cut in two begins in the last so many characters
 _IN_SECRETS = f"{ascii_letters}{digits}._-+/=~"
-# So much of an error is searched; far more than is kept, because what is hidden may be long.
+# So much of an error is searched: more than is kept, because what is hidden may be long.
 _SEARCHED_CHARS = 4 * MAX_ERROR_CHARS
 
 _BEFORE_NAMES = (
@@ -28,7 +26,7 @@ _AFTER_NAMES = (
     (r"\b(?:sk|pk|rk|hf|ghp|gho|xox[a-z]|AKIA|AIza)[-_]?[A-Za-z0-9*_-]{6,}", HIDDEN),
     (r"\beyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+)*", HIDDEN),
 )
-# The look behind makes a word be tried once and not again from each of its characters.
+# With the look-behind, a word is tried once, and not again from each of its characters.
 _NAMED = r"(?<![\w-])([\w-]+)['\"]?\s*[:=]\s*['\"]?(?!\s)"
 _SECRET_NAME = (
     r"(?i)api[_-]?key|access[_-]?key|secret|password|passwd|authorization|credential|signature"
@@ -41,7 +39,7 @@ _MIXED = r"(?=[A-Za-z_-]*\d)(?=[\d_-]*[A-Za-z])"
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    # At the first use, not at import: `patch()` would wait for it, and few apps ever get here.
+    # At the first use, not at import: `patch()` would wait for it, and few apps ever need it.
     return re.compile(pattern)
 
 
@@ -56,21 +54,21 @@ def hide(text: str) -> str:
 
 
 def scrub(text: str) -> str:
-    """Return an error's text with secrets replaced by `***`, cut to 2,000 characters."""
+    """Return the text of an error with secrets replaced by `***`, cut to 2,000 characters."""
     searched = text if len(text) <= _SEARCHED_CHARS else _cut(text)
     hidden = hide(searched)
     return hidden if searched is text and len(hidden) <= MAX_ERROR_CHARS else hidden[:MAX_ERROR_CHARS] + "..."
 
 
 def described(error: BaseException | str | None) -> str | None:
-    """Return what is kept of an error; a consumer that stops reading a generator ends it, which is none."""
+    """Return what is kept of an error; `None` without an error, or if the reader of a generator stopped early."""
     if error is None or isinstance(error, GeneratorExit):
         return None
     return scrub(error if isinstance(error, str) else f"{type(error).__name__}: {error}")
 
 
 def _cut(text: str) -> str:
-    """The start of a text, up to where no secret is cut in two: what is left of one may not look like one."""
+    """Return the start of a long text, cut where no secret is cut in two: half a secret may not look like one."""
     most, least = _SEARCHED_CHARS, _SEARCHED_CHARS - MAX_ERROR_CHARS
     end = max(text.rfind(apart, least, most) for apart in " \t\r\n'\"")
     if end >= 0:
@@ -82,9 +80,9 @@ def _cut(text: str) -> str:
 def _without_named(text: str) -> str:
     """Hide what follows a name such as `api_key` and a colon or an equals sign."""
     pieces: list[str] = []
-    kept = 0  # everything before is in `pieces`
+    kept = 0  # `pieces` holds everything before
     for found in _compiled(_NAMED).finditer(text):
-        # Values are searched for secret names alone: any other value may hold the name of a secret itself.
+        # A value is skipped: it may hold the name of a secret itself.
         if found.start() < kept or not _compiled(_SECRET_NAME).search(found[1]):
             continue
         if value := _compiled(_VALUE).match(text, found.end()):
@@ -95,5 +93,7 @@ def _without_named(text: str) -> str:
 
 
 def _unless_plain(text: str, found: re.Match[str]) -> str:
-    """Hide a long word of letters and digits. Asked of whole words: before each part of one it would be asked again."""
+    """Hide a long word of letters and digits."""
+    # `_MIXED` is asked once for each whole word. Inside the pattern of words, it would be asked at each of their
+    # characters.
     return HIDDEN if _compiled(_MIXED).match(text, found.start()) else found[0]

@@ -1,8 +1,8 @@
 """What a trajectory is made of, for every stage: pure functions on records.
 
 `hashing` addresses messages by their content, `transcripts` reads a trajectory as one conversation, `token_payload`
-packs the exact tokens of a call, `trainability` says whether a call can be trained on, `request_params` lists the
-fields of a request that are kept.
+packs the exact tokens of a call, and `trainability` says which fields of a request are kept and whether a call can be
+trained on.
 """
 
 # pyright: reportUnusedImport=false

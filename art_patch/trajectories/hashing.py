@@ -1,11 +1,7 @@
-"""Conversations as chains of content-addressed messages.
+"""Chains of content-addressed messages.
 
-A message's node id is a 16-byte BLAKE2b over its parent's id and its own canonical JSON, so a conversation that
-extends another shares all its nodes. The recorder stitches calls by it, the store keeps each message once.
-
-Canonical: keys sorted, no white space, keys whose value is `None`, `""` or empty left out, because clients echo an
-answer back with or without them (`"refusal": null`, `"content": ""` beside tool calls). Canonical JSON only makes ids:
-what is kept is the message as it came, since a chat template renders keys in the order it finds them.
+A node id is a 16-byte BLAKE2b of the parent's id and of the message's own canonical JSON, so a conversation that
+extends another one shares its nodes. The recorder finds trajectories by it, and the store keeps each message once.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from art_patch.types import JSON
 
-# Parent of a conversation's first message.
+# The parent of a conversation's first message.
 ROOT = b""
 
 # Made once: `json.dumps` makes an encoder for each call that has arguments.
@@ -30,11 +26,11 @@ _EMPTY: tuple[Any, ...] = (None, "", [], ())
 
 
 class Link(NamedTuple):
-    """A message in its place.
+    """A message in its place in a conversation.
 
     Attributes:
-        node: its id.
-        parent: id of the message before it.
+        node: id of the message in this place.
+        parent: id of the message before it; `ROOT` for the first one.
         body: the message as it came, as JSON.
     """
 
@@ -44,13 +40,16 @@ class Link(NamedTuple):
 
 
 def canonical(message: JSON) -> bytes:
-    """Return the message's canonical JSON, UTF-8; `json.loads` reads lone surrogates back."""
+    """Return the message's canonical JSON as UTF-8: sorted keys, no white space, no empty values.
+
+    Clients echo an answer with or without empty values (`"refusal": null`, `"content": ""` beside tool calls).
+    """
     kept = {key: value for key, value in message.items() if value not in _EMPTY}
     return _canonical(kept).encode("utf-8", "surrogatepass")
 
 
 def verbatim(value: Any) -> bytes:
-    """Return JSON as it came, keys in their order, UTF-8; `json.loads` reads lone surrogates back."""
+    """Return JSON as UTF-8 with the keys in their order. `json.loads` reads lone surrogates back."""
     return _verbatim(value).encode("utf-8", "surrogatepass")
 
 
@@ -60,10 +59,11 @@ def node_id(parent: bytes, message: JSON) -> bytes:
 
 
 def chain(messages: Iterable[JSON], parent: bytes = ROOT) -> Iterator[Link]:
-    """Return the messages as links, in order."""
+    """Yield the messages as links, in order."""
     for message in messages:
         same, body = _both(message)
         node = _id(parent, same)
+        # The body is the message as it came, since a chat template renders keys in the order in which it finds them.
         yield Link(node, parent, body)
         parent = node
 
@@ -73,15 +73,15 @@ def _id(parent: bytes, same: bytes) -> bytes:
 
 
 def _both(message: JSON) -> tuple[bytes, bytes]:
-    """Return `canonical(message)` and `verbatim(message)`, for a message of nothing but texts in one go."""
+    """Return `canonical(message)` and `verbatim(message)`, for a message of texts alone in one pass."""
     texts: dict[str, bytes] = {}
     try:
         for key, value in message.items():
-            # Nearly all messages are like that. For texts pydantic's writer does the same in a third of the time.
+            # Nearly all messages hold only texts. For these, pydantic's writer does the same in a third of the time.
             if type(value) is not str:
                 return canonical(message), verbatim(message)
             texts[key] = b"%b:%b" % (to_json(key), to_json(value))
-    except PydanticSerializationError:  # a lone surrogate
+    except PydanticSerializationError:  # the text holds a lone surrogate
         return canonical(message), verbatim(message)
     kept = [texts[key] for key in sorted(texts) if message[key]]
     return b"{%b}" % b",".join(kept), b"{%b}" % b",".join(texts.values())

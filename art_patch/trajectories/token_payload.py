@@ -1,13 +1,9 @@
-"""What a choice carries so that it can be trained on: the exact tokens of its call, packed.
+"""Packs the exact tokens of a call into an extra field of its choices, so that a rollout can be trained on.
 
-An answer's `Choice` is all that a rollout keeps of a call, so what else training needs hangs on it, in one extra field:
-the policy, the prompt's ids, the sampled ids with their log-probabilities, and the sampling parameters. The server puts
-it there (`art_patch.serving.exact_route`), the SDK keeps fields that it does not know, and as plain JSON it survives
-copies and dumps. Ids and numbers are packed, because a Python object for each token of a thousand rollouts would take
-gigabytes.
-
-Nothing is made up: what the server did not tell is absent, and the call is then not trainable
-(`art_patch.trajectories.trainability`).
+The `Choice` of an answer is all that a rollout keeps of a call. So the server (`art_patch.serving.exact_route`) puts
+into it what training needs: the policy, the prompt's ids, the sampled ids with their log-probabilities, and the
+sampling parameters. The SDK keeps fields that it does not know, and plain JSON survives copies and dumps. What the
+server did not report is absent, and the call is then not trainable (`art_patch.trajectories.trainability`).
 """
 
 from __future__ import annotations
@@ -26,9 +22,9 @@ from art_patch.types import JSON
 if TYPE_CHECKING:
     from openai.types.chat.chat_completion import Choice
 
-# The extra field's name on a `Choice`.
 FIELD = "art_patch"
 
+# Packed, because a Python object for each token of a thousand rollouts would take gigabytes.
 _IDS, _NUMBERS = "I", "d"
 
 
@@ -37,14 +33,12 @@ class Exact:
     """What is known of the call that a choice came from.
 
     Attributes:
-        policy: `NAME@STEP` that answered.
-        started_at: when the request left, seconds since the epoch.
-        duration_ms: until the answer was there.
-        params: the sampling parameters that were asked for, those that are recorded.
-        prompt_token_ids: exact prompt ids.
-        token_ids: sampled ids, the stop token included.
-        logprobs: of each sampled id.
-        prompt_tokens: from `usage`.
+        policy: name of the policy that answered, `NAME@STEP`.
+        started_at: when the request left, in seconds since the epoch.
+        params: the recorded ones of the sampling parameters that were asked for.
+        token_ids: the sampled ids, including the stop token.
+        logprobs: log-probability of each sampled id.
+        prompt_tokens: count of prompt tokens from `usage`.
     """
 
     policy: str
@@ -58,13 +52,13 @@ class Exact:
 
 
 def hang(answer: dict[str, Any], request: JSON, *, started_at: float, duration_ms: float) -> None:
-    """Hang on each choice of an answer what its call was, and take out what its caller did not ask for.
+    """Add the extra field to each choice of an answer, and remove what the caller did not ask for.
 
     Args:
-        answer: JSON with `prompt_token_ids`, and `token_ids` and log-probabilities in each choice; changed in place.
-        request: its body, as the caller gave it.
-        started_at: when it came.
-        duration_ms: until the answer was there.
+        answer: JSON with `prompt_token_ids`, and `token_ids` and log-probabilities in each choice. Changed in place.
+        request: the request body, as the caller sent it.
+        started_at: when the request came, in seconds since the epoch.
+        duration_ms: time until the answer was complete.
     """
     prompt = _packed(_IDS, as_ids(answer.get("prompt_token_ids")))
     params = {name: value for name, value in request.items() if name in PARAMS and _is_plain(value)}
@@ -90,7 +84,7 @@ def hang(answer: dict[str, Any], request: JSON, *, started_at: float, duration_m
 
 
 def exact_of(choice: Choice) -> Exact | None:
-    """Return what hangs on the choice; `None` if it did not come from an engine of ours."""
+    """Return what the extra field of a choice holds; `None` if no engine of ours made the choice."""
     found = (choice.model_extra or {}).get(FIELD)
     if not isinstance(found, dict):
         return None
@@ -110,7 +104,7 @@ def exact_of(choice: Choice) -> Exact | None:
 
 
 def sampled_tokens(choice: Choice) -> int | None:
-    """Return how many tokens were sampled; `None` if that is not known."""
+    """Return how many tokens were sampled; `None` if unknown."""
     exact = exact_of(choice)
     return None if exact is None or exact.token_ids is None else len(exact.token_ids)
 

@@ -1,7 +1,8 @@
-"""Whether a call can be trained on, and if not, why, in a few plain words.
+"""Which fields of a request are kept, whether a call can be trained on, and if not, why.
 
-Token-exact or not trainable: ids and log-probabilities come from the server that sampled them, are complete, and were
-sampled from the policy's own distribution. Nothing is tokenised again and no log-probability is made up.
+A call is trainable only if it is token-exact: ids and log-probabilities come from the server that sampled them, are
+complete, and were sampled from the policy's own distribution. Nothing is tokenised again, and no log-probability is
+made up.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from art_patch.types import UPSTREAM
 if TYPE_CHECKING:
     from art_patch.types import Call  # `patch()` imports this module for `PARAMS` and must not make the class
 
-# Parameters of a Responses call that refer to what the provider puts into the prompt.
+# Parameters of a Responses call that refer to what the provider adds to the prompt.
 KEPT_BY_PROVIDER = frozenset({"conversation", "previous_response_id", "prompt"})
 
 KNOWN_ENDS = frozenset({"stop", "length", "tool_calls", "function_call"})
@@ -24,7 +25,7 @@ _LOWEST_TEMPERATURE = 0.01
 
 
 def why_untrainable(call: Call) -> str | None:
-    """Return the first reason in `REASONS` that holds, `None` if the call is trainable."""
+    """Return the first reason of `REASONS` that holds; `None` if the call is trainable."""
     return next((reason for reason, holds in REASONS if holds(call)), None)
 
 
@@ -38,7 +39,7 @@ def _usage_differs(call: Call) -> bool:
 
 
 def _is_greedy(call: Call) -> bool:
-    """Below a hundredth vLLM does not sample at the temperature that was asked for."""
+    """Return whether the temperature is below 0.01, where vLLM samples greedily instead."""
     temperature = call.params.get("temperature")
     return isinstance(temperature, int | float) and temperature < _LOWEST_TEMPERATURE
 
@@ -47,9 +48,10 @@ def _any_param(name: str, neutral: tuple[Any, ...]) -> Callable[[Call], bool]:
     return lambda call: call.params.get(name) not in neutral
 
 
-# Every reason, in the order in which they are tried.
+# Every reason, in the order in which they are checked.
 REASONS: tuple[tuple[str, Callable[[Call], bool]], ...] = (
-    # First, because these hold whoever answered: not even the answer is worth imitating without the whole prompt.
+    # First, because these hold for every policy and provider: without the whole prompt, not even the answer is worth
+    # imitating.
     ("a completion is not a chat", lambda call: call.api == "completions"),
     ("the provider holds a part of the prompt", lambda call: any(name in call.params for name in KEPT_BY_PROVIDER)),
     ("answered by upstream", lambda call: call.policy is UPSTREAM),
@@ -75,7 +77,7 @@ REASONS: tuple[tuple[str, Callable[[Call], bool]], ...] = (
     ("presence_penalty shifts the distribution", _any_param("presence_penalty", (None, 0))),
     ("frequency_penalty shifts the distribution", _any_param("frequency_penalty", (None, 0))),
     ("repetition_penalty shifts the distribution", _any_param("repetition_penalty", (None, 1))),
-    # What masks tokens: an engine reports log-probabilities over what is left of the vocabulary.
+    # These mask tokens, and an engine reports log-probabilities over the tokens that are left.
     ("response_format constrains the answer", _any_param("response_format", (None, {"type": "text"}))),
     ("structured_outputs constrains the answer", _any_param("structured_outputs", (None, {}))),
     ("tool_choice constrains the answer", _any_param("tool_choice", (None, "auto", "none"))),
@@ -85,7 +87,7 @@ REASONS: tuple[tuple[str, Callable[[Call], bool]], ...] = (
 )
 
 
-# Request fields that only engines such as vLLM know; the SDK sends them through `extra_body`.
+# Request fields that only engines such as vLLM know. The SDK sends them through `extra_body`.
 ENGINE_PARAMS = frozenset(
     {
         "allowed_token_ids", "bad_words", "chat_template_kwargs", "guided_choice", "guided_grammar", "guided_json",
@@ -95,7 +97,7 @@ ENGINE_PARAMS = frozenset(
     }
 )  # fmt: skip
 
-# Request fields that are recorded. What is not named here never reaches the store.
+# Request fields that are recorded, and that the engine may be sent. No other field reaches the store.
 PARAMS = ENGINE_PARAMS | frozenset(
     {
         "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs", "max_completion_tokens",

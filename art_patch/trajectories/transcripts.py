@@ -1,14 +1,9 @@
-"""What a trajectory amounts to, as one flat conversation: records in, OpenAI JSON out. Pure.
+"""Reads a trajectory as one flat conversation: records in, OpenAI JSON out.
 
-Grouping, rewards and gate all look at a run through these functions, so that they mean the same by it.
-
-- The transcript is the longest conversation among the calls (the prompt, and the answer if there was one). An agent
-  sends its whole history with each call, so that is the run from its question to its end. Calls that share nothing
-  with the longest conversation (a sub-agent's, a classifier's) are not in it.
-- Where two conversations are equally long the later one counts: an agent that forgets its oldest messages keeps the
-  length and goes on.
-- Of `n > 1` answers the app used one. If it went on, the next prompt holds the one it used, even if that next call
-  failed; if it did not, the first is taken.
+Grouping, rewards and gate all read a run through these functions, so that they judge the same conversation. The
+transcript is the longest conversation among the calls: the prompt, and the answer if there was one. An agent sends its
+whole history with each call, so that is the run from its question to its end. Calls that share nothing with it (those
+of a sub-agent or a classifier) are left out.
 """
 
 from __future__ import annotations
@@ -21,11 +16,13 @@ from art_patch.types import JSON, Call, Choice, Trajectory
 
 
 def main_call(trajectory: Trajectory) -> Call | None:
-    """Return the call that the transcript is taken from; `None` if no call was recorded."""
+    """Return the call whose conversation is the transcript; `None` if no call was recorded."""
     found: Call | None = None
     longest = 0
     for call in trajectory.calls:
         length = len(call.messages) + bool(call.choices)
+        # Of two equally long conversations the later one counts: an agent that forgets its oldest messages keeps the
+        # length and goes on.
         if length >= longest:
             found, longest = call, length
     return found
@@ -43,7 +40,7 @@ def transcript(trajectory: Trajectory) -> tuple[JSON, ...]:
 def followed(trajectory: Trajectory, call: Call) -> tuple[JSON, ...]:
     """Return the messages that came after the answer to `call`; empty if the run did not go on from there.
 
-    Those of the longest conversation that begins with the prompt of `call`.
+    They are those of the longest conversation that begins with the prompt of `call`.
     """
     prompt = [canonical(message) for message in call.messages]
     after: tuple[JSON, ...] = ()
@@ -57,7 +54,7 @@ def followed(trajectory: Trajectory, call: Call) -> tuple[JSON, ...]:
 
 
 def offered_tools(trajectories: Iterable[Trajectory]) -> tuple[JSON, ...]:
-    """Return every tool that any call offered, each once, in the order they first came up."""
+    """Return every tool that any call offered, each once, in the order of their first offer."""
     tools: dict[bytes, JSON] = {}
     for trajectory in trajectories:
         for call in trajectory.calls:
@@ -69,7 +66,7 @@ def offered_tools(trajectories: Iterable[Trajectory]) -> tuple[JSON, ...]:
 def number_tool_calls(messages: Iterable[JSON]) -> tuple[JSON, ...]:
     """Return the messages with tool-call ids replaced by `call_1`, `call_2`, ... in order of appearance.
 
-    Servers draw those ids at random, so two runs that did exactly the same differ in nothing else.
+    Servers draw those ids at random, so without this two equal runs would differ.
     """
     numbers: dict[str, str] = {}
 
@@ -89,12 +86,8 @@ def number_tool_calls(messages: Iterable[JSON]) -> tuple[JSON, ...]:
 
 
 def chosen_choice(call: Call, later: Iterable[Call]) -> Choice | None:
-    """Return the answer of `call` that the app went on with; the first one if it did not go on.
-
-    Args:
-        call: one call of a trajectory.
-        later: the calls after it, in order.
-    """
+    """Return the answer of `call` that the app went on with, as the `later` calls show; else the first one."""
+    # Of several answers the app used one, and its next prompt holds that one, even if the next call failed.
     if len(call.choices) > 1:
         depth = len(call.messages)
         prompt = [canonical(message) for message in call.messages]

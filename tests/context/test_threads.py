@@ -312,7 +312,7 @@ def test_tasks_that_start_each_other_keep_no_past():
         depth = 0
         for _ in range(50):
             with trajectory():
-                here = ambient.ambient()
+                here = ambient.surroundings()
                 depth = 0
                 while here.outer is not None:
                     here, depth = here.outer, depth + 1

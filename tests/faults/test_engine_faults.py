@@ -253,7 +253,7 @@ HOOKS = [
     "store.backends.sqlite.SqliteDatabase.renew",
     "store.backends.sqlite.SqliteDatabase._open",
     "store.backends.files.StoreFiles._take",
-    "context.ambient.ambient",
+    "context.ambient.surroundings",
     "patching.routing.routed_call.identify",
     "patching.runtime.Runtime.poll",
     "patching.runtime.resolve",

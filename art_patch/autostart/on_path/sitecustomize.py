@@ -1,7 +1,7 @@
-"""Python runs this at its start because `art-patch run` put this directory on `PYTHONPATH`. Standard library only.
+"""Python runs this at its start, because `art-patch run` has put this directory on `PYTHONPATH`. Standard library only.
 
-It waits for the import of a library that we look after, and patches right before it, as `art_patch.patch()` does.
-Whatever goes wrong in here is one line on stderr; the program goes on.
+It waits for the import of a library with an integration, and patches right before it, as `art_patch.patch()` does. What
+goes wrong here is one line on stderr, and the program goes on.
 """
 
 from __future__ import annotations
@@ -15,18 +15,14 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-# The SDK, and what imports it in the middle of a module that an integration of ours wants whole.
+# The SDK, and libraries that import it in the middle of a module that an integration needs complete.
 _OURS = frozenset({"openai", "litellm", "dspy", "ag2", "instructor"})
-# Attribute of `sys`: the files that ran already, so that two launchers that hand on to each other come to an end.
+# Attribute of `sys` with the files that ran already, so that two launchers that call each other come to an end.
 _SEEN = "_art_patch_sitecustomize"
 
 
 class _Starter:
-    """Finds no module itself; it is asked for each one, which tells it when one of ours comes.
-
-    It stays in `sys.meta_path` afterwards: Python is walking through that list at this very moment. So Python is past
-    the finder that `patch()` puts in front of it, which hands a module to its integration. It is asked here.
-    """
+    """A finder that finds no module itself. Python asks it for each one, which shows when one of ours comes."""
 
     def __init__(self) -> None:
         self._once = [_start]
@@ -46,6 +42,8 @@ class _Starter:
             if finder is self:
                 return None
             if finder not in before and (spec := finder.find_spec(name, path, target)) is not None:
+                # `patch()` has put a finder before this one, which hands a module to its integration. Python is past it
+                # in the list that it is walking through, so it is asked here.
                 return spec
         return None
 
@@ -66,7 +64,7 @@ def _say(message: str) -> None:
 
 
 def _hand_on(seen: set[str]) -> None:
-    """Run the `sitecustomize` that Python would have found without us."""
+    """Run the `sitecustomize` that Python would have found without this one."""
     for directory in sys.path:
         spec = PathFinder.find_spec("sitecustomize", [directory])
         if spec is None or spec.loader is None or spec.origin is None or spec.origin in seen:

@@ -1,12 +1,7 @@
-"""A Responses request as a chat request, if the chat request says all of it.
+"""Translates a Responses request into a chat request, if the chat request says all of it.
 
-An allow-list: each field, input item and part is looked at, and one that is not known here keeps the call upstream, so
-that a field which the API gains tomorrow is never lost on the way. Left out on purpose are fields that say who asks
-and how the provider should bill or cache (`_WITHOUT_EFFECT`); the answer repeats them.
-
-What the provider would keep is not routed: the app may refer to it later. It keeps every answer unless `store` is
-false, hence `Settings.stateless_responses`. Reasoning in the input is not routed either: it is the provider's own,
-mostly encrypted.
+This is an allow-list: each field, input item and part is checked, and an unknown one keeps the call upstream. So a
+field that the API gets tomorrow is never lost on the way.
 """
 
 from __future__ import annotations
@@ -14,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+from art_patch._lib.loose_json import as_list, as_object
 from art_patch.patching.rewriting.engine_request import merged_body, redirected, why_not_carried
 from art_patch.patching.routing.target import Target
 from art_patch.recording import read_responses_request
 
+# These say who asks, and how the provider should bill or cache. The answer repeats them.
 _WITHOUT_EFFECT = frozenset(
     {
         "metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier",
@@ -29,32 +26,30 @@ _ROLES = frozenset({"user", "assistant", "system", "developer"})
 
 
 def to_engine_request(options: Any, target: Target, client: Any) -> Any:
-    """Return request options for a chat completion by the champion; only for what `why_not_routed` lets pass."""
+    """Return request options for a chat completion by the champion, of a call that `why_not_routed` lets pass."""
     given = merged_body(options)
     asked = read_responses_request(given)
     body: dict[str, Any] = {"model": target.champion, "messages": list(asked.messages), **asked.params}
     if asked.tools:
         body["tools"] = list(asked.tools)
     if given.get("stream"):
-        # The last event of a Responses stream tells the usage, always.
+        # The last event of a Responses stream always holds the usage.
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     body |= {"logprobs": True, "return_token_ids": True}
     return redirected(options, target, client, body, url="/chat/completions")
 
 
 def why_not_routed(options: Any, stream: bool, *, stateless: bool) -> str | None:
-    """Return why the champion cannot answer this call, `None` if it can.
+    """Return why the champion cannot answer this call; `None` if it can.
 
-    Args:
-        options: the SDK's request options.
-        stream: whether the SDK expects a stream.
-        stateless: whether the app never refers to an answer that it did not forbid to keep.
+    `stateless` promises that the app never refers to an answer that it did not forbid to store.
     """
     body = merged_body(options)
     reason = why_not_carried(options, body, stream)
     if reason is not None:
         return reason
     store = body.get("store")
+    # The provider stores every answer unless `store` is false, and the app may refer to it later.
     if store is not False and not (store is None and stateless):
         return "the provider keeps the answer"
     if not isinstance(body.get("model"), str):
@@ -71,7 +66,7 @@ def why_not_routed(options: Any, stream: bool, *, stateless: bool) -> str | None
     return None
 
 
-# One check for each field: the value -> why it keeps the call upstream.
+# The checks of the fields: each takes a value, and returns why the value keeps the call upstream.
 
 _Check = Callable[[Any], str | None]
 
@@ -89,51 +84,49 @@ def _only(name: str, *known: Any) -> _Check:
 
 
 def _unknown(given: dict[str, Any], *known: str) -> str | None:
-    """Return a key that holds something and is not known."""
+    """Return an unknown key that holds a value; `None` if there is none."""
     return next((str(key) for key, value in given.items() if value is not None and key not in known), None)
 
 
 def _tools(tools: Any) -> str | None:
     if not isinstance(tools, list):
         return "tools of another kind than we know"
-    for tool in cast(list[Any], tools):
-        if not isinstance(tool, dict) or cast(dict[str, Any], tool).get("type") != "function":
+    for given in map(as_object, cast(list[Any], tools)):
+        if given.get("type") != "function":
             return "a tool that the provider hosts"
-        given = cast(dict[str, Any], tool)
         if not isinstance(given.get("name"), str):
             return "a tool without a name"
-        # `defer_loading: false` and an empty list ask for nothing.
-        loud = {key: value for key, value in given.items() if value or key == "strict"}
-        extra = _unknown(loud, "type", "name", "description", "parameters", "strict")
+        # `defer_loading: false` and an empty list ask for nothing, but `strict: false` does.
+        asking = {key: value for key, value in given.items() if value or key == "strict"}
+        extra = _unknown(asking, "type", "name", "description", "parameters", "strict")
         if extra is not None:
             return f"a tool's {extra} is the provider's own"
     return None
 
 
 def _tool_choice(choice: Any) -> str | None:
-    if isinstance(choice, str):
-        return None if choice in ("auto", "none", "required") else "a tool that the provider hosts"
-    if not isinstance(choice, dict) or cast(dict[str, Any], choice).get("type") != "function":
+    given = as_object(choice)
+    if choice in ("auto", "none", "required"):
+        return None
+    if given.get("type") != "function":
         return "a tool that the provider hosts"
-    given = cast(dict[str, Any], choice)
-    if not isinstance(given.get("name"), str) or _unknown(given, "type", "name") is not None:
-        return "a choice of tools that chat does not know"
-    return None
+    known = isinstance(given.get("name"), str) and _unknown(given, "type", "name") is None
+    return None if known else "a choice of tools that chat does not know"
 
 
 def _text(text: Any) -> str | None:
     if not isinstance(text, dict):
         return "text of another kind than we know"
-    given = cast(dict[str, Any], text)
+    given = as_object(text)
     extra = _unknown(given, "format", "verbosity")
     if extra is not None:
         return f"text.{extra} is the provider's own"
-    form: Any = given.get("format")
+    form = given.get("format")
     if form is None:
         return None
     if not isinstance(form, dict):
         return "a text format of another kind than we know"
-    wanted = cast(dict[str, Any], form)
+    wanted = as_object(form)
     known = ("type", "name", "description", "schema", "strict") if wanted.get("type") == "json_schema" else ("type",)
     if wanted.get("type") not in ("text", "json_object", "json_schema") or _unknown(wanted, *known) is not None:
         return "a text format that chat does not know"
@@ -143,25 +136,24 @@ def _text(text: Any) -> str | None:
 def _reasoning(reasoning: Any) -> str | None:
     if not isinstance(reasoning, dict):
         return "reasoning of another kind than we know"
-    given = cast(dict[str, Any], reasoning)
-    extra = _unknown(given, "effort")
+    extra = _unknown(as_object(reasoning), "effort")
     return None if extra is None else f"reasoning.{extra} is the provider's own"
 
 
 def _stream_options(stream_options: Any) -> str | None:
-    # Padding against eavesdroppers; a champion's stream has none.
+    # Obfuscation is padding against eavesdroppers; a stream of the champion has none.
     if stream_options in ({}, {"include_obfuscation": False}, {"include_obfuscation": None}):
         return None
     return "a stream option that chat does not know"
 
 
 def _include(include: Any) -> str | None:
-    # What goes with reasoning is never missing: the champion's answers hold no reasoning items.
-    known = isinstance(include, list) and all(one == "reasoning.encrypted_content" for one in cast(list[Any], include))
+    # The champion's answers hold no reasoning items, so there is nothing to include with them.
+    known = isinstance(include, list) and all(one == "reasoning.encrypted_content" for one in as_list(include))
     return None if known else "include asks for what only the provider has"
 
 
-# The input.
+# The checks of the input.
 
 
 def _input(given: Any) -> str | None:
@@ -173,7 +165,7 @@ def _input(given: Any) -> str | None:
     for item in cast(list[Any], given):
         if not isinstance(item, dict):
             return "an input item of another kind than we know"
-        reason = _item(cast(dict[str, Any], item), called)
+        reason = _item(as_object(item), called)
         if reason is not None:
             return reason
     return None
@@ -198,6 +190,7 @@ def _item(item: dict[str, Any], called: set[str]) -> str | None:
             return "the result of a call that only the provider knows"
         reason = _content(item.get("output"), "input_text")
     else:
+        # Reasoning, too: it is the provider's own, and mostly encrypted.
         return f"an input item that chat does not know: {kind}"
     extra = _unknown(item, *known)
     return reason if extra is None else f"an input item's {extra} is the provider's own"
@@ -210,7 +203,7 @@ def _message(item: dict[str, Any]) -> str | None:
     return _content(item.get("content"), *(("output_text", "refusal") if role == "assistant" else ("input_text",)))
 
 
-# Fields of a part besides its type; the first is its text.
+# Fields of a part besides its type. The first holds its text.
 _PART_FIELDS = {
     "input_text": ("text",),
     "output_text": ("text", "annotations", "logprobs", "parsed"),
@@ -223,8 +216,7 @@ def _content(content: Any, *kinds: str) -> str | None:
         return None
     if not isinstance(content, list):
         return "content of another kind than we know"
-    for part in cast(list[Any], content):
-        given = cast(dict[str, Any], part) if isinstance(part, dict) else {}
+    for given in map(as_object, cast(list[Any], content)):
         kind: Any = given.get("type")
         if not isinstance(kind, str) or kind not in kinds:
             return f"a part that chat does not know: {kind}"
@@ -239,7 +231,7 @@ def _content(content: Any, *kinds: str) -> str | None:
     return None
 
 
-# What can be translated; every other field that holds something keeps the call upstream.
+# What can be translated. Every other field that holds a value keeps the call upstream.
 _FIELDS: dict[str, _Check] = {
     "background": _only("background", False),
     "include": _include,

@@ -1,16 +1,11 @@
-"""The champion's chat answer as the Responses object that the app asked for.
+"""Rewrites the champion's chat answer into the Responses object, or the stream of events, that the app has asked for.
 
 The SDK parses what is made here, so the app holds a genuine `Response`. Request fields that the API repeats are
-repeated as the app gave them; ids are ours; `model` is the name the app used. `system_fingerprint`, a field that the
-SDK keeps although it does not know it here, names the policy, as it does for chat.
+repeated as the app gave them; ids are ours; `model` is the name that the app used. `system_fingerprint` names the
+policy, as for chat: the SDK keeps that field, although the API does not have it.
 
-Reasoning of a local model is not handed out: the app would send it back with its next call, which may go upstream, and
-the provider refuses reasoning that is not its own. The record has it.
-
-A stream: Each chunk is checked as for chat and becomes the events it stands for. The first events wait until the answer
-says something; reasoning is not handed out, so it is waited through. The very last event tells the usage, and so it
-comes when the engine's stream ends. Items are closed when the engine says how the answer ended: an item is never
-reopened, and engines may write several tool calls at once.
+Of a stream, each chunk is checked as for chat and becomes the events that it stands for. The first events wait until
+the answer says something. The last event holds the usage, so it comes when the engine's stream ends.
 """
 
 from __future__ import annotations
@@ -21,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from art_patch._lib.faults import faults
+from art_patch._lib.loose_json import objects
+from art_patch.patching.rewriting import responses_items as items
 from art_patch.patching.rewriting.engine_request import merged_body
 from art_patch.patching.rewriting.response_rewriter import (
     InvalidAnswer,
@@ -29,20 +26,9 @@ from art_patch.patching.rewriting.response_rewriter import (
     dump,
     says_something,
 )
-from art_patch.patching.rewriting.responses_items import (
-    call_item,
-    finish,
-    message_item,
-    new_item_id,
-    output,
-    refusal_part,
-    statuses,
-    text_part,
-    why_incomplete,
-)
 from art_patch.types import JSON
 
-# Fields of a request that its response repeats, with what the API says where the app said nothing.
+# Fields of a request that its response repeats, with the value that the API gives where the app gave none.
 _REPEATED: dict[str, Any] = {
     "background": False,
     "instructions": None,
@@ -67,7 +53,7 @@ _REPEATED: dict[str, Any] = {
 
 
 def rewriter(options: Any, local: Any) -> ResponsesRewriter:
-    """Return the rewriter for the answer to `local`, which was made from `options`."""
+    """Return the rewriter for the answer to `local`, the engine's request that was made from `options`."""
     given = merged_body(options)
     return ResponsesRewriter(
         policy=local.json_data["model"],
@@ -81,36 +67,28 @@ def rewriter(options: Any, local: Any) -> ResponsesRewriter:
 
 @dataclass(frozen=True, slots=True)
 class ResponsesRewriter(ResponseRewriter):
-    """Checks like chat, hands out a response.
-
-    Attributes:
-        request: what the app asked, in its own words.
-    """
+    """Checks an answer like chat, and hands out a response. `request` is what the app has asked."""
 
     request: JSON
 
     def whole(self, body: bytes) -> bytes:
-        """Return the response's body.
-
-        Raises:
-            InvalidAnswer: if the engine's answer is none.
-        """
+        """Return the body of the response."""
         answer = self.checked(body)
         choice: dict[str, Any] = answer["choices"][0]
-        why, response = why_incomplete(choice["finish_reason"]), self.begun(answer)
-        finish(response, output(choice["message"], why), why, answer.get("usage"))
+        why, response = items.why_incomplete(choice["finish_reason"]), self.begun(answer)
+        items.finish(response, items.output(choice["message"], why), why, answer.get("usage"))
         return dump(response)
 
     def stream(self) -> StreamRewriter:
-        """Return what makes a stream of the response's events."""
+        """Return a rewriter that makes the events of a stream."""
         return ResponsesStream(self)
 
     def begun(self, answer: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the response of which nothing but the beginning is known; `answer` is the engine's, or a chunk."""
+        """Return a response of which only the beginning is known. `answer` is the engine's, or its first chunk."""
         created = answer.get("created")
         repeated = {key: self.request.get(key) for key in _REPEATED}
         return {
-            "id": new_item_id("resp"),
+            "id": items.new_item_id("resp"),
             "object": "response",
             "created_at": created if isinstance(created, int) else int(time.time()),
             "status": "in_progress",
@@ -126,10 +104,10 @@ class ResponsesRewriter(ResponseRewriter):
 
 
 class _Message:
-    """The message that is being written: one part after the other, each a text or a refusal."""
+    """The message item that is being written: one part after the other, each a text or a refusal."""
 
     def __init__(self, index: int) -> None:
-        self.id = new_item_id("msg")
+        self.id = items.new_item_id("msg")
         self.place: dict[str, Any] = {"item_id": self.id, "output_index": index}
         self.kinds: list[str] = []
         self.pieces: list[list[str]] = []
@@ -139,21 +117,21 @@ class _Message:
 
 
 class _Call:
-    """A function call that is being written."""
+    """A function-call item that is being written."""
 
     def __init__(self, index: int, call_id: str, name: str) -> None:
-        self.id = new_item_id("fc")
+        self.id = items.new_item_id("fc")
         self.place: dict[str, Any] = {"item_id": self.id, "output_index": index}
         self.call_id = call_id
         self.name = name
         self.pieces: list[str] = []
 
     def item(self, status: str) -> JSON:
-        return call_item(self.id, self.call_id, self.name, "".join(self.pieces), status)
+        return items.call_item(self.id, self.call_id, self.name, "".join(self.pieces), status)
 
 
 def _part(kind: str, text: str) -> JSON:
-    return text_part(text) if kind == "output_text" else refusal_part(text)
+    return items.text_part(text) if kind == "output_text" else items.refusal_part(text)
 
 
 def _logprobs(kind: str) -> dict[str, Any]:
@@ -161,7 +139,7 @@ def _logprobs(kind: str) -> dict[str, Any]:
 
 
 class ResponsesStream(StreamRewriter):
-    """Chunks in, events out; see the module."""
+    """Turns the chunks of a chat answer into the events of a Responses stream."""
 
     def __init__(self, rewriter: ResponsesRewriter) -> None:
         super().__init__(rewriter)
@@ -177,11 +155,7 @@ class ResponsesStream(StreamRewriter):
         self._over = False
 
     def end(self) -> bytes:
-        """Return what is left at the end of the stream.
-
-        Raises:
-            InvalidAnswer: if the stream was cut before the answer was finished.
-        """
+        """Return what is still to be handed out at the end of the stream."""
         return super().end() + self._terminal()
 
     def _line(self, line: bytes) -> bytes:
@@ -190,13 +164,15 @@ class ResponsesStream(StreamRewriter):
         except InvalidAnswer:
             raise
         except Exception as error:
-            # Chat would hand out the engine's own bytes; here they would be of another API.
+            # Chat hands out the engine's own bytes after a fault. Here they would be of another API.
             faults.fault("patching.responses", error)
             raise InvalidAnswer("it cannot be translated") from error
 
     # What chunks turn into.
 
     def _shows(self, delta: dict[str, Any]) -> bool:
+        # Reasoning is waited through and not handed out: the app would send it back with its next call, which may go
+        # upstream, and a provider refuses reasoning that is not its own. The record has it.
         return says_something(delta)
 
     def _between(self, line: bytes) -> bytes:
@@ -217,14 +193,16 @@ class ResponsesStream(StreamRewriter):
             yield self._event("created", response=self._response)
             yield self._event("in_progress", response=self._response)
         self._usage = chunk.get("usage") or self._usage
-        for choice in _objects(chunk.get("choices")):
+        for choice in objects(chunk.get("choices")):
             if choice.get("index", 0) != 0:
                 continue
             delta = choice.get("delta")
             if isinstance(delta, dict):
                 yield from self._delta(cast(dict[str, Any], delta))
             if choice.get("finish_reason") is not None and not self._closed:
-                self._closed, self._why = True, why_incomplete(choice["finish_reason"])
+                self._closed, self._why = True, items.why_incomplete(choice["finish_reason"])
+                # Items are closed only now: an item is never reopened, and engines may write several tool calls at
+                # once.
                 yield from self._close()
 
     def _delta(self, delta: dict[str, Any]) -> Iterable[bytes]:
@@ -233,14 +211,14 @@ class ResponsesStream(StreamRewriter):
         for kind, text in (("output_text", delta.get("content")), ("refusal", delta.get("refusal"))):
             if isinstance(text, str) and text:
                 yield from self._write(kind, text)
-        for position, call in enumerate(_objects(delta.get("tool_calls"))):
+        for position, call in enumerate(objects(delta.get("tool_calls"))):
             yield from self._call(position, call)
 
     def _write(self, kind: str, text: str) -> Iterable[bytes]:
         message = self._message
         if message is None:
             message = self._message = _Message(len(self._items))
-            yield from self._add(message, message_item(message.id, [], "in_progress"))
+            yield from self._add(message, items.message_item(message.id, [], "in_progress"))
         place = message.place
         if not message.kinds or message.kinds[-1] != kind:
             message.kinds.append(kind)
@@ -273,16 +251,18 @@ class ResponsesStream(StreamRewriter):
 
     def _close(self) -> Iterable[bytes]:
         if not self._items:
-            yield from self._write("output_text", "")  # an answer without a word is a message all the same
+            yield from self._write("output_text", "")  # an empty answer is a message all the same
         done: list[JSON] = []
-        for index, (item, status) in enumerate(zip(self._items, statuses(len(self._items), self._why), strict=True)):
+        for index, (item, status) in enumerate(
+            zip(self._items, items.statuses(len(self._items), self._why), strict=True)
+        ):
             if isinstance(item, _Call):
                 shown = item.item(status)
                 words = {"name": shown["name"], "arguments": shown["arguments"]}
                 yield self._event("function_call_arguments.done", **item.place, **words)
             else:
                 texts = item.texts()
-                shown = message_item(item.id, [_part(*text) for text in texts], status)
+                shown = items.message_item(item.id, [_part(*text) for text in texts], status)
                 for number, (kind, text) in enumerate(texts):
                     place = {**item.place, "content_index": number}
                     whole = {"text" if kind == "output_text" else "refusal": text}
@@ -298,15 +278,10 @@ class ResponsesStream(StreamRewriter):
         if not self._closed:
             raise InvalidAnswer("the stream ended without a finish reason")
         self._over = True
-        finish(self._response, self._response["output"], self._why, self._usage)
+        items.finish(self._response, self._response["output"], self._why, self._usage)
         return self._event(self._response["status"], response=self._response)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         event = {"type": f"response.{kind}", "sequence_number": self._number, **fields}
         self._number += 1
         return b"event: response." + kind.encode() + b"\ndata: " + dump(event) + b"\n\n"
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    items = cast(list[Any], value) if isinstance(value, list) else []
-    return [cast(dict[str, Any], item) for item in items if isinstance(item, dict)]
