@@ -60,7 +60,7 @@ def test_a_match_function_cannot_change_the_request(bench, client):
         ({"redact": "everything"}, "give 'secrets' or a function"),
         ({"sample_rate": 2}, "less than or equal to 1"),
         ({"base_url": "localhost:8000"}, "write it like http://"),
-        ({"store": "mysql://x"}, "write sqlite:////"),
+        ({"store": "mysql://x"}, "write a path, sqlite:////"),
         ({"project": "a b"}, "ART_PATCH_PROJECT"),
     ],
 )
