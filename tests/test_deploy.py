@@ -36,7 +36,7 @@ from art_patch.cli.interruption import INTERRUPTED
 from art_patch.errors import Busy, GateRejected
 from art_patch.serving import home_of, run_server
 from art_patch.serving.vllm import environment
-from art_patch.serving.vllm.command import SHUTDOWN_S
+from art_patch.serving.vllm.process import SHUTDOWN_S
 from art_patch.settings import load_settings
 from art_patch.store import read_route
 from tests.support.engines import vllm_python

@@ -107,10 +107,9 @@ def serve(
     log_level: str | None = "critical",
     date_header: bool = False,
 ) -> None:
-    """Answer requests until SIGTERM, SIGINT or `stop`, finish those that run, and return.
+    """Answer requests by an ASGI application until SIGTERM, SIGINT or `stop`, finish those that run, and return.
 
     Args:
-        app: an ASGI application.
         sock: a bound socket; it need not listen yet.
         drain_s: seconds that running requests may take to finish; rounded, at least 1.
         on_ready: called once requests are answered.

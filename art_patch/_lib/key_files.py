@@ -35,7 +35,6 @@ def engine_key(named: str | None, directory: Path, own: Path | None) -> str | No
 
     Args:
         named: the file that the store names; `None`: the engine asks for no key.
-        directory: the project's directory.
         own: the file that this process's settings name (`engine_key_file`); it is read in place of the other.
 
     Raises:

@@ -1,7 +1,7 @@
-"""`EngineClient`: how the job and the commands call an engine.
+"""`EngineClient`: the HTTP client by which the job and the commands call an engine.
 
 Nothing is retried; the caller decides. Every failure is an `EngineError`: an `AdapterRejected` if the engine refused an
-adapter, an `EngineRefused` if it answered with another HTTP error, an `EngineError` itself if it gave no answer.
+adapter, an `EngineRefused` for another HTTP error, a plain `EngineError` if no answer came.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from art_patch._lib.key_files import admin_key, engine_key
 from art_patch.errors import AdapterRejected, EngineError
+from art_patch.serving.contract import EXACT_PREFIX
 
 if TYPE_CHECKING:
     from art_patch.settings import Settings
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class EngineRefused(EngineError):
-    """The engine answered with an HTTP error; `status` tells which."""
+    """The engine answered with the HTTP error `status`."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -38,12 +39,12 @@ class EngineClient:
     def __init__(
         self, base_url: str, api_key: str | None = None, *, admin_key: str | None = None, timeout_s: float = 120.0
     ) -> None:
-        """Connects lazily.
+        """Connects with the first request.
 
         Args:
             base_url: `http://127.0.0.1:8000`, with or without `/v1`.
-            api_key: Where the engine asks for one.
-            admin_key: Where it asks for none but before it loads and unloads; sent with these requests alone.
+            api_key: for an engine that asks for a key on every route.
+            admin_key: for an engine that asks for a key only before it loads or unloads; unused beside `api_key`.
         """
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self._api_key = api_key or "none"  # the SDK demands some key; without one the engine does not look at it
@@ -52,26 +53,22 @@ class EngineClient:
 
     @classmethod
     def of_project(cls, settings: Settings, base_url: str, key_file: str | None, *, timeout_s: float = 120.0) -> Self:
-        """Returns a client that has the project's keys.
-
-        Args:
-            key_file: The file that the store's route names.
+        """Returns a client that has the project's keys; `key_file` is the file that the store's route names.
 
         Raises:
-            ConfigError: The key is not to be read, see `engine_key`.
+            ConfigError: the key file must not be read, see `engine_key`.
         """
         key = engine_key(key_file, settings.directory, settings.engine_key_file)
         return cls(base_url, key, admin_key=admin_key(settings.directory), timeout_s=timeout_s)
 
     @classmethod
     def of_route(cls, settings: Settings, route: Route) -> Self | None:
-        """Return a client of the engine that the project uses, `None` where there is none.
-
-        An address in the settings wins over the one that the store's route names.
+        """Returns a client of the engine that the project uses, `None` where there is none.
 
         Raises:
-            ConfigError: the key file that the route names may not be read, see `engine_key`.
+            ConfigError: the key file must not be read, see `engine_key`.
         """
+        # The user's setting wins over the store, which the server wrote.
         base_url = settings.base_url or route.base_url
         return None if base_url is None else cls.of_project(settings, base_url, route.key_file)
 
@@ -92,7 +89,7 @@ class EngineClient:
         return True
 
     def answers(self, *, timeout_s: float = 5.0) -> bool:
-        """Whether a server answers at that address, with success or with an error."""
+        """Whether any server answers at that address, with success or with an error."""
         try:
             self._look("/health", timeout_s=timeout_s)
         except EngineRefused:
@@ -102,7 +99,7 @@ class EngineClient:
         return True
 
     def models(self) -> list[str]:
-        """Served policy names."""
+        """Returns the served policy names."""
         try:
             answer: Any = json.loads(self._look("/v1/models", timeout_s=self._timeout_s))
         except ValueError as error:
@@ -121,7 +118,7 @@ class EngineClient:
         self._change("/v1/unload_lora_adapter", name)
 
     def chat(self, **body: Any) -> dict[str, Any]:
-        """One chat completion; `stream` is not for this method."""
+        """Returns one whole chat completion; raises a ValueError if `stream` is asked for."""
         if body.get("stream"):
             raise ValueError("EngineClient.chat does not stream; use the OpenAI SDK for that")
         answer = self._request("/v1/chat/completions", body)
@@ -130,11 +127,7 @@ class EngineClient:
         return cast("dict[str, Any]", answer)
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Waits until the engine answers.
-
-        Raises:
-            EngineError: It did not in time.
-        """
+        """Waits until the engine answers; raises an `EngineError` if it does not within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not self.health():
             if time.monotonic() >= deadline:
@@ -144,18 +137,18 @@ class EngineClient:
             time.sleep(0.1)
 
     def close(self) -> None:
-        """Closes its connections."""
+        """Closes all connections."""
         if "_client" in vars(self):
             self._client.close()
 
     def __enter__(self) -> Self:
-        """Closes on exit."""
+        """Returns itself; the end of the block closes all connections."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Closes its connections."""
+        """Closes all connections."""
         self.close()
 
     def _look(self, path: str, *, timeout_s: float) -> bytes:
@@ -197,8 +190,13 @@ class EngineClient:
         return EngineRefused(f"{self.base_url}{path} answered {status}: {message}", status)
 
 
+def exact_url(base_url: str) -> str:
+    """Returns the address whose answers carry exact tokens, from an engine's address that may end in `/v1`."""
+    return f"{base_url.rstrip('/').removesuffix('/v1')}{EXACT_PREFIX}/v1"
+
+
 def _error_of(content: bytes) -> object:
-    """The `error` object of a response body, as the SDK gives it in `APIStatusError.body`."""
+    """Returns the `error` object of a response body, as the SDK gives it in `APIStatusError.body`."""
     try:
         answer: Any = json.loads(content)
     except ValueError:

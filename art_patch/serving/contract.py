@@ -17,15 +17,16 @@ HTTP, on loopback, every error as `{"error": {"message", "type", "param", "code"
     A parameter that cannot be honoured exactly is refused with 400, an unknown policy with 404, a full queue with 503.
     Patched apps then ask their provider.
 `POST /exact/v1/chat/completions`
-    The same for scripts that train by hand, see `art_patch.serving.exact_route`; `GET /exact/v1/models` goes with it.
+    The same for scripts that train by hand, see `ExactRoute` in `art_patch.serving.server`. `GET /exact/v1/models`
+    goes with it.
 `POST /v1/load_lora_adapter {"lora_name": "agent@3"}`
     Validates `adapters_root/agent@3` and serves it, while requests run. 400 says why not. A name is loaded once.
 `POST /v1/unload_lora_adapter {"lora_name": "agent@3"}`
-    New requests get 404; those that run finish on it.
+    New requests get 404; running requests finish on that policy.
 
 With an API key every route but `/health` asks for `Authorization: Bearer KEY`. Without one, loading and unloading ask
 for the project's key (`admin.key` in its directory), so that no other user of the machine does it. Web pages are
-refused: a strange `Host` on loopback or an `Origin` with 403, a body that does not say it is JSON with 415.
+refused: an unknown `Host` on loopback or an `Origin` with 403, a body without a JSON content type with 415.
 """
 
 from __future__ import annotations
@@ -37,23 +38,26 @@ from typing import Any, Protocol
 from art_patch.errors import EngineError
 
 MAX_BODY_BYTES = 64 << 20
-"""Of a request; a larger one is refused with 413."""
+"""Largest body of a request; a larger one is refused with 413."""
+
+EXACT_PREFIX = "/exact"
+"""Begins the paths of the routes whose choices carry exact tokens; `/v1` follows."""
 
 
 class UnknownPolicy(EngineError):
-    """No policy of that name is served."""
+    """The engine serves no policy of that name."""
 
 
 class Overloaded(EngineError):
-    """It cannot take this request now: the queue is full, it is restarting, or it is closing."""
+    """The engine cannot take a request now: its queue is full, or it is starting or closing."""
 
 
 class Served(Protocol):
-    """An engine seen from its own HTTP server, `art_patch.serving.server`."""
+    """An engine as its own HTTP server uses it (`art_patch.serving.server`)."""
 
     @property
     def base_policy(self) -> str:
-        """The bare base, `NAME@0`."""
+        """Name of the bare base, `NAME@0`."""
         ...
 
     @property
@@ -63,70 +67,62 @@ class Served(Protocol):
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of prompt and answer together that it takes."""
+        """Largest number of tokens in prompt and answer together."""
         ...
 
     @property
     def chat(self) -> Callable[[Any, Any, Any], Awaitable[None]]:
-        """Answers chat completions; an ASGI application."""
+        """ASGI application that answers chat completions."""
         ...
 
     @property
     def healthy(self) -> bool:
-        """Whether it answers requests."""
+        """Whether the engine answers requests."""
         ...
 
     def policies(self) -> list[str]:
-        """Served names, the base first."""
+        """Returns the served names, the base first."""
         ...
 
     async def start(self) -> None:
-        """Gets ready; called once, on the event loop that serves."""
+        """Gets ready to answer; called once, on the event loop of the server."""
         ...
 
     async def stop(self) -> None:
-        """Ends it in order, after the last request."""
+        """Ends the engine in order, after the last request."""
         ...
 
     async def load(self, name: str) -> None:
-        """Checks and serves a published adapter.
-
-        Raises:
-            AdapterRejected: It is unsafe, does not fit, or is served already.
-        """
+        """Validates a published adapter and serves it, or raises `AdapterRejected`."""
         ...
 
     async def unload(self, name: str) -> None:
         """Serves no new requests of a policy.
 
         Raises:
-            UnknownPolicy: The name is not served.
-            AdapterRejected: It is the base.
+            UnknownPolicy: the name is not served.
+            AdapterRejected: the name is that of the base.
         """
         ...
 
     def close(self) -> None:
-        """Ends it now; can be called twice."""
+        """Ends the engine at once; can be called twice."""
         ...
 
 
 class Engine(Protocol):
-    """An engine seen from the job, such as `art_patch.serving.client.EngineClient`. Methods raise `EngineError`."""
+    """An engine as the job uses it; `EngineClient` is one. Each method raises `EngineError` if the engine fails."""
 
     def health(self) -> bool:
-        """Whether it answers requests; False, not an error, where nothing listens."""
+        """Whether the engine answers requests; False, without an error, where nothing listens."""
         ...
 
     def models(self) -> list[str]:
-        """Served policy names, the base first."""
+        """Returns the served policy names, the base first."""
         ...
 
     def load(self, name: str) -> None:
-        """Serves the published adapter `NAME@STEP`.
-
-        Raises:
-            AdapterRejected: It is unsafe, does not fit, or is served already.
-        """
+        """Serves the published adapter `NAME@STEP`, or raises `AdapterRejected`."""
         ...
 
     def unload(self, name: str) -> None:
@@ -134,7 +130,7 @@ class Engine(Protocol):
         ...
 
     def chat(self, **body: Any) -> dict[str, Any]:
-        """One chat completion, not streamed; body and answer are OpenAI's JSON."""
+        """Returns one whole chat completion; body and answer are OpenAI's JSON."""
         ...
 
     def wait_ready(self, timeout_s: float) -> None:

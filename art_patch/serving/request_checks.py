@@ -1,20 +1,26 @@
-"""Refusals that both engines share: errors in OpenAI's shape, unsupported parameters, bodies that are too large.
+"""Refusals that both engines share: web pages, missing keys, unsupported parameters, bodies that are too large.
 
 Every error is `{"error": {"message", "type", "param", "code"}}`. A parameter passes if the engine understands it, if it
-has no effect on the answer, or if it has its neutral value. Any other one is refused with 400: callers then ask their
-provider, and a parameter that was silently ignored would give them a different answer than they asked for.
+has no effect on the answer, or if it has its neutral value. Any other one is refused with 400 and the caller asks its
+provider; ignoring the parameter would give the caller a different answer than it asked for.
 """
 
 from __future__ import annotations
 
+import hmac
+import json
+import re
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, cast
 
-from starlette.types import Receive
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from art_patch._lib.http_server import is_loopback
 from art_patch.serving.contract import MAX_BODY_BYTES
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]\\]+)(?::\d+)?")
 
 
 class ApiError(Exception):
@@ -27,17 +33,17 @@ class ApiError(Exception):
         self.code = code
 
     def body(self) -> dict[str, Any]:
-        """The response body."""
+        """Returns the response body."""
         return error_body(self.status, str(self), param=self.param, code=self.code)
 
 
 def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """Formats an error."""
+    """Returns an error in the form of OpenAI's."""
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-# They identify the caller and leave the answer as it is.
+# Fields that identify the caller and leave the answer as it is.
 _WITHOUT_EFFECT = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
 # Accepted with these values only, because with them the parameter changes nothing. SDKs and agent frameworks send many
 # of these on every call without being asked to.
@@ -66,26 +72,32 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def refuse_unsupported(fields: Mapping[str, Any], understood: Collection[str]) -> None:
-    """Return if every field is understood, has no effect on the answer, or has its neutral value.
-
-    Raises:
-        ApiError: 400, naming the parameter.
-    """
+    """Raises an `ApiError` (400) for the first field that the engine cannot honour."""
     for key, value in fields.items():
         if key in understood or key in _WITHOUT_EFFECT:
             continue
         if not any(value == neutral for neutral in _NEUTRAL.get(key, ())):
-            raise ApiError(
-                400, f"{key} = {short(value)} is not supported by this engine; leave it out", param=key,
-                code="unsupported_parameter",
-            )  # fmt: skip
+            raise unsupported(f"{key} = {short(value)} is not supported by this engine; leave it out", key)
+
+
+def unsupported(message: str, param: str) -> ApiError:
+    """Returns the refusal of a parameter that this engine does not support."""
+    return ApiError(400, message, param=param, code="unsupported_parameter")
+
+
+def parse_body(body: bytes) -> Any:
+    """Returns a JSON body, decoded; raises an `ApiError` (400) if it is not JSON."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON ({error})") from error
 
 
 async def read_body(receive: Receive) -> bytes | None:
-    """Return a request's whole body, `None` if the caller goes away before it is complete.
+    """Returns a request's whole body, `None` if the caller disconnects before it is complete.
 
     Raises:
-        ApiError: 413, it is larger than `MAX_BODY_BYTES`.
+        ApiError: 413, the body is larger than `MAX_BODY_BYTES`.
     """
     parts: list[bytes] = []
     size = 0
@@ -94,7 +106,7 @@ async def read_body(receive: Receive) -> bytes | None:
         if message["type"] == "http.disconnect":
             return None
         part = message.get("body", b"")
-        # Counted while it comes: a body without a Content-Length could otherwise fill the memory.
+        # Counted while it arrives: a body without a Content-Length could otherwise fill the memory.
         size += len(part)
         if size > MAX_BODY_BYTES:
             raise ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
@@ -104,6 +116,93 @@ async def read_body(receive: Receive) -> bytes | None:
 
 
 def short(value: object) -> str:
-    """Returns a value for a message."""
+    """Returns a value for an error message, 80 characters at most."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+class PageGuard:
+    """ASGI middleware that refuses requests of web pages; it comes before everything else.
+
+    A browser on this machine reaches loopback, too. A web page can use that in three ways: by a domain name that
+    resolves to 127.0.0.1 (DNS rebinding), by a request across origins, and by a form.
+    """
+
+    def __init__(self, app: ASGIApp, names: Collection[str] | None, json_paths: Collection[str]) -> None:
+        """Guards `app`.
+
+        Args:
+            names: host names that are answered besides loopback's own; `None` answers any name (beyond loopback).
+            json_paths: paths whose POST must have a JSON content type.
+        """
+        self._app = app
+        self._names = None if names is None else {name.lower() for name in names if not _is_loopback(name.lower())}
+        self._json_paths = frozenset(json_paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuses a request or passes it on."""
+        if scope["type"] == "http":
+            refusal = self._why_not(scope)
+            if refusal is not None:
+                code, message = refusal
+                await JSONResponse(error_body(code, message), status_code=code)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _why_not(self, scope: Scope) -> tuple[int, str] | None:
+        # DNS rebinding: the page's own domain resolves to 127.0.0.1, so for the browser it is no other origin. But then
+        # `Host` holds that domain.
+        host = _values(scope, b"host")
+        if self._names is not None and not (len(host) == 1 and self._is_here(host[0])):
+            known = "".join(f", {name}" for name in sorted(self._names))
+            return 403, f"this server answers to 127.0.0.1 and localhost{known} only; call it by one of these names"
+        # Programs send no `Origin`; a browser sends it with fetches across origins and with every POST.
+        if any(origin.partition("://")[2] != "".join(host) for origin in _values(scope, b"origin")):
+            return 403, "this server does not answer web pages; call it from a program, which sends no Origin"
+        # Only browsers send this header, and they also send it where there is no `Origin`, as for an image's address.
+        if not {"none", "same-origin"}.issuperset(_values(scope, b"sec-fetch-site")):
+            return 403, "this server does not answer web pages; call it from a program"
+        if scope["method"] == "POST" and scope["path"] in self._json_paths:
+            # A form can send a body that looks like JSON without asking first (CORS preflight), but not under this
+            # type.
+            kind = "".join(_values(scope, b"content-type")).partition(";")[0].strip()
+            if kind != "application/json":
+                return 415, "the body must be JSON and say so; send the header content-type: application/json"
+        return None
+
+    def _is_here(self, host: str) -> bool:
+        match = _HOST.fullmatch(host)
+        name = match[1].strip("[]") if match else ""
+        return _is_loopback(name) or name in (self._names or ())
+
+
+class KeyGuard:
+    """ASGI middleware that asks for the API key on every route but `/health`."""
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app = app
+        self._api_key = api_key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuses a request or passes it on."""
+        if scope["type"] == "http" and scope["path"] != "/health" and not shows_key(scope, self._api_key):
+            message = "The API key is missing or wrong. Send it as `Authorization: Bearer KEY`."
+            response = JSONResponse(error_body(401, message, code="invalid_api_key"), status_code=401)
+            await response(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def shows_key(scope: Scope, key: str) -> bool:
+    """Whether a request carries this key, as `Authorization: Bearer KEY`."""
+    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    # Takes the same time wherever the two differ, so that no caller can guess a key byte by byte.
+    return hmac.compare_digest(cast(bytes, given), f"Bearer {key}".encode())
+
+
+def _is_loopback(name: str) -> bool:
+    return name == "localhost" or is_loopback(name)
+
+
+def _values(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1").lower() for key, value in scope["headers"] if key == name]

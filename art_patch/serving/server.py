@@ -6,6 +6,7 @@ SIGTERM stops accepting, lets running requests finish (`drain_s` at most) and re
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import threading
@@ -21,16 +22,28 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from art_patch._lib.http_server import bind, is_loopback, serve, url_of
 from art_patch._lib.key_files import ADMIN_KEY_FILE
 from art_patch.errors import AdapterRejected
-from art_patch.serving.contract import Overloaded, Served, UnknownPolicy
-from art_patch.serving.exact_route import PREFIX, ExactRoute
-from art_patch.serving.guard import KeyGuard, PageGuard, shows_key
-from art_patch.serving.request_checks import ApiError, error_body
+from art_patch.serving.contract import EXACT_PREFIX, Overloaded, Served, UnknownPolicy
+from art_patch.serving.request_checks import (
+    ApiError,
+    KeyGuard,
+    PageGuard,
+    error_body,
+    parse_body,
+    read_body,
+    shows_key,
+)
+from art_patch.trajectories import hang
 
 _CHAT, _LOAD, _UNLOAD = "/v1/chat/completions", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+_NO_ADMIN = (
+    "loading and unloading policies needs the project's key; send the content of its file "
+    f"{ADMIN_KEY_FILE} as `Authorization: Bearer KEY`, or run `art-patch` as the user and in the home of the server"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -43,13 +56,15 @@ def build_app(
     names: Collection[str] | None = (),
     serves: Callable[[str], str | None] | None = None,
 ) -> Starlette:
-    """The ASGI application.
+    """Returns the ASGI application.
 
     Args:
-        engine: Serves the requests; the caller closes it.
-        api_key: Asked for on every route but `/health`.
-        admin_key: Asked for before a policy is loaded or unloaded, where there is no `api_key`. Without either nobody
-            may.
+        engine: answers the requests; the caller closes it.
+        api_key: asked for on every route but `/health`.
+        admin_key: asked for before a policy is loaded or unloaded, where there is no `api_key`. Without either key,
+            all loading and unloading is refused.
+        names: host names that are answered besides loopback's own; `None` answers any name.
+        serves: returns the policy that serves under a NAME now, or `None`; for `ExactRoute`.
     """
     started = int(time.time())
 
@@ -89,13 +104,13 @@ def build_app(
             Route("/health", health),
             Route("/v1/models", models),
             Route(_CHAT, engine.chat),
-            Route(f"{PREFIX}/v1/models", models),
-            Route(f"{PREFIX}{_CHAT}", ExactRoute(engine.chat, serves)),
+            Route(f"{EXACT_PREFIX}/v1/models", models),
+            Route(f"{EXACT_PREFIX}{_CHAT}", ExactRoute(engine.chat, serves)),
             Route(_LOAD, load, methods=["POST"]),
             Route(_UNLOAD, unload, methods=["POST"]),
         ],
         middleware=[  # the first is the outermost: a web page is refused before its key is looked at
-            Middleware(PageGuard, names=names, json_paths=(_CHAT, f"{PREFIX}{_CHAT}", _LOAD, _UNLOAD)),
+            Middleware(PageGuard, names=names, json_paths=(_CHAT, f"{EXACT_PREFIX}{_CHAT}", _LOAD, _UNLOAD)),
             *([Middleware(KeyGuard, api_key=api_key)] if api_key else []),
         ],
         exception_handlers={
@@ -126,22 +141,24 @@ def run_server(
 ) -> None:
     """Serves until SIGTERM, SIGINT or `stop`; then drains, closes the engine and returns.
 
+    The keys and `serves` are those of `build_app`.
+
     Args:
-        engine: Closed on return, whatever happens.
-        host: Address to listen on. Beyond loopback a key is required.
-        port: 0 takes a free one; `on_ready` tells which.
-        names: Other names of this server, such as that of a reverse proxy in front of it.
-        policies: Loaded before the first request is answered.
-        spare: Loaded too, each if it can be: one that cannot is told in the log, and callers get 404 for it.
-        on_ready: Called with the base URL, `http://HOST:PORT`, once requests are answered.
-        drain_s: How long running requests may take to finish.
-        stop: Ends the server when set; for callers that run it in a thread, where signals do not arrive.
+        engine: closed on return, after an error too.
+        host: address to listen on. Beyond loopback a key is required.
+        port: 0 takes a free one, which `on_ready` names.
+        names: other host names of this server, such as that of a reverse proxy in front of it.
+        policies: loaded before the first request is answered.
+        spare: loaded too, but a policy that cannot be loaded is only logged, and its callers get 404.
+        on_ready: called with the base URL, `http://HOST:PORT`, once requests are answered.
+        drain_s: seconds that running requests may take to finish.
+        stop: ends the server when set, for servers in a thread, where signals do not arrive.
 
     Raises:
-        ConfigError: An address beyond loopback without a key.
-        PortInUse: Another process listens there.
-        EngineError: The engine did not start, or a policy cannot be loaded.
-        KeyboardInterrupt: It was stopped by SIGINT; after draining.
+        ConfigError: an address beyond loopback without a key.
+        PortInUse: another process listens there.
+        EngineError: the engine did not start, or a policy cannot be loaded.
+        KeyboardInterrupt: SIGINT stopped it; raised after draining.
     """
     try:
         # Bound before vLLM is started, so that a port that is taken shows at once and not after minutes. The socket
@@ -178,17 +195,8 @@ async def _begin(engine: Served, policies: Sequence[str], spare: Sequence[str]) 
             _log.warning("%s is not served: %s", name, error)
 
 
-_NO_ADMIN = (
-    "whoever loads or unloads policies must show the project's key; send the content of its file "
-    f"{ADMIN_KEY_FILE} as `Authorization: Bearer KEY`, or run `art-patch` as the user and in the home of the server"
-)
-
-
 async def _lora_body(request: Request) -> dict[str, Any]:
-    try:
-        body: Any = json.loads(await request.body())
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON ({error})") from error
+    body = parse_body(await request.body())
     if not isinstance(body, dict) or not isinstance(cast("dict[str, Any]", body).get("lora_name"), str):
         raise ApiError(400, "lora_name must be given as a string", param="lora_name")
     fields = cast("dict[str, Any]", body)
@@ -198,8 +206,8 @@ async def _lora_body(request: Request) -> dict[str, Any]:
 
 
 def _check_path(engine: Served, body: dict[str, Any]) -> None:
-    """The engine alone decides which directory a name means; a path may only confirm it."""
-    # vLLM's own API loads any path. Here it must be the published directory, whose files are validated.
+    # vLLM's own API loads any path. Here a name means the published directory, whose files are validated; a path may
+    # confirm it and no more.
     path = body.get("lora_path")
     if path is not None:
         own = engine.adapters_root / body["lora_name"]
@@ -241,3 +249,105 @@ async def _server_error(_: Request, error: Exception) -> Response:
 
 def _respond(error: ApiError) -> Response:
     return JSONResponse(error.body(), status_code=error.status)
+
+
+class ExactRoute:
+    """Chat completions for scripts that train by hand: each choice carries its exact tokens.
+
+    `POST /exact/v1/chat/completions` differs from `/v1/chat/completions` in two things. The model's bare NAME stands
+    for the policy that serves at the moment of the call. Each choice of a whole answer has the field `art_patch`
+    (`art_patch.trajectories.token_payload`). Clients that keep unknown fields, such as the OpenAI SDK, hand the tokens
+    to the trainer together with the choice. The usual fields for token ids and log-probabilities are filled only if the
+    request asked for them. Streams pass unchanged.
+    """
+
+    def __init__(self, chat: ASGIApp, serves: Callable[[str], str | None] | None) -> None:
+        """Answers by `chat`, the engine's own route.
+
+        Args:
+            serves: returns the policy that serves under a NAME now, or `None`; called in a thread. Without it there are
+                no bare names.
+        """
+        self._chat = chat
+        self._serves = serves
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        began, started_at = time.perf_counter(), time.time()
+        body = await read_body(receive)
+        if body is None:
+            return
+        asked = _object(body)
+        if asked is None:  # not a JSON object: the engine's own route answers with the error
+            await self._chat(scope, _given(body, receive), send)
+            return
+        # Resolved once and sent on as NAME@STEP: a promotion during the call must not change whose tokens these are.
+        sent = {**asked, "model": await self._policy(asked.get("model"))}
+        if asked.get("stream"):
+            await self._chat(scope, _given(_dump(sent), receive), send)
+            return
+        answered = _HeldAnswer(send)
+        sent |= {"logprobs": True, "return_token_ids": True}
+        await self._chat(scope, _given(_dump(sent), receive), answered)
+        if answered.body is not None:
+            answer = json.loads(answered.body)
+            hang(answer, asked, started_at=started_at, duration_ms=(time.perf_counter() - began) * 1000)
+            await answered.replace(_dump(answer))
+
+    async def _policy(self, model: Any) -> Any:
+        if self._serves is None or not isinstance(model, str) or "@" in model:
+            return model
+        # In a thread, because it reads the store and the event loop must go on streaming.
+        return await asyncio.to_thread(self._serves, model) or model
+
+
+class _HeldAnswer:
+    """Takes the messages that the engine sends: passes errors on, and holds back a whole answer."""
+
+    def __init__(self, send: Send) -> None:
+        self.body: bytes | None = None
+        self._send = send
+        self._start: Message | None = None
+        self._parts: list[bytes] = []
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] == 200:
+            self._start = message
+        elif self._start is None or message["type"] != "http.response.body":
+            await self._send(message)
+        else:
+            self._parts.append(message.get("body", b""))
+            if not message.get("more_body"):
+                self.body = b"".join(self._parts)
+
+    async def replace(self, body: bytes) -> None:
+        """Sends this body in place of the one that was held back."""
+        start = cast("Message", self._start)
+        # The body has grown, so the length that the engine wrote is wrong.
+        headers = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
+        await self._send({**start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
+        await self._send({"type": "http.response.body", "body": body})
+
+
+def _given(body: bytes, receive: Receive) -> Receive:
+    # Gives the body once, then what comes from the caller: the engine's route must still learn of a disconnection.
+    left = [body]
+
+    async def give() -> Message:
+        if left:
+            return {"type": "http.request", "body": left.pop(), "more_body": False}
+        return await receive()
+
+    return give
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    try:
+        read: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", read) if isinstance(read, dict) else None
+
+
+def _dump(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode()

@@ -1,6 +1,6 @@
 """Packs the exact tokens of a call into an extra field of its choices, so that a rollout can be trained on.
 
-The `Choice` of an answer is all that a rollout keeps of a call. So the server (`art_patch.serving.exact_route`) puts
+The `Choice` of an answer is all that a rollout keeps of a call. So the server (`art_patch.serving.server`) puts
 into it what training needs: the policy, the prompt's ids, the sampled ids with their log-probabilities, and the
 sampling parameters. The SDK keeps fields that it does not know, and plain JSON survives copies and dumps. What the
 server did not report is absent, and the call is then not trainable (`art_patch.trajectories.trainability`).

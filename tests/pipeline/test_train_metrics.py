@@ -18,7 +18,7 @@ from art_patch.pipeline import Run
 from art_patch.pipeline.train_given import base_text, round_trip_metrics
 from art_patch.pipeline.train_policy import make_job
 from art_patch.rewards import Judge
-from art_patch.serving.embedded.prompts import PromptEncoder
+from art_patch.serving.embedded.text import PromptEncoder
 from art_patch.training import TrainJob
 from art_patch.training.data.rows import TRUNCATED
 from art_patch.training.loop.plan import lessons_of

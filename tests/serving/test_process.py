@@ -48,7 +48,7 @@ def test_what_the_job_imports_needs_neither_torch_nor_transformers() -> None:
     code = """
 import sys
 import art_patch.policies.validation, art_patch.serving.client, art_patch.serving.contract
-import art_patch.serving.embedded.output_text
+import art_patch.serving.embedded.text
 print(sorted({"torch", "transformers", "peft", "starlette", "uvicorn", "openai"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

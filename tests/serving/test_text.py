@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.serving.embedded.output_text import OutputText, StopCutter, ToolCall, ToolCallParser, parse_tool_calls
+from art_patch.serving.embedded.text import OutputText, StopCutter, ToolCall, ToolCallParser
 from tests.support.tiny import make_tokenizer
 
 GOOD = '<tool_call>\n{"name": "lookup", "arguments": {"item": "plum"}}\n</tool_call>'
@@ -26,6 +26,11 @@ TEXTS = st.lists(FRAGMENTS, max_size=12).map("".join)
 def cut(text: Any, cuts: list[int]) -> list[Any]:
     places = sorted({0, len(text), *(min(place, len(text)) for place in cuts)})
     return [text[a:b] for a, b in pairwise(places)]
+
+
+def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
+    parser = ToolCallParser()
+    return joined([*parser.feed(text), *parser.close()])
 
 
 def joined(parts: list[str | ToolCall]) -> tuple[str, list[ToolCall]]:

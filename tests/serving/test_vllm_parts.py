@@ -18,13 +18,11 @@ import pytest
 
 from art_patch.errors import ConfigError
 from art_patch.serving import Found, VllmOptions, check_extra, check_rank, choose, gpus, share_out
-from art_patch.serving import choice as choice_module
 from art_patch.serving.request_checks import ApiError
 from art_patch.serving.vllm import environment as environment_module
-from art_patch.serving.vllm.command import command, environment
 from art_patch.serving.vllm.environment import find_vllm, look
 from art_patch.serving.vllm.forward import check_request, conversation_of
-from art_patch.serving.vllm.process import MARK, VllmProcess, mark, marked, sweep
+from art_patch.serving.vllm.process import MARK, VllmProcess, command_line, mark, marked, sweep, variables_of
 from tests.support.asking import wait_until
 
 OPTIONS = VllmOptions(Path("/v/bin/python"), Path("/models/m"), "agent", model_type="qwen3")
@@ -39,7 +37,7 @@ def flags(line: list[str]) -> dict[str, str | None]:
 
 
 def test_the_command_line_keeps_the_contract() -> None:
-    line = command(OPTIONS, Path("/run/0.sock"))
+    line = command_line(OPTIONS, Path("/run/0.sock"))
     assert line[:3] == ["/v/bin/python", "-m", "vllm.entrypoints.openai.api_server"]
     assert flags(line) == {
         "--model": "/models/m", "--served-model-name": "agent@0", "--uds": "/run/0.sock", "--dtype": "auto",
@@ -56,7 +54,7 @@ def test_a_gpu_is_not_held_back_and_the_users_own_arguments_come_last() -> None:
         OPTIONS, device="cuda", gpu_memory_utilization=0.4, tensor_parallel_size=2, max_model_len=4096,
         tool_parser="xml", extra=("--quantization", "awq"),
     )  # fmt: skip
-    line = command(options, Path("s"))
+    line = command_line(options, Path("s"))
     assert line[-2:] == ["--quantization", "awq"]
     found = flags(line)
     assert "--enforce-eager" not in found
@@ -69,7 +67,7 @@ def test_a_gpu_is_not_held_back_and_the_users_own_arguments_come_last() -> None:
     [("qwen3_moe", "hermes"), ("llama", "llama3_json"), ("mistral3", "mistral"), ("x", "hermes")],
 )
 def test_the_tool_parser_goes_by_the_model(model_type: str, parser: str) -> None:
-    assert flags(command(replace(OPTIONS, model_type=model_type), Path("s")))["--tool-call-parser"] == parser
+    assert flags(command_line(replace(OPTIONS, model_type=model_type), Path("s")))["--tool-call-parser"] == parser
 
 
 @pytest.mark.parametrize(
@@ -93,9 +91,9 @@ def test_the_environment_holds_what_the_contract_needs_and_no_secret_of_the_app(
         "OPENAI_API_KEY": "sk-x", "ART_PATCH_STORE": "postgresql://u:p@h/d", "PYTHONPATH": "/app",
         "HF_HUB_OFFLINE": "0", "VLLM_LORA_RESOLVER_CACHE_DIR": "/adapters",
     }  # fmt: skip
-    found = environment(OPTIONS, inherited, gpus=["3", "4"])
+    found = variables_of(OPTIONS, inherited, gpus=["3", "4"])
     assert [path.name for path in Path(found.pop("PYTHONPATH")).glob("*.py")] == ["art_patch_cpu_loras.py"]
-    assert "PYTHONPATH" not in environment(replace(OPTIONS, device="cuda"), inherited)
+    assert "PYTHONPATH" not in variables_of(replace(OPTIONS, device="cuda"), inherited)
     assert found == {
         "PATH": "/bin", "VLLM_CPU_KVCACHE_SPACE": "7", "VLLM_SERVER_DEV_MODE": "0", "HF_HUB_OFFLINE": "1",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_COMPUTE_NANS_IN_LOGITS": "1", "TRANSFORMERS_OFFLINE": "1",
@@ -275,8 +273,8 @@ def test_the_choice_and_its_reason(
 ) -> None:
     versions = {"cpu": {"vllm-cpu": "0.33.0"}, "cuda": {"vllm": "0.33.0"}}
     found = None if built is None else Found(Path("python"), versions[built])
-    monkeypatch.setattr(choice_module, "gpus", lambda: list(here))
-    monkeypatch.setattr(choice_module, "find_vllm", lambda *_: found)
+    monkeypatch.setattr(environment_module, "gpus", lambda: list(here))
+    monkeypatch.setattr(environment_module, "find_vllm", lambda *_: found)
     if engine is ConfigError:
         with pytest.raises(ConfigError, match=why):
             choose(kind, device, python=None, environments=Path("x"))

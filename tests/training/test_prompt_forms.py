@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_patch.formats import Unusable
-from art_patch.serving.embedded.prompts import PromptEncoder
+from art_patch.serving.embedded.text import PromptEncoder
 from art_patch.training import Renderer
 from art_patch.training.data.rendering import FORMS, content_text, template_arguments
 from art_patch.training.kernels.families import DEFAULT

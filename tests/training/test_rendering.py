@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from art_patch.formats import Unusable
-from art_patch.serving.embedded.prompts import PromptEncoder
+from art_patch.serving.embedded.text import PromptEncoder
 from art_patch.training import Family, Renderer, family_of
 from art_patch.training.data.rendering import end_ids_of
 from art_patch.training.kernels.families import DEFAULT

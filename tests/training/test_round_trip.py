@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from art_patch.serving.embedded.prompts import PromptEncoder
+from art_patch.serving.embedded.text import PromptEncoder
 from art_patch.training import Renderer, RoundTrips, check_round_trips, family_of
 from art_patch.training.data.round_trip import Difference
 from art_patch.training.kernels.families import DEFAULT

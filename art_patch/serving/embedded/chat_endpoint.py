@@ -1,14 +1,12 @@
 """`POST /v1/chat/completions` of the embedded engine, as plain ASGI because this is the hot path.
 
 `ChatEndpoint` reads the body, checks it, renders the prompt, starts a generation and sends its pieces on, as one JSON
-body or as server-sent events. A client that goes away cancels its generation. If a stream fails after it has begun, an
-error event is sent and the stream ends without `[DONE]`, so that no client takes half an answer for a whole one.
+body or as server-sent events. A client that disconnects cancels its generation. If a stream fails after it has begun,
+an error event is sent and the stream ends without `[DONE]`, so that no client takes half an answer for a whole one.
 
 `ChatResponse` formats the pieces. Whole answers and streams run the same `OutputText`, so a stream put together equals
 the whole answer. With `return_token_ids` the names are vLLM's: `prompt_token_ids` at the top level (in a stream on each
-choice's first chunk), `token_ids` on each choice. In a stream, ids and log-probabilities are never held back: where
-text is, they go out on a chunk without text. `finish_reason` is `tool_calls` if the answer has a call and the model
-ended by itself; an answer that ran out of tokens has `length` even after a call.
+choice's first chunk), `token_ids` on each choice.
 """
 
 from __future__ import annotations
@@ -26,32 +24,34 @@ from starlette.types import Receive, Scope, Send
 from art_patch.serving.contract import Overloaded, UnknownPolicy
 from art_patch.serving.embedded.chat_request import ChatRequest, parse_chat_request
 from art_patch.serving.embedded.generation import EngineReason, Generation, GenerationCancelled, GenerationFailed, Piece
-from art_patch.serving.embedded.output_text import OutputText, ToolCall
-from art_patch.serving.embedded.prompts import PromptEncoder, PromptError
 from art_patch.serving.embedded.scheduler import EngineLimits
-from art_patch.serving.request_checks import ApiError, error_body, read_body
+from art_patch.serving.embedded.text import OutputText, PromptEncoder, PromptError, ToolCall
+from art_patch.serving.request_checks import ApiError, error_body, parse_body, read_body
 
-_LARGE_BODY_BYTES = 64 << 10  # tokenising more than this would hold up everybody's streams
+JSON = dict[str, Any]
+
+_LARGE_BODY_BYTES = 64 << 10  # tokenising more than this on the event loop would hold up all streams
+_STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
 class Generates(Protocol):
-    """What the route needs of the engine."""
+    """The parts of the engine that `ChatEndpoint` uses; a protocol, because the engine itself imports this module."""
 
     prompts: PromptEncoder
     limits: EngineLimits
     max_model_len: int
 
     def policies(self) -> list[str]:
-        """Served names, the base first."""
+        """Returns the served names, the base first."""
         ...
 
     def submit(self, policy_name: str, generation: Generation) -> None:
-        """Queue a request; its pieces arrive on its event loop."""
+        """Queues a request, whose pieces arrive on its event loop."""
         ...
 
 
 class ChatEndpoint:
-    """The route; one instance serves all requests."""
+    """ASGI application of the embedded engine's chat completions; one instance answers all requests."""
 
     def __init__(self, engine: Generates) -> None:
         self._engine = engine
@@ -72,7 +72,7 @@ class ChatEndpoint:
         except ApiError as error:
             await _send_json(send, error.status, error.body())
             return
-        # ASGI tells of a client that went away only to whoever waits in `receive`.
+        # ASGI reports a disconnection only to a task that waits in `receive`.
         watcher = asyncio.create_task(_cancel_on_disconnect(receive, generation))
         response = ChatResponse(request, prompt_ids, self._engine.prompts)
         try:
@@ -83,17 +83,13 @@ class ChatEndpoint:
         except GenerationFailed as error:
             await _send_json(send, 500, error_body(500, str(error), code="engine_error"))
         except (GenerationCancelled, OSError):
-            pass  # the client is gone
+            pass  # no client is left to answer
         finally:
             watcher.cancel()
             generation.cancel()  # frees the rows if this ended early, else does nothing
 
     def _understand(self, body: bytes) -> tuple[ChatRequest, list[int]]:
-        try:
-            parsed = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise ApiError(400, f"the body is not JSON ({error})") from error
-        request = parse_chat_request(parsed)
+        request = parse_chat_request(parse_body(body))
         if request.model not in self._engine.policies():
             raise self._unknown(request.model)
         try:
@@ -175,14 +171,8 @@ def _dump(content: dict[str, Any]) -> bytes:
     return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
 
 
-_STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-
-
-JSON = dict[str, Any]
-
-
 class ChatResponse:
-    """Formats the answer to one request."""
+    """Formats the answer to one request, whole or in chunks."""
 
     def __init__(self, request: ChatRequest, prompt_ids: list[int], prompts: PromptEncoder) -> None:
         self._request = request
@@ -193,7 +183,7 @@ class ChatResponse:
         self._sampled = 0
 
     def whole(self, pieces: Sequence[Piece]) -> JSON:
-        """The response body; one piece a choice."""
+        """Returns the body of a whole answer, from one piece for each choice."""
         choices = [self._choice(piece) for piece in sorted(pieces, key=lambda piece: piece.index)]
         body = {**self._head("chat.completion"), "choices": choices, "usage": self._usage()}
         if self._request.return_token_ids:
@@ -201,7 +191,7 @@ class ChatResponse:
         return body
 
     def first_chunk(self, index: int) -> JSON:
-        """Opens a choice of a stream."""
+        """Returns the chunk that opens a choice of a stream."""
         choice: JSON = {"index": index, "delta": {"role": "assistant", "content": ""}}
         choice |= {"logprobs": None, "finish_reason": None}
         chunk = {**self._head("chat.completion.chunk"), "choices": [choice]}
@@ -210,12 +200,13 @@ class ChatResponse:
         return chunk
 
     def chunks(self, piece: Piece, state: ChoiceState) -> list[JSON]:
-        """What to send for the next piece of a choice."""
+        """Returns the chunks to send for the next piece of a choice; none while all of its text is held back."""
         self._sampled += len(piece.token_ids)
         parts = state.text.push(piece.token_ids)
         if piece.reason is not None:
             parts += state.text.close()
         delta = state.delta(parts)
+        # Ids and log-probabilities are never held back: where text is, they go out on a chunk without text.
         proof = self._request.return_token_ids or self._request.logprobs
         if not delta and piece.reason is None and not proof:
             return []
@@ -228,11 +219,11 @@ class ChatResponse:
         return [{**self._head("chat.completion.chunk"), "choices": [choice]}]
 
     def usage_chunk(self) -> JSON:
-        """Ends a stream whose caller asked for usage."""
+        """Returns the chunk that ends a stream whose caller asked for usage."""
         return {**self._head("chat.completion.chunk"), "choices": [], "usage": self._usage()}
 
     def text(self) -> OutputText:
-        """A fresh pipeline for one choice."""
+        """Returns a new `OutputText` for one choice."""
         params = self._request.params
         return OutputText(
             self._prompts.decode, stops=params.stops, parse_tools=params.parse_tools, one_call=params.one_call
@@ -277,14 +268,14 @@ class ChatResponse:
 
 
 class ChoiceState:
-    """How far one choice of a stream has got."""
+    """The state of one choice of a stream: its text so far, and the number of its tool calls."""
 
     def __init__(self, text: OutputText) -> None:
         self.text = text
         self.calls = 0
 
     def delta(self, parts: Sequence[str | ToolCall]) -> JSON:
-        """Formats new parts; empty where there are none."""
+        """Formats new parts as a delta; empty where there are none."""
         delta: JSON = {}
         content = "".join(part for part in parts if isinstance(part, str))
         if content:
@@ -302,4 +293,5 @@ def _call(call: ToolCall) -> JSON:
 
 
 def _finish_reason(reason: EngineReason | None, calls: int) -> str | None:
+    # An answer that ran out of tokens has `length` even after a call.
     return "tool_calls" if reason == "stop" and calls else reason

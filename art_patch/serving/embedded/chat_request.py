@@ -1,8 +1,8 @@
 """Check an OpenAI chat-completion body, and turn it into a `ChatRequest` or a refusal.
 
-A parameter that this engine cannot honour exactly is refused with a 400 that names it, and the patched app asks its
-provider instead. The one exception is `strict` in a tool's definition: it is ignored, here as in vLLM, so arguments may
-not follow the schema.
+A parameter that this engine cannot honour exactly is refused with a 400 that names it (`ApiError`), and the patched app
+asks its provider instead. The one exception is `strict` in a tool's definition: it is ignored, here as in vLLM, so
+arguments may not follow the schema.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from art_patch.serving.embedded.generation import SamplingParams
-from art_patch.serving.request_checks import ApiError, refuse_unsupported, short
+from art_patch.serving.request_checks import ApiError, refuse_unsupported, short, unsupported
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _UNDERSTOOD = frozenset(
@@ -28,18 +28,15 @@ _MAX_STOPS = 16
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What was asked for.
+    """A checked request for a chat completion.
 
     Attributes:
-        messages: OpenAI messages, structure checked.
-        tools: Function definitions the model is shown; empty where it may not call any.
-        max_tokens: None where the caller set no limit.
-        params: Everything about sampling but the final `max_tokens`.
-        stream: Whether to answer in server-sent events.
-        include_usage: Whether a stream ends with a usage chunk.
-        logprobs: Whether to report log-probabilities.
-        return_token_ids: Whether to report prompt and sampled ids.
-        template_kwargs: Extra variables for the chat template.
+        tools: function definitions that the model is shown; empty where it may not call any.
+        max_tokens: `None` where the caller set no limit.
+        params: everything about sampling but the final `max_tokens`.
+        include_usage: whether a stream ends with a usage chunk.
+        return_token_ids: whether the answer has the ids of the prompt and of the sampled tokens.
+        template_kwargs: extra variables for the chat template.
     """
 
     model: str
@@ -55,11 +52,7 @@ class ChatRequest:
 
 
 def parse_chat_request(body: object) -> ChatRequest:
-    """Checks a decoded JSON body.
-
-    Raises:
-        ApiError: 400, naming the parameter.
-    """
+    """Returns the request in a decoded JSON body, or raises an `ApiError` (400) that names the wrong parameter."""
     # Checks by hand and no model class: this runs once a call, on the thread that also feeds the engine.
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object")
@@ -100,10 +93,9 @@ def parse_chat_request(body: object) -> ChatRequest:
 def _tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     choice = fields.get("tool_choice", "auto")
     if choice not in ("auto", "none"):
-        raise ApiError(
-            400, f"tool_choice = {short(choice)} is not supported by this engine; use 'auto' or 'none'",
-            param="tool_choice", code="unsupported_parameter",
-        )  # fmt: skip
+        # 'required' and a named function need constrained decoding, which this engine does not have.
+        message = f"tool_choice = {short(choice)} is not supported by this engine; use 'auto' or 'none'"
+        raise unsupported(message, "tool_choice")
     tools = fields.get("tools", [])
     if not isinstance(tools, list):
         raise ApiError(400, "tools must be a list", param="tools")
@@ -113,10 +105,7 @@ def _tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
             raise ApiError(400, f"{param} must be an object", param=param)
         kind = cast("dict[str, Any]", tool).get("type")
         if kind != "function":
-            raise ApiError(
-                400, f"{param}: type {short(kind)} is not supported by this engine; only 'function' is",
-                param=param, code="unsupported_parameter",
-            )  # fmt: skip
+            raise unsupported(f"{param}: type {short(kind)} is not supported by this engine; only 'function' is", param)
         function = cast("dict[str, Any]", tool).get("function")
         if not isinstance(function, dict) or not isinstance(cast("dict[str, Any]", function).get("name"), str):
             raise ApiError(400, f"{param} needs a function with a name", param=param)
@@ -139,19 +128,15 @@ def _check_message(message: object, param: str) -> None:
         raise ApiError(400, f"{param}: role {short(fields.get('role'))} is not supported", param=param)
     for key in ("audio", "function_call", "refusal"):
         if fields.get(key) is not None:
-            raise ApiError(
-                400, f"{param}: {key} is not supported by this engine", param=param, code="unsupported_parameter"
-            )
+            raise unsupported(f"{param}: {key} is not supported by this engine", param)
     content = fields.get("content")
     if isinstance(content, list):
         for part in cast("list[Any]", content):
             known = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
             kind = known.get("type")
             if kind != "text" or not isinstance(known.get("text"), str):
-                raise ApiError(
-                    400, f"{param}: content part of type {short(kind)} is not supported; this engine reads text only",
-                    param=param, code="unsupported_parameter",
-                )  # fmt: skip
+                message = f"{param}: content part of type {short(kind)} is not supported; this engine reads text only"
+                raise unsupported(message, param)
     elif content is not None and not isinstance(content, str):
         raise ApiError(400, f"{param}: content must be a string or a list of text parts", param=param)
     calls = fields.get("tool_calls")
@@ -190,10 +175,7 @@ def _include_usage(fields: Mapping[str, Any]) -> bool:
     known = cast("dict[str, Any]", options)
     for key, value in known.items():
         if key not in ("include_usage", "include_obfuscation") and value:
-            raise ApiError(
-                400, f"stream_options.{key} is not supported by this engine", param="stream_options",
-                code="unsupported_parameter",
-            )  # fmt: skip
+            raise unsupported(f"stream_options.{key} is not supported by this engine", "stream_options")
     return bool(known.get("include_usage"))
 
 

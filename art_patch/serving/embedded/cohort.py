@@ -4,9 +4,8 @@ A `Cohort` starts with one forward over its prompts (`prefill`). Each `advance` 
 the next logits, `keep` drops rows that ended, `merge` takes in a younger cohort. The scheduler's thread owns it and
 activates the policy's LoRA before `prefill` and `advance`; nothing here does.
 
-A `Sampler` turns logits `[B, V]` into ids and log-probabilities, two lists of length B. The log-probability is that at
-the row's temperature before any top_p cut, `log_softmax(logits / T)`; of a greedy row it is `log_softmax(logits)`. A
-row with a seed draws from a generator of its own, so its tokens do not depend on its neighbours.
+Tensor axes: B rows, C rows with a top_p cut, U different prompts, R rows to select, H heads, V vocabulary, W cached
+positions (columns, padding included), T positions of one forward, D head size.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from art_patch.serving.embedded.generation import Row, SamplingParams
 
 
 class Sampler:
-    """The settings of a batch's rows as tensors; made again whenever the rows change."""
+    """Holds the sampling settings of all rows in a batch as tensors. It is rebuilt whenever rows join or leave."""
 
     def __init__(self, params: Sequence[SamplingParams], noises: Sequence[Any], device: torch.device) -> None:
         temperatures = [1.0 if p.greedy else p.temperature for p in params]
@@ -34,10 +33,15 @@ class Sampler:
         cut = [not p.greedy and p.top_p < 1.0 for p in params]
         self._cut_rows = torch.tensor([i for i, c in enumerate(cut) if c], device=device) if any(cut) else None
         self._top_p_C1 = _column([p.top_p for p, c in zip(params, cut, strict=True) if c], device) if any(cut) else None
+        # A row with a seed draws from a generator of its own, so its tokens do not depend on its neighbours.
         self._seeded = [(i, noise) for i, noise in enumerate(noises) if noise is not None and not greedy[i]]
 
     def sample(self, logits_BV: torch.Tensor) -> tuple[list[int], list[float]]:
-        """Draws one id a row; the log-probabilities are those before the top_p cut."""
+        """Draws an id for each row; returns B ids and their B log-probabilities.
+
+        A log-probability is the token's at the row's temperature before any top_p cut, `log_softmax(logits / T)`; in a
+        greedy row it is `log_softmax(logits)`.
+        """
         # Before the softmax: in bfloat16 log-probabilities are too coarse for the trainer's importance ratios.
         logits_BV = logits_BV.float()
         if self._temperature_B1 is not None:
@@ -65,7 +69,7 @@ class Sampler:
 
 
 def _nucleus(probs_CV: torch.Tensor, top_p_C1: torch.Tensor) -> torch.Tensor:
-    """Zeroes all but the smallest set of likeliest tokens that reaches top_p. The draw needs no renormalising."""
+    """Zeroes all but the smallest set of likeliest tokens that reaches top_p; the rest is not renormalised."""
     sorted_CV, order_CV = probs_CV.sort(dim=-1, descending=True)
     before_CV = sorted_CV.cumsum(dim=-1) - sorted_CV
     # A token stays if the ones before it have not reached top_p yet, so the likeliest always stays.
@@ -82,21 +86,21 @@ _FREE_PADDING = 4096  # tokens of padding that cost less than another forward
 
 
 class Cohort:
-    """Rows, their cache and the logits of their next token."""
+    """Rows of one policy with their cache and the logits of their next tokens."""
 
     def __init__(self, policy: Any, rows: list[Row]) -> None:
         self.policy = policy
         self.rows = rows
         self.logits_BV: torch.Tensor
         self.sampler: Sampler
-        self.width = 0
+        self.width = 0  # positions in the cache, padding included
         self._cache: DynamicCache
         self._cache_keyword: str
         self._mask_BW: torch.Tensor  # ones beyond `width`, so that a step only takes a longer slice
         self._lengths_B1: torch.Tensor  # true length of each row, which is its next position
 
     def prefill(self, model: Any) -> None:
-        """Runs the prompts through the model."""
+        """Runs the rows' prompts through the model and leaves the logits of their first tokens."""
         # The choices of one request, and siblings of one scenario, have equal prompts: each is computed once.
         prompts = [row.generation.prompt_ids for row in self.rows]
         first: dict[tuple[int, ...], int] = {}
@@ -118,12 +122,7 @@ class Cohort:
         self._changed()
 
     def advance(self, model: Any, token_ids: Sequence[int]) -> None:
-        """Feeds one token a row and computes the logits of the next.
-
-        Args:
-            model: The causal language model, policy active.
-            token_ids: What was sampled from `logits_BV`, in row order.
-        """
+        """Feeds the ids that were sampled from `logits_BV`, in row order, and computes the next logits."""
         ids_B1 = torch.tensor(token_ids, device=model.device).unsqueeze(1)
         self.width += 1
         # Grown by 64 columns at a time: a concatenation at every step would copy the mask of every row.
@@ -133,7 +132,7 @@ class Cohort:
         self._lengths_B1 = self._lengths_B1 + 1
 
     def keep(self, alive: Sequence[int]) -> None:
-        """Drops all rows but these, and the padding nobody needs any more."""
+        """Drops all rows but these, and the padding that only dropped rows needed."""
         self._select(torch.tensor(alive, device=self._mask_BW.device))
         self.rows = [self.rows[index] for index in alive]
         if self._plain:
@@ -147,7 +146,7 @@ class Cohort:
         self._changed()
 
     def can_merge(self, other: Cohort) -> bool:
-        """Whether one padded batch costs less than two."""
+        """Whether one padded batch costs less than two separate ones."""
         if self.policy is not other.policy or not (self._plain and other._plain):
             return False
         # Cells of key/value cache that one step reads, apart and together (padding included).
@@ -156,7 +155,7 @@ class Cohort:
         return together <= 1.25 * apart + _FREE_PADDING
 
     def merge(self, other: Cohort) -> None:
-        """Takes in the rows of another cohort of the same policy that waits at the same point, logits computed."""
+        """Takes in the rows of another cohort of the same policy, whose next logits are computed as well."""
         width = max(self.width, other.width)
         for mine, theirs in zip(self._layers, other._layers, strict=True):
             mine.keys = torch.cat([_pad_keys(mine.keys, width), _pad_keys(theirs.keys, width)])
@@ -198,7 +197,6 @@ class Cohort:
 
     def _changed(self) -> None:
         params = [row.generation.params for row in self.rows]
-        # Rows decide which settings the batch needs, so the tensors are made again; a step only reads them.
         self.sampler = Sampler(params, [row.noise for row in self.rows], self.logits_BV.device)
 
 

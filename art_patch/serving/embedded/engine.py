@@ -31,8 +31,8 @@ from art_patch.serving.contract import Overloaded, UnknownPolicy
 from art_patch.serving.embedded.chat_endpoint import ChatEndpoint
 from art_patch.serving.embedded.generation import Generation
 from art_patch.serving.embedded.lora_bank import make_bank
-from art_patch.serving.embedded.prompts import PromptEncoder
 from art_patch.serving.embedded.scheduler import EngineLimits, Policy, Scheduler
+from art_patch.serving.embedded.text import PromptEncoder
 
 
 class EmbeddedEngine:
@@ -52,12 +52,12 @@ class EmbeddedEngine:
         """Takes over a loaded model and starts the scheduler.
 
         Args:
-            model: A causal language model in eval mode; owned by the engine from here on.
-            tokenizer: Its tokenizer, with a chat template.
-            base: The checkpoint it was loaded from.
-            name: The policy's name; the bare base serves as `NAME@0`.
-            adapters_root: Directory of published adapters.
-            merge: Whether LoRAs are merged into copies of the weights; None lets `make_bank` choose.
+            model: a causal language model in eval mode; owned by the engine from here on.
+            tokenizer: its tokenizer, with a chat template.
+            base: the checkpoint that it was loaded from.
+            name: the policy's name; the bare base serves as `NAME@0`.
+            adapters_root: directory of published adapters.
+            merge: whether LoRAs are merged into copies of the weights; `None` lets `make_bank` choose.
         """
         self.limits = limits or EngineLimits()
         self.base = base
@@ -91,12 +91,12 @@ class EmbeddedEngine:
         """Loads a base model and starts an engine on it.
 
         Args:
-            base: Model directory or Hugging Face id.
+            base: model directory or Hugging Face id.
             device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
             dtype: `auto`, `float32`, `bfloat16` or `float16`.
 
         Raises:
-            ModelNotFound: The base cannot be loaded.
+            ModelNotFound: the base cannot be loaded.
         """
         directory = resolve_model_dir(base)
         checkpoint = read_base_model(directory)
@@ -105,24 +105,24 @@ class EmbeddedEngine:
 
     @property
     def healthy(self) -> bool:
-        """Whether the scheduler lives."""
+        """Whether the scheduler runs and takes requests."""
         return self._scheduler.healthy
 
     def policies(self) -> list[str]:
-        """Served names, the base first."""
+        """Returns the served names, the base first."""
         with self._lock:
             return list(self._policies)
 
     def stats(self) -> dict[str, int]:
-        """How busy it is: rows running, requests waiting, policies still held for running requests."""
+        """Returns the numbers of running rows, waiting requests, and retired policies that still answer requests."""
         return self._scheduler.stats()
 
     def submit(self, policy_name: str, generation: Generation) -> None:
-        """Queues a request; its pieces arrive on its event loop.
+        """Queues a request, whose pieces arrive on its event loop.
 
         Raises:
-            UnknownPolicy: The name is not served (any more).
-            Overloaded: Too much waits already.
+            UnknownPolicy: the name is not served (any more).
+            Overloaded: the queue is full.
         """
         with self._lock:
             policy = self._policies.get(policy_name)
@@ -134,18 +134,18 @@ class EmbeddedEngine:
             self._scheduler.submit(generation, policy)
 
     async def start(self) -> None:
-        """Nothing is left to do: the constructor started the scheduler."""
+        """Does nothing, because the constructor has started the scheduler."""
 
     async def stop(self) -> None:
-        """See `close`."""
+        """Stops the scheduler, see `close`."""
         self.close()
 
     async def load(self, name: str) -> None:
         """Validates `adapters_root/name` and serves it; running requests go on meanwhile.
 
         Raises:
-            AdapterRejected: It is unsafe, does not fit, or is served already.
-            Overloaded: It is being loaded just now.
+            AdapterRejected: it is unsafe, does not fit, or is served already.
+            Overloaded: it is being loaded by another request just now.
         """
         check_name(name)
         with self._lock:
@@ -168,11 +168,11 @@ class EmbeddedEngine:
                 self._loading.discard(name)
 
     async def unload(self, name: str) -> None:
-        """Stops serving a policy: new requests for it fail, those it has are finished, then its memory is freed.
+        """Stops serving a policy: new requests for it fail, running ones finish, then its memory is freed.
 
         Raises:
-            UnknownPolicy: The name is not served.
-            AdapterRejected: It is the base.
+            UnknownPolicy: the name is not served.
+            AdapterRejected: the name is that of the base.
         """
         if name == self.base_policy:
             raise AdapterRejected(f"{name} is the base model and cannot be unloaded. Stop the server instead.")
@@ -183,7 +183,7 @@ class EmbeddedEngine:
             self._scheduler.retire(policy)
 
     def close(self) -> None:
-        """Stops the scheduler; requests still unfinished fail. Call it again without harm."""
+        """Stops the scheduler; unfinished requests fail. Can be called twice."""
         self._scheduler.close()
 
     def _add(self, adapter: ValidatedAdapter) -> None:
@@ -228,14 +228,11 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def load_model(directory: Path, *, device: str = "auto", dtype: str = "auto") -> tuple[Any, Any]:
-    """Loads model and tokenizer, ready for inference.
+    """Loads a causal language model and its tokenizer, ready for inference.
 
     Args:
         device: `auto` is CUDA where there is any, else the CPU.
         dtype: `auto` is float32 on the CPU and the checkpoint's own elsewhere.
-
-    Returns:
-        The causal language model and its tokenizer.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,4 +1,4 @@
-"""One request inside the embedded engine, seen from both threads. Standard library only.
+"""One request inside the embedded engine, on both of its threads. Standard library only.
 
 The event loop makes a `Generation` and iterates over its `Piece`s. The scheduler's thread owns its `Row`s and hands
 pieces over. A streamed request gets a piece for every sampled token, any other request one piece for each choice.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from art_patch.serving.embedded.output_text import OutputText
+from art_patch.serving.embedded.text import OutputText
 
 EngineReason = Literal["stop", "length"]
 
@@ -22,21 +22,22 @@ class GenerationFailed(Exception):
 
 
 class GenerationCancelled(Exception):
-    """The HTTP side cancelled the request, because its client is gone."""
+    """The HTTP side cancelled the request, because its client disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample.
+    """Sampling settings of one request.
 
     Attributes:
-        top_p: Nucleus cut; 1 is none.
-        max_tokens: Limit on sampled tokens, the stop token included.
-        seed: Choice `i` draws from a generator seeded with `seed + i`; None draws from the engine's own.
-        ignore_eos: Sample on past the end-of-text token (for benchmarks).
-        one_call: End after the first well-formed tool call.
-        parse_tools: Whether text is scanned for tool calls.
-        priority: Smaller is admitted first.
+        top_p: nucleus cut; 1 is none.
+        max_tokens: limit on sampled tokens, the stop token included.
+        seed: choice `i` draws from a generator seeded with `seed + i`; `None` draws from the engine's own.
+        ignore_eos: sample on past the end-of-text token (for benchmarks).
+        stops: strings that end the text; they are cut off.
+        one_call: end after the first well-formed tool call.
+        parse_tools: whether text is scanned for tool calls.
+        priority: smaller is admitted first.
     """
 
     temperature: float = 1.0
@@ -52,7 +53,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken; the bound is vLLM's."""
+        """Whether the likeliest token is always taken; the bound is vLLM's."""
         return self.temperature < 1e-5
 
 
@@ -61,10 +62,10 @@ class Piece:
     """Newly sampled tokens of one choice.
 
     Attributes:
-        token_ids: In order, the stop token included.
-        logprobs: Natural log-probability of each at the request's temperature, before any top_p cut.
-        reason: Why the choice ended, on its last piece.
-        error: Why the whole request failed; then nothing follows.
+        token_ids: the new ids in order, the stop token included.
+        logprobs: natural log-probability of each at the request's temperature, before any top_p cut.
+        reason: set on the last piece of the choice.
+        error: set if the whole request failed; then nothing follows.
     """
 
     index: int
@@ -75,7 +76,7 @@ class Piece:
 
 
 class Generation:
-    """A request; an async iterator over its pieces. Made and read on the event loop."""
+    """A request, and an async iterator over its pieces. Made and read on the event loop."""
 
     def __init__(self, prompt_ids: list[int], params: SamplingParams, *, stream: bool) -> None:
         self.prompt_ids = prompt_ids
@@ -90,19 +91,15 @@ class Generation:
 
     @property
     def given_up(self) -> bool:
-        """Whether it needs no more tokens: cancelled, or failed."""
+        """Whether the request needs no more tokens, because it was cancelled or failed."""
         return self.cancelled or self.failed
 
     def __aiter__(self) -> Generation:
-        """Iterates until every choice has ended."""
+        """Returns itself; the iteration ends when every choice has ended."""
         return self
 
     async def __anext__(self) -> Piece:
-        """Waits for the next piece.
-
-        Raises:
-            GenerationFailed: The engine gave up on the request.
-        """
+        """Waits for the next piece; raises `GenerationFailed` or `GenerationCancelled`."""
         if not self._pieces:
             # Checked only here: pieces that have arrived are given out even after a cancellation.
             if not self._unfinished:
@@ -119,13 +116,13 @@ class Generation:
         return piece
 
     def deliver(self, piece: Piece) -> None:
-        """Takes a piece from the scheduler; on the event loop."""
+        """Queues a piece for the reader. Runs on the event loop, scheduled by `hand_over`."""
         self._pieces.append(piece)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def cancel(self) -> None:
-        """Gives the request up: its rows leave the batch at the next step."""
+        """Cancels the request: its rows leave the batch at the next step."""
         self.cancelled = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(GenerationCancelled())
@@ -133,20 +130,20 @@ class Generation:
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One choice of a request inside the scheduler. `watch` reads the text along where text can end the choice."""
+    """One choice of a request inside the scheduler."""
 
     generation: Generation
     index: int
     max_tokens: int
     stop_ids: frozenset[int]
     noise: Any = None  # torch.Generator of a seeded row
-    watch: OutputText | None = None
+    watch: OutputText | None = None  # reads the text along, where a stop string or a tool call can end the choice
     done: bool = False  # ended, but still in its batch until dropping it pays
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
 
     def take(self, token_id: int, logprob: float) -> EngineReason | None:
-        """Adds a sampled token; returns why the row ends here, if it does."""
+        """Adds a sampled token; returns the finish reason if the row ends here, else `None`."""
         self.token_ids.append(token_id)
         self.logprobs.append(logprob)
         if token_id in self.stop_ids:
@@ -159,7 +156,7 @@ class Row:
         return "length" if len(self.token_ids) >= self.max_tokens else None
 
     def piece(self, reason: EngineReason | None) -> Piece | None:
-        """What to hand over now: the last token of a stream, everything at the end otherwise."""
+        """Returns the piece to hand over now: the last token of a stream, otherwise everything at the end."""
         if self.generation.stream:
             return Piece(self.index, self.token_ids[-1:], self.logprobs[-1:], reason)
         return Piece(self.index, self.token_ids, self.logprobs, reason) if reason else None
@@ -169,22 +166,17 @@ Delivery = tuple[Generation, Piece]
 
 
 def hand_over(deliveries: Sequence[Delivery]) -> None:
-    """Delivers pieces on their event loops, waking each loop once."""
+    """Delivers pieces to their readers, each on its own event loop."""
     # One wake-up for each loop and step: `call_soon_threadsafe` writes to a socket each time.
     by_loop: dict[asyncio.AbstractEventLoop, list[Delivery]] = {}
     for delivery in deliveries:
         by_loop.setdefault(delivery[0].loop, []).append(delivery)
     for loop, batch in by_loop.items():
-        call_on(loop, _deliver_all, batch)
-
-
-def call_on(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object) -> None:
-    """Schedules a callback on another thread's event loop; does nothing if the loop is closed."""
-    try:
-        loop.call_soon_threadsafe(callback, *args)
-    except RuntimeError:
-        if not loop.is_closed():
-            raise
+        try:
+            loop.call_soon_threadsafe(_deliver_all, batch)
+        except RuntimeError:
+            if not loop.is_closed():  # a closed loop has no readers left
+                raise
 
 
 def _deliver_all(batch: Sequence[Delivery]) -> None:

@@ -25,15 +25,14 @@ from art_patch.serving.contract import Overloaded
 from art_patch.serving.embedded.cohort import Cohort
 from art_patch.serving.embedded.generation import Delivery, Generation, Piece, Row, hand_over
 from art_patch.serving.embedded.lora_bank import LoraBank
-from art_patch.serving.embedded.output_text import OutputText
-from art_patch.serving.embedded.prompts import PromptEncoder
+from art_patch.serving.embedded.text import OutputText, PromptEncoder
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class Policy:
-    """A served name. `users` counts rows waiting or running; a retired policy is freed when they are gone."""
+    """A served policy. `users` counts its waiting and running rows; a retired policy is freed when none is left."""
 
     name: str
     adapter: str | None = None
@@ -42,15 +41,15 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What one engine takes on.
+    """Limits of one engine.
 
     Attributes:
-        max_model_len: Longest prompt plus answer; None is the model's own limit.
-        max_rows: Rows decoded at once; a request with n choices is n rows.
-        max_total_tokens: Tokens, padding included, that may be cached when another request is admitted.
-        max_prefill_tokens: Prompt tokens computed between two decode steps; a longer prompt goes alone.
-        max_waiting: Requests that may wait for admission.
-        max_lora_rank: Largest rank that is loaded.
+        max_model_len: longest prompt plus answer; `None` is the model's own limit.
+        max_rows: rows decoded at once; a request with n choices is n rows.
+        max_total_tokens: tokens, padding included, that may be cached when another request is admitted.
+        max_prefill_tokens: prompt tokens computed between two decode steps; a longer prompt goes alone.
+        max_waiting: requests that may wait for admission.
+        max_lora_rank: largest rank that is loaded.
     """
 
     max_model_len: int | None = None
@@ -62,7 +61,7 @@ class EngineLimits:
 
 
 class Scheduler:
-    """Runs a model's generations; every method but the private ones may be called from any thread."""
+    """Runs a model's generations. Every public method may be called from any thread."""
 
     def __init__(
         self, model: Any, bank: LoraBank, prompts: PromptEncoder, stop_ids: frozenset[int], limits: EngineLimits
@@ -84,21 +83,17 @@ class Scheduler:
 
     @property
     def healthy(self) -> bool:
-        """Whether it takes requests."""
+        """Whether the scheduler takes requests."""
         return self._failure is None and not self._closing and self._thread.is_alive()
 
     def stats(self) -> dict[str, int]:
-        """How busy it is: rows running, requests waiting, policies still held for running requests."""
+        """Returns the numbers of running rows, waiting requests, and retired policies that still answer requests."""
         with self.lock:
             running = sum(not row.done for cohort in list(self._cohorts) for row in cohort.rows)
             return {"running": running, "waiting": len(self._waiting), "retired": len(self._retired)}
 
     def submit(self, generation: Generation, policy: Policy) -> None:
-        """Queues a request; hold `lock` since the policy was looked up.
-
-        Raises:
-            Overloaded: Too much waits already.
-        """
+        """Queues a request, or raises `Overloaded`; the caller holds `lock` since it looked the policy up."""
         self._check_open()
         if len(self._waiting) >= self._limits.max_waiting:
             raise Overloaded(f"{len(self._waiting)} requests wait already; try again later")
@@ -108,12 +103,12 @@ class Scheduler:
         self.lock.notify()
 
     def retire(self, policy: Policy) -> None:
-        """Frees a policy once its last request is done; hold `lock` since it was taken off the list of served ones."""
+        """Frees a policy once its last request is done; the caller holds `lock` since it stopped serving the policy."""
         self._retired.append(policy)
         self.lock.notify()
 
     def command(self, action: Callable[[], Any]) -> Future[Any]:
-        """Runs an action between two steps, on the thread that owns the model."""
+        """Runs an action between two steps, on the thread that owns the model; returns its future result."""
         future: Future[Any] = Future()
         with self.lock:
             self._check_open()
@@ -122,7 +117,7 @@ class Scheduler:
         return future
 
     def close(self) -> None:
-        """Stops the thread; requests still unfinished fail. Call it again without harm."""
+        """Stops the thread; unfinished requests fail. Can be called twice."""
         with self.lock:
             self._closing = True
             self.lock.notify()
@@ -179,7 +174,7 @@ class Scheduler:
                 self._bank.remove(policy.adapter)
 
     def _admit(self) -> None:
-        """Prefills what has arrived, one forward a policy and similar lengths, and merges it into what runs."""
+        """Prefills new requests, a forward for each policy and similar length, and merges them into running cohorts."""
         arrivals = self._next_arrivals()
         for policy in dict.fromkeys(policy for _, policy in arrivals):
             rows = [row for generation, p in arrivals if p is policy for row in self._rows(generation)]
@@ -242,7 +237,7 @@ class Scheduler:
         return rows
 
     def _step(self, cohort: Cohort) -> None:
-        """Samples a token for every row, hands it over, drops rows that ended and computes the next logits."""
+        """Samples a token for every row, delivers the pieces, drops rows that ended and computes the next logits."""
         try:
             token_ids, logprobs = cohort.sampler.sample(cohort.logits_BV)
             deliveries: list[Delivery] = []
@@ -317,7 +312,7 @@ class Scheduler:
 
 
 def _by_length(rows: list[Row], max_tokens: int) -> list[list[Row]]:
-    """Splits rows, shortest first, so that padding stays small beside the prompts."""
+    """Splits rows, sorted by length, into batches in which padding stays small beside the prompts."""
     batches: list[list[Row]] = []
     tokens = 0
     for row in rows:

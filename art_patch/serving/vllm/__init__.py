@@ -3,17 +3,15 @@
 ::
 
     app, job --HTTP--> server --> engine --> replica --unix socket--> guard > vLLM
-                                     |           starts, watches, restarts, tells it every policy again
-                                     `-- policies: checked, copied, loaded, proven; which replica answers whom
+                                     |           starts, watches, restarts, loads every policy again
+                                     `-- policies: checked, copied, loaded, proven; which replica answers which call
 
-- `environment`  finds or builds the virtual environment that vLLM lives in
-- `command`      the command line and variables of one vLLM, as data
-- `process`      one vLLM with all its children: started, ended, swept up; it runs under `art_patch._lib.group_guard`
-- `link`         HTTP over the unix socket, and the proof that a policy computes what it was trained to
-- `replica`      one vLLM that is kept alive
-- `engine`       all of them, as the contract has it
+- `environment`  finds or builds the virtual environment that vLLM lives in, and chooses the engine of this machine
+- `process`      one vLLM with all its children: command line, start, end, sweep; it runs under `_lib.group_guard`
+- `replica`      one vLLM that is kept alive, and HTTP over its unix socket
+- `engine`       all replicas behind the contract
 - `forward`      a chat completion on its way through
-- `in_worker`    what vLLM itself imports of ours: a fault of its CPU kernels, mended
+- `in_worker`    the only file of ours that vLLM itself imports: it corrects a fault of vLLM's CPU kernels
 
 Nothing else here imports vLLM or torch.
 """

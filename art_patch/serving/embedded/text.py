@@ -1,18 +1,21 @@
-"""From sampled ids to what a caller reads: text, cut at stop strings, with Hermes / Qwen tool calls taken out.
+"""Text on both sides of the model: chat messages to prompt ids, and sampled ids to the text that a caller reads.
 
-In: token ids, any number at a time. Out: pieces of text and `ToolCall`s, in order. How the ids were split never changes
-the result, so a stream equals the whole answer: text is held back while a character, a stop string or a tool call may
-be incomplete, and `close` gives out the rest. If one token completes several stop strings, the leftmost counts.
+Prompts go through the model's own tokenizer and chat template, in one normal form: contents are strings, tool-call
+arguments are objects if they parse, and `developer` is `system`.
 
-A call is `<tool_call>{"name": str, "arguments": object}</tool_call>`. Anything else between the tags, and a tag that is
-never closed, stays plain text with its tags. White space next to a call is dropped: the chat template writes it, so
-rendering the answer again gives the text that was sampled.
+Answers become pieces of text and `ToolCall`s, cut at stop strings. A stream equals the whole answer, however the ids
+were split: text is held back while a character, a stop string or a tool call may be incomplete, and `close` gives out
+the rest. If one token completes several stop strings, the leftmost counts.
+
+A call is `<tool_call>{"name": str, "arguments": object}</tool_call>`, as Hermes and Qwen write it. Anything else
+between the tags, and a tag that is never closed, stays plain text with its tags. White space next to a call is dropped:
+the chat template writes it, so rendering the answer again gives the text that was sampled.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
@@ -22,15 +25,83 @@ _REPLACEMENT = "\ufffd"
 _MAX_PENDING_IDS = 64  # a model that samples nothing but broken bytes must not cost quadratic time
 
 
-class TextStream:
-    """Incremental detokenisation.
+class PromptError(ValueError):
+    """The chat template refused the messages."""
 
-    Decodes a short window, never the whole answer again. The window starts one piece back, because some tokenizers
-    write a token differently when it comes first.
-    """
+
+class PromptEncoder:
+    """A tokenizer with its chat template; safe to call from several threads."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._entries: dict[int, tuple[str, list[int] | None]] = {}
+
+    def encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Renders a conversation, up to where the assistant speaks, and returns its ids; raises `PromptError`."""
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [_normal(message) for message in messages],
+                tools=list(tools) if tools else None,
+                add_generation_prompt=True,
+                tokenize=False,
+                **(template_kwargs or {}),
+            )
+        except Exception as error:  # a template may raise anything: jinja's errors, TypeError, KeyError
+            raise PromptError(f"the model's chat template refused the messages: {error}") from error
+        # The template wrote the special tokens already; the tokenizer would add a second <bos>.
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of sampled ids without special tokens, such as the end of the turn."""
+        return self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def token_entry(self, token_id: int) -> tuple[str, list[int] | None]:
+        """Returns a token's text and UTF-8 bytes for OpenAI's `logprobs`; `None` as bytes of half a character."""
+        entry = self._entries.get(token_id)
+        if entry is None:
+            text = self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
+            entry = self._entries[token_id] = (text, None if "\ufffd" in text else list(text.encode()))
+        return entry
+
+
+def _normal(message: Mapping[str, Any]) -> dict[str, Any]:
+    normal = dict(message)
+    if normal["role"] == "developer":
+        normal["role"] = "system"
+    if isinstance(normal.get("content"), list):
+        normal["content"] = "".join(part["text"] for part in normal["content"])
+    elif normal.get("content") is None:
+        normal["content"] = ""
+    if normal.get("tool_calls"):
+        normal["tool_calls"] = [_normal_call(call) for call in normal["tool_calls"]]
+    else:
+        normal.pop("tool_calls", None)
+    return normal
+
+
+def _normal_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    # OpenAI sends arguments as a string of JSON; most templates render an object and would quote a string once more.
+    function = dict(call["function"])
+    try:
+        arguments = json.loads(function.get("arguments") or "{}")
+    except (ValueError, RecursionError):
+        arguments = function["arguments"]
+    if isinstance(arguments, dict):
+        function["arguments"] = cast("dict[str, Any]", arguments)
+    return {**call, "function": function}
+
+
+class TextStream:
+    """Turns ids into text as they arrive, by decoding a short window and never the whole answer again."""
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
+        # The window. It starts one piece back, because some tokenizers write a token differently when it comes first.
         self._ids: list[int] = []
         self._known = 0  # how many ids of the window have been turned into text already
 
@@ -58,7 +129,7 @@ class TextStream:
 
 
 class StopCutter:
-    """Ends a text before the first stop string in it."""
+    """Cuts a text before the first stop string in it; `hit` is that stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -66,7 +137,7 @@ class StopCutter:
         self.hit: str | None = None
 
     def feed(self, text: str) -> str:
-        """Returns text that is certainly before any stop string."""
+        """Takes the next text and returns the part that certainly comes before any stop string."""
         if self.hit is not None:
             return ""
         text = self._held + text
@@ -85,13 +156,13 @@ class StopCutter:
         return text[:cut]
 
     def close(self) -> str:
-        """Returns what was held back."""
+        """Returns the text that was held back."""
         held, self._held = self._held, ""
         return held
 
 
 class OutputText:
-    """The three stages together, for one choice."""
+    """The answer of one choice: ids to text, cut at stop strings, with tool calls taken out."""
 
     def __init__(
         self, decode: Decode, *, stops: Sequence[str] = (), parse_tools: bool = False, one_call: bool = False
@@ -109,15 +180,15 @@ class OutputText:
 
     @property
     def done(self) -> bool:
-        """Whether the text has ended, so that sampling more would be for nothing."""
+        """Whether the text has ended, so that further tokens would be thrown away."""
         return self.stop_string is not None or (self._one_call and self._called)
 
     def push(self, ids: Sequence[int]) -> list[str | ToolCall]:
-        """Takes the next ids."""
+        """Takes the next ids and returns the parts that are certain by now."""
         return self._pass_on(self._text.push(ids))
 
     def close(self) -> list[str | ToolCall]:
-        """Ends the text; returns everything held back."""
+        """Ends the text and returns the parts that were held back."""
         out = self._pass_on(self._text.close())
         if self._cutter:
             out += self._parse(self._cutter.close())
@@ -148,27 +219,14 @@ CLOSE_TAG = "</tool_call>"
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One well-formed call.
+    """One well-formed call; `arguments` is a JSON object as a string, the way OpenAI sends it."""
 
-    Attributes:
-        name: The function's name as the model wrote it; not checked against the request's tools.
-        arguments: A JSON object as a string, the way OpenAI sends it.
-    """
-
-    name: str
+    name: str  # as the model wrote it; not checked against the request's tools
     arguments: str
 
 
-def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
-    """Splits a whole answer into content and calls."""
-    parser = ToolCallParser()
-    parts = [*parser.feed(text), *parser.close()]
-    content = "".join(part for part in parts if isinstance(part, str))
-    return content, [part for part in parts if isinstance(part, ToolCall)]
-
-
 class ToolCallParser:
-    """The incremental form: `feed` pieces, then `close`."""
+    """Splits a text into content and tool calls; `feed` takes pieces, `close` ends the text."""
 
     def __init__(self) -> None:
         self._buffer = ""
@@ -177,7 +235,7 @@ class ToolCallParser:
         self._after_call = False
 
     def feed(self, text: str) -> list[str | ToolCall]:
-        """Takes the next piece and returns what is certain by now."""
+        """Takes the next piece and returns the parts that are certain by now."""
         out: list[str | ToolCall] = []
         self._buffer += text
         while self._advance(out):
@@ -185,7 +243,7 @@ class ToolCallParser:
         return out
 
     def close(self) -> list[str | ToolCall]:
-        """Returns what was held back; call once, at the end of the text."""
+        """Returns the parts that were held back; call it once, at the end of the text."""
         out: list[str | ToolCall] = []
         rest = OPEN_TAG + self._buffer if self._in_call else self._buffer
         self._buffer, self._in_call = "", False
@@ -196,14 +254,14 @@ class ToolCallParser:
         return out
 
     def _advance(self, out: list[str | ToolCall]) -> bool:
-        """Consumes up to the next tag; False when more text is needed."""
+        """Consumes the buffer up to the next tag; returns False when more text is needed."""
         if self._in_call:
             body, tag, rest = self._buffer.partition(CLOSE_TAG)
             if not tag:
                 return False
             self._buffer, self._in_call = rest, False
             call = _parse_call(body)
-            if call is None:  # not ours to repair: the caller gets what the model wrote
+            if call is None:  # a malformed call is not repaired: the caller gets what the model wrote
                 self._emit_text(OPEN_TAG + body + CLOSE_TAG, out)
             else:
                 self._space, self._after_call = "", True
@@ -232,7 +290,7 @@ class ToolCallParser:
 
 
 def _overlap(text: str, tag: str) -> int:
-    """Length of the longest end of `text` with which `tag` begins."""
+    """Returns how many of the last characters of `text` may begin `tag`."""
     # The longest first: of `<tool_<tool_` only the last six characters may begin a tag.
     for size in range(min(len(text), len(tag) - 1), 0, -1):
         if text.endswith(tag[:size]):
