@@ -186,7 +186,7 @@ class Child(subprocess.Popen[str]):
         assert self.log is not None
         return "\n".join(end_of_log(self.log, most_bytes).splitlines()[-5:]) or "it wrote nothing"
 
-    def stop(self, grace_s: float) -> None:
+    def stop(self, grace_s: float = 15.0) -> None:
         """End it by SIGTERM, and its whole group by SIGKILL if it takes longer than `grace_s`; can be called twice."""
         if self.poll() is None:
             self.terminate()

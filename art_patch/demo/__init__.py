@@ -1,4 +1,4 @@
-"""The demo: an unchanged agent gets better from its own traffic, on a laptop, with models and a judge made here."""
+"""The demo: an unchanged agent gets better from its own traffic, with a tiny model and a stand-in judge."""
 
 # pyright: reportUnusedImport=false
 from __future__ import annotations
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from art_patch._lib.lazy import lazily
 
 if TYPE_CHECKING:
-    from art_patch.demo.recipe import CYCLES
-    from art_patch.demo.run import run_demo
+    from art_patch.demo.run import CYCLES, run_demo
 else:
-    __getattr__ = lazily(__name__, {"recipe": "CYCLES", "run": "run_demo"})
+    __getattr__ = lazily(__name__, {"run": "CYCLES run_demo"})

@@ -1,8 +1,4 @@
-"""The command lines of the examples' `train.py` and `evaluate.py`, which are all alike.
-
-A `train.py` gives a coroutine function that trains and returns `before`, `after` and `wall_s`. An `evaluate.py` gives a
-coroutine function that returns an `art.Evaluation`. Both take the parsed options.
-"""
+"""The command lines of the examples' `train.py` and `evaluate.py`, which are all alike."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -27,54 +23,54 @@ def shared_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_training(
-    train: Callable[[argparse.Namespace], Awaitable[dict[str, float]]],
+    train: Callable[[argparse.Namespace], Coroutine[Any, Any, dict[str, float]]],
     doc: str | None,
     *,
     steps: int,
     metric: str,
     options: AddOptions = shared_options,
 ) -> None:
-    """Read the options, train, and print the metric before and after.
+    """Read the options of a `train.py`, train, and print the metric before and after.
 
     Args:
-        train: the example's training.
+        train: takes the parsed options and returns `before`, `after` and `wall_s`.
         doc: docstring of the example's module, which is the text of `--help`.
         steps: default of `--steps`, the number of updates.
         metric: the metric's name in the last line.
-        options: adds the other options.
+        options: adds the example's own options to the parser.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     options(parser)
     parser.add_argument("--steps", type=int, default=steps, help="updates (%(default)s)")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     asked = parser.parse_args()
-    found = asyncio.run(_run(train, asked))
+    found = asyncio.run(train(asked))
     print(json.dumps(found) if asked.json else f"{metric} {found['before']} -> {found['after']}, {found['wall_s']} s")
 
 
 def run_evaluation(
-    evaluate: Callable[[argparse.Namespace], Awaitable[Evaluation]],
+    evaluate: Callable[[argparse.Namespace], Coroutine[Any, Any, Evaluation]],
     doc: str | None,
     *,
     script: str,
     columns: tuple[str, ...],
     options: AddOptions = shared_options,
 ) -> None:
-    """Read the options, evaluate, and print a table; the example draws its plot at `asked.plot`.
+    """Read the options of an `evaluate.py`, evaluate, and print a table.
 
     Args:
-        evaluate: the example's evaluation.
+        evaluate: takes the parsed options, draws its plot at `options.plot` and returns the evaluation.
         doc: docstring of the example's module, which is the text of `--help`.
-        script: `__file__` of the example's module; the plot lies beside it unless `--plot` is given.
-        columns: metrics in the table.
-        options: adds the other options.
+        script: `__file__` of the example's module; the plot is written beside it unless `--plot` is given.
+        columns: names of the metrics in the table.
+        options: adds the example's own options to the parser.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     options(parser)
     parser.add_argument("--plot", type=Path, default=Path(script).with_name("result.png"), help="(%(default)s)")
     parser.add_argument("--json", action="store_true", help="JSON in place of the table")
     asked = parser.parse_args()
-    found = asyncio.run(_run(evaluate, asked))
+    found = asyncio.run(evaluate(asked))
     print(json.dumps(found.to_json()) if asked.json else found.table(*columns))
 
 
@@ -92,7 +88,3 @@ def before_and_after(
         "after": round(after.models[0].metrics[metric].value, digits),
         "wall_s": round(time.monotonic() - began, 1),
     }
-
-
-async def _run(work: Callable[[argparse.Namespace], Awaitable[Any]], asked: argparse.Namespace) -> Any:
-    return await work(asked)

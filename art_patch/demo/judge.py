@@ -1,46 +1,43 @@
-"""A stand-in for the judge, so that the demo runs without a model to rank siblings. It is not a judge.
+"""A stand-in for the judge, so that the demo runs without a model to rank siblings; and the control, `DealtOut`.
 
-In: the very prompt that RULER sends, over HTTP. Out: an answer in the judge's JSON, where each score comes from a plain
-Python rule on the sibling's whole transcript. So the demo exercises the true prompt, client and parser, and only the
-opinion is replaced. What the rule cannot see, an LLM judge cannot see either: it gets the fenced text and nothing else.
+The stand-in gets the very prompt that RULER sends, over HTTP, and answers in the judge's JSON. Each score comes from a
+plain Python rule on the sibling's whole transcript. So the demo exercises the true prompt, client and parser; only the
+judge's opinion is replaced. Like an LLM judge, the rule sees the fenced text and nothing else.
 """
 
 from __future__ import annotations
 
 import json
-import socket
+import random
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from art_patch.demo.shop import COUNTS, ITEMS, question
-from art_patch.rewards import read_prompt
+from art_patch._lib.http_server import listen, serve, url_of
+from art_patch.demo.shop import COUNTS, ITEMS, is_lookup, question
+from art_patch.rewards import JudgeReport, OnScored, OrderedJudge, read_prompt
+from art_patch.types import Group, Score
 
 STAND_IN_MODEL = "openai/stand-in-judge"
-"""litellm's name for it; the demo's scores carry it, so nobody takes them for an LLM's."""
+"""litellm's name of the stand-in; the demo's scores carry it, so that they cannot be taken for an LLM's."""
 
 Rule = Callable[[list[dict[str, Any]]], float]
-"""A transcript as OpenAI messages -> score from 0 to 1."""
+"""Scores a transcript (OpenAI messages) from 0 to 1."""
 
 _ASKED = {question(count, item): (count, item) for count in COUNTS for item in ITEMS}
 
 
 @contextmanager
 def serve_stand_in_judge(rule: Rule, *, port: int = 0) -> Generator[str, None, None]:
-    """Serve the stand-in on loopback while the block runs, and yield its base URL (ending in `/v1`).
-
-    Args:
-        rule: scores one transcript.
-        port: 0 for any free one.
-    """
+    """Serve the stand-in on loopback while the block runs, and yield its base URL, ending in `/v1`."""
 
     async def completions(request: Request) -> JSONResponse:
         body = await request.json()
@@ -56,29 +53,25 @@ def serve_stand_in_judge(rule: Rule, *, port: int = 0) -> Generator[str, None, N
         return JSONResponse(_completion(str(body.get("model")), body["messages"], json.dumps({"scores": scores})))
 
     app = Starlette(routes=[Route("/v1/chat/completions", completions, methods=["POST"])])
-    # The protocol is named because asyncio sets TCP_NODELAY only then; without it each answer waits 40 ms for an ACK.
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
-        listener.listen(128)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none"))
-        thread = threading.Thread(target=server.run, args=([listener],), name="stand-in-judge", daemon=True)
+    ready, stop = threading.Event(), threading.Event()
+    with listen("127.0.0.1", port, key=None, what="the stand-in judge") as sock:
+        options = {"drain_s": 5.0, "on_ready": ready.set, "stop": stop, "log_level": "error"}
+        thread = threading.Thread(target=serve, args=(app, sock), kwargs=options, name="stand-in-judge", daemon=True)
         thread.start()
-        while not server.started and thread.is_alive():  # else an early `should_exit` would be overlooked
-            time.sleep(0.005)
+        while not ready.wait(0.05) and thread.is_alive():  # a server that cannot start must not leave us waiting
+            pass
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+            yield f"{url_of('127.0.0.1', sock)}/v1"
         finally:
-            server.should_exit = True
+            stop.set()
             thread.join()
 
 
 def shop_rule(messages: Sequence[Mapping[str, Any]]) -> float:
     """Score a run in the demo's shop (`shop.py`), whole or broken off after any of the agent's turns.
 
-    Returns:
-        1.0 if the last message is the agent's and right: exactly one lookup of the item that was asked for, or, after
-        such a lookup was answered, count times the price and nothing else. 0.0 otherwise.
+    The score is 1.0 if the last message is the agent's and right: exactly one lookup of the item that was asked for,
+    or, after such a lookup was answered, count times the price and nothing else. Otherwise it is 0.0.
     """
     asked = next((_ASKED.get(str(m.get("content"))) for m in reversed(messages) if m.get("role") == "user"), None)
     if asked is None or messages[-1].get("role") != "assistant":
@@ -93,20 +86,14 @@ def shop_rule(messages: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _right_lookup(message: Mapping[str, Any], item: str) -> str | None:
-    """The id of the call if the message is one lookup of `item` and nothing else."""
-    calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
-    if message.get("role") != "assistant" or message.get("content") or len(calls) != 1:
-        return None
-    function: Mapping[str, Any] = calls[0].get("function") or {}
-    try:
-        arguments: Any = json.loads(str(function.get("arguments")))
-    except ValueError:
-        return None
-    return str(calls[0].get("id")) if function.get("name") == "lookup" and arguments == {"item": item} else None
+    """Return the id of the call if the message is one lookup of `item` and nothing else."""
+    is_right = message.get("role") == "assistant" and is_lookup(message, item)
+    return str(message["tool_calls"][0].get("id")) if is_right else None
 
 
 def _completion(model: str, messages: Sequence[Mapping[str, Any]], text: str) -> dict[str, Any]:
-    """OpenAI's answer object. There is no tokenizer here, so tokens are estimated at four characters each."""
+    """Return OpenAI's answer object for `text`."""
+    # There is no tokenizer here, so tokens are estimated at four characters each.
     prompt_tokens = sum(len(str(message.get("content"))) for message in messages) // 4
     completion_tokens = len(text) // 4
     return {
@@ -121,3 +108,40 @@ def _completion(model: str, messages: Sequence[Mapping[str, Any]], text: str) ->
             "total_tokens": prompt_tokens + completion_tokens,
         },
     }
+
+
+class DealtOut:
+    """The control: a judge whose scores are shuffled among siblings, so that nothing can be learned from them."""
+
+    # Among siblings and not among transcripts. RULER shows answers that are alike once, and a random score of such a
+    # transcript would be that of all its siblings. Common answers would then be rewarded by another rule than rare
+    # ones. That is no longer chance, and a policy learns from it.
+
+    def __init__(self, judge: OrderedJudge, seed: int) -> None:
+        self._judge = judge
+        self._random = random.Random(seed)
+
+    def score_groups(
+        self,
+        groups: Sequence[Group],
+        *,
+        known: Iterable[Score] = (),
+        on_scored: OnScored | None = None,
+        **more: Any,
+    ) -> JudgeReport:
+        """Return the judge's report with the scores of each group shuffled; `known` scores were shuffled before."""
+        dealt: dict[str, float] = {}
+
+        def deal(group: Group, scores: Sequence[Score], usage: Any) -> None:
+            values = [score.value for score in scores]
+            self._random.shuffle(values)
+            dealt.update(zip((score.id for score in scores), values, strict=True))
+            if on_scored is not None:
+                on_scored(group, [self._of(score, dealt) for score in scores], usage)
+
+        report = self._judge.score_groups(groups, known=known, on_scored=deal, **more)
+        return replace(report, scores=tuple(self._of(score, dealt) for score in report.scores))
+
+    @staticmethod
+    def _of(score: Score, dealt: dict[str, float]) -> Score:
+        return replace(score, value=dealt.get(score.id, score.value))

@@ -1,7 +1,7 @@
 """The demo's other processes: the engine (`art-patch serve`) and the agent, patched or not.
 
-Each dies with the demo, however the demo dies: it is stopped on the way out, and the kernel sends it SIGTERM if there
-is no way out.
+Each ends with the demo, however the demo ends: it is stopped at the end of its block, and on Linux the kernel sends it
+SIGTERM if the demo is killed.
 """
 
 from __future__ import annotations
@@ -15,27 +15,26 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
-from art_patch._lib.process import Child, end_of_log, open_log
+from art_patch._lib.process import Child, peak_memory_mib
 from art_patch.demo.shop import TOOLS
 from art_patch.errors import ArtPatchError, EngineError
 
 AGENT = Path("shop_agent", "agent.py")
 NO_UPSTREAM = "http://127.0.0.1:9/v1"
-"""Port 9 (discard): the demo has no provider, so a call that falls back fails and is counted."""
+"""Port 9 (discard): the demo has no provider, so a call that falls back to it fails and is counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An agent that the demo can run: it reads tasks and writes conversations, as `examples/shop_agent` says.
+    """An agent that the demo can run: it reads tasks and writes conversations, as `examples/shop_agent` describes.
 
     Attributes:
-        source: of the agent, with its two lines of ours.
+        source: Python source of the agent, with its two lines of ours.
         python: the interpreter of its environment.
-        variables: of its environment, in addition.
-        tools: as its requests carry them.
+        variables: additional environment variables.
+        tools: the tools in its requests.
     """
 
     source: str
@@ -45,7 +44,7 @@ class Program:
 
 
 def agent_source() -> str:
-    """Return the example agent's source, from the checkout or from where the wheel put it."""
+    """Return the source of the example agent, from the checkout or from the files of the installed wheel."""
     for root in (
         Path(__file__).parents[2] / "examples",
         Path(sysconfig.get_path("data"), "share/art-patch/examples"),
@@ -62,36 +61,23 @@ def unpatched(program: Program) -> Program:
     return replace(program, source="".join(line for line in lines if not line.startswith(ours)))
 
 
-class Process:
-    """A child that cannot outlive us."""
+class Process(Child):
+    """A child that ends with the demo, and at the end of its `with` block."""
 
     def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
-        """Start it."""
-        self.log = log
-        with open_log(log) as stderr:
-            self.process = Child(command, {**os.environ, **environment}, stderr=stderr, kernel_ends_it=True)
-
-    def stop(self, grace_s: float = 10.0) -> None:
-        """End it by SIGTERM, and by SIGKILL if it takes longer."""
-        self.process.stop(grace_s)
-
-    def why(self) -> str:
-        """Return the end of its log."""
-        return end_of_log(self.log, 500) or "it said nothing"
+        """Start the process; `environment` is added to our variables, and its stderr is appended to `log`."""
+        super().__init__(command, {**os.environ, **environment}, log=log, kernel_ends_it=True)
 
     def peak_mib(self) -> float:
-        """Return its peak resident memory, MiB (`VmHWM`, Linux)."""
-        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+        """Return its highest resident memory so far, in MiB (Linux)."""
+        return peak_memory_mib(self.pid)
 
     def __enter__(self) -> Self:
         """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Stop it."""
+    def __exit__(self, *raised: object) -> None:
+        """Stop the process."""
         self.stop()
 
 
@@ -99,24 +85,20 @@ class Engine(Process):
     """`art-patch serve` on a free port."""
 
     def __init__(self, base: Path, home: Path, project: str, log: Path, engine: str = "embedded") -> None:
-        """Start it and wait until it answers.
-
-        Raises:
-            EngineError: if it stops instead.
-        """
+        """Start the engine and wait until it answers; raises an `EngineError` if it ends instead."""
         command = [sys.executable, "-m", "art_patch", "serve", "--base", str(base), "--port", "0", "--json"]
         command += ["--engine", engine]
         command += ["--home", str(home), "--project", project, "--threads", "1", "--who", "demo"]
         super().__init__(command, {}, log)
-        assert self.process.stdout is not None
+        assert self.stdout is not None
         try:
-            first = json.loads(self.process.stdout.readline() or "{}")
+            first = json.loads(self.stdout.readline() or "{}")
         except BaseException:
             self.stop()
             raise
         if "base_url" not in first:
             self.stop()
-            raise EngineError(f"the engine did not start: {first.get('message') or self.why()}")
+            raise EngineError(f"the engine did not start: {first.get('message') or self.last_words()}")
         self.base_url: str = first["base_url"]
         self.champion: str = first["champion"]
         self.kind: str = first["engine"]
@@ -126,13 +108,13 @@ class Agent(Process):
     """The example agent, working on tasks as they are asked."""
 
     def __init__(self, program: Program, path: Path, environment: Mapping[str, str], log: Path) -> None:
-        """Start it from a copy of its source."""
+        """Write the agent's source to `path` and start it."""
         path.write_text(program.source)
         variables = {"OPENAI_API_KEY": "none", **program.variables, **environment}
         super().__init__([program.python, str(path)], variables, log)
         self._waiting: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
         self._lock = threading.Lock()
-        self._writing = threading.Lock()  # another one: the agent may read no further until its answers are read
+        self._writing = threading.Lock()  # a second lock: the agent may stop reading until its answers are read
         self._reader = threading.Thread(target=self._read, name="demo-agent-reader", daemon=True)
         self._reader.start()
         self._asked = 0
@@ -143,15 +125,15 @@ class Agent(Process):
         """Return the agent's result for each task, in order: `{"messages": [...]}` or `{"error": "..."}`.
 
         Args:
-            tasks: `question`, `prices` and perhaps `temperature`.
-            done: told how many are done.
+            tasks: objects with `question`, `prices` and perhaps `temperature`.
+            done: called with the number of finished tasks.
 
         Raises:
-            ArtPatchError: if the agent died.
+            ArtPatchError: the agent died.
         """
         answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         keys: list[str] = []
-        assert self.process.stdin is not None
+        assert self.stdin is not None
         for task in tasks:
             with self._writing:
                 with self._lock:
@@ -160,29 +142,29 @@ class Agent(Process):
                     self._waiting[key] = answers
                 keys.append(key)
                 try:
-                    self.process.stdin.write(json.dumps({**task, "id": key}) + "\n")
+                    self.stdin.write(json.dumps({**task, "id": key}) + "\n")
                 except OSError:
-                    raise ArtPatchError(f"the agent died: {self.why()}") from None
+                    raise ArtPatchError(f"the agent died: {self.last_words()}") from None
         results: dict[str, dict[str, Any]] = {}
         while len(results) < len(keys):
             answer = answers.get()
             if "id" not in answer:
-                raise ArtPatchError(f"the agent died: {self.why()}")
+                raise ArtPatchError(f"the agent died: {self.last_words()}")
             results[answer["id"]] = answer
             if done is not None:
                 done(len(results))
         return [results[key] for key in keys]
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
+        assert self.stdout is not None
         try:
-            for line in self.process.stdout:
+            for line in self.stdout:
                 answer = json.loads(line)
                 with self._lock:
                     waiting = self._waiting.pop(answer["id"])
                 waiting.put(answer)
         except ValueError:
-            pass  # our own side of the pipe was closed
+            pass  # our side of the pipe was closed
         with self._lock:
             left, self._waiting = self._waiting, {}
         for waiting in left.values():

@@ -5,8 +5,8 @@ questions that traffic never asks. Traffic goes on, thinner, while a policy is t
 real path: the example agent in a process of its own, HTTP, the recorder, the store, RULER over litellm, the update,
 the gate, the promotion. Only the judge's opinion is a stand-in's, unless a judge is configured.
 
-Measuring asks the served policy through the same agent without its two lines: what is asked there is never recorded,
-so it is never trained on, and the agent's memory can be compared with and without us.
+Measuring asks the served policy through the same agent without its two lines. So the questions of a measurement are
+never recorded and never trained on, and the agent's memory can be compared with and without us.
 """
 
 from __future__ import annotations
@@ -22,65 +22,94 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from art_patch.demo.control import DealtOut
-from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge, shop_rule
+from art_patch._lib.atomic_files import write_whole
+from art_patch.demo.judge import STAND_IN_MODEL, DealtOut, serve_stand_in_judge, shop_rule
 from art_patch.demo.processes import NO_UPSTREAM, Agent, Engine, Program, agent_source, unpatched
-from art_patch.demo.recipe import (
-    CURVE_SAMPLES,
-    CYCLE,
-    EVALUATION_SAMPLES,
-    EVALUATION_TASKS,
-    QUESTIONS,
-    ROLLOUTS,
-    SCENARIOS,
-    SINGLE_SHOT,
-)
 from art_patch.demo.shop import TOOLS, Task, is_success, make_tasks
 from art_patch.demo.shop_model import as_written, build_model
 from art_patch.errors import ArtPatchError
+from art_patch.gate import GateConfig
+from art_patch.grouping import ResampleConfig
 from art_patch.pipeline import CycleConfig, CycleReport, retrain
 from art_patch.rewards import DefenceConfig, Judge, OrderedJudge, load_rubric
 from art_patch.serving import EngineClient
 from art_patch.settings import Settings
 from art_patch.store import Store, open_store, without_password
+from art_patch.training import TrainConfig
 
 WHO = "demo"
 
+SCENARIOS = 120
+"""Questions in a cycle, of which about a fifth is held out for the gate."""
+
+ROLLOUTS = 8
+"""Number of times that each question is asked."""
+
+EVALUATION_TASKS = 155
+"""Questions that traffic never asks."""
+
+EVALUATION_SAMPLES = 4
+"""Number of times that each of them is asked for the sampled success, before and after."""
+
+CURVE_SAMPLES = 2
+"""The same between cycles, where a rougher metric is enough."""
+
+CYCLES = 4
+"""Cycles of a demo unless the user says otherwise."""
+
+CYCLE = CycleConfig(
+    settle_s=1.0,
+    min_group_size=4,
+    max_group_size=16,
+    holdout_share=0.25,
+    min_groups=8,
+    train=TrainConfig(learning_rate=1e-3, epochs=3, minibatches=16, warmup_steps=5, lora_rank=8, lora_alpha=16),
+    gate=GateConfig(min_scenarios=8, max_scenarios=64, turns_per_scenario=6, samples=24),
+)
+
+SINGLE_SHOT = replace(
+    CYCLE,
+    min_group_size=1_000_000,  # questions that are asked twice by chance make no group: every sibling is re-sampled
+    resample=ResampleConfig(samples=7, turns=2, max_turns=400, concurrency=8),
+)
+"""Settings of a cycle for traffic in which every question is asked once."""
+
+QUESTIONS = 120
+"""Questions in a cycle of that traffic."""
+
 
 class Teller(Protocol):
-    """Shows the demo while it runs."""
+    """Shows the progress of the demo to its user."""
 
     def progress(self, stage: str, done: int, total: int, note: str = "") -> None:
-        """How far a stage is."""
+        """Show how much of a stage is done."""
         ...
 
     def say(self, sentence: str) -> None:
-        """A line that stays."""
+        """Show a line that stays."""
         ...
 
     def measured(self, row: Mapping[str, Any]) -> None:
-        """A point of the curve."""
+        """Show a point of the curve."""
         ...
 
 
 @dataclass(slots=True)
 class Curve:
-    """What was measured so far; kept beside the store, so that a second run goes on."""
+    """All measurements so far, in a file beside the store, so that a second run goes on from there."""
 
     path: Path
     rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     @classmethod
     def load(cls, path: Path) -> Curve:
-        """Read it, empty if there is none yet."""
+        """Read the file; the curve is empty if there is none yet."""
         return cls(path, json.loads(path.read_text()) if path.exists() else [])
 
     def add(self, row: dict[str, Any]) -> None:
-        """Add a point and keep it."""
+        """Add a point and write the file."""
         self.rows.append(row)
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(self.rows, indent=1))
-        temporary.replace(self.path)
+        write_whole(self.path, json.dumps(self.rows, indent=1))
 
 
 def run_demo(
@@ -97,12 +126,11 @@ def run_demo(
     """Run the demo and return its metrics.
 
     Args:
-        settings: with a project of the demo's own; a judge in them replaces the stand-in.
-        seed: of the model, the tasks and the update.
-        cycles: how many to run now.
+        settings: name a project of the demo's own; a judge in them replaces the stand-in.
+        seed: decides the model, the tasks and the update.
+        cycles: number of cycles to run now.
         control: shuffle the judge's scores and let every candidate pass, to show that learning comes from rewards.
-        tell: shows what goes on.
-        engine: what serves, as `art-patch serve --engine` has it.
+        engine: value of `art-patch serve --engine`.
         single_shot: ask every question once, and learn from re-sampled siblings alone.
         program: the agent; `examples/shop_agent` unless given.
     """
@@ -182,7 +210,7 @@ class _World:
         self.agent = stack.enter_context(Agent(self._program, directory / "agent.py", ours, log))
 
     def _unpatched(self) -> Agent:
-        """The same agent without our lines, asking the champion itself."""
+        """Return the same agent without our lines, which asks the champion directly."""
         champion = self.store.ledger.champion()
         assert champion is not None
         directory = self._settings.directory
@@ -190,7 +218,7 @@ class _World:
         return Agent(unpatched(self._program), directory / "agent-unpatched.py", theirs, directory / "agent.log")
 
     def measure(self, number: int, tell: Teller, *, times: int) -> dict[str, Any]:
-        """Ask the evaluation's questions: greedy once, sampled several times each."""
+        """Ask each question of the evaluation once greedily and `times` times sampled; return a point of the curve."""
         tasks = make_tasks("evaluation", EVALUATION_TASKS, seed=self._seed)
         with self._unpatched() as agent:
             sampled = tasks * times
@@ -209,7 +237,7 @@ class _World:
         }
 
     def traffic(self, number: int, progress: Callable[[str, int, int, str], None]) -> None:
-        """Let the agent answer this cycle's questions as users would ask them, several times each or once."""
+        """Let the agent answer the questions of this cycle, each several times (once if `single_shot`)."""
         size, times = (QUESTIONS, 1) if self._single_shot else (SCENARIOS, ROLLOUTS)
         tasks = make_tasks("traffic", size, seed=self._seed * 1_000 + number)
         rollouts = [task for task in tasks for _ in range(times)]
@@ -260,15 +288,15 @@ class _World:
         time.sleep(CYCLE.settle_s)
 
     def recorded(self) -> int:
-        """Calls recorded since the demo started."""
+        """Return the number of calls recorded since the demo started."""
         return self.store.read.counts()["calls"] - self._before["calls"]
 
     def groups_by_way(self) -> dict[str, int]:
-        """How the groups came about that policies were trained on."""
+        """Return the number of groups that policies were trained on, by the way in which they were formed."""
         return dict(Counter(group.how for group in self.store.read.groups(state="trained", limit=100_000)))
 
     def tools_run_by_job(self) -> int:
-        """Turns that were answered again after messages, tool results among them, that the agent did not get itself."""
+        """Count re-sampled turns whose prompt has messages, such as tool results, that the agent itself never got."""
         sources = self.store.read.groups(state="resampled", limit=100_000)
         got = {call.id: call.messages for group in sources for run in group.trajectories for call in run.calls}
         copies = [group for group in self.store.read.groups(state="trained", limit=100_000) if group.how == "resampled"]
@@ -276,7 +304,7 @@ class _World:
         return sum(call.messages != got.get(str(call.shadow_of)) for call in asked)
 
     def failed(self) -> int:
-        """Calls since the demo started that failed or fell back, and conversations that ended in an error."""
+        """Return how many calls failed or fell back, or how many conversations ended in an error if that is more."""
         now = self.store.read.counts()
         bad = [now[name] - self._before[name] for name in ("calls_fell_back", "calls_not_ok")]
         return max(sum(bad), self.errors)
@@ -292,10 +320,8 @@ def _judge(settings: Settings, stack: ExitStack, seed: int, control: bool) -> Or
 
 
 def _ungated(config: CycleConfig) -> CycleConfig:
-    """A gate that lets everything pass that can be scored, and a judge that nobody doubts, for the control alone.
-
-    With its defences up, a judge that deals scores out at random is found out and quarantined.
-    """
+    """Return the settings of the control: the gate passes every scored candidate, and the judge is never checked."""
+    # With the defences on, a judge that deals scores out at random would be detected and quarantined.
     return replace(
         config,
         gate=replace(config.gate, margin=-1.0, collapse=None),
@@ -304,7 +330,7 @@ def _ungated(config: CycleConfig) -> CycleConfig:
 
 
 def _tools_suffix(program: Program) -> str:
-    """A part of the model's name: what agents offer differs, and a model is made for one offer."""
+    """Return a part of the model's name: agents write the tools differently, and a model is made for one writing."""
     if as_written(program.tools) == as_written(TOOLS):
         return ""
     return "-" + hashlib.sha256(as_written(program.tools).encode()).hexdigest()[:8]

@@ -4,13 +4,13 @@ In: a seed. Out: `Task`s, tool results, and verdicts on transcripts (lists of Op
 
 - A task asks for the price of `count` pieces of one item. Each task has its own price list, so the price must be
   looked up (turn 1) and multiplied (turn 2); nothing in the question gives it away.
-- The 768 triples (count, item, price of that item) fall into two parts by a hash that no seed moves. `evaluation`
-  triples are asked by nobody but the report; `traffic` is all that is recorded and learned from, the warm-up included.
-  A task's *other* prices are always such that asking for them would be traffic, so that an agent that looks up the
-  wrong item does not meet an `evaluation` triple either.
+- The 768 triples (count, item, price of that item) fall into two parts by a hash that no seed changes. Only the report
+  asks `evaluation` triples; the agent records and learns from `traffic` alone, the warm-up included. A task's *other*
+  prices are chosen so that asking for them would be traffic: an agent that looks up the wrong item does not meet an
+  `evaluation` triple either.
 - All products of a count and a price occur in traffic: `evaluation` measures whether *behaviour* carries over, not
   whether arithmetic does.
-- Bad tool calls are answered, not raised: agents make them.
+- Bad tool calls are answered and raise no error, because agents make them.
 """
 
 from __future__ import annotations
@@ -39,19 +39,17 @@ LOOKUP_TOOL: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]},
     },
 }
-"""In the key order in which servers dump it again."""
+"""The only tool, in the key order in which servers write it again."""
 
 TOOLS: list[dict[str, Any]] = [LOOKUP_TOOL]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One question to the shop.
+    """One question to the shop: the price of `count` pieces of `item`.
 
     Attributes:
-        id: the same wherever the same part, triple and price list come up; fits as a scenario key.
-        count: pieces asked for.
-        item: the item asked for.
+        id: made of part, triple and price list, so it fits as a scenario key.
         prices: price of one piece, for every item in `ITEMS`.
     """
 
@@ -62,7 +60,7 @@ class Task:
 
     @property
     def question(self) -> str:
-        """The user's message."""
+        """Text of the user's message."""
         return question(self.count, self.item)
 
     @property
@@ -77,34 +75,32 @@ class Task:
 
 
 def question(count: int, item: str) -> str:
-    """The text that asks for the price of `count` pieces of `item`."""
+    """Return the text that asks for the price of `count` pieces of `item`."""
     return f"price of {count} {item}?"
 
 
 def part_of(count: int, item: str, price: int) -> Part:
-    """The part that a triple belongs to: one in five is evaluation.
-
-    Python's own `hash` is salted per process, hence sha256.
-    """
+    """Return the part that a triple belongs to; one in five is evaluation."""
+    # Python's own `hash` is salted per process, hence sha256.
     digest = hashlib.sha256(f"{count}|{item}|{price}".encode()).digest()
     return "evaluation" if digest[0] % 5 == 0 else "traffic"
 
 
 @cache
 def triples(part: Part) -> tuple[Triple, ...]:
-    """All triples of one part, in a fixed order."""
+    """Return all triples of one part, in a fixed order."""
     every = ((count, item, price) for count in COUNTS for item in ITEMS for price in PRICES)
     return tuple(triple for triple in every if part_of(*triple) == part)
 
 
 @cache
 def traffic_prices(count: int, item: str) -> tuple[int, ...]:
-    """The prices at which asking for `count` pieces of `item` is traffic; never empty."""
+    """Return the prices at which asking for `count` pieces of `item` is traffic; there is at least one."""
     return tuple(price for price in PRICES if part_of(count, item, price) == "traffic")
 
 
 def make_task(triple: Triple, rng: random.Random) -> Task:
-    """A task for `triple`, with the other prices drawn from `rng`."""
+    """Return a task for `triple`, with the other prices drawn from `rng`."""
     count, item, price = triple
     prices = {other: price if other == item else rng.choice(traffic_prices(count, other)) for other in ITEMS}
     price_list = "".join(str(prices[other]) for other in ITEMS)
@@ -112,9 +108,9 @@ def make_task(triple: Triple, rng: random.Random) -> Task:
 
 
 def make_tasks(part: Part, size: int, *, seed: int) -> list[Task]:
-    """`size` tasks of one part, the same for the same seed.
+    """Return `size` tasks of one part, the same for the same seed.
 
-    Every triple of the part comes up once before one comes up again (then with another price list).
+    Every triple of the part comes up once before a triple comes up again (then with another price list).
     """
     rng = random.Random(f"{part}|{seed}")
     tasks: list[Task] = []
@@ -126,12 +122,9 @@ def make_tasks(part: Part, size: int, *, seed: int) -> list[Task]:
 
 
 def run_tool(task: Task, name: str, arguments: str | Mapping[str, Any]) -> str:
-    """What the shop answers to a tool call: a price, or a sentence that says what was wrong.
+    """Return the shop's answer to a tool call: a price, or a sentence that says what was wrong.
 
-    Args:
-        task: whose price list is asked.
-        name: the function that the model named.
-        arguments: as the SDK hands them over (JSON text), or already parsed.
+    `arguments` are JSON text, as the SDK has them, or already parsed.
     """
     item = _looked_up(name, arguments)
     if item is None:
@@ -151,15 +144,15 @@ def is_success(task: Task, messages: Sequence[Mapping[str, Any]]) -> bool:
     request, call, result, final = asked
     return (
         request.get("content") == task.question
-        and _is_lookup(call, task.item)
+        and is_lookup(call, task.item)
         and result.get("content") == str(task.prices[task.item])
         and final.get("content") == task.answer
         and not final.get("tool_calls")
     )
 
 
-def _is_lookup(message: Mapping[str, Any], item: str) -> bool:
-    """Whether a message is one call that looks up `item`, and nothing beside it."""
+def is_lookup(message: Mapping[str, Any], item: str) -> bool:
+    """Whether a message is one call that looks up `item`, and nothing besides."""
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
     if len(calls) != 1 or message.get("content"):
         return False
@@ -168,7 +161,7 @@ def _is_lookup(message: Mapping[str, Any], item: str) -> bool:
 
 
 def _looked_up(name: Any, arguments: Any) -> str | None:
-    """The item that a call looks up, or `None` if it is not a well-formed lookup."""
+    """Return the item that a call looks up, or `None` if it is not a well-formed lookup."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)

@@ -1,7 +1,7 @@
-"""The demo's base model: a tiny one that half knows the shop. Made here, in about a minute.
+"""The demo's base model, a tiny one that half knows the shop; it is made here in about a minute.
 
-The weights come from a short SFT on *noisy* demonstrations (`WarmUp`): the model knows how a tool call looks and what
-to do with the result, but often does something else. It asks traffic triples only (see `shop`).
+The weights come from a short SFT on *noisy* demonstrations (`WarmUp`): the model knows the form of a tool call and the
+use of its result, but often does something else. The demonstrations have traffic triples only (see `shop`).
 
 Prompts are made by `tokenizer.apply_chat_template(messages, tools=tools, ...)` and in no other way. The template has
 Qwen3's layout, so that a rendered tool call is, token for token, the tool call that was sampled.
@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from art_patch.demo.shop import COUNTS, ITEMS, PRICES, TOOLS, question, traffic_prices, triples
-from art_patch.demo.tiny_model import IGNORE, Progress, Row, Shape, make_model
-from art_patch.demo.tiny_tokenizer import make_tokenizer, rendered
+from art_patch.demo.tiny_model import IGNORE, Progress, Row, Shape, make_model, make_tokenizer, rendered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -26,16 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """What the warm-up teaches, and how long.
+    """Settings of the warm-up: its length, and how noisy the demonstrations are.
 
     Attributes:
-        steps: optimizer steps.
-        batch: demonstrations a step, each drawn anew.
-        peak_lr: see `Shape`.
-        p_call: share of demonstrations that look something up; the others make a price up and multiply it.
+        batch: demonstrations in a step, each drawn anew.
+        p_call: share of demonstrations that look an item up; the others invent a price and multiply it.
         p_item: share of the lookups that look up the item that was asked for.
-        p_multiply: share of the final answers that are count times price. The others are count *plus* price: as the
-            larger share they are what the model says greedily, so learning has to change its mind, not only its noise.
+        p_multiply: share of the final answers that are count times price. The others are count *plus* price. They are
+            the larger share, so a greedy model answers with the sum, and learning has to change more than its noise.
     """
 
     steps: int = 600
@@ -54,21 +51,16 @@ def build_model(
     progress: Progress | None = None,
     tools: Sequence[dict[str, Any]] = TOOLS,
 ) -> Path:
-    """Makes the base model in `directory`, unless it is there already.
+    """Makes the base model in `directory`, unless it exists already, and returns `directory`.
 
     Args:
-        directory: where the model goes; its parent is created.
-        seed: of the weights and of the demonstrations.
-        warm_up: how to train it; the demo's own where not given.
-        progress: told about each step.
-        tools: as the agent's requests carry them; each framework writes the same tool a little otherwise, and a model
-            this small knows only what it has seen.
-
-    Returns:
-        `directory`.
+        seed: decides the weights and the demonstrations.
+        warm_up: the demo's own settings unless given.
+        tools: the tools in the agent's requests. Each framework writes the same tool a little differently, and a model
+            this small knows only prompts like those of its training.
 
     Raises:
-        ConfigError: `directory` holds something other than this model.
+        ConfigError: `directory` has other content than this model.
     """
     warm_up = warm_up or WarmUp()
 
@@ -92,29 +84,29 @@ def build_model(
 
 
 def as_written(tools: Sequence[dict[str, Any]]) -> str:
-    """What tells tools apart, the order of keys included: the template writes it."""
+    """Returns tools as text that differs wherever the template writes them differently, as by the order of keys."""
     return json.dumps(list(tools))
 
 
 def shop_tokenizer(tools: Sequence[dict[str, Any]] = TOOLS) -> PreTrainedTokenizerFast:
-    """The shop's conversations in few tokens; the tools block costs about as much as a sentence."""
+    """Returns a tokenizer that writes the shop's conversations in few tokens, with these tools as one sentence."""
     talk = [asked(2, ITEMS[0]), called(ITEMS[0]), result(2), said("4")]
     return make_tokenizer([rendered(talk, tools)], ITEMS, whole_phrases=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Turns:
-    """Token ids of the shop's turns. Joined, they are what the template makes of the whole conversation.
-
-    Rendering every demonstration anew would take as long as training. The parts can be joined because each begins and
-    ends with a token that merges with nothing.
+    """Token ids of the shop's turns; joined, they equal the rendered conversation.
 
     Attributes:
-        asked: by count and item: the prompt of the first turn.
-        called: by item: what the model says to look it up, and the template's newline.
-        result: by price: from there to the prompt of the second turn.
-        said: by number: what the model says to give it as the answer, and the template's newline.
+        asked: (count, item) -> the prompt of the first turn.
+        called: item -> the model's message that looks the item up, and the template's newline.
+        result: price -> the ids from there to the end of the second prompt.
+        said: number -> the model's message that gives the number as the answer, and the template's newline.
     """
+
+    # Rendering every demonstration anew would take as long as training. The parts can be joined because each begins and
+    # ends with a token that merges with no neighbour.
 
     asked: dict[tuple[int, str], list[int]]
     called: dict[str, list[int]]
@@ -140,7 +132,7 @@ class _Turns:
         )
 
     def demonstration(self, warm_up: WarmUp, rng: random.Random) -> Row:
-        """A noisy conversation: its ids, and the same with everything that the model does not say set to `IGNORE`."""
+        """Draws a noisy conversation, as a `Row`."""
         count, item, price = rng.choice(triples("traffic"))
         if rng.random() < warm_up.p_call:
             if rng.random() >= warm_up.p_item:
@@ -162,21 +154,21 @@ class _Turns:
 
 
 def asked(count: int, item: str) -> dict[str, Any]:
-    """The message that asks for the price of `count` pieces of `item`."""
+    """Returns the message that asks for the price of `count` pieces of `item`."""
     return {"role": "user", "content": question(count, item)}
 
 
 def called(item: str) -> dict[str, Any]:
-    """The model's message that looks `item` up."""
+    """Returns the model's message that looks `item` up."""
     function = {"name": "lookup", "arguments": json.dumps({"item": item})}
     return {"role": "assistant", "content": None, "tool_calls": [{"id": "0", "type": "function", "function": function}]}
 
 
 def result(price: int) -> dict[str, Any]:
-    """The shop's message that gives the price of one piece."""
+    """Returns the shop's message that gives the price of one piece."""
     return {"role": "tool", "tool_call_id": "0", "content": str(price)}
 
 
 def said(text: str) -> dict[str, Any]:
-    """The model's message that says `text` and calls nothing."""
+    """Returns the model's message that answers `text` without a tool call."""
     return {"role": "assistant", "content": text}

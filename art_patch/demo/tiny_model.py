@@ -1,15 +1,15 @@
-"""Small base models that half know a task, for whoever has no GPU: a Qwen3 of half a million parameters.
+"""Small base models that half know a task, for users without a GPU: a Qwen3 of half a million parameters.
 
-`make_model` trains one on demonstrations and writes an ordinary model directory (config, safetensors, tokenizer, chat
-template): whatever serves or trains a real Qwen3 takes it unchanged. `tiny_base` does so from conversations alone, and
-keeps what it made in the user's cache.
+`make_model` trains a model on demonstrations and writes an ordinary model directory (config, safetensors, tokenizer,
+chat template) that any program for a real Qwen3 serves or trains unchanged. `tiny_base` makes one from conversations
+alone and keeps it in the user's cache. Their tokenizers have Qwen3's layout, and the words of one task in few tokens.
 
-- Same seed, same demonstrations, same shape: same weights. One thread is used, whatever torch is set to, because sums
-  depend on it.
-- A directory is complete or absent: it is written beside its place, then renamed. A complete one is returned at once;
-  one that holds something else is an error, never overwritten.
+- Same seed, same demonstrations, same shape: same weights.
+- A directory is complete or absent. A complete one is returned at once; a directory with other content is an error and
+  never overwritten.
 
-Torch and transformers are imported by the functions that need them.
+Tensor axes: B demonstrations, T tokens, H features. Torch and transformers are imported by the functions that need
+them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import shutil
+import re
 import sys
-import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -27,7 +26,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from art_patch.demo.tiny_tokenizer import CONTROL_TOKENS, END_OF_TURN, conversation_tokenizer
+from art_patch._lib.atomic_files import placing
 from art_patch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,30 +36,90 @@ Progress = Callable[[int, int, float], None]
 """Called as `progress(step, total, loss)` after each warm-up step; `step` counts from 1, `loss` is nats per token."""
 
 Row = tuple[list[int], list[int]]
-"""A demonstration's ids, and the same with everything that the model does not say set to `IGNORE`."""
+"""A demonstration's ids, and the same ids with `IGNORE` in place of all tokens that are not the model's."""
 
 Conversation = Sequence[dict[str, Any]]
-"""OpenAI messages; the assistant's are what is learned."""
+"""OpenAI messages, of which the assistant's are learned."""
 
 IGNORE = -100
+END_OF_TURN = "<|im_end|>"
+CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", END_OF_TURN)
+# Not "special", as in Qwen3: decoding must keep them, a tool-call parser reads them.
+TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+
+CHAT_TEMPLATE = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\\n\\n' }}
+    {%- endif %}
+    {{- '# Tools\\n\\n<tools>' }}
+    {%- for tool in tools %}
+        {%- set function = tool.function if tool.function else tool %}
+        {{- '\\n{"type": "function", "function": {"name": ' + (function.name | tojson) }}
+        {%- if function.description %}
+            {{- ', "description": ' + (function.description | tojson) }}
+        {%- endif %}
+        {{- ', "parameters": ' + (function.parameters | tojson) + '}' + '}' }}
+    {%- endfor %}
+    {{- '\\n</tools>\\n\\nCall one with\\n<tool_call>\\n{"name": <name>, "arguments": <object>}\\n</tool_call>' }}
+    {{- '<|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\\n' + content }}
+        {%- for tool_call in message.tool_calls or [] %}
+            {%- if content or not loop.first %}
+                {{- '\\n' }}
+            {%- endif %}
+            {%- set function = tool_call.function if tool_call.function else tool_call %}
+            {{- '<tool_call>\\n{"name": "' + function.name + '", "arguments": ' }}
+            {%- if function.arguments is string %}
+                {{- function.arguments }}
+            {%- else %}
+                {{- function.arguments | tojson }}
+            {%- endif %}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\\n<tool_response>\\n' + content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}
+            {{- '<|im_end|>\\n' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+# Qwen3's layout without `<think>`, with fewer words around the tools, so that the prompt stays short. A tool is written
+# key by key, where Qwen3 writes all keys: a server may add keys (`"strict": null`), and a model this small answers
+# nothing sensible to a prompt that it was not trained on (measured: success falls from .26 to 0).
+
 _MARKER = "warm_up.json"
-_REMEMBERED = 50_000
-"""Demonstrations whose tokens are kept, as rendering one takes half as long as learning it."""
-_LOOKED_AT = 200
-"""Demonstrations that a tokenizer is made from, and by which a cached model is told from another."""
+_REMEMBERED = 50_000  # demonstrations whose tokens are kept, as rendering one takes half as long as learning it
+_LOOKED_AT = 200  # demonstrations that a tokenizer is made from, and by which a cached model is recognised
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large the model is, and how long it is taught.
+    """Size of a tiny model, and length of its training in optimizer steps.
 
     Attributes:
-        steps: optimizer steps.
-        batch: demonstrations a step, each drawn anew.
-        peak_lr: learning rate after a ramp of a twentieth of the steps; from there it falls to a tenth, linearly.
-        layers: transformer blocks.
+        batch: demonstrations in a step, each drawn anew.
+        peak_lr: learning rate after a ramp of a twentieth of the steps; from there it falls linearly to a tenth.
+        layers: number of transformer blocks.
         hidden: size of the residual stream; a head has 32 of it, an MLP three times as much.
-        max_positions: tokens of prompt and answer together.
+        max_positions: most tokens of prompt and answer together.
     """
 
     steps: int = 600
@@ -80,18 +139,17 @@ def tiny_base(
     tools: Sequence[dict[str, Any]] = (),
     shape: Shape | None = None,
 ) -> Path:
-    """Makes a base model that has seen a task done, unless the cache has it; says on stderr how far it is.
+    """Makes a base model that has seen a task done, unless the cache has it, and returns its directory.
+
+    The progress is printed to stderr.
 
     Args:
-        name: of the task; names its directory.
-        demonstration: a conversation, drawn anew with each call; as well or as badly done as the model shall do it.
-        seed: of the weights and of the demonstrations.
-        words: strings that shall be one token each, wherever they stand.
-        tools: as the agent offers them; the template writes them into the prompt.
-        shape: how large and how long; the default fits a task of a few turns.
-
-    Returns:
-        The model's directory.
+        name: name of the task, which names the directory.
+        demonstration: draws a conversation in which the task is done as well, or as badly, as the model shall do it.
+        seed: decides the weights and the demonstrations.
+        words: strings that become one token each, wherever they stand.
+        tools: tools of the agent's requests; the template writes them into the prompt.
+        shape: the default fits a task of a few turns.
     """
     from platformdirs import user_cache_path
 
@@ -137,22 +195,15 @@ def make_model(
     shape: Shape,
     progress: Progress | None = None,
 ) -> Path:
-    """Makes a model in `directory`, unless it is there already.
+    """Makes a model in `directory`, unless it exists already, and returns `directory`.
 
     Args:
-        directory: where it goes; its parent is created.
-        recipe: what tells this model from another, as JSON values.
-        tokenizer: makes it.
-        rows: draws a demonstration's tokens.
-        seed: of the weights and of the demonstrations.
-        shape: how large, and how long.
-        progress: told about each step.
-
-    Returns:
-        `directory`.
+        recipe: JSON values that identify the model; they are stored in the directory.
+        rows: takes the tokenizer and returns a function that draws a demonstration's tokens.
+        seed: decides the weights and the demonstrations.
 
     Raises:
-        ConfigError: `directory` holds something other than this model.
+        ConfigError: `directory` has other content than this model.
     """
     if directory.exists():
         if not _is_complete(directory, recipe):
@@ -160,29 +211,23 @@ def make_model(
         return directory
     from transformers.utils.logging import disable_progress_bar
 
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    made = tokenizer()
+    model = _train(made, rows(made), seed, shape, progress)
+    disable_progress_bar()
     try:
-        made = tokenizer()
-        model = _train(made, rows(made), seed, shape, progress)
-        disable_progress_bar()
-        model.save_pretrained(unfinished)
-        made.save_pretrained(unfinished)
-        (unfinished / _MARKER).write_text(json.dumps(recipe))
-        unfinished.chmod(0o755)  # mkdtemp's 0700 would hide the model from a server that runs as another user
-        try:
-            unfinished.rename(directory)
-        except OSError:
-            # A process that made the same model may have been faster; a full directory is not replaced, nor need it be.
-            if not _is_complete(directory, recipe):
-                raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        with placing(directory, mode=0o755) as unfinished:  # a server of another user must read it
+            model.save_pretrained(unfinished)
+            made.save_pretrained(unfinished)
+            (unfinished / _MARKER).write_text(json.dumps(recipe))
+    except ConfigError:
+        # A process that made the same model may have been faster; its directory is as good as ours.
+        if not _is_complete(directory, recipe):
+            raise
     return directory
 
 
 def row_of(tokenizer: PreTrainedTokenizerFast, conversation: Conversation, tools: Sequence[dict[str, Any]]) -> Row:
-    """The tokens of a conversation as the template renders it; the assistant's, and its end of turn, are learned."""
+    """Returns the tokens of a conversation; those of the assistant and its ends of turns are learned."""
     render: Any = tokenizer.apply_chat_template
     ids: list[int] = render(list(conversation), tools=list(tools) or None, return_dict=False)
     opening: list[int] = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
@@ -211,7 +256,7 @@ def _train(
     shape: Shape,
     progress: Progress | None,
 ) -> Qwen3ForCausalLM:
-    """Supervised fine-tuning of all parameters, on the model's own tokens only."""
+    """Trains all parameters of a new model by supervised fine-tuning, on the assistant's tokens only."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -222,6 +267,7 @@ def _train(
         left = (shape.steps - step) / max(1, shape.steps - ramp_steps)
         return min((step + 1) / ramp_steps, 0.1 + 0.9 * left)
 
+    # One thread, whatever torch is set to: the order of sums depends on it, and so would the weights.
     with _one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _new_model(tokenizer, shape)
@@ -279,3 +325,66 @@ def _one_thread() -> Generator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def make_tokenizer(
+    texts: Sequence[str], words: Sequence[str], *, whole_phrases: bool = False
+) -> PreTrainedTokenizerFast:
+    """Returns a byte-level BPE that encodes any text, and rendered `texts` in few tokens.
+
+    Args:
+        words: strings that become one token each, as every digit does; to copy one is then one step of attention.
+        whole_phrases: merge across words and lines up to the next tag, digit or word, for a task that repeats the same
+            phrases. Otherwise lines and words are kept apart, and a prompt's tokens do not depend on what follows.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    text = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not whole_phrases)
+    lines = [] if whole_phrases else [pre_tokenizers.Split("\n", "isolated")]
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([*lines, digits, text])
+    bpe.decoder = decoders.ByteLevel()
+    added = (*CONTROL_TOKENS, *TAGS, *words)
+    longest_first = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
+    pieces = [piece for text in texts for piece in re.split(longest_first, text) if piece]
+    trainer = trainers.BpeTrainer(
+        vocab_size=1024,  # more than there is to merge in a small task: training ends when every piece is one token
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=list(CONTROL_TOKENS),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(pieces, trainer)
+    bpe.add_tokens([*TAGS, *words])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token=END_OF_TURN,
+        pad_token=CONTROL_TOKENS[0],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def conversation_tokenizer(
+    conversations: Sequence[Sequence[dict[str, Any]]], *, words: Sequence[str], tools: Sequence[dict[str, Any]]
+) -> PreTrainedTokenizerFast:
+    """Returns a tokenizer for conversations (lists of OpenAI messages) that all offer these tools.
+
+    Each line about the tools is one token, because it never changes.
+    """
+    about_tools: list[str] = []
+    if tools:
+        system = rendered([{"role": "user", "content": ""}], tools).split(END_OF_TURN, 1)[0]
+        tags = "|".join(map(re.escape, (*TAGS, *CONTROL_TOKENS)))
+        about_tools = [line for line in re.split(f"{tags}|\n", system) if len(line) > 1]
+    return make_tokenizer([rendered(each, tools) for each in conversations], [*words, *about_tools])
+
+
+def rendered(conversation: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
+    """Returns a conversation's text, as the chat template writes it."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    renderer: Any = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=CHAT_TEMPLATE)
+    return renderer.apply_chat_template(list(conversation), tools=list(tools) or None, tokenize=False)

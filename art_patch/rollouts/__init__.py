@@ -5,17 +5,16 @@
 | `client` | a call of the SDK -> its answer, whose choices carry the exact tokens; captured as a trajectory |
 | `trajectory`, `trajectory_group` | messages and choices -> rollouts and groups of siblings, with their failures |
 | `at_once`, `decorators` | rollouts -> many at once, with a bar, retries and limits |
-| `translate` | groups -> the store's own records |
+| `records` | groups -> the store's own records; metrics of each step -> `history.jsonl` |
 | `model`, `backend` | the classes that a script uses |
-| `model_runtime`, `processes` | a model -> its store, its engine (joined or started), its trainer |
-| `trainer_process` | groups in the store -> a policy that serves, in a process of its own |
-| `logs` | metrics of each step -> `history.jsonl` -> the best checkpoint |
+| `model_runtime` | a model -> its store, its engine (joined or started), its trainer: the work of each verb |
+| `processes` | the engine and the trainer as children of the script; groups in the store -> a policy that serves |
 | `evaluation` | models, scenarios -> means, differences, a plot |
 | `environments` | games and simulators -> rollouts |
 
-This is a layer and not a second path. Trajectories go into the same store, the same code trains on the same recorded
+Nothing here is a second way of training. Trajectories go into the same store, the same code trains on the same recorded
 tokens, and the policy is promoted through the same ledger and proven by the same engine. Two things differ: the script
-says when to train and on what, and no gate is asked. Importing this package imports nothing else.
+decides when to train and on what, and no gate tests the policy. Importing this package imports no other module.
 """
 
 # pyright: reportUnusedImport=false

@@ -4,8 +4,6 @@ A rollout that raises does not end the others. Its exception is counted and carr
 far. `max_exceptions` rollouts may raise (below 1: a share of them). With one more, its exception is raised, and the
 rollouts that still run are cancelled and waited for, so that none goes on unnoticed. Cancelling the gathering does the
 same.
-
-Bars appear only on a terminal or in a notebook, because a job's log has no use for progress.
 """
 
 from __future__ import annotations
@@ -23,15 +21,14 @@ from art_patch.errors import ConfigError
 from art_patch.rollouts.trajectory import MADE_HERE, Trajectory, remember
 from art_patch.trajectories import sampled_tokens
 
+# While bars are shown, a list of the display and the number of its bars: rich allows one live display in a process.
 _display: list[Any] = []
-"""The one display and the number of its bars, while there is one: rich allows only one live display a process."""
 
 
 class Bar:
-    """A progress bar; without a display it does nothing."""
+    """A progress bar: a task of a rich display. With two `None` it shows nothing."""
 
     def __init__(self, display: Any, task: Any) -> None:
-        """Hold a task of a rich display, or two `None`."""
         self._display = display
         self._task = task
 
@@ -48,7 +45,7 @@ class Bar:
 
 @contextmanager
 def bar(description: str | None, total: int) -> Generator[Bar]:
-    """Show a bar until the block ends; `None` shows none."""
+    """Show a bar until the block ends; a `description` of `None` shows no bar."""
     display = None if description is None else _begin_bar()
     if display is None:
         yield Bar(None, None)
@@ -68,6 +65,7 @@ def _begin_bar() -> Any:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         console = Console(stderr=True)
+        # Only where a person looks on: in the log of a job, progress would be thousands of lines.
         if not (console.is_terminal or console.is_jupyter):
             return None
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -108,7 +106,7 @@ class _Gathering:
             self._counts[name] += 1
 
     def failed(self, error: BaseException) -> None:
-        """Count an exception; raise it if it is one too many, or ends the program (`KeyboardInterrupt`)."""
+        """Count an exception; raise it if too many have raised, or if it ends the program (`KeyboardInterrupt`)."""
         self._exceptions += 1
         share = 0 < self._max_exceptions < 1
         allowed = self._max_exceptions * self._total if share else self._max_exceptions
@@ -129,7 +127,7 @@ _here: ContextVar[_Gathering | None] = ContextVar("art_patch_gathering", default
 
 @contextmanager
 def gathering(description: str | None, total: int, max_exceptions: float, max_metrics: int | None) -> Generator[None]:
-    """Count the rollouts that `run_all` runs in the block, with a bar."""
+    """Count the rollouts that `run_all` runs in the block, and show them in a bar."""
     if not max_exceptions >= 0:  # written so that NaN is refused, too
         raise ConfigError(f"max_exceptions={max_exceptions} must be 0 or more, or a share below 1")
     with bar(description, total) as shown:
@@ -141,11 +139,10 @@ def gathering(description: str | None, total: int, max_exceptions: float, max_me
 
 
 async def run_all(rollouts: Sequence[Any]) -> list[Any]:
-    """Run the awaitable rollouts at once, each in its own task, and count them in the gathering around, if any.
+    """Run the rollouts at once, each in its own task, and return their results in order.
 
-    Returns:
-        The result of each, in order; the exception of a rollout that raised. An item that is not awaitable is returned
-        as it is.
+    An exception stands for a rollout that raised. An item that is not awaitable is returned as it is. The rollouts are
+    counted by the `gathering` around the call, if there is one.
     """
     around = _here.get()
 
@@ -178,7 +175,7 @@ async def run_all(rollouts: Sequence[Any]) -> list[Any]:
 
 
 async def at_once(coroutines: Sequence[Any]) -> list[Any]:
-    """Like `asyncio.gather`, but before it raises or is cancelled it ends the others and waits for them."""
+    """Like `asyncio.gather`, but if it raises or is cancelled, it first cancels the other tasks and waits for them."""
     tasks = [asyncio.ensure_future(each) for each in coroutines]
     try:
         return list(await asyncio.gather(*tasks))

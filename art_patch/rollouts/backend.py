@@ -1,8 +1,8 @@
 """`LocalBackend`: engines and trainers on this machine, for the models that are registered with it; and `start`.
 
-Processes that it starts end with `close()`, or with the script. All files lie in the project's directory, as if
-`art-patch` had been used: `art-patch status --project NAME` shows the policies, `rollback` goes back to one, and
-`trajectories` lists the rollouts.
+Processes that it starts end with `close()`, or with the script. All files are in the project's directory, as if
+`art-patch` had been used: `art-patch status --project NAME` shows the policies, `rollback` goes back to an earlier one,
+and `trajectories` lists the rollouts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _open: weakref.WeakSet[LocalBackend] = weakref.WeakSet()
 
 
 class LocalBackend:
-    """Engines and trainers on this machine; a context manager that ends them."""
+    """A backend that runs engines and trainers on this machine; a context manager that ends them."""
 
     def __init__(
         self,
@@ -52,7 +52,9 @@ class LocalBackend:
         gpu_memory_utilization: float | None = None,
         tool_parser: str | None = None,
     ) -> None:
-        """Start nothing yet. All arguments but the first two are options of `art-patch serve`, used when it is started.
+        """Prepare; processes start when a model registers.
+
+        All arguments but the first two are options of `art-patch serve`, used where an engine has to be started.
 
         Args:
             path: directory of all projects; the user's data directory unless given (`ART_PATCH_HOME`).
@@ -81,7 +83,7 @@ class LocalBackend:
         _open.add(self)
 
     async def register(self, model: Model[Any]) -> None:
-        """Bind a model; called by `model.register(backend)`.
+        """Open the model's project and start or join its engine; called by `model.register(backend)`.
 
         Raises:
             ConfigError: the name of the model or its project is not allowed, or the project serves another model.
@@ -96,11 +98,7 @@ class LocalBackend:
         model.bind(runtime)
 
     async def promote(self, model: TrainableModel[Any], policy: str) -> Policy:
-        """Let an earlier or a later policy serve and return it; nothing happens if it serves already.
-
-        Args:
-            model: a model that is registered here.
-            policy: name of one of its policies, `NAME@STEP`.
+        """Let an earlier or a later policy of a registered model serve, and return the policy, `NAME@STEP`.
 
         Raises:
             StoreError: the project has no such policy.
@@ -116,11 +114,11 @@ class LocalBackend:
             runtime.close()
 
     def __enter__(self) -> Self:
-        """Close at the end of the block."""
+        """Return itself; the end of the block closes it."""
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Close."""
+        """Close the backend."""
         self.close()
 
     def _runtime(self, model: Model[Any]) -> ModelRuntime:
@@ -134,28 +132,19 @@ class LocalBackend:
 
 
 class TrainingApi:
-    """The object that `start` gives to a script.
-
-    Attributes:
-        model: the model that was registered.
-    """
+    """The object that `start` yields: a registered model, and the calls that a training script needs."""
 
     def __init__(self, model: TrainableModel[Any]) -> None:
-        """Wrap a model that is registered already."""
         self.model = model
 
     async def create_completion(
         self, trajectory: Trajectory, *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
     ) -> ChatCompletion:
-        """Ask the model to go on with a trajectory, and append its answer there.
+        """Ask the model to continue a trajectory, append the first choice of its answer there, and return the answer.
 
         Args:
-            trajectory: the conversation so far.
-            tools: offered from now on; those of the trajectory unless given.
-            params: of the request: `temperature`, `max_tokens`, ...
-
-        Returns:
-            The SDK's own answer; its first choice is the last item of the trajectory.
+            tools: tools that are offered from now on; those of the trajectory unless given.
+            params: settings of the request: `temperature`, `max_tokens`, ...
 
         Raises:
             ConfigError: a stream is asked for.
@@ -179,23 +168,22 @@ class TrainingApi:
         *,
         eval_groups: Iterable[TrajectoryGroup] = (),
     ) -> TrainResult:
-        """Learn from groups, as `TrainableModel.train` does."""
-        return await self.model.train(groups, config, eval_groups=eval_groups)
+        """Update the model from groups, as `TrainableModel.train` does, and with its errors."""
+        return await self.model.runtime().train(groups, config, eval_groups=eval_groups)
 
 
 @asynccontextmanager
 async def start(
     model: TrainableModel[Any], backend: LocalBackend | Literal["local"] = "local", **options: Any
 ) -> AsyncGenerator[TrainingApi]:
-    """Register a model for as long as the block lasts.
+    """Register a model, and yield it with the calls of a training script.
 
     Args:
-        model: the model to train.
-        backend: `"local"` makes a `LocalBackend`, which ends with the block; a given one stays open.
+        backend: `"local"` makes a `LocalBackend`, which is closed after the block; a given backend stays open.
         options: arguments for the `LocalBackend` that is made.
 
     Raises:
-        ConfigError: the backend has another name, or options come with a `LocalBackend` that is made already.
+        ConfigError: the backend has another name, or options are given together with a `LocalBackend`.
     """
     if isinstance(backend, LocalBackend):
         if options:

@@ -1,8 +1,8 @@
-"""A model's own client, a subclass of the OpenAI SDK's; and `capture_auto_trajectory`, which keeps what it asks.
+"""A model's own client, a subclass of the OpenAI SDK's; and `capture_auto_trajectory`, which records its calls.
 
-`ModelClient` overrides `post`, through which all resources of the SDK go. In a request the model's name stands for the
-policy that serves at that moment; `NAME@STEP` asks for one policy. Each choice carries its exact tokens, because the
-address is that of the engine's `exact_route`. A streamed answer carries none, so it cannot be trained on.
+In a request the model's name stands for the policy that serves at that moment; `NAME@STEP` asks for one policy. Each
+choice carries its exact tokens, because the address is that of the engine's `/exact` routes. A streamed answer carries
+no tokens, so it cannot be trained on.
 
 `patch()` does not record these calls, if the script uses it too: the script hands in its trajectories itself, and each
 is learned from once.
@@ -31,23 +31,23 @@ from art_patch.rollouts.trajectory import History, Trajectory, remember
 from art_patch.trajectories import canonical
 
 MOST_AT_ONCE = 256
-"""Requests in flight. The others of a thousand rollouts wait here, where waiting needs no socket and has no timeout."""
+"""Most requests in flight. Further ones wait in this process, where waiting needs no socket and has no timeout."""
 
 _CHAT = "/chat/completions"
 _ANSWER_S, _CONNECT_S = 1200.0, 60.0  # connecting takes long, too, when a crowd arrives at once
 
+# Open HTTP clients, each with a generator that closes it when its event loop shuts down generators.
 _held: dict[Any, AsyncGenerator[None]] = {}
-"""HTTP clients that are open, each with a generator that closes it when its event loop shuts down generators."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """How a client's requests reach their model.
+    """The way of a client's requests to their model.
 
     Attributes:
-        name: the model's name, as requests give it.
-        policy: returns the name that the engine serves.
-        policy_changed: looks up the policy that serves, after the engine did not know the one that was asked for;
+        name: the model's name in requests.
+        policy: returns the name of the policy that the engine serves.
+        policy_changed: looks up the serving policy again, after the engine did not know the one that was asked for;
             returns whether to ask again.
         gates: limit the requests in flight.
     """
@@ -59,10 +59,10 @@ class Lane:
 
 
 class ModelClient(AsyncOpenAI):
-    """A client that asks one model, captures its answers and limits the requests in flight."""
+    """An `AsyncOpenAI` that asks one model, captures its answers and limits the requests in flight."""
 
     def __init__(self, *, lane: Lane, **options: Any) -> None:
-        """Ask along `lane`; the options are the SDK's."""
+        """Send requests along `lane`; the options are the SDK's."""
         self._lane = lane
         # The SDK's ten minutes are too short for the last of a crowd.
         options.setdefault("timeout", Timeout(_ANSWER_S, connect=_CONNECT_S))
@@ -75,7 +75,8 @@ class ModelClient(AsyncOpenAI):
     with_options = copy  # the SDK's alias would still name its own `copy`
 
     async def post(self, path: str, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Send a request: chat completions to the policy that serves, everything else as it is."""
+        """Send a chat completion to the policy that serves, and any other request as it is."""
+        # All resources of the SDK go through `post`, streams, raw responses and `.parse()` included.
         await _hold(self._client)
         body = kwargs.get("body")
         if path != _CHAT or not isinstance(body, Mapping):
@@ -129,8 +130,8 @@ async def _until_the_loop_ends(http_client: Any) -> AsyncGenerator[None]:
 async def capture_auto_trajectory(coroutine: Coroutine[Any, Any, Any]) -> Trajectory:
     """Run the coroutine and return its calls through `model.openai_client()` as a trajectory.
 
-    Set the reward on it, inside (`auto_trajectory()`) or afterwards. If the coroutine raises, the exception carries the
-    trajectory into its group's `exceptions`.
+    Set the reward on the trajectory, afterwards or inside the coroutine (`auto_trajectory()`). If the coroutine raises,
+    the exception carries the trajectory into its group's `exceptions`.
     """
     trajectory = Trajectory(reward=math.nan)
     token = CAPTURED.set(trajectory)
@@ -153,13 +154,9 @@ def auto_trajectory(*, required: bool = ...) -> Trajectory | None: ...
 
 
 def auto_trajectory(*, required: bool = False) -> Trajectory | None:
-    """Return the trajectory that `capture_auto_trajectory` around the running code is making.
+    """Return the trajectory that `capture_auto_trajectory` records around the running code.
 
-    Args:
-        required: outside of it, raise an error in place of returning `None`.
-
-    Raises:
-        ConfigError: it is required and nothing is captured here.
+    Outside of `capture_auto_trajectory` it returns `None`, or raises a `ConfigError` if `required`.
     """
     found: Trajectory | None = CAPTURED.get()
     if found is None and required:
@@ -168,7 +165,7 @@ def auto_trajectory(*, required: bool = False) -> Trajectory | None:
 
 
 def capture(messages: Sequence[Any], choice: Choice, tools: Sequence[Any] | None) -> None:
-    """Append a request and its answer to the trajectory that is captured here, if there is one."""
+    """Append a request and its answer to the trajectory that is recorded around the running code, if there is one."""
     trajectory: Trajectory | None = CAPTURED.get()
     if trajectory is None:
         return

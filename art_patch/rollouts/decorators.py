@@ -1,4 +1,4 @@
-"""Decorators for rollouts: `retry` and `limit_concurrency`. Standard library only."""
+"""Decorators for rollouts: `retry` and `limit_concurrency`. Standard library only, so that importing them is cheap."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def retry(
         max_attempts: number of calls, the first one included.
         delay: seconds before the second call.
         backoff_factor: each further wait is this many times as long as the one before.
-        exceptions: which exceptions are worth another call; all others are raised at once.
-        on_retry: called with the exception and the number of the call that raised it; a warning is logged unless given.
+        exceptions: classes of exceptions that lead to another call; all others are raised at once.
+        on_retry: called with the exception and the number of the call that raised it. Without it a warning is logged.
 
     Raises:
         ConfigError: `max_attempts` is below 1.
@@ -74,16 +74,15 @@ def retry(
 
 
 class Gates:
-    """A semaphore for each key that is in use."""
+    """Semaphores, one for each key in use, that each let `n` callers through at once."""
 
     def __init__(self, n: int) -> None:
-        """Let `n` through at once, for each key."""
         self._n = n
         self._open: dict[tuple[int, str], tuple[asyncio.Semaphore, int]] = {}
 
     @contextmanager
     def at(self, key: str) -> Generator[asyncio.Semaphore]:
-        """Give the semaphore of a key to a caller that is about to wait at it."""
+        """Yield the semaphore of a key; it is kept as long as callers wait or run."""
         # A semaphore belongs to the event loop that waits at it, and a script may run several loops in turn.
         place = (id(asyncio.get_running_loop()), key)
         # `users` counts those that wait or run, so that the semaphore goes with the last of them.
@@ -105,7 +104,7 @@ def limit_concurrency(
     """Let at most `n` calls of the decorated coroutine function run at once; the others wait.
 
     Args:
-        n: most calls that run at once; for each key, if there is `derive_key`.
+        n: most calls at once; with `derive_key`, most calls of one key.
         derive_key: makes a key of a call's arguments; calls with different keys do not wait for each other.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Models on the same scenarios: an earlier policy against a later one, or against a prompted model.
+"""Compare models on the same scenarios: an earlier policy with a later one, or with a prompted model.
 
 The unit is the scenario. Runs of one scenario are not independent, so their mean counts once. The limits of a mean are
 95 % limits of the normal approximation. A difference from the first model is paired by scenario; its 95 % lower bound
-is the gate's (`art_patch.gate.lower_bound`).
+is that of the gate (`art_patch.gate.lower_bound`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ _DPI = 150
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A metric's mean over scenarios.
+    """A metric's mean over scenarios; `nan` where no run has the metric.
 
     Attributes:
-        value: the mean over scenarios; `nan` where no run has the metric.
-        within: the true mean lies within this much of it with 95 % confidence; `nan` for a single scenario.
+        within: half the width of the 95 % confidence interval; `nan` for a single scenario.
     """
 
     value: float
@@ -53,9 +52,9 @@ class Evaluated:
         runs: number of runs that ended well.
         raised: number of runs that raised.
         metrics: mean of `reward` and of each metric.
-        better_by: mean difference of the reward from the first model's, over scenarios that both have; `None` for the
-            first.
-        at_least: the true difference is above this with 95 % confidence; `None` with too few scenarios to say.
+        better_by: mean difference of the reward from the first model's, over scenarios in which both have a reward;
+            `None` for the first model.
+        at_least: 95 % lower bound of the true difference; `None` with too few scenarios.
         groups: the runs, a group for each scenario.
     """
 
@@ -70,29 +69,24 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The results of all models, in the order in which they were given.
+    """The results of all models, in the order of the call; each model is compared with the first.
 
     Attributes:
         scenarios: number of scenarios that each model ran.
-        models: the results of each model; the others are compared with the first.
     """
 
     scenarios: int
     models: tuple[Evaluated, ...]
 
     def __getitem__(self, model: str) -> Evaluated:
-        """Return the results of the model of this name.
-
-        Raises:
-            KeyError: it was not evaluated.
-        """
+        """Return the results of the model of this name; raises a `KeyError` if it was not evaluated."""
         for each in self.models:
             if each.model == model:
                 return each
         raise KeyError(model)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the metrics as JSON values; a number that is not known is `None`."""
+        """Return the results as JSON values, with `None` for unknown numbers."""
 
         def number(value: float | None) -> float | None:
             return None if value is None or not math.isfinite(value) else value
@@ -116,11 +110,7 @@ class Evaluation:
         }
 
     def table(self, *metrics: str) -> str:
-        """Return a table as text, to print.
-
-        Args:
-            metrics: columns; the reward and all metrics unless given.
-        """
+        """Return a table of these metrics as text; of the reward and all metrics unless given."""
         return _table(self, metrics)
 
     def plot(
@@ -131,13 +121,12 @@ class Evaluation:
         title: str = "",
         curve: Sequence[tuple[int, float]] = (),
     ) -> Path:
-        """Draw the models' means as bars, and beside them a curve over steps; needs matplotlib.
+        """Draw the models' means as bars, and a curve over steps beside them; needs matplotlib. Return `path`.
 
         Args:
-            path: where the PNG file is written; its directory is made.
-            metric: name of the metric, `reward` unless given.
+            path: the PNG file; its directory is made.
             title: the metric's name unless given.
-            curve: (step, value), as `model.history` gives them; without it there are bars alone.
+            curve: (step, value) pairs, such as those of `model.history`; without them only bars are drawn.
 
         Raises:
             ConfigError: matplotlib is not installed, or no model has the metric.
@@ -154,15 +143,15 @@ async def evaluate(
     pbar_desc: str | None = "evaluate",
     max_exceptions: float = 0,
 ) -> Evaluation:
-    """Let models run the same scenarios, and compare them with the first.
+    """Let all models run the same scenarios, and compare each model with the first.
 
     Args:
         rollout: coroutine function of a model and a scenario.
         scenarios: scenarios that no model was trained on.
         models: `await model.checkpoint(step)` is an earlier policy, `Model(...)` another provider's model.
         runs: number of runs of each scenario by each model.
-        pbar_desc: text beside the progress bar; `None` shows none.
-        max_exceptions: how many rollouts may raise; below 1, which share of them. One more is raised.
+        pbar_desc: text beside the progress bar; `None` shows no bar.
+        max_exceptions: number of rollouts that may raise, or their share if below 1. One more is raised.
 
     Raises:
         ConfigError: there is no scenario or no model, or two models have one name.

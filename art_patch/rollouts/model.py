@@ -1,10 +1,8 @@
-"""Models as a script names them: `Model` answers requests, `TrainableModel` also learns.
+"""The models of a script: `Model` answers requests, `TrainableModel` also learns.
 
-A model is bound to a backend by `register`. From then on the client of a `TrainableModel` reaches the policy that
-serves, and `train` makes the next policy while requests go on. Fields and methods are those of OpenPipe ART.
-
-The methods that need the project (`train`, `log`, `history`, ...) are defined in `ModelRuntime`. The backend gives one
-to each model that registers.
+`register` binds a model to a backend. From then on the client of a `TrainableModel` reaches the policy that serves, and
+`train` makes the next policy while requests go on. Fields and methods are those of OpenPipe ART. The work of the
+methods that need the project (`train`, `log`, ...) is in the `ModelRuntime` that the backend binds to the model.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr
 from art_patch.errors import ConfigError
 from art_patch.rollouts.client import Lane, ModelClient
 from art_patch.rollouts.model_runtime import ModelRuntime, TrainResult
+from art_patch.rollouts.records import history
 from art_patch.rollouts.trajectory import Trajectory
 from art_patch.rollouts.trajectory_group import TrajectoryGroup
 from art_patch.training import TrainConfig
@@ -26,23 +25,23 @@ from art_patch.types import Policy
 
 ConfigT = TypeVar("ConfigT")
 
+# Settings of OpenPipe ART's own trainer that change the memory it needs and not the update.
 _ONLY_MEMORY = frozenset({"logprob_calculation_chunk_size"})
-"""Settings of OpenPipe ART's own trainer that change the memory it needs and nothing of what it learns."""
 
 
 class Backend(Protocol):
-    """The place where models are trained and served; `LocalBackend` is one."""
+    """The place where models are trained and served, such as `LocalBackend`."""
 
     async def register(self, model: Model[Any]) -> None:
-        """Bind a model."""
+        """Make a model ready for requests and bind a `ModelRuntime` to it."""
         ...
 
     async def promote(self, model: TrainableModel[Any], policy: str) -> Policy:
-        """Let a policy of the model serve."""
+        """Let a policy of the model serve, and return it."""
         ...
 
     def close(self) -> None:
-        """End every process that was started for its models."""
+        """End every process that was started for the models."""
         ...
 
 
@@ -52,10 +51,10 @@ class Model(BaseModel, Generic[ConfigT]):
     Attributes:
         name: its name in requests.
         project: the project that keeps its rollouts and their history.
-        config: anything of the script's own.
+        config: any value of the script's own.
         inference_base_url: OpenAI-compatible address, ending in `/v1`.
         inference_api_key: key for that address; `"none"` is sent unless given.
-        inference_model_name: what the server calls it; `name` unless given.
+        inference_model_name: the server's name of the model; `name` unless given.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -70,19 +69,15 @@ class Model(BaseModel, Generic[ConfigT]):
     _backend: Backend | None = PrivateAttr(None)
     _runtime: ModelRuntime | None = PrivateAttr(None)
     _client: ModelClient | None = PrivateAttr(None)
-    _loop: asyncio.AbstractEventLoop | None = PrivateAttr(None)  # that the client's connections are open on
+    _loop: asyncio.AbstractEventLoop | None = PrivateAttr(None)  # the loop that the client's connections belong to
 
     @property
     def trainable(self) -> bool:
-        """Whether it learns."""
+        """Whether the model learns."""
         return False
 
     def backend(self) -> Backend:
-        """Return the backend that it is registered with.
-
-        Raises:
-            ConfigError: it is not registered.
-        """
+        """Return the backend that the model is registered with; raises a `ConfigError` if there is none."""
         if self._backend is None:
             raise self._not_registered()
         return self._backend
@@ -96,8 +91,14 @@ class Model(BaseModel, Generic[ConfigT]):
         """Take the runtime that the model's methods use; the backend calls this."""
         self._runtime = runtime
 
+    def runtime(self) -> ModelRuntime:
+        """Return the model's store, engine and trainer; raises a `ConfigError` if it is not registered."""
+        if self._runtime is None:
+            raise self._not_registered()
+        return self._runtime
+
     def openai_client(self) -> ModelClient:
-        """Return the model's own client, an `AsyncOpenAI`; the same one each time, on one event loop.
+        """Return the model's own client, an `AsyncOpenAI`: on one event loop, always the same object.
 
         Raises:
             ConfigError: the model's address is not known.
@@ -116,11 +117,7 @@ class Model(BaseModel, Generic[ConfigT]):
         return self._client
 
     def get_inference_name(self, step: int | None = None) -> str:
-        """Return the name that requests send.
-
-        Args:
-            step: the policy's, for a model that learns; the policy that serves unless given.
-        """
+        """Return the name that requests send; `step` is for models that learn."""
         if step is not None:
             raise ConfigError(f"{self.name} is not trained here and has no steps; leave step out")
         return self.inference_model_name or self.name
@@ -132,25 +129,22 @@ class Model(BaseModel, Generic[ConfigT]):
         *,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Keep rollouts that are not trained on, and write their mean metrics as a line of the history.
+        """Store rollouts that are not trained on, and write their mean metrics as a line of the history.
 
         Args:
             trajectories: trajectories or groups; exceptions are counted in the metric `exception_rate`.
             split: prefix of the metrics in the history, such as `val` or `test`.
             metrics: more metrics for the same line.
         """
-        await self._registered().log(_groups_of(trajectories), split, dict(metrics or {}))
-
-    def _registered(self) -> ModelRuntime:
-        if self._runtime is None:
-            raise self._not_registered()
-        return self._runtime
+        # A trajectory without a group becomes a group of its own, because it may have no siblings.
+        groups = [each if isinstance(each, TrajectoryGroup) else TrajectoryGroup([each]) for each in trajectories]
+        await self.runtime().log(groups, split, dict(metrics or {}))
 
     def _not_registered(self) -> ConfigError:
         return ConfigError(f"{self.name} is not registered; call `await model.register(backend)` first")
 
     async def _policy_changed(self) -> bool:
-        """Find out which policy serves; return whether asking again may help."""
+        """Look up the policy that serves; return whether asking again may help."""
         return False
 
     def _address(self) -> str:
@@ -160,13 +154,10 @@ class Model(BaseModel, Generic[ConfigT]):
 
 
 class TrainableModel(Model[ConfigT], Generic[ConfigT]):
-    """A model that learns.
-
-    Attributes:
-        base_model: model directory or Hugging Face id.
-    """
+    """A model that learns; its policy of step 0 is the base model."""
 
     base_model: str
+    """Model directory or Hugging Face id."""
 
     _internal_config: Any = PrivateAttr(None)  # scripts for OpenPipe ART set it
 
@@ -193,7 +184,7 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
 
     @property
     def trainable(self) -> bool:
-        """Whether it learns."""
+        """Whether the model learns."""
         return True
 
     async def register(self, backend: Backend) -> None:
@@ -207,18 +198,14 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         await super().register(backend)
 
     def get_inference_name(self, step: int | None = None) -> str:
-        """Return the policy that requests reach: `NAME@STEP`.
-
-        Args:
-            step: the policy's; the policy that serves unless given.
-        """
+        """Return the name of a step's policy, `NAME@STEP`; without `step`, of the policy that serves."""
         if step is not None:
             return f"{self.name}@{step}"
         return (self._runtime and self._runtime.serves) or self.name
 
     async def get_step(self) -> int:
         """Return the step of the policy that serves; 0 is the base model."""
-        return (await self._registered().champion()).step
+        return (await self.runtime().champion()).step
 
     async def train(
         self,
@@ -228,40 +215,36 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         verbose: bool = False,
         eval_groups: Iterable[TrajectoryGroup] = (),
     ) -> TrainResult:
-        """Learn from groups, and let the new policy serve; requests are answered all the while.
+        """Update the policy from groups of rollouts, and let the new policy serve; requests go on meanwhile.
 
         Args:
             trajectory_groups: rollouts with their rewards.
             config: settings of the update; `TrainConfig()` unless given.
-            _config: settings of OpenPipe ART's trainer; refused, except one that only changes the memory it needs.
+            _config: settings of OpenPipe ART's trainer; refused, unless they only change the memory that it needs.
             verbose: print a line for each optimizer step.
             eval_groups: evaluated every `config.eval_steps` optimizer steps and never learned from.
 
         Raises:
-            ConfigError: no trajectory has a reward, or none carries exact tokens; or one of `eval_groups` and
-                `eval_steps` is given without the other.
+            ConfigError: no trajectory has a reward, or no choice carries exact tokens; or only one of `eval_groups` and
+                `eval_steps` is given.
             Busy: a cycle or another update is at work on the project.
             TrainingError: the update failed; nothing was published, and the same policy serves.
             EngineError: the engine cannot serve the new policy; the same policy serves as before.
         """
         _refuse(_config)
-        groups, evaluation = list(trajectory_groups), list(eval_groups)
-        return await self._registered().train(groups, config or TrainConfig(), verbose=verbose, evaluation=evaluation)
+        return await self.runtime().train(trajectory_groups, config, verbose=verbose, eval_groups=eval_groups)
 
     async def checkpoint(self, step: int) -> Model[ConfigT]:
         """Return the policy of a step as a `Model`, and let the engine serve it beside the champion.
 
         It stays loaded until a promotion unloads all policies but the champion and the two kept for rollback.
 
-        Args:
-            step: the policy's; 0 is the base model.
-
         Raises:
             StoreError: there is no such policy.
             EngineError: the engine cannot serve it.
         """
         name = self.get_inference_name(step)
-        await self._registered().ensure(name)
+        await self.runtime().ensure(name)
         return Model(
             name=name,
             project=self.project,
@@ -271,22 +254,16 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         )
 
     async def history(self, metric: str) -> list[tuple[int, float]]:
-        """Return (step, value) of a metric, in order; the mean where a step has several values.
-
-        Args:
-            metric: with its split: `val/reward`, `train/loss`.
-        """
-        return self._registered().history(metric)
+        """Return (step, mean value) of a metric such as `val/reward` or `train/loss`, by step."""
+        return history(self.runtime().directory, metric)
 
     async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> list[str]:
-        """Delete every policy except the base, the one that serves and the best; return the names of the deleted.
+        """Delete every policy but the base, the serving one and the best; return the names of the deleted policies.
 
-        A deleted policy can neither serve nor be promoted again.
-
-        Args:
-            best_checkpoint_metric: metric of the history; the policy with its highest mean is kept.
+        The best policy has the highest mean of `best_checkpoint_metric` in the history. A deleted policy can neither
+        serve nor be promoted again.
         """
-        return await self._registered().delete_checkpoints(best_checkpoint_metric)
+        return await self.runtime().delete_checkpoints(best_checkpoint_metric)
 
     async def _policy_changed(self) -> bool:
         await self.get_step()
@@ -303,13 +280,6 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
                 "_internal_config is for OpenPipe ART's own engine; leave it out, and say the like with "
                 "LocalBackend(max_model_len=..., gpu_memory_utilization=..., tensor_parallel_size=...)"
             )
-
-
-def _groups_of(
-    trajectories: Iterable[Trajectory | BaseException] | Iterable[TrajectoryGroup],
-) -> list[TrajectoryGroup]:
-    # Nothing says that bare trajectories are siblings, so each becomes a group of its own.
-    return [each if isinstance(each, TrajectoryGroup) else TrajectoryGroup([each]) for each in trajectories]
 
 
 def _refuse(config: Mapping[str, Any] | None) -> None:

@@ -1,9 +1,8 @@
 """Everything that one model has on this machine: its project's store, its engine and its trainer.
 
-Each verb of a registered model (`train`, `log`, `promote`, ...) is defined here, once.
-
-An engine that serves the project already is joined; otherwise `art-patch serve` is started and ends with this process.
-One thread talks to the store, in the order in which it is asked, so no event loop waits for a database.
+The work of each verb of a registered model (`train`, `log`, `promote`, ...) is here; `Model`, `TrainableModel` and
+`LocalBackend` call it directly. An engine that serves the project already is joined; otherwise `art-patch serve` is
+started and ends with this process.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from art_patch import errors
@@ -26,11 +26,10 @@ from art_patch._lib.key_files import engine_key
 from art_patch.errors import ConfigError, EngineError, StoreError
 from art_patch.policies import base_fingerprint, check_name, remove_adapter, resolve_model_dir
 from art_patch.promotion import ensure_loaded, promote, reject
-from art_patch.rollouts import logs
+from art_patch.rollouts import records
 from art_patch.rollouts.at_once import bar
-from art_patch.rollouts.processes import Child, Trainer
+from art_patch.rollouts.processes import SELF, ScriptChild, Trainer
 from art_patch.rollouts.trajectory_group import TrajectoryGroup
-from art_patch.rollouts.translate import translate
 from art_patch.serving import EngineClient
 from art_patch.settings import Settings
 from art_patch.store import Store, open_store
@@ -43,14 +42,13 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-_RECORDS_A_WRITE = 64
-"""Records written in one transaction; more would keep other writers of the store waiting."""
+_RECORDS_A_WRITE = 64  # in one transaction; more would keep other writers of the store waiting
 
+# Metrics of an update that are copied to the history and to a `TrainResult`.
 _METRICS = (
     "loss", "kl_nats", "clip_fraction", "entropy_nats", "grad_norm", "trajectories", "tokens", "steps",
     "eval_loss", "eval_kl_nats", "eval_gain_nats",
 )  # fmt: skip
-"""Metrics of an update that are copied to the history and to a `TrainResult`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +57,9 @@ class TrainResult:
 
     Attributes:
         step: step of the policy that serves now.
-        metrics: metrics of the groups; those of the update too, if there was one.
+        metrics: metrics of the groups, and of the update if one was made.
         checkpoint_path: directory of the adapter that serves; `None` for the base model.
-        reason: why nothing was learned, so that the same policy serves on; empty after an update.
+        reason: why no update was made and the same policy serves on; empty after an update.
     """
 
     step: int
@@ -87,40 +85,38 @@ class ModelRuntime:
 
     Attributes:
         serves: name of the policy that requests go to; empty until the model is opened.
+        directory: the project's directory.
     """
 
     def __init__(self, settings: Settings, name: str, base: str | None, engine: Mapping[str, str]) -> None:
-        """Start nothing yet.
+        """Prepare; `open` opens the store and starts the engine.
 
         Args:
-            settings: settings of the model's project.
             name: the model's name; its policies are `NAME@STEP`.
             base: model directory or Hugging Face id; `None` for a model that does not learn.
             engine: options of `art-patch serve`, for an engine that has to be started.
         """
         check_name(f"{name}@0")
         self.serves = ""
+        self.directory: Path = settings.directory
         self._settings = settings
         self._name = name
         self._base = base
         self._options = dict(engine)
+        # One thread talks to the store, in the order in which it is asked, so no event loop waits for a database.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="art-patch-store")
         self._closed = False
         self._store: Store | None = None
-        self._engine: Child | None = None
+        self._engine: ScriptChild | None = None
         self._address = ""
         self._environment = {"ART_PATCH_PROJECT": settings.project, "ART_PATCH_HOME": str(settings.directory.parent)}
         if settings.store is not None:  # never on a command line, where every user of the machine can read its password
             self._environment["ART_PATCH_STORE"] = settings.store
-        self._trainer = Trainer(self._environment, settings.directory / "train.log")
+        self._trainer = Trainer(self._environment, self.directory / "train.log")
         self._who = _who()
 
     async def on_store_thread(self, function: Callable[[], T]) -> T:
-        """Run a function on the store's thread.
-
-        Raises:
-            ConfigError: the backend was closed.
-        """
+        """Run a function on the store's thread; raises a `ConfigError` if the backend was closed."""
         if self._closed:
             raise self._not_registered()
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
@@ -132,13 +128,10 @@ class ModelRuntime:
 
     @_on_store_thread
     def open(self) -> tuple[str, str | None]:
-        """Open the store, and join the engine or start it.
-
-        Returns:
-            The engine's address, ending in `/v1`, and its key.
+        """Open the store, join the engine or start it, and return the engine's address and key.
 
         Raises:
-            ConfigError: the project serves another model, or an engine with other options is up.
+            ConfigError: the project serves another model, or an engine with other options runs already.
             EngineError: the engine does not start.
         """
         ledger, base = self._open_store().ledger, self._base or ""
@@ -146,7 +139,7 @@ class ModelRuntime:
         if champion is not None:
             self._check_same_model(champion, base)
         joined = None
-        if self._engine is None or not self._engine.alive():  # else the model was registered before
+        if self._engine is None or self._engine.poll() is not None:  # else the model was registered before
             joined = None if champion is None else self._joined(champion)
             if joined is None:
                 self._address = self._start(base)
@@ -156,22 +149,23 @@ class ModelRuntime:
 
     @_on_store_thread
     def champion(self) -> Policy:
-        """Return the policy that serves; requests go to it from now on."""
+        """Look up the policy that serves, send requests to it from now on, and return it."""
         return self._champion()
 
     async def train(
         self,
-        groups: Sequence[TrajectoryGroup],
-        config: TrainConfig,
+        trajectory_groups: Iterable[TrajectoryGroup],
+        config: TrainConfig | None = None,
         *,
-        verbose: bool,
-        evaluation: Sequence[TrajectoryGroup],
+        verbose: bool = False,
+        eval_groups: Iterable[TrajectoryGroup] = (),
     ) -> TrainResult:
         """Write the groups into the store and update the policy from there; see `TrainableModel.train`."""
+        groups, evaluation, config = list(trajectory_groups), list(eval_groups), config or TrainConfig()
         _check_evaluation(groups, evaluation, config)
         self._check_learnable(groups)
         began = await self.champion()
-        metrics = logs.metrics_of(groups)
+        metrics = records.metrics_of(groups)
         ids = await self._keep(groups, {"split": "train", "step": began.step}, "scored")
         others = await self._keep(evaluation, {"split": "eval", "step": began.step}, "spent")
         with bar("train", 1) as shown:
@@ -194,18 +188,14 @@ class ModelRuntime:
         return TrainResult(champion.step, metrics, found["path"], found["reason"])
 
     async def log(self, groups: Sequence[TrajectoryGroup], split: str, metrics: Mapping[str, float]) -> None:
-        """Keep groups that are not trained on, and their metrics; see `Model.log`."""
+        """Write groups that are not trained on, and their metrics; see `Model.log`."""
         step = 0 if self._base is None else (await self.champion()).step
         await self._keep(groups, {"split": split, "step": step, "model": self._name}, "spent")
-        await self._note(split, {**logs.metrics_of(groups), **metrics}, step)
-
-    def history(self, metric: str) -> list[tuple[int, float]]:
-        """Return (step, mean) of a metric, by step; it is read from the history file, also after `close`."""
-        return logs.history(self._settings.directory, metric)
+        await self._note(split, {**records.metrics_of(groups), **metrics}, step)
 
     @_on_store_thread
     def promote(self, name: str) -> Policy:
-        """Let a policy serve again; see `LocalBackend.promote`."""
+        """Let a policy of the project serve; see `LocalBackend.promote`."""
         if self._champion().name != name:
             ledger = self._opened().ledger
             with self._engine_for(name) as engine:
@@ -214,12 +204,7 @@ class ModelRuntime:
 
     @_on_store_thread
     def ensure(self, name: str) -> None:
-        """Have the engine serve a policy, and prove by a probe that it does.
-
-        Raises:
-            StoreError: there is no such policy.
-            EngineError: the engine cannot serve it.
-        """
+        """Have the engine serve a policy beside the champion, proven by a probe; see `TrainableModel.checkpoint`."""
         ledger = self._opened().ledger
         policy = ledger.policy(name)
         # Step 0 is the base model, which has no files of its own; a later policy without files was deleted.
@@ -236,7 +221,7 @@ class ModelRuntime:
         mine = [policy for policy in ledger.policies() if policy.model == self._name]
         left = [policy for policy in mine if policy.state == "retired" and policy.path]
         steps = [policy.step for policy in (*left, self._champion())]
-        best = logs.best_step(self._settings.directory, best_metric, steps)
+        best = records.best_step(self.directory, best_metric, steps)
         gone = [policy for policy in left if policy.step != best]
         # All are rejected before the first file goes: from then on no process promotes or loads one of them.
         with EngineClient.of_route(self._settings, ledger.route()) or nullcontext() as engine:
@@ -251,7 +236,7 @@ class ModelRuntime:
         return [policy.name for policy in gone]
 
     def close(self) -> None:
-        """End the processes that were started here; can be called twice."""
+        """End the processes that this object started; can be called twice."""
         self._closed = True
         self._trainer.close()
         if self._engine is not None:
@@ -263,13 +248,13 @@ class ModelRuntime:
 
     @_on_store_thread
     def _keep(self, groups: Sequence[TrajectoryGroup], about: JSON, state: str) -> list[str]:
-        """Write groups and return their ids; a group in state `spent` is held out and never trained on."""
+        """Write groups into the store and return their ids; a group in state `spent` is never trained on."""
         store, now = self._opened(), time.time()
         ids: list[str] = []
         for group in groups:
             if not group.trajectories:  # every rollout raised
                 continue
-            found = translate(group, about=about, held_out=state != "scored", at=now)
+            found = records.translate(group, about=about, held_out=state != "scored", at=now)
             for begin in range(0, len(found.records), _RECORDS_A_WRITE):
                 store.write(found.records[begin : begin + _RECORDS_A_WRITE])
             # Last, so that a group that exists is complete.
@@ -280,13 +265,13 @@ class ModelRuntime:
     @_on_store_thread
     def _note(self, split: str, metrics: Mapping[str, float], step: int) -> None:
         # On this thread too, so that lines of the history come in the order of the calls.
-        logs.note(self._settings.directory, step=step, split=split, metrics=metrics, at=time.time())
+        records.note(self.directory, step=step, split=split, metrics=metrics, at=time.time())
 
     # The methods below run on the store's thread.
 
     def _open_store(self) -> Store:
         if self._store is None:
-            self._settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._store = open_store(self._settings.store_url, project=self._settings.project)
         return self._store
 
@@ -298,12 +283,12 @@ class ModelRuntime:
     def _champion(self) -> Policy:
         champion = self._opened().ledger.champion()
         if champion is None:
-            raise StoreError(f"nobody serves in the project {self._settings.project!r}; register the model again")
+            raise StoreError(f"no policy serves in the project {self._settings.project!r}; register the model again")
         self.serves = champion.name
         return champion
 
     def _joined(self, champion: Policy) -> tuple[str, str | None] | None:
-        """Return address and key of the engine that serves the project already; `None` if none answers."""
+        """Return the address and the key of an engine that serves the project already; `None` if no engine answers."""
         route = self._opened().ledger.route()
         base_url = self._settings.base_url or route.base_url
         if base_url is None:
@@ -323,9 +308,7 @@ class ModelRuntime:
     def _start(self, base: str) -> str:
         options = [word for name, value in self._options.items() for word in (f"--{name.replace('_', '-')}", value)]
         arguments = ["serve", "--base", base, "--name", self._name, "--port", "0", "--json", *options]
-        log = self._settings.directory / "serve.log"
-        # `processes` run as a script is the command line, ended when this process ends.
-        self._engine = Child("art_patch.rollouts.processes", arguments, self._environment, log)
+        self._engine = ScriptChild(SELF, arguments, self._environment, self.directory / "serve.log")
         first = self._engine.read() or {}
         if "base_url" not in first:
             why = first.get("message") or self._engine.last_words()

@@ -1,17 +1,23 @@
 """Processes below a script: children that speak JSON lines and never outlive the script, and the trainer among them.
 
 The script holds each child's standard input. It closes when the script ends, in whatever way, and the child then ends
-itself.
+itself. Run as a module, this file is such a child:
 
-Run as a module, this file is the command line as such a child: `python -m art_patch.rollouts.processes serve ...` does
-what `art-patch serve` does, and ends with the script that started it.
+- `python -m art_patch.rollouts.processes serve ...` does what `art-patch serve ...` does.
+- `python -m art_patch.rollouts.processes` makes updates, one after another. It stays between updates, because importing
+  torch takes longer than a small update. `ART_PATCH_*` variables name the project. A request is a line on standard
+  input, `{"groups": [ids], "evaluation": [ids], "config": {...}, "who": ...}`. The answers are lines on standard
+  output: any number of `{"progress": [done, total, note]}`, then `{"done": {...}}` or
+  `{"failed": {"type", "message"}}`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
+import queue
 import runpy
 import signal
 import sys
@@ -20,75 +26,53 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from art_patch import errors
 from art_patch._lib import process
-from art_patch.errors import TrainingError
+from art_patch.errors import ArtPatchError, EngineError, TrainingError
 
 if TYPE_CHECKING:
+    from art_patch.settings import Settings
     from art_patch.training import TrainConfig
 
+SELF = "art_patch.rollouts.processes"
+"""The name of this module for `ScriptChild`; `__name__` would be `__main__` in a child."""
+
 Progress = Callable[[int, int, str], None]
-"""Optimizer steps done, their total, and a note; called from another thread."""
-
-_TAIL_BYTES = 2_000
+"""Called with the optimizer steps done, their total, and a note; from another thread."""
 
 
-class Child:
-    """A Python module in a process of its own."""
+class ScriptChild(process.Child):
+    """A Python module in a process of its own, which exchanges JSON objects with the script, one in each line."""
 
     def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
-            module: what `python -m` runs; it must end when its standard input closes.
-            arguments: command line of that module.
+            module: for `python -m`; it must end when its standard input closes.
             environment: added to the variables of this process.
             log: file that its stderr is appended to.
         """
-        self.log = log
         # -P: files beside the script must not stand in for modules of the same name
         command = [sys.executable, "-P", "-m", module, *arguments]
-        with process.open_log(log) as stderr:
-            self._process = process.Child(command, {**os.environ, **environment}, stderr=stderr)
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    def alive(self) -> bool:
-        """Whether it runs."""
-        return self._process.poll() is None
+        super().__init__(command, {**os.environ, **environment}, log=log)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Write a line.
-
-        Raises:
-            OSError: the process has ended.
-        """
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(message) + "\n")
+        """Write an object; raises an `OSError` if the process has ended."""
+        assert self.stdin is not None
+        self.stdin.write(json.dumps(message) + "\n")
 
     def read(self) -> dict[str, Any] | None:
         """Wait for the next line that is a JSON object, and return it; `None` at the end of its output."""
-        assert self._process.stdout is not None
+        assert self.stdout is not None
         with suppress(ValueError):  # `stop` closed our side of the pipe
-            for line in self._process.stdout:
+            for line in self.stdout:
                 with suppress(ValueError):  # a library of the child printed something else
                     found: Any = json.loads(line)
                     if isinstance(found, dict):
                         return cast("dict[str, Any]", found)
         return None
-
-    def last_words(self) -> str:
-        """Return the last lines of its log."""
-        return "\n".join(process.end_of_log(self.log, _TAIL_BYTES).splitlines()[-5:]) or "it said nothing"
-
-    def stop(self, grace_s: float = 15.0) -> None:
-        """End it by SIGTERM, and by SIGKILL if it takes longer than `grace_s`; can be called twice."""
-        self._process.stop(grace_s)
 
 
 class Trainer:
@@ -99,10 +83,10 @@ class Trainer:
     """
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
-        """Start nothing yet; `environment` names the project, `log` takes the process's stderr."""
+        """Start no process yet; `environment` names the project, `log` takes the process's stderr."""
         self._environment = environment
         self._log = log
-        self._child: Child | None = None
+        self._child: ScriptChild | None = None
         self._one = threading.Lock()
 
     async def update(
@@ -117,7 +101,7 @@ class Trainer:
         """Train on groups of the store, evaluate on others, and return the fields of the update's record.
 
         Raises:
-            ArtPatchError: the same error as the update raised in its process.
+            ArtPatchError: the error that the update raised in its process.
             TrainingError: the process ended before it answered.
         """
         request = {"groups": list(groups), "evaluation": list(evaluation), "config": asdict(config), "who": who}
@@ -131,8 +115,8 @@ class Trainer:
     def _update(self, request: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
         # A second update waits here, in its own thread, for the end of the first.
         with self._one:
-            if self._child is None or not self._child.alive():
-                self._child = Child("art_patch.rollouts.trainer_process", (), self._environment, self._log)
+            if self._child is None or self._child.poll() is not None:
+                self._child = ScriptChild(SELF, (), self._environment, self._log)
             child = self._child
             try:
                 child.send(request)
@@ -148,20 +132,90 @@ class Trainer:
                 progress(*answer["progress"])
             raise self._died(child)
 
-    def _died(self, child: Child) -> TrainingError:
+    def _died(self, child: ScriptChild) -> TrainingError:
         child.stop()
         return TrainingError(
             f"the trainer's process ended; nothing was published. {self._log} says: {child.last_words()}"
         )
 
     def close(self) -> None:
-        """End its process."""
+        """End the process."""
         child, self._child = self._child, None
         if child is not None:
             # An update under way would not end within any grace, and may be killed at any moment.
-            child.stop(grace_s=0.0 if self._one.locked() else 5.0)
+            child.stop(0.0 if self._one.locked() else 5.0)
+
+
+# The functions below run in the trainer's process. They import late, because every script imports this module.
+
+
+def _answer_requests() -> None:
+    """Answer requests until standard input ends; never returns."""
+    from art_patch.settings import load_settings
+
+    # Answers keep the real standard output. Everything that libraries print goes to stderr, not between our lines.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    settings, requests = load_settings(), _requests()
+    while True:
+        request = requests.get()
+        try:
+            _answer(answers, {"done": _updated(settings, request, answers)})
+        # Any other exception ends this process, and the script is shown the end of its log.
+        except ArtPatchError as error:
+            _answer(answers, {"failed": {"type": type(error).__name__, "message": str(error)}})
+        # The engine may share the GPU, and torch keeps freed memory for itself.
+        gc.collect()
+        if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _requests() -> queue.SimpleQueue[dict[str, Any]]:
+    waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            waiting.put(json.loads(line))
+        # `sys.exit` would end this thread alone. An update may be killed at any moment: nothing is published before it
+        # is whole.
+        os._exit(0)
+
+    threading.Thread(target=read, name="art-patch-requests", daemon=True).start()
+    return waiting
+
+
+def _updated(settings: Settings, request: Mapping[str, Any], answers: TextIO) -> dict[str, Any]:
+    from art_patch.pipeline import run_explicit_update
+    from art_patch.serving import EngineClient
+    from art_patch.store import open_store
+    from art_patch.training import LossConfig, TrainConfig
+
+    def progress(stage: str, done: int, total: int, note: str = "") -> None:
+        _answer(answers, {"progress": [done, total, note]})
+
+    given = request["config"]
+    # `asdict` made dictionaries of both; only the outer one becomes a record again by itself.
+    config = TrainConfig(**given | {"loss": LossConfig(**given["loss"])})
+    store = open_store(settings.store_url, create=False, project=settings.project)
+    try:
+        engine = EngineClient.of_route(settings, store.ledger.route())
+        if engine is None:
+            raise EngineError("no engine serves this project; start `art-patch serve --base MODEL`")
+        with engine:
+            return asdict(run_explicit_update(
+                store, engine, settings.adapters, config, request["groups"], evaluation=request["evaluation"],
+                who=request["who"], progress=progress,
+            ))  # fmt: skip
+    finally:
+        store.close()
+
+
+def _answer(answers: TextIO, message: Mapping[str, Any]) -> None:
+    answers.write(json.dumps(message, default=str) + "\n")
 
 
 if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        _answer_requests()
     process.when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
     runpy.run_module("art_patch", run_name="__main__")

@@ -1,10 +1,8 @@
-"""One rollout: its conversations and its reward.
+"""One rollout: its conversations and its reward. Fields and methods are those of OpenPipe ART.
 
 `messages_and_choices` holds messages as the OpenAI SDK takes them, and the `Choice` of each answer that may be trained
 on. An answer that is given as a message is context only. Other conversations of the rollout (a sub-agent, a history
 that was cut) are `additional_histories`; they share the reward.
-
-Fields and methods are those of OpenPipe ART. Scripts may extend the classes.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ MessagesAndChoices = list[ChatCompletionMessageParam | Choice]
 Tools = list[ChatCompletionToolParam]
 
 MADE_HERE: ContextVar[list[Trajectory] | None] = ContextVar("art_patch_made_here", default=None)
-"""Trajectories that the running rollout has made so far; if it raises, the newest is kept with the exception."""
+"""Trajectories that the running rollout has made so far. If the rollout raises, the newest goes with the exception."""
 
 
 def _read_history(given: Iterable[Any]) -> MessagesAndChoices:
@@ -66,7 +64,7 @@ _Tools = Annotated[Tools | None, _by(_read_tools)]
 
 
 def messages_of(history: Iterable[Any]) -> Messages:
-    """Return a history as messages that can be sent: a choice, of any SDK, becomes the assistant's message."""
+    """Return a history as messages of a request: a choice, of any SDK, becomes the assistant's message."""
     return [cast(ChatCompletionMessageParam, _message(item)) for item in history]
 
 
@@ -90,10 +88,9 @@ def _message(item: Any) -> Mapping[str, Any]:
 
 
 class History(BaseModel):
-    """A conversation of a trajectory.
+    """A conversation of a trajectory: messages, and a `Choice` for each answer that may be trained on.
 
     Attributes:
-        messages_and_choices: messages; a `Choice` for each answer that may be trained on.
         tools: tools that were offered in all of its requests.
     """
 
@@ -101,12 +98,12 @@ class History(BaseModel):
     tools: _Tools = None
 
     def messages(self) -> Messages:
-        """Return it as messages that can be sent."""
+        """Return the conversation as messages of a request."""
         return messages_of(self.messages_and_choices)
 
 
 class Trajectory(BaseModel):
-    """A rollout.
+    """A rollout: one run of an agent on one task.
 
     Attributes:
         messages_and_choices: the main conversation; a `Choice` for each answer that may be trained on.
@@ -114,9 +111,9 @@ class Trajectory(BaseModel):
         additional_histories: the rollout's other conversations, which share the reward.
         reward: compared within its group only. NaN means "not known yet" and is never trained on.
         metrics: more numbers, kept as scores beside the reward.
-        metadata: JSON values to find it by.
+        metadata: JSON values by which the rollout can be found in the store.
         logs: free text, kept for reading.
-        start_time: when the object was made; `finish` counts from there.
+        start_time: time at which the object was made; `finish` counts from there.
     """
 
     messages_and_choices: _Said = Field(default_factory=list)
@@ -130,13 +127,13 @@ class Trajectory(BaseModel):
     start_time: datetime = Field(default_factory=datetime.now, exclude=True)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Join the trajectories of the rollout that makes it."""
+        """Add the new trajectory to those of the running rollout."""
         made = MADE_HERE.get()
         if made is not None:
             made.append(self)
 
     def messages(self) -> Messages:
-        """Return the main conversation as messages that can be sent."""
+        """Return the main conversation as messages of a request."""
         return messages_of(self.messages_and_choices)
 
     def histories(self) -> list[History]:
@@ -155,7 +152,7 @@ class Trajectory(BaseModel):
         self.logs.append(message)
 
     def finish(self) -> Self:
-        """Set the metric `duration`: seconds since it was made."""
+        """Set the metric `duration`, the seconds since the object was made, and return the trajectory."""
         self.metrics["duration"] = (datetime.now() - self.start_time).total_seconds()
         return self
 
@@ -171,7 +168,7 @@ class Trajectory(BaseModel):
             self.metrics[name] = self.metrics.get(name, 0.0) + time.monotonic() - began
 
     def for_logging(self) -> dict[str, Any]:
-        """Return it as JSON values to print or store; each message says whether it may be trained on."""
+        """Return the rollout as JSON values to print or store; each message says whether it may be trained on."""
         said = zip(self.messages_and_choices, self.messages(), strict=True)
         return {
             "reward": self.reward,
@@ -192,9 +189,7 @@ class Failure(BaseModel):
 
     Attributes:
         type: name of the exception's class.
-        message: the exception as text.
-        traceback: as Python prints it.
-        trajectory: the newest that the rollout had made; `None` if it had made none.
+        trajectory: the newest that the rollout had made, if any.
     """
 
     type: str
@@ -204,7 +199,7 @@ class Failure(BaseModel):
 
 
 def remember(error: BaseException, trajectory: Trajectory | None) -> None:
-    """Let the exception carry the trajectory that it ended, unless it carries one already."""
+    """Attach the trajectory to the exception that ended it, unless another one is attached already."""
     if trajectory is not None and getattr(error, _NOTE, None) is None:
         # On the exception itself, because it travels through code of the script. The first one stays: it was set
         # nearest to where the exception was raised.
@@ -212,7 +207,7 @@ def remember(error: BaseException, trajectory: Trajectory | None) -> None:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return the exception as a record."""
+    """Return the exception, and the trajectory that `remember` attached to it, as a record."""
     return Failure(
         type=type(error).__qualname__,
         message=str(error),

@@ -1,8 +1,8 @@
-"""Rollouts of one scenario, compared with each other; and many groups gathered at once.
+"""Groups: rollouts of one scenario, which are compared with each other; and many groups gathered at once.
 
 `TrajectoryGroup(...)` of trajectories is a group. `TrajectoryGroup(rollout(...) for _ in range(8))` of coroutines is a
-`PendingGroup`: awaiting it runs the rollouts at once and gives the group. A rollout that raised becomes a `Failure` in
-the group's `exceptions`, with the trajectory that it had made so far.
+`PendingGroup`: awaiting it runs the rollouts at once and returns the group. A rollout that raised becomes a `Failure`
+in the group's `exceptions`, with the trajectory that it had made so far.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Self, overload
 from pydantic import BaseModel, Field
 
 from art_patch.rollouts.at_once import at_once, gathering, run_all
+from art_patch.rollouts.records import translate
 from art_patch.rollouts.trajectory import Failure, Trajectory, failure_of
-from art_patch.rollouts.translate import translate
 from art_patch.types import Group, Score
 
 
@@ -51,7 +51,7 @@ class _Meta(type(BaseModel)):
         exceptions: Iterable[Any] = (),
         logs: Iterable[str] = (),
     ) -> TrajectoryGroup | PendingGroup:
-        """Return the group, or a `PendingGroup` if anything is awaitable."""
+        """Return the group, or a `PendingGroup` if any of `trajectories` is awaitable."""
         # Read once, because a generator cannot be read a second time.
         given = list(trajectories)
         rest: dict[str, Any] = {"metadata": metadata, "exceptions": list(exceptions), "logs": list(logs)}
@@ -84,7 +84,7 @@ class TrajectoryGroup(BaseModel, metaclass=_Meta):
         exceptions: Iterable[BaseException] = (),
         logs: Iterable[str] = (),
     ) -> None:
-        """Hold the results of rollouts; exceptions among `trajectories` join the `exceptions`."""
+        """Take the results of rollouts; exceptions among `trajectories` join `exceptions`."""
         given: list[Any] = list(trajectories)
         raised: list[Any] = [each for each in given if isinstance(each, BaseException)] + list(exceptions)
         super().__init__(
@@ -104,7 +104,7 @@ class TrajectoryGroup(BaseModel, metaclass=_Meta):
         return translate(self, about={}, held_out=False, at=time.time()).group
 
     def ranked(self, scored: Group) -> Self:
-        """Return the group with the judge's scores as rewards, as `art_patch.rewards.ruler_score_group` gives it.
+        """Return a copy of the group with the judge's scores as rewards; `ruler_score_group` calls it.
 
         The earlier reward becomes the metric `independent_reward`, the score also the metric `ruler_score`. The judge's
         comment goes into the trajectory's log.
@@ -138,10 +138,10 @@ def _judged(trajectory: Trajectory, score: Score) -> Trajectory:
 
 
 class PendingGroup:
-    """Rollouts that have not begun; awaiting it gives their `TrajectoryGroup`."""
+    """Rollouts that have not begun; awaiting the object runs them and returns their `TrajectoryGroup`."""
 
     def __init__(self, given: list[Any], rest: dict[str, Any]) -> None:
-        """Hold the rollouts, and the group's other arguments."""
+        """Take the rollouts, and the other arguments of their group."""
         self.given = given
         self._rest = rest
 
@@ -150,7 +150,7 @@ class PendingGroup:
         return len(self.given)
 
     def __await__(self) -> Generator[Any, Any, TrajectoryGroup]:
-        """Run them at once."""
+        """Run the rollouts at once."""
         return self._run().__await__()
 
     async def _run(self) -> TrajectoryGroup:
@@ -189,8 +189,8 @@ async def gather_trajectories(
 
     Args:
         trajectories: coroutines, each of a trajectory or of several.
-        pbar_desc: text beside the progress bar; `None` shows none.
-        max_exceptions: how many may raise; below 1, which share of them. One more is raised.
+        pbar_desc: text beside the progress bar; `None` shows no bar.
+        max_exceptions: number of rollouts that may raise, or their share if below 1. One more is raised.
 
     Raises:
         ConfigError: `max_exceptions` is below 0.
@@ -213,9 +213,9 @@ async def gather_trajectory_groups(
 
     Args:
         groups: `TrajectoryGroup(rollout(...) for ...)`, or coroutines of groups.
-        pbar_desc: text beside the progress bar; `None` shows none.
-        max_exceptions: how many rollouts may raise; below 1, which share of them. One more is raised.
-        max_metrics: how many metrics stand beside the bar; all unless given.
+        pbar_desc: text beside the progress bar; `None` shows no bar.
+        max_exceptions: number of rollouts that may raise, or their share if below 1. One more is raised.
+        max_metrics: number of metrics beside the bar; all unless given.
         after_each: called with each group as soon as it is complete, to judge it for example. Its result replaces the
             group: one group, several, or `None` for none.
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from agent import INSTRUCTIONS, TOOLS, use
 from art_patch.demo.tiny_model import Shape, tiny_base
-from art_patch.demo.tiny_tokenizer import rendered
+from art_patch.demo.tiny_model import rendered
 from inbox import Email, Inbox, label
 from synthetic import ASKS, COSTS, DATES, DAYS, MENTIONS, PEOPLE, QUESTIONS, ROOMS, TOPICS, VALUES, Pair, World, make
 

@@ -14,7 +14,7 @@ from art_patch._lib.atomic_files import placing, replacing, write_whole
 from art_patch.demo.processes import Process
 from art_patch.errors import ConfigError
 from art_patch.pipeline.report import CycleReport, write_report
-from art_patch.rollouts.processes import Child
+from art_patch.rollouts.processes import ScriptChild
 from art_patch.serving.vllm.process import VllmProcess
 from art_patch.training.loop import tensor_file
 
@@ -33,7 +33,7 @@ def an_updates_tokens(directory: Path) -> None:
 
 
 def what_a_child_says(directory: Path) -> None:
-    Child("this", [], {}, directory / "child.log").stop()
+    ScriptChild("this", [], {}, directory / "child.log").stop()
 
 
 def what_the_demos_agent_says(directory: Path) -> None:

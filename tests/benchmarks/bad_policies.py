@@ -20,7 +20,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from art_patch.demo.judge import Rule, shop_rule
-from art_patch.demo.recipe import CYCLE
+from art_patch.demo.run import CYCLE
 from art_patch.demo.shop import ITEMS
 from art_patch.pipeline import CycleConfig
 from art_patch.policies.files import CONFIG, WEIGHTS, publish_adapter

@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from art_patch.demo.recipe import CYCLE
+from art_patch.demo.run import CYCLE
 from art_patch.demo.shop_model import build_model
 from art_patch.errors import AdapterRejected, TrainingError
 from art_patch.pipeline import CycleReport, group

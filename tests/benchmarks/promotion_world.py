@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from art_patch.demo.judge import STAND_IN_MODEL, Rule, serve_stand_in_judge, shop_rule
 from art_patch.demo.processes import NO_UPSTREAM, Agent, Engine, Program, agent_source
-from art_patch.demo.recipe import CYCLE, EVALUATION_TASKS, ROLLOUTS, SCENARIOS
+from art_patch.demo.run import CYCLE, EVALUATION_TASKS, ROLLOUTS, SCENARIOS
 from art_patch.demo.shop import TOOLS, Task, is_success, make_tasks
 from art_patch.pipeline import CycleConfig, CycleReport, retrain
 from art_patch.policies import read_base_model

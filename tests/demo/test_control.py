@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from art_patch.demo.control import DealtOut
-from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
+from art_patch.demo.judge import STAND_IN_MODEL, DealtOut, serve_stand_in_judge
 from art_patch.rewards import Judge
 from art_patch.types import Call, Choice, Group, Score, Trajectory, TrajectoryInfo
 

@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.demo.tiny_model import IGNORE, Conversation, Shape, row_of, tiny_base
-from art_patch.demo.tiny_tokenizer import END_OF_TURN, conversation_tokenizer
+from art_patch.demo.tiny_model import (
+    END_OF_TURN,
+    IGNORE,
+    Conversation,
+    Shape,
+    conversation_tokenizer,
+    row_of,
+    tiny_base,
+)
 
 SHORT = Shape(steps=2, batch=2, hidden=64, layers=1)
 TOOLS: list[dict[str, Any]] = [

@@ -14,7 +14,7 @@ import pytest
 from art_patch.demo import shop_model
 from art_patch.demo.shop import COUNTS, ITEMS, TOOLS, question
 from art_patch.demo.shop_model import WarmUp, build_model, shop_tokenizer
-from art_patch.demo.tiny_tokenizer import END_OF_TURN
+from art_patch.demo.tiny_model import END_OF_TURN
 from art_patch.errors import ConfigError
 
 SHORT = WarmUp(steps=3, batch=4)

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 import art_patch as art
-from art_patch.rollouts.processes import Child
+from art_patch.rollouts.processes import ScriptChild
 from art_patch.store import open_store
 
 USER: Any = {"role": "user", "content": "hi"}
@@ -68,7 +68,7 @@ def test_what_a_model_cannot_do_is_said():
 
 
 def test_a_child_says_why_it_ended(tmp_path: Path):
-    child = Child("json.tool", [str(tmp_path / "nothing")], {}, tmp_path / "logs" / "child.log")
+    child = ScriptChild("json.tool", [str(tmp_path / "nothing")], {}, tmp_path / "logs" / "child.log")
     assert child.read() is None
     child.stop()
     child.stop()
@@ -78,9 +78,9 @@ def test_a_child_says_why_it_ended(tmp_path: Path):
 
 def test_a_child_that_prints_is_not_taken_at_its_word(tmp_path: Path):
     (tmp_path / "lines.json").write_text('{"a": 1}')
-    child = Child("json.tool", ["--json-lines", "--compact", str(tmp_path / "lines.json")], {}, tmp_path / "log")
+    child = ScriptChild("json.tool", ["--json-lines", "--compact", str(tmp_path / "lines.json")], {}, tmp_path / "log")
     assert (child.read(), child.read()) == ({"a": 1}, None)
     child.stop()
-    quiet = Child("this", [], {}, tmp_path / "quiet.log")
-    assert (quiet.read(), quiet.last_words()) == (None, "it said nothing")
+    quiet = ScriptChild("this", [], {}, tmp_path / "quiet.log")
+    assert (quiet.read(), quiet.last_words()) == (None, "it wrote nothing")
     quiet.stop()

@@ -1,9 +1,9 @@
 """Environments of the packages `gymnasium` and `pettingzoo`, played in words.
 
-A state is an `Observation`. As text it is what the environment draws (`render_mode="ansi"`), else its observation, then
-the legal actions. Actions of `Discrete` spaces are known by their numbers, or by names that the script gives them. The
-last action in an answer counts, so that a model may think aloud first. Override `describe` and `parse_action` to word
-states and actions better; other spaces need an own `parse_action`.
+A state is an `Observation`. Its text is the environment's drawing (`render_mode="ansi"`) or else its observation,
+followed by the legal actions. Actions of `Discrete` spaces have their numbers as names, or names that the script gives
+them. The last action in an answer counts, so that a model may think aloud first. Override `describe` and `parse_action`
+to word states and actions better; other spaces need a `parse_action` of their own.
 """
 
 from __future__ import annotations
@@ -16,21 +16,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from art_patch.errors import ConfigError
-from art_patch.rollouts.environments.environment import Environment, IllegalAction, Step
-from art_patch.rollouts.environments.environment_pool import OwnThread
+from art_patch.rollouts.environments.environment import Environment, IllegalAction, OwnThread, Step
 from art_patch.rollouts.environments.episode import Agent
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A state, as its player sees it.
+    """A state, as its player sees it; `observation` and `info` are the environment's own objects.
 
     Attributes:
-        observation: as the environment gave it.
-        info: as the environment gave it.
         legal: actions that are possible now; `None` if the space is not `Discrete`.
         text: the environment's own drawing, if it was made with `render_mode="ansi"`.
-        player: whose turn it is; empty where there is only one.
+        player: the player whose turn it is; empty in a game for one.
         space: the space of actions, an object of `gymnasium.spaces`.
     """
 
@@ -43,7 +40,7 @@ class Observation:
 
 
 def observe(environment: Any, observation: Any, info: Mapping[str, Any], space: Any, player: str = "") -> Observation:
-    """Return the state as its player sees it; an `action_mask` in the observation or the info says what is legal."""
+    """Return a state as its player sees it; an `action_mask` in observation or info limits the legal actions."""
     from gymnasium.spaces import Discrete
 
     legal = None
@@ -58,14 +55,14 @@ def observe(environment: Any, observation: Any, info: Mapping[str, Any], space: 
 
 
 class _InWords(Environment[Observation, Any]):
-    """States and actions as text."""
+    """An environment whose states and actions are text."""
 
     def __init__(self, instructions: str, names: Sequence[str] | None, attempts: int, illegal_reward: float) -> None:
         self.instructions, self.attempts, self.illegal_reward = instructions, attempts, illegal_reward
         self._names = names
 
     def describe(self, state: Observation) -> str:
-        """Return the environment's drawing of the state, else the observation; then the legal actions."""
+        """Return the environment's drawing of the state or else the observation, followed by the legal actions."""
         whole: Any = state.observation
         with_mask = isinstance(whole, Mapping) and "observation" in whole
         observation: Any = whole["observation"] if with_mask else whole
@@ -78,7 +75,7 @@ class _InWords(Environment[Observation, Any]):
         """Return the last action that the answer names.
 
         Raises:
-            IllegalAction: it names none, or one that is not legal now.
+            IllegalAction: the answer names no action, or one that is not legal now.
             ConfigError: the space is not `Discrete`.
         """
         if state.legal is None:
@@ -117,14 +114,11 @@ class GymnasiumEnvironment(_InWords):
         illegal_reward: float = -1.0,
         **options: Any,
     ) -> None:
-        """Make the environment when the first episode begins.
+        """Prepare; the first episode makes the environment. Arguments not listed here are those of `Environment`.
 
         Args:
             make: the environment's id, or a function that makes it.
-            instructions: the rules, see `Environment`.
-            actions: names of the actions, the first for the lowest number; numbers unless given.
-            attempts: how often the agent is asked in one state, see `Environment`.
-            illegal_reward: added when no answer was legal, see `Environment`.
+            actions: names of the actions, the first for the lowest number; the numbers unless given.
             options: arguments of the environment; `render_mode="ansi"` shows its own drawing, if it has one.
         """
         super().__init__(instructions, actions, attempts, illegal_reward)
@@ -132,14 +126,14 @@ class GymnasiumEnvironment(_InWords):
         self._made: Any = None
 
     def reset(self, seed: int) -> Observation:
-        """Begin an episode with this seed."""
+        """Begin an episode with this seed and return its first state."""
         if self._made is None:
             self._made = self._make()
         observation, info = self._made.reset(seed=seed)
         return observe(self._made, observation, info, self._made.action_space)
 
     def step(self, action: Any) -> Step[Observation]:
-        """Act."""
+        """Take an action and return the next state, the reward, whether the episode is done, and the info."""
         observation, reward, terminated, truncated, info = self._made.step(action)
         told = {**info, "terminated": bool(terminated), "truncated": bool(truncated)}
         state = observe(self._made, observation, info, self._made.action_space)
@@ -159,21 +153,21 @@ class GymnasiumEnvironment(_InWords):
 
 
 Turn = tuple[Observation, float, bool]
-"""What a player sees at its turn, its reward since its last turn, and whether it is out of the game."""
+"""A player's state at its turn, its reward since its last turn, and whether it is out of the game."""
 
 
 class PettingZooEnvironment(_InWords):
     """A game of `pettingzoo` (its AEC API), in which the agent plays one player.
 
-    The other players move by a function: at random unless given, or by `same_policy(agent)`, which is self-play. Their
-    questions to a model are not learned from. The seed says which player the agent is, each in turn, unless `player`
-    names one; siblings are the same player. The agent's reward of a step is the sum of what its player got until its
+    A function moves the other players: at random unless given, or `same_policy(agent)`, which is self-play. Their
+    questions to a model are not learned from. The seed decides which player the agent is, each in turn, unless `player`
+    names one; siblings are the same player. The agent's reward of a step is the sum of its player's rewards until its
     next turn.
 
-    Give games that are made for turns; `pettingzoo.utils.parallel_to_aec` makes one of a parallel game.
+    The game must be made for turns; `pettingzoo.utils.parallel_to_aec` converts a parallel game.
 
     Attributes:
-        random: for the other players; seeded with each episode's seed.
+        random: generator for the other players; seeded with each episode's seed.
     """
 
     def __init__(
@@ -188,17 +182,14 @@ class PettingZooEnvironment(_InWords):
         illegal_reward: float = -1.0,
         **options: Any,
     ) -> None:
-        """Make the game when the first episode begins.
+        """Prepare; the first episode makes the game. Arguments not listed here are those of `Environment`.
 
         Args:
-            make: makes the game, as the module's `env` does.
-            player: the agent's player; each in turn unless given.
-            others: takes this environment and another player's observation, and returns its action; a coroutine
-                function, or a function that runs in the game's thread. `random_action` unless given.
-            instructions: the rules, see `Environment`.
-            actions: names of the actions, the first for the lowest number; numbers unless given.
-            attempts: how often the agent is asked in one state, see `Environment`.
-            illegal_reward: added when no answer was legal, see `Environment`.
+            make: a function that makes the game, such as the `env` of the game's module.
+            player: name of the agent's player; each in turn unless given.
+            others: returns the action of another player, given this environment and that player's observation; a
+                coroutine function, or a function that runs in the game's thread. `random_action` unless given.
+            actions: names of the actions, the first for the lowest number; the numbers unless given.
             options: arguments of the game; `render_mode="ansi"` shows its own drawing, if it has one.
         """
         super().__init__(instructions, actions, attempts, illegal_reward)
@@ -220,7 +211,7 @@ class PettingZooEnvironment(_InWords):
         return state
 
     async def step(self, action: Any) -> Step[Observation]:
-        """Act, and let the others move until it is the agent's turn again, or the game ends."""
+        """Take an action, and let the others move until it is the agent's turn again or the game ends."""
         await self._run(self._game.step, action)
         state, reward, done = await self._until_our_turn()
         early, self._early = self._early, 0.0
@@ -276,7 +267,7 @@ class PettingZooEnvironment(_InWords):
 
 
 def random_action(environment: PettingZooEnvironment, state: Observation) -> Any:
-    """Return a random legal action; the same one for the same seed and the same moves before."""
+    """Return a random legal action, which depends only on the seed and the moves before."""
     if state.legal is not None:
         return environment.random.choice(state.legal)
     # The space has a generator of its own, which would not follow the seed of the episode.
@@ -285,9 +276,9 @@ def random_action(environment: PettingZooEnvironment, state: Observation) -> Any
 
 
 def same_policy(agent: Agent) -> Callable[[PettingZooEnvironment, Observation], Awaitable[Any]]:
-    """Return a player that asks the agent's model as the agent does, each state by itself: self-play.
+    """Return a player for self-play: it asks the agent's model about each state by itself.
 
-    An answer that is no legal action becomes a random one.
+    An answer that is no legal action becomes a random legal action.
     """
 
     async def other(environment: PettingZooEnvironment, state: Observation) -> Any:

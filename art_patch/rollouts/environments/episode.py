@@ -1,13 +1,12 @@
-"""`Agent`, and an environment, an agent and a seed -> the trajectory of one episode.
+"""`Agent`, and `play`: an environment, an agent and a seed become the trajectory of one episode.
 
 One agent plays many episodes at once, so it keeps no state of any episode. Each answer's `Choice` is appended as the
 model's own client gave it, with its exact tokens. An agent that plays otherwise (tools, several calls for one action)
 is a subclass that overrides `generate_response` or `select_action`.
 
-The reward of an episode is the sum of the rewards of its steps. Its metrics are `actions` (how many it took), `illegal`
-(it ended because no answer was a legal action), `cut` (it reached the step limit before it was done), and those that
-the environment gave. Errors of the environment and the agent are raised, and carry the trajectory into its group's
-`exceptions`.
+The reward of an episode is the sum of the rewards of its steps. Its metrics are `actions` (their number), `illegal`
+(it ended because no answer was a legal action), `cut` (it reached the step limit before it was done), and those of the
+environment. Errors of the environment and the agent are raised, and carry the trajectory into its group's `exceptions`.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from art_patch.errors import ConfigError
-from art_patch.rollouts.environments.environment import Environment, IllegalAction, Step
-from art_patch.rollouts.environments.environment_pool import Worker
+from art_patch.rollouts.environments.environment import Environment, IllegalAction, Step, Worker
 from art_patch.rollouts.trajectory import History, Trajectory, remember
 
 if TYPE_CHECKING:
@@ -30,20 +28,20 @@ class Agent:
     """A model that plays: it reads a state and answers with an action.
 
     Attributes:
-        model: the model that answers; it need not be one that learns.
+        model: the model that answers; a `Model` that does not learn can play, too.
         keeps_history: whether each question comes with the episode's conversation so far. Otherwise each state is a
             conversation of its own, which suits long episodes whose states say everything.
-        params: of each request: `max_tokens`, `temperature`, ...
+        params: settings of each request: `max_tokens`, `temperature`, ...
     """
 
     def __init__(self, model: Model[Any], *, keeps_history: bool = True, **params: Any) -> None:
-        """Take the attributes by name."""
+        """Take the model, and the settings of its requests."""
         self.model = model
         self.keeps_history = keeps_history
         self.params = params
 
     def begin(self, instructions: str) -> Trajectory:
-        """Return the trajectory of a new episode, which holds the environment's instructions or nothing."""
+        """Return the trajectory of a new episode, with the environment's instructions as its system message."""
         first: list[Any] = [{"role": "system", "content": instructions}] if instructions else []
         return Trajectory(messages_and_choices=first, reward=math.nan)
 
@@ -51,8 +49,8 @@ class Agent:
         """Send a state to the model and return its answer, which the environment reads as an action.
 
         Args:
-            state: as text; after an answer that was no legal action, the reason stands before it.
-            trajectory: the episode's; question and answer are appended there.
+            state: the state as text; after an illegal action, the reason stands before it.
+            trajectory: of the episode; question and answer are appended to it.
         """
         conversation = trajectory.histories()[-1].messages_and_choices
         # The first state stands in the main conversation; each later one opens a conversation of its own.
@@ -65,7 +63,7 @@ class Agent:
         return choice.message.content or ""
 
     async def generate_response(self, trajectory: Trajectory) -> Choice:
-        """Let the model go on with the trajectory's last conversation, and append its answer there."""
+        """Ask the model to continue the trajectory's last conversation; append its answer there and return it."""
         conversation = trajectory.histories()[-1]
         answer: Any = await self.model.openai_client().chat.completions.create(
             model=self.model.name, messages=conversation.messages(), **self.params
@@ -76,11 +74,7 @@ class Agent:
 
 
 async def play(worker: Worker, agent: Agent, seed: int, *, max_steps: int) -> Trajectory:
-    """Play one episode to its end, or for `max_steps` steps.
-
-    Raises:
-        ConfigError: the environment's `attempts` is below 1.
-    """
+    """Play one episode to its end, or for `max_steps` steps; raises the errors of the environment and the agent."""
     environment = await worker.environment()
     if environment.attempts < 1:
         raise ConfigError(f"attempts={environment.attempts} of {type(environment).__name__} must be at least 1")
@@ -89,7 +83,7 @@ async def play(worker: Worker, agent: Agent, seed: int, *, max_steps: int) -> Tr
     try:
         await _play(environment, worker, agent, trajectory, seed, max_steps)
     except Exception as error:
-        # Said here, because the gathering would take the newest trajectory, which may be an opponent's.
+        # Attached here, because the gathering would take the newest trajectory, which may be an opponent's.
         remember(error, trajectory)
         raise
     return trajectory.finish()
@@ -116,7 +110,7 @@ async def _play(
 async def _one_step(
     environment: Environment[Any, Any], worker: Worker, agent: Agent, trajectory: Trajectory, state: Any
 ) -> Step[Any] | None:
-    """Ask until an action is legal, and take it; `None` if none was."""
+    """Ask until an action is legal and take it; return `None` if no answer is a legal action."""
     described: str = await worker.call(environment.describe, state)
     asked = described
     for _ in range(environment.attempts):

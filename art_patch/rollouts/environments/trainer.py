@@ -10,16 +10,15 @@ An update is `TrainableModel.train`. Await the methods one after the other.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from art_patch._lib.atomic_files import replacing
 from art_patch.errors import ConfigError
-from art_patch.rollouts.environments.environment import Environment
-from art_patch.rollouts.environments.environment_pool import EnvironmentPool, Make, maker_of
+from art_patch.rollouts.environments.environment import Environment, EnvironmentPool, Make, maker_of
 from art_patch.rollouts.environments.episode import Agent, play
 from art_patch.rollouts.model import TrainableModel
 from art_patch.rollouts.model_runtime import TrainResult
@@ -51,22 +50,22 @@ class GRPOTrainer:
         parallel: int = 64,
         max_exceptions: float = 0.05,
     ) -> None:
-        """Play nothing yet.
+        """Prepare; `collect_episodes` plays.
 
         Args:
             agent: its model learns, and must be registered before episodes are played.
-            environment: its class, or a function that makes one; or one environment, which is copied. Episodes that run
-                at once need one each.
-            learning_rate: in place of `config`'s.
-            batch_size: groups that one optimizer step takes, in place of `config`'s.
+            environment: a class, or a function that makes environments; or one environment, which is copied. Episodes
+                that run at once need one each.
+            learning_rate: replaces that of `config`.
+            batch_size: groups in one optimizer step; replaces that of `config`.
             episodes_per_batch: episodes that `collect_episodes` plays.
             max_episode_length: steps after which an episode ends.
-            kl_penalty: in place of `config`'s.
+            kl_penalty: replaces that of `config`.
             group_size: episodes of one seed, which are compared with each other.
-            seeds: the scenarios, used again from the start after the last; unless given 0, 1, 2 and so on without end.
+            seeds: the scenarios, repeated after the last one; 0, 1, 2, ... without end unless given.
             config: all other settings of an update.
             parallel: episodes that run at once.
-            max_exceptions: how many episodes of a batch may raise; below 1, which share of them.
+            max_exceptions: number of episodes in a batch that may raise, or their share if below 1.
 
         Raises:
             ConfigError: a number is out of its range, or the environment cannot be copied.
@@ -96,11 +95,11 @@ class GRPOTrainer:
         """Play episodes, many at once, with a progress bar; return a group for each seed.
 
         Args:
-            seeds: seeds for an evaluation; they do not use up the trainer's own. Give the groups to
-                `model.log(groups)`. Unless given, the trainer's next seeds are played, to be trained on.
+            seeds: seeds for an evaluation, whose groups go to `model.log(groups)`. Unless given, the trainer's next
+                seeds are played, and their groups go to `update_policy`.
 
         Raises:
-            Exception: an environment's, if more than `max_exceptions` raise; running episodes are cancelled.
+            Exception: that of an environment, if more than `max_exceptions` raise; running episodes are cancelled.
         """
         chosen = self._next_seeds() if seeds is None else list(seeds)
         pool = EnvironmentPool(self._make, self._parallel)
@@ -126,23 +125,22 @@ class GRPOTrainer:
             await pool.close()
 
     async def update_policy(self, groups: Iterable[TrajectoryGroup]) -> TrainResult:
-        """Learn from episodes, as `TrainableModel.train` does, and with its errors."""
-        result = await self._model().train(groups, self._config)
+        """Update the policy from episodes, as `TrainableModel.train` does, and with its errors."""
+        result = await self._model().runtime().train(groups, self._config)
         self.updates += 1
         return result
 
     async def save_checkpoint(self, path: str | PathLike[str]) -> Path:
-        """Write where the trainer and its model stand as a JSON file, and return its path.
+        """Write the state of the trainer and its model as a JSON file, and return its path.
 
-        The file holds the policy's name and no weights, so it is useful as long as the project's directory is there and
+        The file holds the policy's name and no weights. It is useful as long as the project's directory exists and
         `delete_checkpoints` has not deleted the policy.
         """
-        model = self._model()
-        policy = model.get_inference_name(await model.get_step())
-        return write_checkpoint(path, Checkpoint(policy, self.updates, self._begun))
+        champion = await self._model().runtime().champion()
+        return write_checkpoint(path, Checkpoint(champion.name, self.updates, self._begun))
 
     async def load_checkpoint(self, path: str | PathLike[str]) -> None:
-        """Go back to where `save_checkpoint` was called: its policy is promoted and serves; later ones are kept.
+        """Go back to the state that `save_checkpoint` wrote: its policy is promoted; later policies are kept.
 
         Raises:
             ConfigError: the file is no checkpoint of this model.
@@ -152,7 +150,7 @@ class GRPOTrainer:
         """
         model = self._model()
         found = read_checkpoint(path, model=model.name)
-        await model.backend().promote(model, found.policy)
+        await model.runtime().promote(found.policy)
         # After the promotion: if it fails, the trainer stays where it was.
         self.updates, self._begun = found.updates, found.begun
 
@@ -170,12 +168,12 @@ class GRPOTrainer:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where a trainer stands.
+    """The state of a trainer.
 
     Attributes:
         policy: the policy that served, `NAME@STEP`.
         updates: number of updates made.
-        begun: number of seeds used, which says which come next.
+        begun: number of seeds used so far.
     """
 
     policy: str
@@ -184,21 +182,16 @@ class Checkpoint:
 
 
 def write_checkpoint(path: str | PathLike[str], checkpoint: Checkpoint) -> Path:
-    """Write the file, whole or not at all, and return its path; its directory is made."""
+    """Write a file for `read_checkpoint`, and its directory; return its path."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-    unfinished.write_text(json.dumps(asdict(checkpoint)) + "\n")
-    unfinished.replace(target)  # atomic, as both are in one directory
+    with replacing(target, mode=0o666) as file:  # the file holds no secret, so the umask decides who may read it
+        file.write(f"{json.dumps(asdict(checkpoint))}\n".encode())
     return target
 
 
 def read_checkpoint(path: str | PathLike[str], *, model: str) -> Checkpoint:
-    """Read such a file.
-
-    Raises:
-        ConfigError: the file is missing, or is no checkpoint, or is that of another model.
-    """
+    """Read a file of `write_checkpoint`; raises a `ConfigError` if it is missing, damaged or of another model."""
     try:
         found: Any = json.loads(Path(path).read_text())
         checkpoint = Checkpoint(str(found["policy"]), int(found["updates"]), int(found["begun"]))

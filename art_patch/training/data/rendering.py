@@ -23,7 +23,7 @@ Each engine hands messages, tools and arguments to the chat template in a form o
 | a tool | as it came | its known keys in vLLM's order, `description` and `parameters` null where they lack |
 | tools under `tool_choice: none` | hidden | shown |
 
-The embedded engine's form is written in `art_patch.serving.embedded.prompts`, vLLM's in its `renderers/chat_utils.py`.
+The embedded engine's form is written in `art_patch.serving.embedded.text`, vLLM's in its `renderers/chat_utils.py`.
 """
 
 from __future__ import annotations

@@ -1,65 +1,66 @@
-"""Rollouts -> the store's own records, the same as if an agent had been recorded.
+"""What is kept of rollouts: the store's own records, as if an agent had been recorded, and lines of `history.jsonl`.
 
 - Each choice becomes a call: its prompt is everything before it, its tokens are those that it carries. The same test as
   for any call says whether it can be trained on (`trajectories.why_untrainable`). A choice that did not come through
   the model's own client carries no tokens.
 - A conversation without a choice becomes one call that is not trained on, so that it can be read and exported.
-- The reward becomes the score `reward` of source `code`, each metric a score beside it; NaN becomes none.
+- The reward becomes the score `reward` of source `code`, each metric a score beside it. NaN becomes no score.
 - Siblings share a scenario: the group's `scenario_id`, or that of all its trajectories, else a hash of the task's text.
 
-Pure.
+The history, in the project's directory, has one JSON line for each call of `train` and `log`, and a step may have
+several. Metrics carry their split: `val/reward`, `train/reward`, `train/loss`.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from openai.types.chat.chat_completion import Choice as SdkChoice
 
+from art_patch import types
 from art_patch._lib.ids import new_id
 from art_patch.errors import ConfigError
 from art_patch.grouping import task_key, task_of
-from art_patch.rollouts.trajectory import History, Trajectory
+from art_patch.rollouts.trajectory import Failure, History, Trajectory
 from art_patch.trajectories import exact_of, why_untrainable
-from art_patch.types import JSON, REPLAY, Call, Choice, Group, Record, Score, TrajectoryInfo
-from art_patch.types import Trajectory as Recorded
+from art_patch.types import JSON, REPLAY, Call, Score
 
+HISTORY = "history.jsonl"
 REWARD = "reward"
 SCENARIO = "scenario_id"
 """Key of a group's or a trajectory's metadata."""
 
 
 class Siblings(Protocol):
-    """The part of a `TrajectoryGroup` that is translated; the class itself imports this module."""
+    """The fields of a `TrajectoryGroup` that are kept; a protocol, because the class itself imports this module."""
 
     trajectories: list[Trajectory]
+    exceptions: list[Failure]
     metadata: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """A group as records.
+    """A group as records; `records` (trajectories, calls, scores) are written to the store before `group`."""
 
-    Attributes:
-        group: the siblings with their calls.
-        records: everything to write before the group: trajectories, calls and scores.
-    """
-
-    group: Group
-    records: tuple[Record, ...]
+    group: types.Group
+    records: tuple[types.Record, ...]
 
 
 def translate(group: Siblings, *, about: JSON, held_out: bool, at: float) -> Translated:
-    """Return a group as records, under new ids.
+    """Return a group as records, under new ids and without its failures.
 
     Args:
-        group: a group of rollouts; failures are left out.
-        about: added to each trajectory's metadata, under the group's and its own.
-        held_out: whether the group is never to be trained on.
-        at: time of the records that bring none, seconds since the epoch.
+        about: metadata of each trajectory; the group's own metadata and the trajectory's replace equal keys.
+        held_out: whether the group may never be trained on.
+        at: time of records that have none, in seconds since the epoch.
 
     Raises:
         ConfigError: a reward is infinite.
@@ -71,10 +72,10 @@ def translate(group: Siblings, *, about: JSON, held_out: bool, at: float) -> Tra
     siblings = [replace(each, info=replace(each.info, group_key=group_id)) for each in siblings]
     # A trajectory before its calls and scores, which refer to it.
     records = tuple(record for each in siblings for record in (each.info, *each.calls, *each.scores))
-    return Translated(Group(group_id, scenario, "group_key", tuple(siblings), held_out=held_out), records)
+    return Translated(types.Group(group_id, scenario, "group_key", tuple(siblings), held_out=held_out), records)
 
 
-def _recorded(trajectory: Trajectory, about: JSON, at: float) -> Recorded:
+def _recorded(trajectory: Trajectory, about: JSON, at: float) -> types.Trajectory:
     if math.isinf(trajectory.reward):
         raise ConfigError(
             f"a reward of {trajectory.reward} cannot be learned from; give a finite number ({trajectory})"
@@ -83,7 +84,7 @@ def _recorded(trajectory: Trajectory, about: JSON, at: float) -> Recorded:
     began = trajectory.start_time.timestamp()
     calls = tuple(call for history in trajectory.histories() for call in _calls(history, key, began))
     logs = {"logs": trajectory.logs} if trajectory.logs else {}
-    info = TrajectoryInfo(
+    info = types.TrajectoryInfo(
         id=key,
         started_at=min((call.started_at for call in calls), default=began),
         origin="explicit",
@@ -91,7 +92,7 @@ def _recorded(trajectory: Trajectory, about: JSON, at: float) -> Recorded:
         # A script's metadata must not name a function for the job to call.
         metadata={key: value for key, value in {**about, **trajectory.metadata}.items() if key != REPLAY} | logs,
     )
-    return Recorded(info, calls, _scores(trajectory, key, at))
+    return types.Trajectory(info, calls, _scores(trajectory, key, at))
 
 
 def _calls(history: History, trajectory_id: str, began: float) -> list[Call]:
@@ -109,7 +110,7 @@ def _calls(history: History, trajectory_id: str, began: float) -> list[Call]:
 def _call(item: Any, said: Sequence[JSON], place: int, history: History, trajectory_id: str, began: float) -> Call:
     exact = exact_of(item) if isinstance(item, SdkChoice) else None
     finish = item.finish_reason if isinstance(item, SdkChoice) else None
-    answer = Choice(
+    answer = types.Choice(
         index=0,
         message=said[place],
         finish_reason=finish,
@@ -144,7 +145,7 @@ def _scores(trajectory: Trajectory, key: str, at: float) -> tuple[Score, ...]:
     )
 
 
-def _scenario(group: Siblings, siblings: Sequence[Recorded]) -> str | None:
+def _scenario(group: Siblings, siblings: Sequence[types.Trajectory]) -> str | None:
     given = {str(each.metadata[SCENARIO]) for each in group.trajectories if SCENARIO in each.metadata}
     if SCENARIO in group.metadata:
         given = {str(group.metadata[SCENARIO])}
@@ -153,3 +154,60 @@ def _scenario(group: Siblings, siblings: Sequence[Recorded]) -> str | None:
         return f"scenario:{given.pop()}"
     first = next((each.calls[0] for each in siblings if each.calls), None)
     return None if first is None else task_key(task_of(first))
+
+
+def metrics_of(groups: Sequence[Siblings]) -> dict[str, float]:
+    """Return the means of rewards and metrics, `reward_std_dev` (mean over groups) and `exception_rate`."""
+    runs = [run for group in groups for run in group.trajectories]
+    raised = sum(len(group.exceptions) for group in groups)
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        for name, value in {**run.metrics, "reward": run.reward}.items():
+            if math.isfinite(value):
+                values[name].append(float(value))
+    found = {name: statistics.fmean(of_name) for name, of_name in values.items()}
+    # Within groups, because that is what an update learns from; the spread between scenarios says how they differ.
+    rewards = [[run.reward for run in group.trajectories if math.isfinite(run.reward)] for group in groups]
+    if spreads := [statistics.stdev(of_group) for of_group in rewards if len(of_group) > 1]:
+        found["reward_std_dev"] = statistics.fmean(spreads)
+    if runs or raised:
+        found["exception_rate"] = raised / (len(runs) + raised)
+    return found
+
+
+def note(directory: Path, *, step: int, split: str, metrics: Mapping[str, float], at: float) -> None:
+    """Append a line with the metrics of a step to the history; `at` is in seconds since the epoch."""
+    line = {"step": step, "at": at} | {f"{split}/{name}": value for name, value in metrics.items()}
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # One short write at the end of the file: lines of two scripts do not mix.
+    with (directory / HISTORY).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def history(directory: Path, metric: str) -> list[tuple[int, float]]:
+    """Return a metric's mean at each step that has it, by step."""
+    values: defaultdict[int, list[float]] = defaultdict(list)
+    for line in _lines(directory / HISTORY):
+        if isinstance(value := line.get(metric), int | float):
+            values[line["step"]].append(value)
+    return [(step, statistics.fmean(values[step])) for step in sorted(values)]
+
+
+def best_step(directory: Path, metric: str, steps: Iterable[int]) -> int | None:
+    """Return the step with the highest mean of a metric, the latest of equal ones; `None` if no step has the metric."""
+    means = dict(history(directory, metric))
+    # Of equal means the latest step, which has learned more.
+    return max((step for step in steps if step in means), key=lambda step: (means[step], step), default=None)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            read: Any = json.loads(line)
+        except ValueError:  # cut off by a full disk or a kill
+            continue
+        # The file is the user's to edit; a line of another form is passed over.
+        if isinstance(read, dict) and isinstance(read.get("step"), int):
+            found.append(read)
+    return found
