@@ -37,21 +37,13 @@ _mine: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process, described so that another process on its machine can tell whether it still lives.
+    """A process, described so that another process on its machine can tell whether it still lives."""
 
-    Attributes:
-        id: uuid7 of this holding; a process that takes the same lease again gets another id.
-        host: name of its machine, shown to people and never compared.
-        pid: process id, as its own PID namespace counts.
-        boot: boot id and PID namespace; `None` without /proc.
-        started: start time in clock ticks since that boot; `None` without /proc.
-    """
-
-    id: str
-    host: str
-    pid: int
-    boot: str | None = None
-    started: str | None = None
+    id: str  # uuid7 of this holding; a process that takes the same lease again gets another id
+    host: str  # name of its machine, shown to people and never compared
+    pid: int  # process id, as its own PID namespace counts
+    boot: str | None = None  # boot id and PID namespace; `None` without /proc
+    started: str | None = None  # start time in clock ticks since that boot; `None` without /proc
 
     def __str__(self) -> str:
         """Return the process for an error message."""

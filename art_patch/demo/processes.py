@@ -28,19 +28,12 @@ NO_UPSTREAM = "http://127.0.0.1:9/v1"
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An agent that the demo can run: it reads tasks and writes conversations, as `examples/shop_agent` describes.
+    """An agent that the demo can run: it reads tasks and writes conversations, as `examples/shop_agent` describes."""
 
-    Attributes:
-        source: Python source of the agent, with its two lines of ours.
-        python: the interpreter of its environment.
-        variables: additional environment variables.
-        tools: the tools in its requests.
-    """
-
-    source: str
-    python: str = sys.executable
-    variables: Mapping[str, str] = field(default_factory=dict[str, str])
-    tools: Sequence[dict[str, Any]] = tuple(TOOLS)
+    source: str  # Python source of the agent, with its two lines of ours
+    python: str = sys.executable  # the interpreter of its environment
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])  # additional environment variables
+    tools: Sequence[dict[str, Any]] = tuple(TOOLS)  # the tools in its requests
 
 
 def agent_source() -> str:
@@ -129,7 +122,7 @@ class Agent(Process):
             done: called with the number of finished tasks.
 
         Raises:
-            ArtPatchError: the agent died.
+            ArtPatchError: the agent ended before it had answered all tasks.
         """
         answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         keys: list[str] = []

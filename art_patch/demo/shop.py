@@ -46,17 +46,12 @@ TOOLS: list[dict[str, Any]] = [LOOKUP_TOOL]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One question to the shop: the price of `count` pieces of `item`.
+    """One question to the shop: the price of `count` pieces of `item`."""
 
-    Attributes:
-        id: made of part, triple and price list, so it fits as a scenario key.
-        prices: price of one piece, for every item in `ITEMS`.
-    """
-
-    id: str
+    id: str  # made of part, triple and price list, so it fits as a scenario key
     count: int
     item: str
-    prices: Mapping[str, int] = field(hash=False)
+    prices: Mapping[str, int] = field(hash=False)  # price of one piece, for every item in `ITEMS`
 
     @property
     def question(self) -> str:

@@ -25,21 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """Settings of the warm-up: its length, and how noisy the demonstrations are.
-
-    Attributes:
-        batch: demonstrations in a step, each drawn anew.
-        p_call: share of demonstrations that look an item up; the others invent a price and multiply it.
-        p_item: share of the lookups that look up the item that was asked for.
-        p_multiply: share of the final answers that are count times price. The others are count *plus* price. They are
-            the larger share, so a greedy model answers with the sum, and learning has to change more than its noise.
-    """
+    """Settings of the warm-up: its length, and how noisy the demonstrations are."""
 
     steps: int = 600
-    batch: int = 48
+    batch: int = 48  # demonstrations in a step, each drawn anew
     peak_lr: float = 2e-3
-    p_call: float = 0.8
-    p_item: float = 0.9
+    p_call: float = 0.8  # share of demonstrations that look an item up; the others invent a price and multiply it
+    p_item: float = 0.9  # share of the lookups that look up the item that was asked for
+    # Share of the final answers that are count times price. The others are count *plus* price. They are the
+    # larger share, so a greedy model answers with the sum, and learning has to change more than its noise.
     p_multiply: float = 0.4
 
 

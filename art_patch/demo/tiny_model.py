@@ -112,22 +112,15 @@ _LOOKED_AT = 200  # demonstrations that a tokenizer is made from, and by which a
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Size of a tiny model, and length of its training in optimizer steps.
-
-    Attributes:
-        batch: demonstrations in a step, each drawn anew.
-        peak_lr: learning rate after a ramp of a twentieth of the steps; from there it falls linearly to a tenth.
-        layers: number of transformer blocks.
-        hidden: size of the residual stream; a head has 32 of it, an MLP three times as much.
-        max_positions: most tokens of prompt and answer together.
-    """
+    """Size of a tiny model, and length of its training in optimizer steps."""
 
     steps: int = 600
-    batch: int = 48
+    batch: int = 48  # demonstrations in a step, each drawn anew
+    # Learning rate after a ramp of a twentieth of the steps; from there it falls linearly to a tenth.
     peak_lr: float = 2e-3
-    layers: int = 2
-    hidden: int = 128
-    max_positions: int = 1024
+    layers: int = 2  # number of transformer blocks
+    hidden: int = 128  # size of the residual stream; a head has 32 of it, an MLP three times as much
+    max_positions: int = 1024  # most tokens of prompt and answer together
 
 
 def tiny_base(

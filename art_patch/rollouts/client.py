@@ -42,20 +42,14 @@ _held: dict[Any, AsyncGenerator[None]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """The way of a client's requests to their model.
+    """The way of a client's requests to their model."""
 
-    Attributes:
-        name: the model's name in requests.
-        policy: returns the name of the policy that the engine serves.
-        policy_changed: looks up the serving policy again, after the engine did not know the one that was asked for;
-            returns whether to ask again.
-        gates: limit the requests in flight.
-    """
-
-    name: str
-    policy: Callable[[], str]
+    name: str  # the model's name in requests
+    policy: Callable[[], str]  # returns the name of the policy that the engine serves
+    # Looks up the serving policy again, after the engine did not know the one that was asked for; returns
+    # whether to ask again.
     policy_changed: Callable[[], Awaitable[bool]]
-    gates: Gates = field(default_factory=lambda: Gates(MOST_AT_ONCE))
+    gates: Gates = field(default_factory=lambda: Gates(MOST_AT_ONCE))  # limit the requests in flight
 
 
 class ModelClient(AsyncOpenAI):

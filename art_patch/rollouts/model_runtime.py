@@ -85,7 +85,7 @@ class ModelRuntime:
 
     Attributes:
         serves: name of the policy that requests go to; empty until the model is opened.
-        directory: the project's directory.
+        directory: of the project; the engine and the trainer write their logs there.
     """
 
     def __init__(self, settings: Settings, name: str, base: str | None, engine: Mapping[str, str]) -> None:

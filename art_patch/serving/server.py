@@ -32,7 +32,6 @@ from art_patch.serving.request_checks import (
     ApiError,
     KeyGuard,
     PageGuard,
-    error_body,
     parse_body,
     read_body,
     shows_key,
@@ -113,14 +112,9 @@ def build_app(
             Middleware(PageGuard, names=names, json_paths=(_CHAT, f"{EXACT_PREFIX}{_CHAT}", _LOAD, _UNLOAD)),
             *([Middleware(KeyGuard, api_key=api_key)] if api_key else []),
         ],
-        exception_handlers={
-            ApiError: _api_error,
-            HTTPException: _http_error,
-            AdapterRejected: _rejected,
-            UnknownPolicy: _unknown,
-            Overloaded: _overloaded,
-            Exception: _server_error,
-        },
+        exception_handlers=dict.fromkeys(
+            (ApiError, HTTPException, AdapterRejected, UnknownPolicy, Overloaded, Exception), _respond
+        ),
     )
 
 
@@ -218,37 +212,30 @@ def _check_path(engine: Served, body: dict[str, Any]) -> None:
             )  # fmt: skip
 
 
-async def _api_error(_: Request, error: Exception) -> Response:
-    return _respond(cast(ApiError, error))
+async def _respond(request: Request, error: Exception) -> Response:
+    refusal = _refusal(request, error)
+    return JSONResponse(refusal.body(), status_code=refusal.status)
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    status = cast(HTTPException, error).status_code
-    message = f"{request.method} {request.url.path} is not served here: {cast(HTTPException, error).detail}"
-    return JSONResponse(error_body(status, message), status_code=status)
-
-
-async def _rejected(_: Request, error: Exception) -> Response:
-    final = cast(AdapterRejected, error).final
-    code = "adapter_rejected" if final else "adapter_unavailable"
-    return _respond(ApiError(400, str(error), param="lora_name", code=code))
-
-
-async def _unknown(_: Request, error: Exception) -> Response:
-    return _respond(ApiError(404, str(error), param="lora_name", code="model_not_found"))
-
-
-async def _overloaded(_: Request, error: Exception) -> Response:
-    return _respond(ApiError(503, str(error), code="overloaded"))
-
-
-async def _server_error(_: Request, error: Exception) -> Response:
-    _log.error("a request failed", exc_info=error)
-    return _respond(ApiError(500, f"the server failed on this request ({type(error).__name__})"))
-
-
-def _respond(error: ApiError) -> Response:
-    return JSONResponse(error.body(), status_code=error.status)
+def _refusal(request: Request, error: Exception) -> ApiError:
+    match error:
+        case ApiError():
+            return error
+        case HTTPException():
+            return ApiError(
+                error.status_code, f"{request.method} {request.url.path} is not served here: {error.detail}"
+            )
+        case AdapterRejected():
+            code = "adapter_rejected" if error.final else "adapter_unavailable"
+            return ApiError(400, str(error), param="lora_name", code=code)
+        case UnknownPolicy():
+            return ApiError(404, str(error), param="lora_name", code="model_not_found")
+        case Overloaded():
+            return ApiError(503, str(error), code="overloaded")
+        case _:
+            # The class alone goes to the caller: the message of an error may hold a path or a prompt.
+            _log.error("a request failed", exc_info=error)
+            return ApiError(500, f"the server failed on this request ({type(error).__name__})")
 
 
 class ExactRoute:

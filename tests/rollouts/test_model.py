@@ -72,7 +72,7 @@ def test_a_child_says_why_it_ended(tmp_path: Path):
     assert child.read() is None
     child.stop()
     child.stop()
-    assert not child.alive()
+    assert child.poll() is not None
     assert "No such file" in child.last_words()
 
 

@@ -168,17 +168,11 @@ class GRPOTrainer:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state of a trainer.
+    """The state of a trainer."""
 
-    Attributes:
-        policy: the policy that served, `NAME@STEP`.
-        updates: number of updates made.
-        begun: number of seeds used so far.
-    """
-
-    policy: str
-    updates: int
-    begun: int
+    policy: str  # the policy that served, `NAME@STEP`
+    updates: int  # number of updates made
+    begun: int  # number of seeds used so far
 
 
 def write_checkpoint(path: str | PathLike[str], checkpoint: Checkpoint) -> Path:

@@ -28,27 +28,18 @@ _MAX_STOPS = 16
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A checked request for a chat completion.
-
-    Attributes:
-        tools: function definitions that the model is shown; empty where it may not call any.
-        max_tokens: `None` where the caller set no limit.
-        params: everything about sampling but the final `max_tokens`.
-        include_usage: whether a stream ends with a usage chunk.
-        return_token_ids: whether the answer has the ids of the prompt and of the sampled tokens.
-        template_kwargs: extra variables for the chat template.
-    """
+    """A checked request for a chat completion."""
 
     model: str
     messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]]
-    max_tokens: int | None
-    params: SamplingParams
+    tools: list[dict[str, Any]]  # function definitions that the model is shown; empty where it may not call any
+    max_tokens: int | None  # `None` where the caller set no limit
+    params: SamplingParams  # everything about sampling but the final `max_tokens`
     stream: bool
-    include_usage: bool
+    include_usage: bool  # whether a stream ends with a usage chunk
     logprobs: bool
-    return_token_ids: bool
-    template_kwargs: dict[str, Any]
+    return_token_ids: bool  # whether the answer has the ids of the prompt and of the sampled tokens
+    template_kwargs: dict[str, Any]  # extra variables for the chat template
 
 
 def parse_chat_request(body: object) -> ChatRequest:

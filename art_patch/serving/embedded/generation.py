@@ -27,29 +27,19 @@ class GenerationCancelled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling settings of one request.
-
-    Attributes:
-        top_p: nucleus cut; 1 is none.
-        max_tokens: limit on sampled tokens, the stop token included.
-        seed: choice `i` draws from a generator seeded with `seed + i`; `None` draws from the engine's own.
-        ignore_eos: sample on past the end-of-text token (for benchmarks).
-        stops: strings that end the text; they are cut off.
-        one_call: end after the first well-formed tool call.
-        parse_tools: whether text is scanned for tool calls.
-        priority: smaller is admitted first.
-    """
+    """Sampling settings of one request."""
 
     temperature: float = 1.0
-    top_p: float = 1.0
-    max_tokens: int = 16
+    top_p: float = 1.0  # nucleus cut; 1 is none
+    max_tokens: int = 16  # limit on sampled tokens, the stop token included
     n: int = 1
+    # Choice `i` draws from a generator seeded with `seed + i`; `None` draws from the engine's own.
     seed: int | None = None
-    ignore_eos: bool = False
-    stops: tuple[str, ...] = ()
-    one_call: bool = False
-    parse_tools: bool = False
-    priority: int = 0
+    ignore_eos: bool = False  # sample on past the end-of-text token (for benchmarks)
+    stops: tuple[str, ...] = ()  # strings that end the text; they are cut off
+    one_call: bool = False  # end after the first well-formed tool call
+    parse_tools: bool = False  # whether text is scanned for tool calls
+    priority: int = 0  # smaller is admitted first
 
     @property
     def greedy(self) -> bool:
@@ -59,20 +49,13 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Newly sampled tokens of one choice.
-
-    Attributes:
-        token_ids: the new ids in order, the stop token included.
-        logprobs: natural log-probability of each at the request's temperature, before any top_p cut.
-        reason: set on the last piece of the choice.
-        error: set if the whole request failed; then nothing follows.
-    """
+    """Newly sampled tokens of one choice."""
 
     index: int
-    token_ids: list[int]
-    logprobs: list[float]
-    reason: EngineReason | None = None
-    error: str | None = None
+    token_ids: list[int]  # the new ids in order, the stop token included
+    logprobs: list[float]  # natural log-probability of each at the request's temperature, before any top_p cut
+    reason: EngineReason | None = None  # set on the last piece of the choice
+    error: str | None = None  # set if the whole request failed; then nothing follows
 
 
 class Generation:

@@ -41,23 +41,14 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Limits of one engine.
+    """Limits of one engine."""
 
-    Attributes:
-        max_model_len: longest prompt plus answer; `None` is the model's own limit.
-        max_rows: rows decoded at once; a request with n choices is n rows.
-        max_total_tokens: tokens, padding included, that may be cached when another request is admitted.
-        max_prefill_tokens: prompt tokens computed between two decode steps; a longer prompt goes alone.
-        max_waiting: requests that may wait for admission.
-        max_lora_rank: largest rank that is loaded.
-    """
-
-    max_model_len: int | None = None
-    max_rows: int = 64
-    max_total_tokens: int = 131_072
-    max_prefill_tokens: int = 8192
-    max_waiting: int = 1024
-    max_lora_rank: int = 64
+    max_model_len: int | None = None  # longest prompt plus answer; `None` is the model's own limit
+    max_rows: int = 64  # rows decoded at once; a request with n choices is n rows
+    max_total_tokens: int = 131_072  # tokens, padding included, that may be cached when another request is admitted
+    max_prefill_tokens: int = 8192  # prompt tokens computed between two decode steps; a longer prompt goes alone
+    max_waiting: int = 1024  # requests that may wait for admission
+    max_lora_rank: int = 64  # largest rank that is loaded
 
 
 class Scheduler:

@@ -66,17 +66,11 @@ class Found(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The engine that was chosen.
+    """The engine that was chosen."""
 
-    Attributes:
-        vllm: the environment of vLLM; `None` is the embedded engine.
-        gpus: GPUs that may be used, as `CUDA_VISIBLE_DEVICES` names them.
-        why: the reason, for people.
-    """
-
-    vllm: Found | None
-    gpus: list[str]
-    why: str
+    vllm: Found | None  # the environment of vLLM; `None` is the embedded engine
+    gpus: list[str]  # GPUs that may be used, as `CUDA_VISIBLE_DEVICES` names them
+    why: str  # the reason, for people
 
 
 def choose(kind: str, device: str, *, python: Path | None, environments: Path) -> Choice:

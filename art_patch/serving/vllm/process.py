@@ -88,35 +88,22 @@ _ERROR = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception): .{1,400}(?:\n  
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
-    """Settings of one vLLM.
+    """Settings of one vLLM."""
 
-    Attributes:
-        python: interpreter of the environment that vLLM is installed in.
-        base: directory of the base model, which is served as `NAME@0`.
-        model_type: from the checkpoint's config.
-        dtype: number type in vLLM's spelling; `auto` is the checkpoint's own.
-        max_model_len: most tokens of prompt and answer; `None` is the checkpoint's own.
-        max_lora_rank: largest rank that may be loaded; vLLM's memory and time grow with it.
-        gpu_memory_utilization: share of the GPU's whole memory; `None` is vLLM's default.
-        tensor_parallel_size: GPUs that one replica spreads over.
-        threads: CPU threads; used on a CPU only.
-        tool_parser: vLLM's name of the format in which the model writes calls; `None` goes by `model_type`.
-        extra: more arguments of `vllm serve`.
-    """
-
-    python: Path
-    base: Path
+    python: Path  # interpreter of the environment that vLLM is installed in
+    base: Path  # directory of the base model, which is served as `NAME@0`
     name: str
-    model_type: str = ""
+    model_type: str = ""  # from the checkpoint's config
     device: Device = "cpu"
-    dtype: str = "auto"
-    max_model_len: int | None = None
-    max_lora_rank: int = 16
-    gpu_memory_utilization: float | None = None
-    tensor_parallel_size: int = 1
-    threads: int | None = None
+    dtype: str = "auto"  # number type in vLLM's spelling; `auto` is the checkpoint's own
+    max_model_len: int | None = None  # most tokens of prompt and answer; `None` is the checkpoint's own
+    max_lora_rank: int = 16  # largest rank that may be loaded; vLLM's memory and time grow with it
+    gpu_memory_utilization: float | None = None  # share of the GPU's whole memory; `None` is vLLM's default
+    tensor_parallel_size: int = 1  # GPUs that one replica spreads over
+    threads: int | None = None  # CPU threads; used on a CPU only
+    # vLLM's name of the format in which the model writes calls; `None` goes by `model_type`.
     tool_parser: str | None = None
-    extra: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()  # more arguments of `vllm serve`
 
 
 def command_line(options: VllmOptions, socket: Path) -> list[str]:

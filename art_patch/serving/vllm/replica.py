@@ -202,20 +202,14 @@ def _finite(values: Sequence[Any]) -> bool:
 
 @dataclass(slots=True)
 class Loaded:
-    """A policy that vLLM has been given.
-
-    Attributes:
-        directory: our own copy of the files that were checked; never changed, never deleted while a vLLM may know it.
-        probe: log-probabilities that the trainer computed with it, if it published any.
-        running: number of requests that the policy answers right now.
-        idle: set when `running` falls to 0.
-    """
+    """A policy that vLLM has been given."""
 
     name: str
+    # Our own copy of the files that were checked; never changed, never deleted while a vLLM may know it.
     directory: Path
-    probe: Probe | None = None
-    running: int = 0
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    probe: Probe | None = None  # log-probabilities that the trainer computed with it, if it published any
+    running: int = 0  # number of requests that the policy answers right now
+    idle: asyncio.Event = field(default_factory=asyncio.Event)  # set when `running` falls to 0
 
 
 class Replica:
