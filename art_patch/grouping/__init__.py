@@ -1,16 +1,16 @@
-"""Trajectories in, groups of siblings out. Pure: no clock, no database, no model.
+"""Grouping: trajectories in, groups of siblings out. Pure: no clock, no database, no model.
 
-A trajectory's scenario is, in this order: the key that `group()` gave it, the key that `trajectory(scenario=...)` gave
-it, or its task: system prompt, tools and what the first user message says. A key from the user wins over everything.
+A trajectory's scenario is the key that `group()` gave it, else the key of `trajectory(scenario=...)`, else its task:
+system prompt, tools and the first user message. A key from the user always wins.
 
-- `masks` takes out what differs between two asks of one task: dates, ids, addresses, names around the text.
-- `wording` keeps what tells a task from others, so that texts that differ in case, punctuation, courtesies or the order
-  of their halves have one key; `spelling` mends typos first. A number, a name or any other word makes another task.
-- `embeddings` asks a model instead, if the caller has one.
-- `spans` finds attempts at one task within a run that has no siblings.
+- `masks` replaces what differs between two requests for one task: dates, ids, addresses, names around the text.
+- `wording` reduces a text to the words that distinguish its task from others, and corrects typos.
+- `scenario` makes the key of a task, and decides which scenarios are held out for the gate.
+- `embeddings` asks an embedding model as well, if the caller has one.
+- `form` makes the groups, also from attempts within one run. A run without a sibling waits for one.
+- `resample` and `replay` make siblings for runs that wait: a turn answered again, or the whole run repeated.
 
-Trajectories under different system prompts or tool sets are never siblings unless the user says so, by a key or with
-`across`. Those without a sibling stay ungrouped and wait for one; `resample` makes them some.
+Runs with different system prompts or tools are never siblings, unless the user says so by a key or with `across`.
 """
 
 # pyright: reportUnusedImport=false

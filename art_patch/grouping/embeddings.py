@@ -1,7 +1,7 @@
-"""Wordings that only their meaning shows to be one task: an embedding model instead of equal words. Optional.
+"""Optional: an embedding model finds wordings of one task that have no words in common.
 
-Precision is bounded by the model: "price of plums" and "price of pears" lie close together in most. So what carries a
-number, a capital or quotes, and words of number and negation, must still be equal; the model judges the rest.
+Precision is limited by the model: "price of plums" and "price of pears" are close together in most models. So words
+with a digit, a capital or in quotes, and words of number and negation, must still be equal. The model judges the rest.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any
 
 from art_patch.grouping.scenario import Task
 
+# Texts -> one vector for each, all of one length. It raises `ConnectionError` if it has none; then words alone decide.
 Embed = Callable[[Sequence[str]], Sequence[Sequence[float]]]
-"""Texts -> one vector each, all of one length. Raises `ConnectionError` where it has none: the words decide then."""
 
+# Words of number and negation: opposite tasks that differ in one of these have almost the same embedding.
 _COUNTING = frozenset(
     """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
@@ -27,12 +28,12 @@ _BATCH = 256
 
 
 def embed_with(base_url: str, model: str, *, api_key: str | None = None, timeout_s: float = 60.0) -> Embed:
-    """Return a function that asks an OpenAI-compatible `/v1/embeddings`.
+    """Return a function that asks an OpenAI-compatible `/v1/embeddings` server.
 
     Args:
         base_url: address that ends in `/v1`.
         model: name of the embedding model there.
-        api_key: as the server wants it.
+        api_key: sent if the server needs one.
         timeout_s: for each batch of 256 texts.
     """
 
@@ -40,7 +41,7 @@ def embed_with(base_url: str, model: str, *, api_key: str | None = None, timeout
         import numpy as np
         from openai import APIStatusError, OpenAI, OpenAIError
 
-        # What the server wrote stays out of the reason: it goes into metrics, and may be a page or quote a key.
+        # The server's own words stay out of the reason, which goes into metrics: they may be a page, or quote a key.
         try:
             with OpenAI(base_url=base_url, api_key=api_key or "none", timeout=timeout_s) as client:
                 batches = [list(texts[start : start + _BATCH]) for start in range(0, len(texts), _BATCH)]
@@ -53,7 +54,7 @@ def embed_with(base_url: str, model: str, *, api_key: str | None = None, timeout
             reason = f"HTTP {error.status_code}"
         except OpenAIError as error:
             reason = str(error)
-        except (AttributeError, TypeError, ValueError):  # the SDK takes any body for an answer
+        except (AttributeError, TypeError, ValueError):  # the SDK accepts any body as an answer
             reason = "its answer holds no vectors"
         else:
             return vectors.tolist()
@@ -63,15 +64,15 @@ def embed_with(base_url: str, model: str, *, api_key: str | None = None, timeout
 
 
 def same_meaning(tasks: Mapping[str, Task], counts: Mapping[str, int], embed: Embed, similar: float) -> dict[str, str]:
-    """Return scenario key -> the key of the most frequent scenario that means the same.
+    """Return scenario key -> key of the most frequent scenario with the same meaning.
 
-    Each scenario joins one leader, the nearest, and never another follower: likeness does not add up along a chain.
+    Each scenario joins the nearest leader, never another follower: similarity does not add up along a chain.
 
     Args:
-        tasks: one task of each scenario.
-        counts: how many runs each scenario has.
-        embed: texts -> vectors.
-        similar: least cosine, 0..1.
+        tasks: scenario key -> one of its tasks.
+        counts: scenario key -> number of its runs.
+        embed: returns one vector for each text.
+        similar: least cosine similarity, 0..1.
     """
     import numpy as np
 
@@ -99,7 +100,7 @@ def same_meaning(tasks: Mapping[str, Task], counts: Mapping[str, int], embed: Em
 
 
 def _hard(task: Task) -> tuple[str, ...]:
-    """The words that no model may judge, in any order."""
+    """Return the words that the model may not judge, sorted."""
     return tuple(
         sorted(
             word.text

@@ -1,49 +1,60 @@
-"""Forming groups of siblings from trajectories."""
+"""Forming groups of siblings: runs of one scenario, and sibling spans within one run. Pure.
+
+Sibling spans are attempts at one task within one run, such as best of n under one parent span. They have the same
+parent, the same name and the same beginning: the first call of each holds the same masked prompt. Parallel work on
+different tasks, and attempts that know of earlier ones, begin differently. Each attempt becomes a trajectory of its
+own, a copy of the calls below its span. A copy names its original in `Call.shadow_of`, so that erasing one erases the
+other.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from art_patch.grouping.askable import can_be_asked_again
 from art_patch.grouping.embeddings import Embed, same_meaning
-from art_patch.grouping.scenario import Task, given_scenario, is_held_out, spelling_of, task_key, task_of
-from art_patch.grouping.spans import sibling_spans
+from art_patch.grouping.masks import normalise
+from art_patch.grouping.resample import can_be_asked_again
+from art_patch.grouping.scenario import (
+    Task,
+    digest,
+    given_scenario,
+    is_held_out,
+    spelling_of,
+    task_key,
+    task_of,
+    tools_key,
+)
 from art_patch.grouping.wording import Word
-from art_patch.types import Group, Trajectory
+from art_patch.trajectories import number_tool_calls
+from art_patch.types import Call, Group, SpanInfo, Trajectory, TrajectoryInfo
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """What became of the trajectories.
+    """What became of the trajectories."""
 
-    Attributes:
-        groups: in order of each scenario's oldest member, those of sibling spans last.
-        left: why the others were not grouped, with how many.
-        derived: attempts within a run, as trajectories of their own; in groups, and not in the store yet. The caller
-            takes care that the run does not come again.
-        waiting: trainable runs without a sibling, oldest first.
-        others: runs in which nothing can be trained on, and whose prompts can be asked again: what upstream answered,
-            what was sampled greedily. Those that no trainable run is a sibling of, oldest first.
-        keys: scenario key of each run that waits and of each of the others. A run with a typo has the key of its task
-            here, while `scenario_of` sees one text alone.
-        embeddings: why the embedding model had no say where there is one: words alone decided.
-    """
-
-    groups: tuple[Group, ...]
-    left: Mapping[str, int]
+    groups: tuple[Group, ...]  # by each scenario's oldest member; groups of sibling spans last
+    left: Mapping[str, int]  # reason -> number of trajectories that were not grouped
+    # Attempts within a run, as trajectories of their own. They are in groups, and the caller must store them. It must
+    # also make sure that the run is not grouped again.
     derived: tuple[Trajectory, ...] = ()
-    waiting: tuple[Trajectory, ...] = ()
+    waiting: tuple[Trajectory, ...] = ()  # trainable runs without a sibling, oldest first
+    # Runs that cannot be trained on, but whose prompts can be asked again, and that no trainable run is a sibling of:
+    # answers of upstream, greedy sampling. Oldest first.
     others: tuple[Trajectory, ...] = ()
+    # Scenario key of each run in `waiting` and `others`. A run with a typo has the key of its task here, whereas
+    # `scenario_of` sees its text alone.
     keys: Mapping[str, str] = field(default_factory=dict[str, str])
-    embeddings: str | None = None
+    embeddings: str | None = None  # why the embedding model was not used, if there is one
 
 
 @dataclass(slots=True)
 class _Scenario:
-    """A scenario's runs: those that can be trained on, and others whose prompts can be asked again."""
+    """The runs of one scenario: trainable ones, and others whose prompts can be asked again."""
 
     key: str
     how: str
@@ -66,16 +77,16 @@ def form_groups(
     """Group siblings.
 
     Args:
-        trajectories: settled ones that no group holds yet, oldest first.
-        new_id: makes ids of groups, and of derived trajectories and their calls.
+        trajectories: finished ones that no group holds yet, oldest first.
+        new_id: makes ids of groups, of derived trajectories and of their calls.
         min_size: fewer siblings than this wait for more.
         max_size: more siblings than this are split evenly, because a judge ranks few better than many.
-        holdout_share: part of the scenarios that is kept for the gate.
-        singles: a held-out scenario needs no siblings: the gate only asks its prompts again.
-        across: the same words are the same task under other system prompts and other tools, too.
-        embed: texts -> vectors; brings together what words alone do not (`embeddings.embed_with`). Where it raises
+        holdout_share: share of the scenarios that is kept for the gate.
+        singles: a held-out scenario becomes a group without siblings, because the gate only asks its prompts again.
+        across: equal words are one task, whatever the system prompts and tools are.
+        embed: returns one vector for each text; brings together tasks whose words differ (`embed_with`). If it raises
             `ConnectionError`, words alone decide.
-        similar: least cosine of two texts that `embed` brings together, 0..1.
+        similar: least cosine similarity of two texts that `embed` brings together, 0..1.
     """
     left: Counter[str] = Counter()
     texts = _Texts(trajectories, across=across, embed=embed, similar=similar)
@@ -109,7 +120,7 @@ def form_groups(
         else:
             alone += [(scenario, trajectory) for trajectory in scenario.siblings]
 
-    # A run that has siblings is compared with them as a whole; its spans would teach the same calls a second time.
+    # Only runs without siblings: a run with siblings is compared as a whole, and its spans would repeat its calls.
     by_spans: list[Group] = []
     waiting: dict[str, str] = {}
     for scenario, trajectory in alone:
@@ -146,12 +157,12 @@ def form_groups(
 
 
 class _Texts:
-    """What the runs' own words say of their scenarios, seen all together; runs with a key from the user are not in."""
+    """The scenarios of all runs without a user's key, by their texts."""
 
     def __init__(
         self, trajectories: Sequence[Trajectory], *, across: bool, embed: Embed | None, similar: float
     ) -> None:
-        """Read them."""
+        """Read all texts together, because typos and embeddings need the other texts."""
         self.unheard: str | None = None
         seen: dict[str, tuple[str, tuple[Word, ...]]] = {}
         self._tasks: dict[str, Task] = {
@@ -164,8 +175,8 @@ class _Texts:
         self._keys = {key: keys[task] for key, task in self._tasks.items()}
         if embed is not None:
             counts = Counter(self._keys.values())
-            # Of a scenario's wordings the one that sorts first speaks for it, whatever the order of the runs; of one
-            # text in several cases that is the one with the names, so that the model judges less.
+            # The wording that sorts first represents its scenario, so the order of the runs does not matter. Of one
+            # text in several cases it is the one with names (`loose` is false), which the model may not judge.
             tasks = {keys[task]: task for task in sorted(keys, key=lambda task: (task.text, task.words), reverse=True)}
             same: Mapping[str, str] = {}
             try:
@@ -175,17 +186,17 @@ class _Texts:
             self._keys = {key: same.get(scenario, scenario) for key, scenario in self._keys.items()}
 
     def scenario(self, trajectory: Trajectory) -> tuple[str, str] | None:
-        """Return `(scenario key, how)`; `None` for a run without calls."""
+        """Return (scenario key, how); `None` for a run without calls."""
         key = self._keys.get(trajectory.id)
         return None if key is None else (key, "same_task")
 
     def how(self, siblings: Sequence[Trajectory]) -> str:
-        """Return `same_task` if they were all asked in the same words."""
+        """Return `same_task` if all siblings were asked in the same words, else `near_duplicate`."""
         return "same_task" if len({self._tasks[t.id].text for t in siblings}) == 1 else "near_duplicate"
 
 
 def _why_not(trajectory: Trajectory) -> str | None:
-    """A trajectory that has nothing to train on is not worth the judge's money."""
+    """Return why a run is not worth the judge's money: nothing in it can be trained on. `None` if something can."""
     if not trajectory.calls:
         return "no calls"
     if any(call.untrainable is None for call in trajectory.calls):
@@ -199,3 +210,66 @@ def _split(siblings: list[Trajectory], max_size: int) -> list[list[Trajectory]]:
     size, extra = divmod(len(siblings), parts)
     cuts = [i * size + min(i, extra) for i in range(parts + 1)]
     return [siblings[a:b] for a, b in pairwise(cuts)]
+
+
+# --- sibling spans ---
+
+
+def sibling_spans(
+    trajectory: Trajectory, *, new_id: Callable[[], str], is_useful: Callable[[Trajectory], bool]
+) -> Iterator[tuple[str, list[Trajectory]]]:
+    """Yield (name and beginning, attempts as trajectories) for each set of sibling spans; no call is in two sets.
+
+    `is_useful` says whether an attempt can be trained on.
+    """
+    inside = _calls_inside(trajectory)
+    alike: dict[tuple[str | None, str, str], list[SpanInfo]] = defaultdict(list)
+    for span in trajectory.spans:
+        if calls := inside[span.id]:
+            alike[span.parent_id, span.name, _beginning(calls[0])].append(span)
+    used: set[str] = set()
+    # Outer spans first: an inner span would repeat calls of theirs.
+    for (_, name, beginning), spans in sorted(alike.items(), key=lambda item: -len(inside[item[1][0].parent_id or ""])):
+        attempts = [
+            (attempt, {call.id for call in inside[span.id]})
+            for span in spans
+            if is_useful(attempt := _derived(trajectory.info, span, inside[span.id], new_id))
+        ]
+        if len(attempts) >= 2 and not any(used & ids for _, ids in attempts):
+            used.update(*(ids for _, ids in attempts))
+            yield f"{name}#{beginning}", [attempt for attempt, _ in attempts]
+
+
+def _calls_inside(trajectory: Trajectory) -> dict[str, list[Call]]:
+    """Return span id -> the calls below the span, in order; `""` has all calls."""
+    parents = {span.id: span.parent_id for span in trajectory.spans}
+    inside: dict[str, list[Call]] = defaultdict(list)
+    for call in trajectory.calls:
+        inside[""].append(call)
+        above, seen = call.span_id, set[str]()
+        while above is not None and above not in seen:  # a loop is possible in what other tools wrote
+            seen.add(above)
+            inside[above].append(call)
+            above = parents.get(above)
+    return inside
+
+
+def _beginning(call: Call) -> str:
+    prompt = json.dumps(number_tool_calls(call.messages), sort_keys=True, ensure_ascii=False, default=repr)
+    return digest([normalise(prompt), tools_key(call)])[:16]
+
+
+def _derived(source: TrajectoryInfo, span: SpanInfo, calls: list[Call], new_id: Callable[[], str]) -> Trajectory:
+    key = new_id()
+    info = TrajectoryInfo(
+        key,
+        span.started_at,
+        "span",
+        ended_at=span.ended_at,
+        name=span.name,
+        session_id=source.session_id,
+        user_id=source.user_id,
+        tags=source.tags,
+    )
+    copies = (replace(c, id=new_id(), trajectory_id=key, span_id=None, shadow_of=c.id) for c in calls)
+    return Trajectory(info, tuple(copies))

@@ -1,11 +1,11 @@
-"""Masking what differs between two asks of one task: dates, ids, addresses, names around the text.
+"""Masks: what differs between two requests for one task becomes `<time>`, `<id>`, `<email>`, `<ip>` or `<name>`.
 
-What is masked has a shape that says so. Where the shape does not tell, the text stays: a short number, a product's
-name with a number in it or a version usually is the task, and two tasks taken for one cost more than one task taken for
-two. So `#88123` and `ORD-2026-00123` are masked, `order 4711`, `RTX-4090` and `RFC-2119` are not.
+Only text whose shape is unmistakable is masked. A short number, a product's name with a number, or a version usually is
+the task, and merging two tasks costs more than splitting one. So `#88123` and `ORD-2026-00123` are masked; `order
+4711`, `RTX-4090` and `RFC-2119` are not.
 
-A person's name is masked where only a name can stand: after a greeting that opens the text, at its very end after a
-closing, after "my name is". Elsewhere a name may be the task.
+A person's name is masked where only a name can stand: after a greeting at the beginning, after a closing at the very
+end, after "my name is". Elsewhere a name may be the task.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import NamedTuple
 
-# White space is `\s` everywhere, and ASCII alone is matched: then a text that was put into one spelling stays as it is.
+# White space is `\s` everywhere, and only ASCII is matched, so that normalising a normalised text changes nothing.
 _FLAGS = re.IGNORECASE | re.ASCII
 
 _MONTH = (
@@ -59,36 +59,29 @@ _IN_URL = re.compile(r"(?<=[/=?&#])[^/?&=#<>]*(?:\d{4}|[0-9a-f]{12})[^/?&=#<>]*"
 
 
 def _url(match: re.Match[str]) -> str:
-    """Host and words of an address are the task; what looks like an id in it is not."""
+    """Mask ids in an address; its host and words are the task."""
     scheme, rest = match[0].split("//", 1)
     return f"{scheme}//{_IN_URL.sub('<id>', rest)}"
 
 
 def _prefixed(match: re.Match[str]) -> str:
-    """`ORD-123` and `PROJ-12345` are ids; `RTX-4090` is a product, `ISO-27001` a book."""
+    """Mask `ORD-123` and `PROJ-12345`; leave the product `RTX-4090` and the standard `ISO-27001`."""
     prefix, digits = match[1].lower(), len(match[2])
     is_id = prefix in _ID_PREFIXES or (digits >= 5 and not match[3] and prefix not in _PUBLISHED)
     return "<id>" if is_id else match[0]
 
 
 def _labelled(match: re.Match[str]) -> str:
-    """`order number 12345` names an order; `12345` alone may be a price."""
+    """Mask the number in `order number 12345`; `12345` alone may be a price."""
     before = match.string[max(0, match.start() - _LABEL_LENGTH) : match.start()]
     return "<id>" if _AFTER_LABEL.search(before) else match[0]
 
 
 class _Rule(NamedTuple):
-    """What to mask, and what a text must hold for a search to be worth its time.
+    """A pattern with its mask, and what a text must hold for the search to be worth its time."""
 
-    Attributes:
-        needle: is in the text.
-        digits: so many stand next to each other somewhere in it.
-        pattern: what is masked.
-        mask: what it becomes.
-    """
-
-    needle: str
-    digits: int
+    needle: str  # a substring that the text must contain
+    digits: int  # the text must contain so many consecutive digits
     pattern: re.Pattern[str]
     mask: str | Callable[[re.Match[str]], str]
 
@@ -139,9 +132,10 @@ _ELSEWHERE = (
 
 
 def mask(text: str) -> str:
-    """Return the text in NFKC, upper and lower case as they were, with volatile parts masked: `<time>`, `<id>`, ..."""
+    """Return the text in NFKC with volatile parts masked; upper and lower case stay."""
     text = unicodedata.normalize("NFKC", text)
-    if _STARTS_IN_CAPITALS.match(text[::-1]):  # backwards, since a search for the end would begin at every capital
+    # Backwards: a forward search for a name at the end would start at every capital, in quadratic time.
+    if _STARTS_IN_CAPITALS.match(text[::-1]):
         for pattern in _AT_THE_END:
             text = pattern.sub(r"\1<name>", text)
     for needle, pattern in _ELSEWHERE:
@@ -151,14 +145,14 @@ def mask(text: str) -> str:
 
 
 def normalise(text: str) -> str:
-    """Return the text in one spelling: masked, lower case, single spaces. What is normalised stays as it is."""
+    """Return the text masked, in lower case, with single spaces. Applied twice, it changes nothing."""
     return one_spelling(mask(text))
 
 
 def one_spelling(masked: str) -> str:
-    """Return a masked text in lower case and with single spaces."""
+    """Return a masked text in lower case and with single spaces, masked again until nothing changes."""
     text, before = " ".join(masked.casefold().split()), None
-    # Again until nothing is left: what one pattern leaves may be what another looks for.
+    # Until nothing changes: a mask may leave a text that an earlier pattern matches.
     while before != text:
         before, text = text, _masked(text)
     return text

@@ -1,8 +1,8 @@
 """Siblings for a run that has none: the app's own function, called again with the same arguments. Pure.
 
-Where `resample` answers one turn again, this repeats the whole run, tools included. So only runs are taken of which
-the app's authors said, by `replayable`, that they may happen twice, and each is repeated a few times in its life.
-Held-out ones make no siblings: each gate repeats them with both policies that it compares.
+`resample` answers one turn again; this repeats the whole run, tools included. So only runs are repeated whose function
+the app marked as `replayable`, and each at most a few times in its life. Held-out runs make no siblings: each gate run
+repeats them with both policies.
 """
 
 from __future__ import annotations
@@ -14,46 +14,36 @@ from typing import Any
 
 from art_patch.types import COPIES, REPLAY, Trajectory, TrajectoryInfo
 
+# Tag of a repeated run. Its metadata names the original in `replay_of`, and a repeated run is never repeated itself.
 REPLAYED = "replayed"
-"""Tag of a re-run. Its metadata names the original in `replay_of`, and is not offered to be repeated itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayConfig:
-    """How runs are repeated.
+    """How runs are repeated."""
 
-    Attributes:
-        samples: how often a run is repeated, at most 15, if its task has no other runs; those that it has are counted
-            off. A run that cannot be learned from itself is repeated once more.
-        max_runs: in one cycle; the budget. The gate has another of the same size.
-        timeout_s: how long one may take, and the import of its module.
-        concurrency: processes at once.
-        python: interpreter of the app's environment; the job's own unless given.
-        environment: settings by their names (`project`, `home`, `store`) that the app processes get beside the job's
-            own environment. A store may hold a password, so they are not shown.
-    """
-
+    # Repetitions of a run whose task has no other runs, at most 15; other runs of the task are subtracted. A run that
+    # cannot be trained on is repeated once more.
     samples: int = 3
-    max_runs: int = 100
-    timeout_s: float = 300.0
-    concurrency: int = 2
-    python: str | None = None
+    max_runs: int = 100  # of one cycle; the gate has a second budget of this size
+    timeout_s: float = 300.0  # for one run, and for the import of its module
+    concurrency: int = 2  # processes at once
+    python: str | None = None  # interpreter of the app's environment; the job's own by default
+    # Settings by name (`project`, `home`, `store`) that the app's processes get beside the job's environment. Not in
+    # the repr, because a store's URL may hold a password.
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A run that is to be repeated, for the time `number` in its life, which begins with 1; 0 is for a comparison.
-
-    `redacted`: what it recorded was, so what its re-run records has to be, too.
-    """
+    """A run to repeat."""
 
     original: Trajectory
-    number: int
+    number: int  # which repetition in the run's life it is, from 1; 0 for a comparison of two policies
     target: str
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    redacted: bool = False
+    redacted: bool = False  # the recorded run was redacted, so the repetition must be, too
 
 
 def choose_replays(
@@ -63,14 +53,13 @@ def choose_replays(
     keys: Mapping[str, str],
     was_made: Callable[[str, int], bool],
 ) -> tuple[tuple[Replay, ...], dict[str, int]]:
-    """Return what to repeat, tasks with the oldest runs first, and why the other runs are not, with how many.
+    """Choose the runs to repeat, tasks with the oldest runs first; also return why others are not, with their number.
 
     Args:
-        lonely: runs without siblings, oldest first. None of a held-out scenario is among them: the gate needs its
-            prompts only, so `form_groups(singles=True)` has put them into groups.
-        config: how.
-        keys: scenario key of each.
-        was_made: whether an earlier cycle has repeated the run of this id for the time of this number.
+        lonely: runs without siblings, oldest first, none of a held-out scenario (`form_groups(singles=True)` groups
+            those).
+        keys: trajectory id -> scenario key.
+        was_made: whether an earlier cycle has made this repetition of the run.
     """
     tasks: dict[str, list[Trajectory]] = defaultdict(list)
     for run in lonely:
@@ -103,12 +92,12 @@ def choose_replays(
 def choose_comparisons(
     runs: Mapping[str, Sequence[TrajectoryInfo]], config: ReplayConfig, *, samples: int
 ) -> tuple[dict[str, Replay], dict[str, int]]:
-    """Return which run stands for each scenario, repeated by two policies, and why other scenarios have none.
+    """Choose one run of each scenario for two policies to repeat; also return why some have none, with their number.
 
     Args:
-        runs: of each scenario, those to choose from, the best first.
-        config: how; its budget is for both policies together.
-        samples: how often each policy repeats each.
+        runs: scenario key -> runs to choose from, best first.
+        config: its budget is for both policies together.
+        samples: repetitions of each run by each policy.
     """
     left: Counter[str] = Counter()
     chosen: dict[str, Replay] = {}
@@ -127,7 +116,7 @@ def choose_comparisons(
 
 
 def offer_of(run: Trajectory) -> Mapping[str, Any] | None:
-    """Return what the app noted of the call that the run is; `None` if it cannot be repeated."""
+    """Return the recorded function and arguments of a run; `None` if it cannot be repeated."""
     offer: Any = run.info.metadata.get(REPLAY)
     if not isinstance(offer, Mapping) or "replay_of" in run.info.metadata:
         return None

@@ -1,11 +1,11 @@
 """Siblings for a run that has none: some of its turns, answered again from their exact prompts. Pure.
 
-Production sees each task once, and an advantage needs something to compare with. So the served policy answers a
-captured turn a few more times; no tool is run, because the prompt holds what the tools returned. The answers and the
-one that was really given make a group of their own, about this turn alone. The judge also sees what really followed.
+Production sees each task once, and an advantage needs a comparison. So the served policy answers a recorded turn a few
+more times. No tool is run, because the prompt holds what the tools returned. These answers and the app's own answer
+form a group about this turn alone. The judge also sees what followed in the recorded run.
 
-The app's own answer joins as a copy, cut off after the turn. If it came from our policy it is one more sample; if it
-came from upstream it is ranked with the others and never trained on.
+The app's answer joins as a copy. An answer of our policy is one more sample; an answer of upstream is ranked with the
+others, and never trained on.
 """
 
 from __future__ import annotations
@@ -16,47 +16,61 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from art_patch.grouping.askable import can_be_asked_again
 from art_patch.trajectories import chosen_choice, followed
 from art_patch.types import Call, Choice, Group, Trajectory, TrajectoryInfo
 
+# Reasons in `Call.untrainable` (`trajectories.why_untrainable`) that speak of the answer alone: the prompt is known
+# whole.
+_NO_REASON_AGAINST = frozenset(
+    {
+        None,
+        "answered by upstream",
+        "greedy sampling has no exploration",
+        "top_p cuts the distribution",
+        "top_k cuts the distribution",
+        "min_p cuts the distribution",
+        "presence_penalty shifts the distribution",
+        "frequency_penalty shifts the distribution",
+        "repetition_penalty shifts the distribution",
+        "token ids are missing",
+        "log-probabilities are missing",
+        "prompt token ids are missing",
+    }
+)
+
+
+def can_be_asked_again(call: Call) -> bool:
+    """Whether new answers to the call's prompt can be compared with its own answer, whoever gave it and how."""
+    return call.api != "completions" and bool(call.choices) and call.untrainable in _NO_REASON_AGAINST
+
+
 Pick = Literal["last", "fault", "spread"]
 
+# Words in the first 200 characters of a tool's result that suggest that the call was wrong. Only a hint of where to
+# look.
 _TROUBLE = ("error", "exception", "traceback", "not found", "no such", "invalid", "failed", "denied", "bad call")
-"""How a tool's result begins to look when the call before it was wrong; a hint of where to look, nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResampleConfig:
-    """How siblings are made.
+    """How siblings are made from a run's turns."""
 
-    Attributes:
-        samples: further answers to each turn.
-        turns: of each run, at most.
-        pick: `spread` takes turns of all depths in turn, `last` the last ones, `fault` the one that a correction names,
-            else the one before a tool's result that looks like an error, else the last.
-        max_turns: in one cycle; the budget.
-        per_minute: turns asked at most; `None` for no limit.
-        window: local time of day in which the engine may be asked, `22:00-06:00`; `None` for always.
-        temperature: of the sampling where the app's own would not explore (0, or none recorded).
-        concurrency: turns asked at once.
-        priority: as vLLM has it: larger waits for smaller; the app's own calls have 0.
-    """
-
-    samples: int = 7
-    turns: int = 1
+    samples: int = 7  # new answers to each turn
+    turns: int = 1  # of each run, at most
+    # `spread`: turns of all depths in rotation. `last`: the last turns. `fault`: the turn that a correction names, else
+    # the turn before a tool's result that looks like an error, else the last.
     pick: Pick = "spread"
-    max_turns: int = 200
-    per_minute: float | None = None
-    window: str | None = None
-    temperature: float = 1.0
-    concurrency: int = 4
-    priority: int = 100
+    max_turns: int = 200  # of one cycle
+    per_minute: float | None = None  # limit of turns a minute; `None` is no limit
+    window: str | None = None  # local time of day in which the engine may be asked, such as `22:00-06:00`
+    temperature: float = 1.0  # where the app's own was 0 or is unknown, and so would not explore
+    concurrency: int = 4  # turns that are asked at once
+    priority: int = 100  # vLLM's: a larger number waits for a smaller; the app's own calls have 0
 
 
 @dataclass(frozen=True, slots=True)
 class ResampleTurn:
-    """A turn that is to be answered again."""
+    """A turn that is answered again."""
 
     trajectory: Trajectory
     call: Call
@@ -64,7 +78,7 @@ class ResampleTurn:
 
     @property
     def answer(self) -> Choice | None:
-        """The answer that the app went on with."""
+        """The answer that the app continued with."""
         calls = self.trajectory.calls
         return chosen_choice(self.call, calls[calls.index(self.call) + 1 :])
 
@@ -76,16 +90,15 @@ def choose_turns(
     keys: Mapping[str, str],
     corrected: Mapping[str, str] | None = None,
 ) -> tuple[tuple[ResampleTurn, ...], dict[str, int]]:
-    """Choose turns within the budget, a run's first choice before any run's second.
+    """Choose the turns to answer again, within the budget: every run's first choice before any run's second.
 
     Args:
         trajectories: runs without siblings, most important first.
-        config: how.
         keys: trajectory id -> scenario key.
         corrected: trajectory id -> id of the call that a person corrected.
 
     Returns:
-        The turns, and for the runs that got none why, with how many.
+        The turns; and why other runs got none, with their number.
     """
     left: Counter[str] = Counter()
     ranked: list[list[ResampleTurn]] = []
@@ -108,13 +121,11 @@ def choose_turns(
 def turn_group(
     turn: ResampleTurn, alternatives: Sequence[Call], *, new_id: Callable[[], str], at: float
 ) -> Group | None:
-    """Return the group of a turn; `None` if all its answers are the same, because then nothing can be learned.
+    """Return the group of a turn and its new answers; `None` if all answers are the same: nothing can be learned.
 
     Args:
-        turn: what was answered again.
-        alternatives: one call for each further answer, without a trajectory yet.
-        new_id: makes ids.
-        at: when, seconds since the epoch.
+        alternatives: one call for each new answer, without a trajectory yet.
+        at: start of the new trajectories, in seconds since the epoch.
     """
     answer = turn.answer
     given = [] if answer is None else [replace(turn.call, choices=(answer,), status="ok")]
@@ -151,9 +162,9 @@ def _answer(sibling: Trajectory) -> str:
 
 
 def _first_choice(trajectory: Trajectory, calls: Sequence[Call], pick: Pick, corrected: str | None) -> int:
-    """Which of the calls comes first."""
+    """Return the index of the call that comes first."""
     if pick == "spread":
-        # By the run's id, so that over many runs every depth has its turn and a second look chooses the same.
+        # By a hash of the run's id: over many runs all depths are chosen, and a second call chooses the same.
         return int.from_bytes(hashlib.blake2b(trajectory.id.encode(), digest_size=4).digest()) % len(calls)
     if pick == "fault":
         for index, call in enumerate(calls):
@@ -163,7 +174,7 @@ def _first_choice(trajectory: Trajectory, calls: Sequence[Call], pick: Pick, cor
 
 
 def _went_wrong(trajectory: Trajectory, call: Call) -> bool:
-    """Whether the messages right after the answer are tool results and one of them looks like an error."""
+    """Whether a tool's result right after the answer looks like an error."""
     for message in followed(trajectory, call):
         if message.get("role") != "tool":
             return False

@@ -1,9 +1,8 @@
-"""Which scenario a trajectory belongs to, and whether that scenario is held out for the gate.
+"""The scenario of a trajectory: its key, and whether it is held out for the gate.
 
-A scenario has a key. Two texts that word one task have the same key whenever and in whatever company they come, because
-the key is made from what they have in common (`wording.essence`); so a scenario never changes sides. Only a text with a
-typo needs others beside it to be understood, and a scenario that `embeddings` brought together takes the key of its
-most frequent wording.
+The key of a task is a hash of its essence (`wording.essence`), so it does not depend on when a text comes, or with
+which others. Two exceptions need other texts beside it: a text with a typo, and scenarios that `embeddings` brought
+together, which take the key of the most frequent wording.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from art_patch.grouping.masks import mask, normalise, one_spelling
-from art_patch.grouping.spelling import corrections
-from art_patch.grouping.wording import Word, essence, words_of
+from art_patch.grouping.wording import Word, corrections, essence, words_of
 from art_patch.types import JSON, Call, Trajectory
 
 # Made once: `json.dumps` makes an encoder for each call that has arguments.
@@ -28,23 +26,16 @@ _sorted = json.JSONEncoder(sort_keys=True, default=repr).encode
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a trajectory was asked, as far as the text tells.
+    """What a run was asked, as far as its texts tell."""
 
-    Attributes:
-        setting: hash of everything before the first user message and of the tools, volatile parts masked.
-        attached: hashes of the images, audio and files that came with the first user message.
-        text: the first user message, normalised.
-        words: its words.
-    """
-
-    setting: str
-    attached: tuple[str, ...]
-    text: str
+    setting: str  # hash of the tools and of all before the first user message, masked
+    attached: tuple[str, ...]  # hashes of images, audio and files in the first user message
+    text: str  # the first user message, normalised
     words: tuple[Word, ...]
 
 
 def scenario_of(trajectory: Trajectory) -> tuple[str, str] | None:
-    """Return `(scenario key, how it was found)` of a trajectory alone; `None` for one without calls and keys."""
+    """Return (scenario key, how it was found) of a trajectory by itself; `None` without calls and keys."""
     given = given_scenario(trajectory)
     if given is not None or not trajectory.calls:
         return given
@@ -52,7 +43,7 @@ def scenario_of(trajectory: Trajectory) -> tuple[str, str] | None:
 
 
 def given_scenario(trajectory: Trajectory) -> tuple[str, str] | None:
-    """Return `(scenario key, how)` as the user gave it; `None` if the text must tell."""
+    """Return (scenario key, how) if the user gave a key; `None` if the text must decide."""
     info = trajectory.info
     if info.group_key is not None:
         return f"group:{info.group_key}", "group_key"
@@ -62,12 +53,11 @@ def given_scenario(trajectory: Trajectory) -> tuple[str, str] | None:
 
 
 def task_of(first: Call, *, across: bool = False, seen: dict[str, tuple[str, tuple[Word, ...]]] | None = None) -> Task:
-    """Return what the first call of a run asks.
+    """Return the task of a run's first call.
 
     Args:
-        first: the call.
-        across: leave system prompt and tools out of it.
-        seen: what masked texts say, kept between calls: many runs say the same.
+        across: ignore system prompt and tools.
+        seen: cache of masked text -> its spelling and words, because many runs say the same.
     """
     before: list[Any] = []
     text, attached = "", ()
@@ -86,17 +76,12 @@ def task_of(first: Call, *, across: bool = False, seen: dict[str, tuple[str, tup
 
 
 def tools_key(call: Call) -> list[str]:
-    """Return the tools that were offered, in an order of their own."""
+    """Return the offered tools, sorted, so that their order does not matter."""
     return sorted(map(_sorted, call.tools))
 
 
 def task_key(task: Task, spelling: dict[str, str] | None = None) -> str:
-    """Return the scenario key of a task.
-
-    Args:
-        task: the task.
-        spelling: misspelt word -> word.
-    """
+    """Return the scenario key of a task; `spelling` has the correct word for each misspelt word."""
     words: Sequence[Word] = task.words
     if spelling:
         words = [Word(spelling.get(w.text, w.text), True) if w.loose else w for w in words]
@@ -104,28 +89,26 @@ def task_key(task: Task, spelling: dict[str, str] | None = None) -> str:
 
 
 def spelling_of(tasks: Iterable[Task]) -> dict[str, str]:
-    """Return the misspelt words of these tasks, one for each run, and what they stand for."""
+    """Return misspelt word -> word, from the frequencies of words in these tasks."""
     return corrections(Counter(word.text for task in tasks for word in task.words if word.loose))
 
 
 def digest(value: Any) -> str:
-    """Return 32 hex digits that stand for a JSON value."""
+    """Return 32 hex digits of a hash of a JSON value."""
     return hashlib.blake2b(_compact(value).encode(), digest_size=16).hexdigest()
 
 
 def is_held_out(scenario_key: str, share: float) -> bool:
-    """Whether the scenario is kept for the gate. Depends on the key alone, so it never changes sides.
+    """Whether the scenario is among the `share` of all scenarios that is held out for the gate.
 
-    Args:
-        scenario_key: as `scenario_of` gives it.
-        share: part of all scenarios to hold out, 0..1.
+    It depends on the key alone, so a scenario never moves from the gate to training.
     """
     hashed = hashlib.blake2b(scenario_key.encode("utf-8", "surrogatepass"), digest_size=8, person=b"held-out").digest()
     return int.from_bytes(hashed) < share * 2**64
 
 
 def _text_and_media(message: JSON) -> tuple[str, tuple[str, ...]]:
-    """The text of a message, and hashes of what else is in it."""
+    """Return the text of a message, and hashes of its images, audio and files."""
     content: Any = message.get("content") or ""
     if isinstance(content, str):
         return content, ()
@@ -143,5 +126,5 @@ def _text_and_media(message: JSON) -> tuple[str, tuple[str, ...]]:
 
 @lru_cache(maxsize=256)
 def _normalised(prompt: str) -> str:
-    """System prompts are long, and the same ones come with every run."""
+    """Cached: system prompts are long, and the same ones come with every run."""
     return normalise(prompt)

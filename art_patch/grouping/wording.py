@@ -1,21 +1,26 @@
-"""The words that a task is made of, in an order that does not depend on how it is put.
+"""The words that make a task, in an order that does not depend on how the request is phrased; and corrections of typos.
 
-Two texts word one task if these words are equal. So they may differ in case, punctuation, greetings, courtesies and
-articles, and one may say its two halves the other way round. They may not differ in a number, a name, a negation, a
-preposition or any other word, because a single word is all that tells "price of 3 plums" from "price of 4 plums" and
-"cancel" from "change"; no similarity of whole texts can see that. (Hence no rapidfuzz or MinHash: a ratio of the texts
-above a limit. In texts of usual length a pair that differs in one entity is more alike than a pair with a typo in three
-words, so no limit parts them, and finding candidates takes an index that an equality does not need.)
+Two texts are one task if these words are equal. They may differ in case, punctuation, greetings, courtesies and
+articles, and in the order of their two halves. They may not differ in a number, a name, a negation, a preposition or
+any other word: one word is all that distinguishes "price of 3 plums" from "price of 4 plums", or "cancel" from
+"change". Similarity of whole texts (rapidfuzz, MinHash) cannot see that: a pair that differs in one entity is more
+similar than a pair with a typo in three words, so no threshold separates them.
 
-What is quoted, fenced or follows a colon is material, not wording: "translate: thank you" is not "translate: please".
-It is kept to the word.
+Quoted or fenced text, and text after a colon, is material and not wording: "translate: thank you" is not "translate:
+please". It is kept word for word.
+
+**Typos** (`corrections`). A word may be a misspelling of another that is one slip away: a letter missing, added,
+replaced, or swapped with its neighbour. It is corrected if it is 200 times rarer, because then little harm is done if
+it is a word of its own: of the runs that count as "contract", at most one in 200 said "contact". It is also corrected
+if it occurs once and the other word at least five times, both are long, and their first and last letters agree. Where
+both words are in use, neither is corrected. Names and material are never corrected.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 _MATERIAL = re.compile(r"(```.*|:\s.*|\"[^\"\n]*\"|“[^”\n]*”|`[^`\n]*`|(?<!\w)'[^'\n]*'(?!\w))", re.DOTALL)
@@ -25,6 +30,8 @@ _BRACKETS = frozenset("()[]{}")
 _BULLETS = frozenset({"-", "\u2013", "\u2014", "\u2022"})
 _APOSTROPHES = str.maketrans("", "", "'\u2019")
 
+# Phrases that may be said or left out. Whole phrases, because their words may matter elsewhere: "you call me", "I call
+# you".
 _FILLER = """
 a, an, the, of, for
 hi, hello, hey, dear, hi there, hello there, hey there, hi all, hi team, hello team, dear team, dear support,
@@ -44,32 +51,26 @@ i was wondering if you can, i wonder if you could, tell me, can you tell me, cou
 let me know, please let me know, do you know, quick question, i have a question, help me
 um, uh, uhm, hmm, well, ok, okay, so, just, actually, basically
 """
-"""What may be said or left out. Whole phrases, because a word of them alone may matter: "you call me", "I call you"."""
 
 _BY_FIRST: dict[str, list[tuple[str, ...]]] = defaultdict(list)
 for _phrase in sorted({tuple(phrase.split()) for phrase in _FILLER.replace("\n", ",").split(",")} - {()}, key=len):
     _BY_FIRST[_phrase[0]].insert(0, _phrase)  # longest first
 
+# Words that are capitalised because a courtesy begins with them, even if the full stop before is missing.
 _OPENERS = {first for first, phrases in _BY_FIRST.items() if len(phrases[0]) > 1} | {"cheers", "regards"}
-"""What is capitalised because a courtesy begins with it, where the full stop before it is missing."""
 
 _MANY_STARTS = 8
 
 
 class Word(NamedTuple):
-    """A word of a task, in lower case.
+    """A word of a task, in lower case."""
 
-    Attributes:
-        text: without punctuation at its edges.
-        loose: it is wording: it may be misspelt or be part of a filler. Names and material are not.
-    """
-
-    text: str
-    loose: bool
+    text: str  # without punctuation at its ends
+    loose: bool  # whether it is wording, so that it may be misspelt or part of a filler; names and material are not
 
 
 def words_of(masked: str) -> tuple[Word, ...]:
-    """Return the words of a text that `masks.mask` masked and that is still in its own case."""
+    """Return the words of a text after `masks.mask`, with its upper and lower case."""
     words: list[Word] = []
     for place, piece in enumerate(_MATERIAL.split(_with_closed_quotes(masked))):
         starts = not place  # a sentence starts here, so that a capital says nothing
@@ -87,7 +88,7 @@ def words_of(masked: str) -> tuple[Word, ...]:
 
 
 def essence(words: Sequence[Word]) -> tuple[str, ...]:
-    """Return what tells the task from others: the words without fillers, from a start that the wording cannot move."""
+    """Return the words that distinguish the task from others: without fillers, rotated to a fixed start."""
     kept: list[str] = []
     place = 0
     while place < len(words):
@@ -101,7 +102,8 @@ def essence(words: Sequence[Word]) -> tuple[str, ...]:
 
 
 def _with_closed_quotes(text: str) -> str:
-    """The text without “ that nothing closes on its line: from each of them a search would look at the rest of it."""
+    """Return the text without opening quotation marks that are not closed on their line."""
+    # From each unclosed mark the search for material would run to the end of the line, in quadratic time.
     if "“" not in text:
         return text
     lines = text.split("\n")
@@ -120,14 +122,14 @@ def _bare(token: str) -> str:
 
 
 def _is_name(word: str, starts: bool) -> bool:
-    """Whether capitals say that the word names something; at the start of a sentence the first one says nothing."""
+    """Whether capitals mark the word as a name; at the start of a sentence, the first capital does not count."""
     if len(word) == 1 or word == word.lower() or word.lower() in _OPENERS:
         return False
     return not (starts and word[1:] == word[1:].lower())
 
 
 def _filler_at(words: Sequence[Word], place: int) -> int:
-    """How many words the longest filler has that begins here; 0 if none does."""
+    """Return the number of words of the longest filler that begins here; 0 if none does."""
     for phrase in _BY_FIRST[words[place].text]:
         found = words[place : place + len(phrase)]
         if all(word.loose for word in found) and tuple(word.text for word in found) == phrase:
@@ -136,15 +138,65 @@ def _filler_at(words: Sequence[Word], place: int) -> int:
 
 
 def _from_fixed_start(words: list[str]) -> tuple[str, ...]:
-    """Rotate to a start that is the same for all rotations: "3 plums: price" is "price of 3 plums".
+    """Rotate the words to a start that all rotations share: "3 plums: price" becomes "price of 3 plums".
 
-    A rotation keeps who does what to whom: "from 3 to 4" never becomes "from 4 to 3".
+    A rotation keeps the relations of the words: "from 3 to 4" never becomes "from 4 to 3".
     """
     if not words:
         return ()
     counts = Counter(words)
     rarest = min(words, key=lambda word: (counts[word], word))
-    if counts[rarest] > _MANY_STARTS:  # no text that people write
+    if counts[rarest] > _MANY_STARTS:  # no person writes so, and to compare all rotations takes quadratic time
         return tuple(words)
     starts = [place for place, word in enumerate(words) if word == rarest]
     return tuple(min(words[start:] + words[:start] for start in starts))
+
+
+# --- spelling ---
+
+
+_SHORTEST = 2
+_RARER = 200
+_LONG = 5
+_SEVERAL = 5
+
+
+def corrections(counts: Mapping[str, int]) -> dict[str, str]:
+    """Return misspelt word -> word, given how often each word occurs."""
+    words = {word: count for word, count in counts.items() if len(word) >= _SHORTEST and word.isalpha()}
+    by_gap: dict[str, list[str]] = defaultdict(list)
+    for word, count in words.items():
+        if count >= _SEVERAL:
+            for gapped in _gapped(word):
+                by_gap[gapped].append(word)
+    found: dict[str, str] = {}
+    for word, count in words.items():
+        near = {
+            other
+            for gapped in _gapped(word)
+            for other in by_gap.get(gapped, ())
+            if other != word
+            and (count * _RARER <= words[other] or (count == 1 and _are_long_and_framed_alike(word, other)))
+            and _is_one_slip(word, other)
+        }
+        if near:
+            found[word] = min(near, key=lambda other: (-words[other], other))
+    return {word: other for word, other in found.items() if other not in found}
+
+
+def _gapped(word: str) -> set[str]:
+    """Return the word, and the word without each one of its letters: words one slip apart share one of these."""
+    return {word} | {word[:place] + word[place + 1 :] for place in range(len(word))}
+
+
+def _is_one_slip(word: str, other: str) -> bool:
+    if len(word) != len(other):
+        return word in _gapped(other) or other in _gapped(word)
+    unlike = [place for place in range(len(word)) if word[place] != other[place]]
+    first, last = unlike[0], unlike[-1]
+    swapped = last == first + 1 and word[first] == other[last] and word[last] == other[first]
+    return first == last or swapped
+
+
+def _are_long_and_framed_alike(word: str, other: str) -> bool:
+    return min(len(word), len(other)) >= _LONG and word[0] == other[0] and word[-1] == other[-1]

@@ -64,9 +64,8 @@ def accuracy_G(group: Group) -> tuple[float | None, ...]:
 def efficiency_G(group: Group) -> tuple[float | None, ...]:
     """Return how little effort each sibling took, compared with the sibling that took least.
 
-    Three efforts are compared: tokens written by the model, calls, and tool calls. The value is the mean of
-    `(least + 1) / (own + 1)`, so twice the least effort gives about 0.5. Tokens are left out if a server did not count
-    them.
+    Three efforts are compared: tokens written by the model, calls, and tool calls. The value is the mean of `(least +
+    1) / (own + 1)`, so twice the least effort gives about 0.5. Tokens are left out if a server did not count them.
 
     Only siblings that got equally far are compared (accuracy at least 0.5, and at most 0.1 below the best). The others
     get 0, because a lazy wrong answer must not win. If no sibling reaches 0.5, all values are `None`.

@@ -42,7 +42,6 @@ def newest(trajectory: Trajectory, name: str, sources: Collection[str], *, group
     """Return the value of the score that counts, or `None`.
 
     Args:
-        name: of the score.
         sources: the origins that are accepted, such as `("user", "code")`.
         group_id: the group in which the score must have been given; a judge's rank means something in one group only.
     """

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_patch.grouping.masks import mask
-from art_patch.grouping.spelling import corrections
-from art_patch.grouping.wording import essence, words_of
+from art_patch.grouping.wording import corrections, essence, words_of
 
 
 def meant(text: str) -> tuple[str, ...]:

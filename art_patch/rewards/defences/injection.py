@@ -87,9 +87,8 @@ _FULL = r"(?:perfect|full|max(?:imum|imal)?|(?:best|highest|top)(?: possible)?)"
 _ONE = r"(?:1\.0+|10 ?/ ?10|100 ?/ ?100|100 ?%)"
 _GRADER = r"(?:judge|grader|evaluator|rater|assessor|scorer)s?\b"
 
-# Phrases and disguises that are known; new words get through. Tried: patterns twice as broad found no more of 22 pleas
-# that neither was made from (3 both times), and flagged 10 of 18 honest texts instead of 1. So these stay narrow, and
-# are the last net of several: fences and planted_answers do not go by words.
+# Known phrases. Tried: patterns twice as broad found no more of 22 new pleas (3 both times), and flagged 10 of 18
+# honest texts instead of 1. So these stay narrow; fences and planted answers do not depend on words.
 # A space stands for anything that is no letter or digit, nothing included, and `~` for up to four words.
 _PHRASES: dict[str, tuple[str, ...]] = {
     "gives its reader orders": (

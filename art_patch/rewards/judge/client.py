@@ -60,7 +60,7 @@ class JudgeClient:
         base_url: address of the model if it is not the provider's own.
         api_key: `None` if litellm finds it in the environment.
         max_retries: for each question, after passing failures.
-        timeout_s: for one answer.
+        timeout_s: how long one answer may take.
         pause_s: upper limit of the first random pause; it doubles with each retry.
         budget: for all questions together.
         extra: further arguments of `litellm.completion`; they override ours.

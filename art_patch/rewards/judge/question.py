@@ -201,9 +201,9 @@ def split(
     Args:
         question: about the whole group.
         size: returns the number of tokens of a question's prompt.
-        max_tokens: the largest prompt.
+        max_tokens: length of the longest prompt.
         max_siblings: the largest number of attempts in one prompt; at least 3.
-        rng: chooses the anchors.
+        rng: chooses the two anchors.
 
     Raises:
         TooLongError: rubric and tools leave no room for the attempts.

@@ -124,7 +124,7 @@ class Judge:
             the judge refuses a prompt as too long.
         concurrency: groups judged at once.
         max_retries: for each question, after passing failures (429, 5xx, timeout).
-        timeout_s: for one answer.
+        timeout_s: how long one answer may take.
         pause_s: upper limit of the first random pause before a retry; it doubles with each retry.
         extra: further arguments of `litellm.completion`, such as `reasoning_effort`; they override ours.
 
