@@ -9,7 +9,9 @@ import pytest
 
 from art_patch.context import correct, trajectory
 from art_patch.errors import ConfigError
+from art_patch.recording import Recorder
 from art_patch.types import Correction, TrajectoryInfo
+from tests.support.recordings import Recording
 
 LOOK = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}
 
@@ -74,6 +76,14 @@ def test_without_a_trajectory_there_is_nothing_to_correct():
         correct("x")
 
 
-def test_without_a_patch_nothing_is_recorded():
+def test_without_a_patch_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch):
+    put: list[Any] = []
+    monkeypatch.setattr(Recorder, "put_record", lambda _, record: put.append(record))
     with trajectory():
         correct("x")
+    recording = Recording()  # one that comes later is not given what was said before
+    assert (put, recording.of(Correction)) == ([], [])
+    with trajectory():
+        correct("x")
+    recording.end()
+    assert [record.message["content"] for record in put if isinstance(record, Correction)] == ["x"]

@@ -133,12 +133,12 @@ def test_f20_s04_a_stream_that_dies_is_an_error_and_never_spliced(
         for chunk in routed.call(stream=True):
             got.append(chunk.choices[0].delta.content or "")
             gate.set()
-    assert TEXT.startswith("".join(got)) or how.startswith(("clean", "done"))
-    assert upstream.seen == []
+    assert TEXT.startswith("".join(got))
     (call,) = rows(store)
+    spliced, trainable = len(upstream.seen), int(call.untrainable is None)
+    assert (spliced, trainable) == (0, 0)
     assert (call.status, call.policy) == ("error", CHAMPION)
-    assert call.untrainable is not None
-    figure(f"s04 stream dies: {how}: spliced, trainable", "0, 0", "0, 0")
+    figure(f"s04 stream dies: {how}: spliced, trainable", f"{spliced}, {trainable}", "0, 0")
 
 
 def test_f04_cancelled_and_cancelled_again(app: App, store: Store, upstream: StubServer, figure):
@@ -171,7 +171,8 @@ def test_f04_cancelled_and_cancelled_again(app: App, store: Store, upstream: Stu
     assert asyncio.run(run()) == 11
     statuses = [call.status for call in rows(store)]
     assert statuses == ["cancelled"] * 10 + ["ok"]
-    figure("f04 cancelled twice, 10 of 11: rows cancelled, ok", "10, 1", "10, 1")
+    found = f"{statuses.count('cancelled')}, {statuses.count('ok')}"
+    figure("f04 cancelled twice, 10 of 11: rows cancelled, ok", found, "10, 1")
 
 
 def test_f05_streams_that_nobody_reads(app: App, store: Store, upstream: StubServer, figure):
@@ -187,8 +188,9 @@ def test_f05_streams_that_nobody_reads(app: App, store: Store, upstream: StubSer
         calls = rows(store)
     assert len(calls) == 10
     assert {call.status for call in calls} <= {"abandoned", "ok"}
-    assert all(call.untrainable for call in calls)
-    figure("f05 streams not read: rows of 10, trainable", f"{len(calls)}, 0", "10, 0")
+    trainable = sum(not call.untrainable for call in calls)
+    assert trainable == 0
+    figure("f05 streams not read: rows of 10, trainable", f"{len(calls)}, {trainable}", "10, 0")
 
 
 JUMPS = {"-5 days": -5 * 86400, "+10 days": 10 * 86400}
@@ -223,10 +225,10 @@ print(time.time())
     durations = [call.duration_ms for call in run.calls]
     ttfts = [call.ttft_ms for call in run.calls]
     assert len(durations) == 10
-    assert all(0 < first <= whole < 100_000 for first, whole in zip(ttfts, durations, strict=True))
+    absurd = sum(not 0 < first <= whole < 100_000 for first, whole in zip(ttfts, durations, strict=True))
+    assert absurd == 0
     assert len({call.id for call in run.calls}) == 10
     assert store.problems() == []
-    absurd = sum(not 0 < first <= whole < 100_000 for first, whole in zip(ttfts, durations, strict=True))
     figure(f"f17 clock {jump}: durations negative or absurd", absurd, "0")
 
 
@@ -277,14 +279,16 @@ def test_f18_s02_an_exception_at_any_hook(
 ):
     """With the engine up and down, whole and streamed: the same answer, one warning at most, works again after."""
     place, _, name = f"art_patch.{hook}".rpartition(".")
+    answers: list[str] = []
     with monkeypatch.context() as patched:
         patched.delenv("PYTEST_CURRENT_TEST")
         patched.setattr(pkgutil.resolve_name(place), name, boom)
         for answer in (None, error(500)):
             local.always = answer
             for stream in (False, True):
-                assert read(routed.call(stream=stream), stream) == TEXT
+                answers.append(read(routed.call(stream=stream), stream))
         art.flush(0.05)
+    assert answers == [TEXT] * 4
     local.always = None
     warnings = [record for record in caplog.records if record.levelname == "WARNING" and record.name == "art_patch"]
     assert len(warnings) <= 1
@@ -292,18 +296,19 @@ def test_f18_s02_an_exception_at_any_hook(
     gc.collect()
     assert art.flush(30)
     assert "after" in store.texts()
-    figure(f"s02 {hook} raises: valid answers (engine up, down x whole, stream)", "4", "4")
+    figure(f"s02 {hook} raises: valid answers (engine up, down x whole, stream)", answers.count(TEXT), "4")
 
 
 def test_f21_what_may_not_happen_twice_is_not_routed(routed: App, local: StubServer, upstream: StubServer, figure):
     """Provider-side state goes upstream once; a plain completion is tried at the engine once, and upstream once."""
     local.always = error(500)
     routed.call(store=True)
-    assert (len(local.seen), len(upstream.seen)) == (0, 1)
+    stored = f"{len(local.seen)} + {len(upstream.seen)}"
     with_retries = routed.client.with_options(max_retries=2)
     with_retries.chat.completions.create(model="gpt-x", messages=[{"role": "user", "content": "hi"}])
-    assert (len(local.seen), len(upstream.seen)) == (1, 2)
-    figure("f21 requests to engine and upstream: stored completion; plain one", "0 + 1; 1 + 1", "0 + 1; 1 + 1")
+    assert (stored, len(local.seen), len(upstream.seen)) == ("0 + 1", 1, 2)
+    found = f"{stored}; {len(local.seen)} + {len(upstream.seen) - 1}"
+    figure("f21 requests to engine and upstream: stored completion; plain one", found, "0 + 1; 1 + 1")
 
 
 def test_f22_s12_half_open_admits_exactly_one(routed: App, store: Store, local: StubServer, upstream: StubServer,
@@ -329,14 +334,15 @@ def test_f22_s12_half_open_admits_exactly_one(routed: App, store: Store, local: 
     for thread in threads[:]:
         thread.join()
     assert answers == [TEXT] * 30
-    assert len(local.seen) == 6
+    tried = len(local.seen) - 5
+    assert tried == 1
     local.always = None
     now[0] += 31.0
     for _ in range(3):
         routed.call()
     assert len(local.seen) == 9
     assert runtime.breaker.closed
-    figure("f22 calls at a half-open breaker; sent to the engine", "30; 1", "exactly 1")
+    figure("f22 calls at a half-open breaker; sent to the engine", f"{len(answers)}; {tried}", "exactly 1")
 
 
 @pytest.mark.slow
@@ -361,7 +367,9 @@ def test_f23_s12_a_thousand_calls_on_a_dead_engine(routed: App, local: StubServe
     assert 5 <= len(local.seen) <= 5 + 8 + 2
     assert art.flush(60)
     figure(
-        "f23 1,000 calls on a dead engine: requests upstream, to the engine", f"1000, {len(local.seen)}", "1000, <= 15"
+        "f23 1,000 calls on a dead engine: requests upstream, to the engine",
+        f"{len(upstream.seen)}, {len(local.seen)}",
+        "1000, <= 15",
     )
     figure("s12 call while the breaker is open: p50, ms (8 threads)", round(sorted(took)[500] * 1000, 2))
 
@@ -384,8 +392,9 @@ def test_s01_the_same_bytes_and_types(app: App, upstream: StubServer, figure):
 
     bare = shapes()
     app.patch()
-    assert shapes() == bare
-    figure("s01 call shapes that differ (all of them: tests/patching)", 0, "0")
+    differ = sum(one != other for one, other in zip(shapes(), bare, strict=True))
+    assert differ == 0
+    figure("s01 call shapes that differ (all of them: tests/patching)", differ, "0")
 
 
 def test_s09_overhead(app: App, figure):

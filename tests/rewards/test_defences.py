@@ -184,7 +184,8 @@ def test_new_words_get_past_the_phrases_and_this_says_how_many(record_property: 
     ],
 )
 def test_no_text_keeps_the_search_busy(text: str):
-    suspicion(text)  # a pattern that goes back and forth would not come back within the suite's timeout
+    # A pattern that goes back and forth would not come back within the suite's timeout.
+    assert suspicion(text) is None or text in BREAKOUTS.values()
 
 
 def test_only_what_the_policy_wrote_is_its_own():
