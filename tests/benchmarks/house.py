@@ -2,10 +2,11 @@
 
 ::
 
-    python tests/benchmarks/house.py [--json] [--list FIGURE]
+    python tests/benchmarks/house.py [--json] [--quick] [--list FIGURE]
 
 With `--json` the last line of stdout is one object of named figures, with `missed` listing the targets that were not
-met; without it, a table. `--list` prints what a figure counts, one place a line. Seconds.
+met; without it, a table. `--list` prints what a figure counts, one place a line. Half a minute; `--quick` leaves
+`to_policy_files` out and takes seconds.
 
 What is counted:
 
@@ -25,6 +26,12 @@ What is counted:
 - `routed_call_files`: files of the package in which code runs in the app's process from the beginning of a routed
   streaming call to its end, on the caller's thread; `routed_call_files_with_writer`: those of the recorder's thread,
   up to the commit, and these. Imports and warm-up are done before.
+- `to_policy_files`: files of the package in which code runs from the beginning of a cycle, over a store with recorded
+  traffic, to its promoted policy. The cycle is real: stand-in judge over HTTP, embedded engine over HTTP, a training
+  update, a gate that lets pass whatever it can score. Job, training and engine run in this one process, each as in a
+  process of its own, and all its threads count: those of the engine's server, too. Files under `art_patch/demo` do not:
+  they are the stand-in judge, which takes the place of a provider. Imports are done before, by a first whole cycle, so
+  a file that only an unusual cycle enters (a resumed update, a canary, a replay) is not among them.
 """
 
 from __future__ import annotations
@@ -67,6 +74,7 @@ TARGETS = [
     Target("docs_blocks_checked", len(all_blocks()), None, "blocks of the documentation that tests check: all"),
     Target("routed_call_files", None, 24, "files of a routed streaming call, up to the queue"),
     Target("routed_call_files_with_writer", None, 40, "the same with the recorder's thread"),
+    Target("to_policy_files", None, 80, "files of a cycle, from traffic to a promoted policy"),
 ]
 
 SAME_LINES = 6
@@ -195,15 +203,16 @@ class Trace:
 
     def __enter__(self) -> Trace:
         """Have every call looked at; threads that run already are not."""
-        threading.setprofile(self._saw)
-        sys.setprofile(self._saw)
+        threading.settrace(self._saw)
+        sys.settrace(self._saw)
         return self
 
     def __exit__(self, *_: object) -> None:
         """Look no more."""
-        sys.setprofile(None)
-        threading.setprofile(None)
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type] - it takes None, whatever its types say
 
+    # A tracer that returns None hears of a function's call alone; a profiler would hear of every return, too.
     def _saw(self, frame: FrameType, event: str, _: object) -> None:
         if self.on and event == "call" and (name := frame.f_code.co_filename).startswith(f"{PACKAGE}{os.sep}"):
             files = self.callers if threading.get_ident() == self._me else self.others
@@ -247,7 +256,34 @@ def routed_call() -> tuple[set[str], set[str]]:
     return callers, callers | trace.others
 
 
-def measure() -> tuple[dict[str, Any], dict[str, list[str]]]:
+def cycle() -> set[str]:
+    """Return the files of a cycle that promotes what it trained."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, which reads it once
+    from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
+    from art_patch.rewards import Judge
+    from art_patch.serving import EmbeddedEngine
+    from tests.support.cycles import Place, eager, is_short
+    from tests.support.engines import serve
+    from tests.support.tiny import make_tiny_model
+
+    with tempfile.TemporaryDirectory() as name, Trace() as trace, serve_stand_in_judge(is_short) as url:
+        directory = Path(name)
+        base = make_tiny_model(directory / "base", hidden=32, vocab_size=320)
+        judge = Judge(STAND_IN_MODEL, base_url=url, api_key="none")
+        with serve(EmbeddedEngine.from_pretrained(base, adapters_root=directory / "adapters")) as running:
+            place = Place(directory, base, running.client)
+            for seed, is_traced in enumerate((False, True)):
+                place.traffic(f"agent@{seed}", seed=seed)
+                trace.on = is_traced
+                report = place.cycle(judge, eager())
+                trace.on = False
+                if (report.outcome, place.champion) != ("promoted", f"agent@{seed + 1}"):
+                    raise SystemExit(f"no policy was promoted: {report}")
+            place.store.close()
+    return {path for path in trace.callers | trace.others if not path.startswith("art_patch/demo/")}
+
+
+def measure(*, quick: bool) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Return the figures, and what each of them counts."""
     files = [path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     lines = {path.relative_to(ROOT).as_posix(): _lines(path) for path in files}
@@ -258,7 +294,7 @@ def measure() -> tuple[dict[str, Any], dict[str, list[str]]]:
     say("tracing a routed call")
     callers, with_writer = routed_call()
     blocks = all_blocks()
-    lists = {
+    lists: dict[str, list[str]] = {
         "circles": [" ".join(circle) for circle in graph.circles()],
         "deep_imports": [f"{found.importer}:{found.line} {found.target}" for found in graph.deep_imports()],
         "duplicates_literal": literal_duplicates(sources),
@@ -266,6 +302,9 @@ def measure() -> tuple[dict[str, Any], dict[str, list[str]]]:
         "routed_call_files": sorted(callers),
         "routed_call_files_with_writer": sorted(with_writer),
     }
+    if not quick:
+        say("tracing a cycle")
+        lists["to_policy_files"] = sorted(cycle())
     figures: dict[str, Any] = {
         "package_lines": sum(lines.values()),
         "files": len(python),
@@ -293,15 +332,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--list", metavar="FIGURE", help="print what that figure counts")
+    parser.add_argument("--quick", action="store_true", help="leave out the cycle")
     arguments = parser.parse_args()
-    figures, lists = measure()
+    figures, lists = measure(quick=arguments.quick or arguments.list not in (None, "to_policy_files"))
     if arguments.list is None:
         finish(figures, TARGETS, as_json=arguments.json)
     elif arguments.list in lists:
         print(*lists[arguments.list], sep="\n")
     else:
-        parser.error(f"--list: choose from {', '.join(sorted(lists))}")
+        parser.error(f"--list: choose from {', '.join(sorted({*lists, 'to_policy_files'}))}")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BrokenPipeError:  # `| head` has read enough; what is left in the buffer must not be written at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
