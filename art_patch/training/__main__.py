@@ -1,7 +1,7 @@
-"""`python -m art_patch.training JOB_DIRECTORY`: one process of an update, started by `launch`, or by hand.
+"""`python -m art_patch.training JOB_DIRECTORY`: one process of an update, started by `launch` or by hand.
 
-`torchrun --nproc-per-node N -m art_patch.training JOB_DIRECTORY` makes N processes of it; torchrun's own store listens
-on all interfaces then, which `launch` avoids.
+`torchrun --nproc-per-node N -m art_patch.training JOB_DIRECTORY` starts N such processes. torchrun's own store then
+listens on all interfaces, which `launch` avoids.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import sys
 from pathlib import Path
 
 from art_patch.errors import ArtPatchError, TrainingError
-from art_patch.training.loop.backend import backend_of
 from art_patch.training.loop.job import read_job
-from art_patch.training.loop.launch import end_with_parent, tell, tell_error
-from art_patch.training.loop.notes import silently
+from art_patch.training.loop.loading import backend_of
+from art_patch.training.loop.processes import end_with_parent, joined, silently, tell, tell_error
 
 
 def main(directory: Path) -> int:
-    """Make the policy of a job; return the exit code."""
+    """Makes the policy of the job in `directory` and returns the exit code."""
     end_with_parent()
     try:
         job = read_job(directory)
@@ -26,8 +25,7 @@ def main(directory: Path) -> int:
         if backend_of(job.config) == "unsloth":
             import unsloth  # type: ignore[import-not-found]  # noqa: F401  # before transformers, which it changes
 
-        from art_patch.training.loop.ranks import joined
-        from art_patch.training.loop.update import update
+        from art_patch.training.loop.update import update  # after unsloth: it imports what computes
 
         with joined() as ranks:
             update(job, directory, progress=tell if ranks.first else silently, ranks=ranks)

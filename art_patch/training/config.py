@@ -1,10 +1,11 @@
-"""Settings of an update. Loads no torch."""
+"""Settings of an update, and whether this environment can make one. Loads no torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
+from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
 from art_patch.errors import ConfigError
@@ -18,73 +19,74 @@ Backend = Literal["auto", "peft", "unsloth"]
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """How one update is made.
+    """Settings of one update.
 
     Attributes:
-        learning_rate: of AdamW at its peak. Too high shows as a large `kl_nats` and a candidate that loses.
-        epochs: passes over what is learned; more than two drift far from the policy that sampled them.
-        minibatches: optimizer steps an epoch; each takes whole groups. More steps move further on the same data.
-        batch_size: groups that one optimizer step takes (before groups are ranked: demonstrations, or pairs), whatever
-            their number, in place of `minibatches`. `None`: `minibatches` says it.
-        gradient_accumulation_steps: batches of `batch_size` that one optimizer step takes, as in TRL. No more than a
-            batch is computed at once, and the gradient is that of the one large batch, normaliser and all; what rows
-            of several batches begin with is computed in each. Needs `batch_size`. `micro_batch_tokens` bounds memory
+        learning_rate: Peak learning rate of AdamW. Too high shows as a large `kl_nats` and a candidate that loses.
+        epochs: Passes over the data. More than two drift far from the policy that sampled it.
+        minibatches: Optimizer steps an epoch, each on whole groups. More steps move further on the same data.
+        batch_size: Items an optimizer step takes (groups, demonstrations or pairs), in place of `minibatches`. `None`:
+            `minibatches` sets the number of steps.
+        gradient_accumulation_steps: Batches of `batch_size` that one optimizer step takes, as in TRL. At most one batch
+            is computed at once, and the gradient is that of the one large batch, normaliser and all. Beginnings that
+            rows of several batches share are computed in each. Needs `batch_size`. `micro_batch_tokens` bounds memory
             whatever both of them are.
-        total_steps: optimizer steps that an update makes at most, over all phases. `None`: all that epochs come to.
-        warmup_steps: optimizer steps of each phase over which the learning rate rises from zero.
-        start: "champion" goes on from the LoRA that serves; "base" begins a new one, which forgets what was learned
-            before and whatever went wrong in it.
-        lora_rank: rank of a new LoRA; a LoRA that is continued keeps its own. A server is started for a largest rank.
-        lora_alpha: scale of a new LoRA, likewise.
-        lora_dropout: share of a LoRA's inputs that each optimizer step leaves out, as in peft; of one that is continued
-            too. 0 because the losses compare what is trained with the policy that sampled: with dropout their ratio is
-            not 1 in the first step, and `kl_nats` and the clip see noise. Scores at the start, the reference,
-            evaluations and what serves are without it. What rows share is computed once, so its mask is shared too.
-        loss: what is minimised on groups; DAPO unless said otherwise.
-        reference: what `loss.kl_coefficient` holds the policy near: the "base" keeps it general, the "champion" keeps
-            each update small. Without the coefficient nothing is computed for it.
-        advantage_scale: what a reward's distance from its group's mean is divided by, see `advantages_of_groups`;
-            "none" goes with the loss `dr_grpo`.
-        imitate_from: upstream's answers in runs of at least this reward, and corrections, are imitated before groups
-            are ranked, see `demonstrations`. `None`: nothing is.
-        prefer_from: siblings whose rewards differ by at least this much, and corrections, are told apart likewise, see
-            `preferences`. `None`: nothing is.
-        rehearse_from: against forgetting, each step on groups also imitates a few answers that are known already: the
-            model's own of earlier cycles in runs of at least this reward, and demonstrations. `None`: none.
-        rehearse_weight: of their mean negative log-likelihood beside the groups' loss. Too much, and nothing new is
-            learned.
-        preference_beta: of DPO: the larger, the nearer the policy stays to where it began.
-        weight_decay: of AdamW: each step takes the learning rate times this of every LoRA weight away.
-        max_grad_norm: gradients are scaled down to this norm, once an optimizer step.
-        max_staleness: trajectories of policies more than this many steps behind the champion are not trained on.
-        max_kl_nats: an update ends before the first step in which KL(behaviour || trained) a token is above this; what
-            was learned until then is published. `None`: never.
-        max_clip_fraction: likewise for the share of tokens that the clip leaves without a gradient. `None`: never, as
-            such tokens move nothing by themselves.
-        micro_batch_tokens: distinct tokens computed at once; bounds memory, changes no result beyond rounding.
-        max_tokens: longer rows are cut at the end.
-        learn_truncated: train answers that were cut off at their length limit. A judge that punishes them teaches to be
-            brief, but also to write nothing of what was in them; `False` leaves their tokens out. A run that has no
-            other answer then does not count in the baseline of its group, see `art_patch.training.data.rows`.
-        gradient_checkpointing: compute each block again in the backward: a third more time, much less memory. `None`:
+        total_steps: Most optimizer steps of an update, over all phases. `None`: as many as the epochs take.
+        warmup_steps: Optimizer steps of each phase over which the learning rate rises from zero.
+        start: "champion" continues the LoRA that serves. "base" begins a new LoRA, which forgets what was learned
+            before, faults included.
+        lora_rank: Rank of a new LoRA. A LoRA that is continued keeps its own rank. A server is started for a largest
+            rank.
+        lora_alpha: Scale of a new LoRA. A LoRA that is continued keeps its own scale.
+        lora_dropout: Share of a LoRA's inputs that each optimizer step leaves out, as in peft, also of a LoRA that is
+            continued. 0 because the losses compare the trained policy with the one that sampled: with dropout their
+            ratio is not 1 in the first step, and `kl_nats` and the clip see noise. Scores at the start, the reference,
+            evaluations and serving are without dropout. Tokens that rows share are computed once, with one mask.
+        loss: The loss that is minimised on groups; DAPO by default.
+        reference: The policy that `loss.kl_coefficient` keeps the trained one near. "base" keeps it general,
+            "champion" keeps each update small. Nothing is computed for it while the coefficient is 0.
+        advantage_scale: The spread by which a reward's distance from its group's mean is divided, see
+            `advantages_of_groups`. "none" belongs with the loss `dr_grpo`.
+        imitate_from: Before groups are ranked, the policy imitates upstream's answers in runs of at least this reward,
+            and corrections, see `demonstrations`. `None`: it imitates nothing.
+        prefer_from: Before groups are ranked, the policy learns pairs of siblings whose rewards differ by at least this
+            much, and corrections, see `preferences`. `None`: it learns no pairs.
+        rehearse_from: Against forgetting, each step on groups also imitates a few known answers: the model's own of
+            earlier cycles in runs of at least this reward, and demonstrations. `None`: none.
+        rehearse_weight: Weight of the rehearsed answers' mean negative log-likelihood beside the loss on groups. If it
+            is too large, nothing new is learned.
+        preference_beta: The beta of DPO. The larger it is, the nearer the policy stays to where it began.
+        weight_decay: Weight decay of AdamW: each step shrinks every LoRA weight by the learning rate times this share.
+        max_grad_norm: The gradient of an optimizer step is scaled down to this norm.
+        max_staleness: Trajectories of policies more than this many steps behind the champion are not trained on.
+        max_kl_nats: An update ends before the first step in which KL(behaviour || trained) a token is above this. The
+            steps before it are published. `None`: no bound.
+        max_clip_fraction: An update ends before the first step in which more than this share of tokens has no gradient
+            because of the clip. `None`: no bound, as such tokens move nothing by themselves.
+        micro_batch_tokens: Distinct tokens computed at once. Bounds memory and changes no result beyond rounding.
+        max_tokens: Longer rows are cut at the end.
+        learn_truncated: Train answers that were cut off at their length limit. A judge that punishes them teaches to be
+            brief, but also to write nothing of their content. `False` leaves their tokens out. A run that has no other
+            answer then does not count in the baseline of its group, see `art_patch.training.data.rows`.
+        gradient_checkpointing: Compute each block again in the backward: a third more time, much less memory. `None`:
             on a GPU only.
-        dtype: of the base's weights; "auto" is bfloat16 on a GPU and float32 on a CPU. The LoRA is float32. Take what
-            serves, or `logprob_gap_nats` grows.
-        seed: of a new LoRA's weights and of the order of groups.
-        checkpoint_every_s: an update that is killed loses at most this much, or one step if that takes longer; 0 keeps
-            every step.
-        save_steps: keep a checkpoint every so many optimizer steps as well, so that at most one less of them is lost.
-            It replaces the one before: it is there to go on from, and a policy is published at the end. `None`: by
-            time alone.
-        eval_steps: every so many optimizer steps, and at the end, see what the policy makes of groups that it does not
-            learn from, see `art_patch.training.loop.evaluation`. `retrain` takes held-out groups that have rewards
-            already and says in its metrics if there are none; by hand they are `model.train(eval_groups=...)`. `None`:
-            never.
-        processes: on this machine, each with a GPU of its own if there are GPUs; 1 trains in the job's own.
-        backend: "unsloth" computes faster on CUDA and has to be installed; "auto" takes it if it can.
-        beta: another word for `loss.kl_coefficient`, to be given and not to be read.
-        kl_penalty: likewise.
-        clip_range: another word for `loss.clip_low` and `loss.clip_high`, one number for both or two; likewise.
+        dtype: Precision of the base's weights; "auto" is bfloat16 on a GPU and float32 on a CPU. The LoRA is float32.
+            Use the precision that serves, or `logprob_gap_nats` grows.
+        seed: Seed of a new LoRA's weights and of the order of groups.
+        checkpoint_every_s: Seconds between checkpoints. An update that is killed loses at most this much work, or one
+            step if that takes longer. 0 keeps every step.
+        save_steps: Optimizer steps after which a checkpoint is kept as well. It replaces the one before and serves
+            only to go on after a kill; the policy is published at the end. `None`: checkpoints by time alone.
+        eval_steps: Optimizer steps after which, and at the end, the policy is evaluated on groups that it does not
+            learn from, see `art_patch.training.loop.gradients.evaluate`. `retrain` takes held-out groups that have
+            rewards already and says in its metrics if there are none. By hand they are `model.train(eval_groups=...)`.
+            `None`: no evaluation.
+        processes: Processes on this machine, each with a GPU of its own if there are GPUs. 1 trains in the job's own.
+        backend: "unsloth" computes faster on CUDA and must be installed. "auto" takes it where it can.
+        beta: Another word for `loss.kl_coefficient`. It can be given but not read.
+        kl_penalty: The same as `beta`.
+        clip_range: Another word for `loss.clip_low` and `loss.clip_high`: one number for both, or two. It can be given
+            but not read.
     """
 
     learning_rate: float = 1e-4
@@ -129,16 +131,7 @@ class TrainConfig:
     def __post_init__(
         self, beta: float | None, kl_penalty: float | None, clip_range: float | tuple[float, float] | None
     ) -> None:
-        """Refuse impossible values.
-
-        Args:
-            beta: see the class.
-            kl_penalty: see the class.
-            clip_range: see the class.
-
-        Raises:
-            ConfigError: naming the field, its value and what to write instead.
-        """
+        """Raises `ConfigError` for an impossible value, with the field, the value and what to write instead."""
         if beta is not None and kl_penalty is not None:
             raise ConfigError(f"beta={beta!r} and kl_penalty={kl_penalty!r} say the same; leave one of them out")
         said: dict[str, float] = {}
@@ -148,7 +141,7 @@ class TrainConfig:
             low, high = clip_range if isinstance(clip_range, tuple) else (clip_range, clip_range)
             said |= {"clip_low": low, "clip_high": high}
         if said:
-            object.__setattr__(self, "loss", replace(self.loss, **said))
+            object.__setattr__(self, "loss", replace(self.loss, **said))  # the dataclass is frozen
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is unknown; choose one of: {', '.join(known)}")
@@ -166,12 +159,17 @@ class TrainConfig:
             )
 
 
-def require_evaluation(config: TrainConfig, groups: Sequence[object]) -> None:
-    """Pass if there are groups to evaluate on just when the config asks for it.
+def require_packages() -> None:
+    """Raises `ConfigError` if a package that training imports is not installed. Imports none of them."""
+    packages = ("numpy", "peft", "safetensors", "torch", "transformers")
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise ConfigError(
+            f'an update needs {", ".join(missing)}, not installed here; run: pip install "art-patch[train]"'
+        )
 
-    Raises:
-        ConfigError: it does and there are none, or there are and it does not.
-    """
+
+def require_evaluation(config: TrainConfig, groups: Sequence[object]) -> None:
+    """Raises `ConfigError` if the config asks for an evaluation without groups, or groups are given without it."""
     if config.eval_steps is not None and not groups:
         raise ConfigError(
             f"eval_steps={config.eval_steps}, but there is nothing to evaluate on; give eval_groups, which are not "

@@ -16,7 +16,7 @@ from art_patch.errors import ConfigError
 from art_patch.pipeline.report import CycleReport, write_report
 from art_patch.rollouts.processes import ScriptChild
 from art_patch.serving.vllm.process import VllmProcess
-from art_patch.training.loop import tensor_file
+from art_patch.training.loop import job as job_files
 
 END = [sys.executable, "-c", "pass"]
 
@@ -29,7 +29,7 @@ def a_cycles_report(directory: Path) -> None:
 
 
 def an_updates_tokens(directory: Path) -> None:
-    tensor_file.write(directory / "job.safetensors", b"token ids")
+    job_files.write_file(directory / "job.safetensors", b"token ids")
 
 
 def what_a_child_says(directory: Path) -> None:

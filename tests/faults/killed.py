@@ -17,7 +17,6 @@ from typing import Any
 import peft  # noqa: F401 - for the fork server
 
 import art_patch.gate
-import art_patch.training.loop.publish
 import art_patch.training.loop.update
 from art_patch.demo.judge import STAND_IN_MODEL
 from art_patch.pipeline import CycleConfig, retrain
@@ -33,7 +32,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "scored": (Ledger, "set_groups"),
     "job kept": (art_patch.training.loop.update, "claim"),
     "checkpoint kept": (art_patch.training.loop.update.CheckpointWriter, "keep"),
-    "published": (art_patch.training.loop.publish, "publish_adapter"),
+    "published": (art_patch.training.loop.update, "publish_adapter"),
     "in the ledger": (Ledger, "add_candidate"),
     "job deleted": (shutil, "rmtree"),
     "loaded": (EngineClient, "load"),

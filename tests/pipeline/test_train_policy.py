@@ -21,8 +21,8 @@ from art_patch.serving import EmbeddedEngine, EngineClient, EngineLimits
 from art_patch.serving.client import EngineRefused
 from art_patch.store import open_database, usage
 from art_patch.training import TrainJob, read_job, run_job
-from art_patch.training.loop import publish as publishing
-from art_patch.training.loop.probe import probe_of
+from art_patch.training.loop import update as publishing
+from art_patch.training.loop.update import probe_of
 from art_patch.types import Group, Usage
 from tests.support.cycles import (
     CONFIG,

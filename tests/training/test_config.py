@@ -10,7 +10,7 @@ import pytest
 
 from art_patch.errors import ConfigError
 from art_patch.training import LossConfig, TrainConfig
-from art_patch.training.loop.guards import why_broken, why_stop
+from art_patch.training.loop.metrics import why_broken, why_stop
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from art_patch.training.kernels.scoring import Scorer
 from art_patch.training.loop.gradients import Sums, gradients_of
 from art_patch.training.loop.loading import as_reference, load_policy
 from art_patch.training.loop.plan import PhaseName
-from art_patch.training.loop.ranks import ALONE, Ranks
+from art_patch.training.loop.processes import ALONE, Ranks
 from art_patch.training.loop.start_scores import StartScores, start_scores
 from art_patch.training.losses.loss_config import LOSSES
 from tests.support.tiny import make_tiny_adapter

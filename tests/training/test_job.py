@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from art_patch.errors import TrainingError
 from art_patch.training import Example, LossConfig, Pair, Row, Sibling, TrainConfig, TrainGroup, TrainJob, read_job
-from art_patch.training.loop import tensor_file
+from art_patch.training.loop import job as job_files
 from art_patch.training.loop.job import JOB, claim
 from art_patch.training.loop.plan import lessons_of, plan_of
 from tests.support.train_jobs import row
@@ -83,7 +83,7 @@ def test_a_directory_without_a_job_is_nobodys(tmp_path: Path):
 
 
 def test_a_job_of_another_release_says_so(tmp_path: Path):
-    tensor_file.write(tmp_path / JOB, tensor_file.to_bytes({}, {"format": 0}))
+    job_files.write_file(tmp_path / JOB, job_files.file_content({}, {"format": 0}))
     with pytest.raises(TrainingError, match="another release; delete it"):
         read_job(tmp_path)
 

@@ -20,7 +20,7 @@ import torch
 from art_patch.errors import TrainingError
 from art_patch.training import TrainJob, run_job
 from art_patch.training.loop.job import claim
-from art_patch.training.loop.launch import launch
+from art_patch.training.loop.processes import launch
 from tests.support.train_jobs import make_job, random_groups, row, weights_of
 
 pytestmark = pytest.mark.slow
@@ -127,7 +127,7 @@ def test_torchrun_by_hand_makes_the_same_policy(base: Path, tmp_path: Path):
 def launcher(directory: Path) -> Generator[subprocess.Popen[str]]:
     """A program that launches the job, once the first step is made."""
     code = (
-        "import sys; from pathlib import Path; from art_patch.training.loop.launch import launch\n"
+        "import sys; from pathlib import Path; from art_patch.training.loop.processes import launch\n"
         "launch(Path(sys.argv[1]), 2, lambda done, total, note: print(done, flush=True))"
     )
     with subprocess.Popen(

@@ -12,7 +12,7 @@ import torch
 from art_patch.training import TrainGroup
 from art_patch.training.loop.learner import Learner
 from art_patch.training.loop.loading import load_policy
-from art_patch.training.loop.ranks import ALONE
+from art_patch.training.loop.processes import ALONE
 from art_patch.training.loop.update import update
 from tests.support.train_jobs import SMALL, make_job, random_groups, weights_of
 

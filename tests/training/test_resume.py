@@ -18,8 +18,8 @@ import torch
 from art_patch.errors import TrainingError
 from art_patch.policies import BaseModel, read_base_model, validate_adapter
 from art_patch.training import TrainGroup, TrainJob
-from art_patch.training.loop import tensor_file
-from art_patch.training.loop.checkpoint import read_train_state
+from art_patch.training.loop import job as job_files
+from art_patch.training.loop.learner import read_train_state
 from art_patch.training.loop.update import update
 from tests.support.train_jobs import make_job, random_groups, row, weights_of
 
@@ -224,11 +224,11 @@ def test_a_damaged_checkpoint_is_an_error_that_says_what_to_delete(
 def test_a_tensor_file_is_the_same_bytes_for_the_same_content(tmp_path: Path):
     arrays = {name: torch.arange(n).numpy() for n, name in enumerate("bca")}
     facts = {"x": [1, {"y": None}], "a": "ü"}
-    content = tensor_file.to_bytes(arrays, facts)
-    assert content == tensor_file.to_bytes(dict(reversed(arrays.items())), dict(reversed(facts.items())))
-    tensor_file.write(tmp_path / "f", content)
-    found = tensor_file.read(tmp_path / "f")
+    content = job_files.file_content(arrays, facts)
+    assert content == job_files.file_content(dict(reversed(arrays.items())), dict(reversed(facts.items())))
+    job_files.write_file(tmp_path / "f", content)
+    found = job_files.read_file(tmp_path / "f")
     assert found is not None
     assert found[1] == facts
     assert {name: array.tolist() for name, array in found[0].items()} == {"b": [], "c": [0], "a": [0, 1]}
-    assert tensor_file.read(tmp_path / "g") is None
+    assert job_files.read_file(tmp_path / "g") is None

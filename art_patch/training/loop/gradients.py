@@ -1,14 +1,16 @@
-"""The gradient of one optimizer step, for each phase: items in, the LoRA's gradient set, sums of what was seen out.
+"""The gradient of one optimizer step, for each phase; and the same loss, without a gradient, on evaluation groups.
 
-Micro-batches, accumulated batches and processes change memory and time, not the result: every normaliser is that of
-the whole step.
+Items in, the LoRA's gradient set, sums of what was seen out. Micro-batches, accumulated batches and processes change
+memory and time, not the result: every normaliser is that of the whole step.
+
+Names of axes: N sampled tokens of a pack, E its examples; R rows and P pairs of rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,59 +20,62 @@ from art_patch.training.data.packing import Example, Pack
 from art_patch.training.data.rows import Row
 from art_patch.training.kernels.scoring import Scored, Scorer
 from art_patch.training.loop.job import TrainJob
-from art_patch.training.loop.plan import Lesson, PhaseName, lessons_of
-from art_patch.training.loop.ranks import Ranks
+from art_patch.training.loop.plan import Lesson, PhaseName, evaluated_of, lessons_of
+from art_patch.training.loop.processes import Ranks
 from art_patch.training.loop.start_scores import StartScores
+from art_patch.training.losses import supervised
 from art_patch.training.losses.loss_config import LossConfig
 from art_patch.training.losses.policy_loss import LossInput, LossMetrics, policy_loss
-from art_patch.training.losses.supervised import (
-    PreferenceInput,
-    PreferenceMetrics,
-    SftInput,
-    preference_loss,
-    sft_loss,
-    sums_R,
-)
 
 Sums = dict[str, float]
-LossOfPack = Callable[[Pack, Scored], tuple[Tensor, Sums]]
+# Adds the gradient of a step on these items to this process's gradient, and returns sums over its packs.
+Gradient = Callable[[Sequence[int]], Sums]
+_LossOfPack = Callable[[Pack, Scored], tuple[Tensor, Sums]]
+_WORK = ("loss", "computed_tokens", "distinct_tokens", "row_tokens")
+_NOTHING_SEEN: Sums = {"tokens": 0.0, "entropy_nats": 0.0}
 
 
-class Gradient(Protocol):
-    """How a phase learns."""
-
-    def __call__(self, items: Sequence[int]) -> Sums:
-        """Add the gradient of a step of these items to this process's; return sums over its packs."""
-        ...
+def gradients_of(
+    job: TrainJob, scorer: Scorer, start: StartScores, ranks: Ranks
+) -> dict[PhaseName | Literal["rehearse"], Gradient]:
+    """Returns the gradient of each phase, and that of the rows that steps on groups rehearse."""
+    by_packs = _ByPacks(scorer, job.config, ranks)
+    return {
+        "imitate": _of_given(job.demonstrations, 1.0, by_packs),
+        "rehearse": _of_given(job.rehearsed, job.config.rehearse_weight, by_packs),
+        "prefer": _of_pairs(job, by_packs, start),
+        "groups": _of_groups(job, by_packs, start),
+    }
 
 
 @dataclass(frozen=True, slots=True)
-class _Maker:
-    """What every phase computes with."""
+class _ByPacks:
+    """Runs the backward of a step pack by pack, each no larger than memory allows."""
 
     scorer: Scorer
     config: TrainConfig
     ranks: Ranks
 
-    def backward(self, examples: Sequence[Sequence[Example]], loss_of: LossOfPack, none: Sums) -> Sums:
-        """Compute the packs of this process.
+    def backward(self, examples: Sequence[Sequence[Example]], loss_of: _LossOfPack, none: Sums) -> Sums:
+        """Computes the gradient of this process's packs and returns the sums over them.
 
         Args:
-            examples: of each item of the step.
-            loss_of: of a pack, whose places are among the examples of all items.
-            none: the sums over no pack.
+            examples: The examples of each item of the step.
+            loss_of: Loss and sums of a pack. The pack's `examples_E` count the examples of all items.
+            none: The sums over no pack.
         """
         sums = none | dict.fromkeys(_WORK, 0.0)
         for pack in self._packs(examples):
             scored = self.scorer.score(pack)
             loss, seen = loss_of(pack, scored)
             loss.backward()
-            seen |= {"loss": loss.item()} | work_of(pack, scored)
+            seen |= {"loss": loss.item()} | _work_of(pack, scored)
             sums = {name: value + seen[name] for name, value in sums.items()}
         return sums
 
     def _packs(self, examples: Sequence[Sequence[Example]]) -> Iterator[Pack]:
-        """What is computed at once: no more than `micro_batch_tokens`, and no item of another accumulated batch."""
+        # No pack holds items of two accumulated batches. So no more is computed at once than one batch, but beginnings
+        # that rows of several batches share are computed in each.
         accumulates = self.config.gradient_accumulation_steps > 1
         size = self.config.batch_size if accumulates and self.config.batch_size else max(1, len(examples))
         first = 0
@@ -81,11 +86,7 @@ class _Maker:
             first += len(together)
 
 
-_WORK = ("loss", "computed_tokens", "distinct_tokens", "row_tokens")
-
-
-def work_of(pack: Pack, scored: Scored) -> Sums:
-    """Return how many tokens were computed, how many distinct ones there are, and in how many they are in rows."""
+def _work_of(pack: Pack, scored: Scored) -> Sums:
     return {
         "computed_tokens": float(scored.computed),
         "distinct_tokens": float(pack.tokens),
@@ -93,22 +94,9 @@ def work_of(pack: Pack, scored: Scored) -> Sums:
     }
 
 
-def gradients_of(
-    job: TrainJob, scorer: Scorer, start: StartScores, ranks: Ranks
-) -> dict[PhaseName | Literal["rehearse"], Gradient]:
-    """Return how each phase learns, and how what is rehearsed is learned beside groups."""
-    maker = _Maker(scorer, job.config, ranks)
-    return {
-        "imitate": _of_given(job.demonstrations, 1.0, maker),
-        "rehearse": _of_given(job.rehearsed, job.config.rehearse_weight, maker),
-        "prefer": _of_pairs(job, maker, start),
-        "groups": _of_groups(job, maker, start),
-    }
-
-
-def _of_groups(job: TrainJob, maker: _Maker, start: StartScores) -> Gradient:
+def _of_groups(job: TrainJob, by_packs: _ByPacks, start: StartScores) -> Gradient:
     lessons = lessons_of(job)
-    places: list[range] = []
+    places: list[range] = []  # of each lesson's examples among those of all lessons, as `StartScores` counts them
     for lesson in lessons:
         first = places[-1].stop if places else 0
         places.append(range(first, first + len(lesson.examples)))
@@ -117,22 +105,18 @@ def _of_groups(job: TrainJob, maker: _Maker, start: StartScores) -> Gradient:
         chosen = [place for item in items for place in places[item]]
         old = [start.old[place] for place in chosen]
         reference = None if start.reference is None else [start.reference[place] for place in chosen]
-        loss_of = loss_of_lessons([lessons[item] for item in items], old, reference, job.config.loss)
-        return maker.backward([lessons[item].examples for item in items], loss_of, asdict(LossMetrics()))
+        loss_of = _loss_of_lessons([lessons[item] for item in items], old, reference, job.config.loss)
+        return by_packs.backward([lessons[item].examples for item in items], loss_of, asdict(LossMetrics()))
 
     return gradient
 
 
-def loss_of_lessons(
+def _loss_of_lessons(
     lessons: Sequence[Lesson], old: Sequence[Tensor], reference: Sequence[Tensor] | None, config: LossConfig
-) -> LossOfPack:
-    """Return the loss of one step that takes all these lessons, for packs of their examples.
+) -> _LossOfPack:
+    """Returns the loss of one step that takes all these lessons, as a function of a pack of their examples.
 
-    Args:
-        lessons: of the step.
-        old: of each of their examples, under the policy at the start.
-        reference: likewise under the reference.
-        config: of the loss.
+    `old` and `reference` are log-probabilities of each example, under the policy at the start and under the reference.
     """
     tokens = sum(lesson.tokens for lesson in lessons)
     trajectories = sum(lesson.trajectories for lesson in lessons)
@@ -146,6 +130,7 @@ def loss_of_lessons(
         loss, metrics = policy_loss(
             LossInput(
                 logprob_N=scored.logprob_N,
+                # Without importance weights the ratio itself must lead back to the policy that sampled.
                 old_N=recorded_N if config.importance_cap is None else of(old),
                 recorded_N=recorded_N,
                 advantage_N=torch.from_numpy(pack.advantage_E[pack.example_N]).to(like),
@@ -162,47 +147,79 @@ def loss_of_lessons(
     return loss_of
 
 
-def _of_given(rows: Sequence[Row], weight: float, maker: _Maker) -> Gradient:
+def _of_given(rows: Sequence[Row], weight: float, by_packs: _ByPacks) -> Gradient:
     examples = [Example((row,)) for row in rows]
 
     def gradient(items: Sequence[int]) -> Sums:
         tokens = sum(examples[item].sampled for item in items)
 
         def loss_of(pack: Pack, scored: Scored) -> tuple[Tensor, Sums]:
-            loss, metrics = sft_loss(SftInput(scored.logprob_N, tokens))
+            loss, metrics = supervised.sft_loss(supervised.SftInput(scored.logprob_N, tokens))
             return weight * loss, _seen(scored) | asdict(metrics)
 
-        return maker.backward([(examples[item],) for item in items], loss_of, _NOTHING_SEEN | {"nll_nats": 0.0})
+        return by_packs.backward([(examples[item],) for item in items], loss_of, _NOTHING_SEEN | {"nll_nats": 0.0})
 
     return gradient
 
 
-def _of_pairs(job: TrainJob, maker: _Maker, start: StartScores) -> Gradient:
+def _of_pairs(job: TrainJob, by_packs: _ByPacks, start: StartScores) -> Gradient:
     examples = [Example((pair.chosen, pair.rejected)) for pair in job.pairs]
 
     def gradient(items: Sequence[int]) -> Sums:
         def loss_of(pack: Pack, scored: Scored) -> tuple[Tensor, Sums]:
+            # A pack's tokens stand example by example and row by row: chosen, rejected, chosen, rejected ...
             mine = [items[e] for e in pack.examples_E.tolist()]
             lengths = [row.sampled for item in mine for row in examples[item].rows]
             row_N = torch.repeat_interleave(torch.tensor(lengths)).to(scored.logprob_N.device)
-            chosen_P, rejected_P = sums_R(scored.logprob_N, row_N, len(lengths)).view(-1, 2).T
             known_N = torch.cat([start.pairs[item] for item in mine])
-            chosen_start_P, rejected_start_P = sums_R(known_N, row_N, len(lengths)).view(-1, 2).T
-            loss, metrics = preference_loss(
-                PreferenceInput(
+            chosen_P, rejected_P = supervised.sums_R(scored.logprob_N, row_N, len(lengths)).view(-1, 2).T
+            chosen_start_P, rejected_start_P = supervised.sums_R(known_N, row_N, len(lengths)).view(-1, 2).T
+            loss, metrics = supervised.preference_loss(
+                supervised.PreferenceInput(
                     chosen_P, rejected_P, chosen_start_P, rejected_start_P, job.config.preference_beta, len(items)
                 )
             )
             return loss, _seen(scored) | asdict(metrics)
 
-        none = _NOTHING_SEEN | asdict(PreferenceMetrics(0, 0.0, 0.0, 0.0))
-        return maker.backward([(examples[item],) for item in items], loss_of, none)
+        none = _NOTHING_SEEN | asdict(supervised.PreferenceMetrics(0, 0.0, 0.0, 0.0))
+        return by_packs.backward([(examples[item],) for item in items], loss_of, none)
 
     return gradient
 
 
-_NOTHING_SEEN: Sums = {"tokens": 0.0, "entropy_nats": 0.0}
-
-
 def _seen(scored: Scored) -> Sums:
     return {"tokens": float(len(scored.logprob_N)), "entropy_nats": scored.entropy_N.sum().item()}
+
+
+@torch.no_grad()
+def evaluate(job: TrainJob, scorer: Scorer, start: StartScores, ranks: Ranks) -> dict[str, float]:
+    """Returns three metrics of the policy in training on groups that it never learns from; none if there are no groups.
+
+    - `eval_loss`: the loss of an optimizer step that would take all of these groups.
+    - `eval_kl_nats`: k2 estimate of KL(behaviour || trained) a token, as `kl_nats`. It measures how far the policy
+      moved where it was not taught.
+    - `eval_gain_nats`: mean over tokens of the advantage times how much likelier the token has become since the start
+      of the update. Above 0, better runs have become likelier than worse ones. If it falls while `loss` falls, the
+      policy learns the training groups by heart.
+
+    No gradient, no dropout, no random number: an update is the same with evaluations and without.
+    """
+    lessons = evaluated_of(job)
+    loss_of = _loss_of_lessons(lessons, start.eval_old, start.eval_reference, job.config.loss)
+    sums = dict.fromkeys(("tokens", "loss", "kl_nats", "gain_nats"), 0.0)
+    examples = [example for lesson in lessons for example in lesson.examples]
+    for pack in ranks.shard(examples, job.config.micro_batch_tokens):
+        scored = scorer.score(pack)
+        loss, seen = loss_of(pack, scored)
+        old_N: Tensor = torch.cat([start.eval_old[e] for e in pack.examples_E.tolist()])
+        gain_N = torch.from_numpy(pack.advantage_E[pack.example_N]).to(old_N) * (scored.logprob_N - old_N)
+        seen |= {"loss": loss.item(), "gain_nats": gain_N[gain_N.isfinite()].sum().item()}
+        sums = {name: value + seen[name] for name, value in sums.items()}
+    sums = ranks.sum_each(sums, scorer.device)
+    if not (tokens := sums["tokens"]):
+        return {}
+    return {
+        "eval_loss": sums["loss"],
+        "eval_kl_nats": sums["kl_nats"] / tokens,
+        "eval_gain_nats": sums["gain_nats"] / tokens,
+    }

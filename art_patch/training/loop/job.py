@@ -1,12 +1,17 @@
-"""What an update is given, as a record and as a file.
+"""An update's input as a record and as a file, and the format of all files in a job directory. No torch.
 
-The file is all that an update in another process needs, and all that is left of one that was killed. It is written once
-and never changes: a job directory belongs to one job, told by the fingerprint of its content.
+The job's file is all that an update in another process needs, and all that is left of an update that was killed. It is
+written once and never changes: a job directory belongs to one job, recognised by the fingerprint of its content.
+
+Every file of a job directory holds arrays and a JSON object in one safetensors file, written whole or not at all. It is
+one file because two cannot be replaced at once: the object stands in the file's header. Equal content gives equal
+bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,31 +19,33 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
+from art_patch._lib.atomic_files import replacing
 from art_patch.errors import TrainingError
 from art_patch.training.config import TrainConfig
 from art_patch.training.data.packing import Example
 from art_patch.training.data.rows import Row
 from art_patch.training.data.supervised import Pair
-from art_patch.training.loop import tensor_file
 from art_patch.training.losses.loss_config import LossConfig
 from art_patch.types import JSON
 
 JOB = "job.safetensors"
-"""The file's name in a job directory."""
+_FORMAT = 6  # raised when older files can no longer be read
+_FACTS = "art_patch"  # the JSON object's key in the header
 
-_FORMAT = 6
-"""Raised when older files can no longer be read."""
+Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Sibling:
-    """A trajectory of a group.
+    """A trajectory of a group that is trained on.
 
     Attributes:
-        trajectory_id: its id.
-        example: its rows and its advantage, which is 0 where there are no rows.
-        on_policy: all of it was sampled by the policy that the update starts from.
+        trajectory_id: Id of the trajectory in the store.
+        example: Its rows and its advantage. The advantage is 0 if there are no rows.
+        on_policy: Whether the policy that the update starts from sampled all of it.
     """
 
     trajectory_id: str
@@ -48,12 +55,7 @@ class Sibling:
 
 @dataclass(frozen=True, slots=True)
 class TrainGroup:
-    """A group that is learned from.
-
-    Attributes:
-        id: of the group.
-        siblings: all of them.
-    """
+    """A group that is trained on, with all its siblings."""
 
     id: str
     siblings: tuple[Sibling, ...]
@@ -66,22 +68,22 @@ class TrainGroup:
 
 @dataclass(frozen=True, slots=True)
 class TrainJob:
-    """All that an update depends on.
+    """Everything that an update depends on.
 
     Attributes:
-        base: model directory or hub id.
-        base_sha256: the base's fingerprint, for the manifest.
-        parent: adapter directory of the champion; `None` if the champion is the base itself.
-        target: where to publish, `adapters/NAME@STEP`.
-        config: how.
-        groups: to be ranked; a group that teaches nothing has no part in it.
-        demonstrations: to be imitated; what is learned is marked as sampled.
-        rehearsal: earlier successes; each step on groups imitates a few of them, and of the demonstrations.
-        pairs: to be told apart.
-        evaluation: groups that are never learned from; the policy is evaluated on them if the config asks for it.
-        others: trajectories outside of the groups that some of it is of.
-        mean_reward: of all trajectories that were scored, for people.
-        metrics: what it was made of and what was left out, for people; JSON values.
+        base: Model directory or hub id of the base model.
+        base_sha256: The base model's fingerprint, for the manifest of the new policy.
+        parent: Adapter directory of the champion; `None` if the champion is the base model itself.
+        target: Directory where the new policy is published, `adapters/NAME@STEP`.
+        config: Settings of the update.
+        groups: Groups whose siblings are ranked. A group that teaches nothing is ignored.
+        demonstrations: Rows to imitate, with the learned tokens marked as sampled.
+        rehearsal: Rows of earlier successes. Each step on groups imitates a few of them, and of the demonstrations.
+        pairs: Pairs of a better and a worse row.
+        evaluation: Groups that are never trained on. The policy is evaluated on them if the config says so.
+        others: Ids of trajectories outside the groups from which some of the rows come.
+        mean_reward: Mean reward of all scored trajectories, for people.
+        metrics: JSON values for people: what the job was made of and what was left out.
     """
 
     base: str
@@ -105,34 +107,34 @@ class TrainJob:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """Everything that may be learned from: of groups, demonstrations, what is rehearsed, then pairs."""
+        """All rows that may be trained on: those of groups, demonstrations, rehearsal, then pairs."""
         of_groups = (row for group in self.groups for sibling in group.siblings for row in sibling.example.rows)
         of_pairs = (row for pair in self.pairs for row in (pair.chosen, pair.rejected))
         return (*of_groups, *self.demonstrations, *self.rehearsal, *of_pairs)
 
     @property
     def rehearsed(self) -> tuple[Row, ...]:
-        """What steps on groups imitate some of; nothing unless the config asks for it."""
+        """Rows of which steps on groups imitate some; none unless the config says so."""
         return () if self.config.rehearse_from is None else (*self.rehearsal, *self.demonstrations)
 
     @property
     def group_ids(self) -> tuple[str, ...]:
-        """The groups that are trained on."""
+        """Ids of the groups that are trained on."""
         return tuple(group.id for group in self.groups)
 
     @property
     def trajectory_ids(self) -> frozenset[str]:
-        """The trajectories of these groups."""
+        """Ids of the trajectories in the groups that are trained on."""
         return _trajectories(self.groups)
 
     @property
     def evaluated_ids(self) -> frozenset[str]:
-        """The trajectories that it is evaluated on."""
+        """Ids of the trajectories that the policy is evaluated on."""
         return _trajectories(self.evaluation)
 
     @property
     def fingerprint(self) -> str:
-        """Sha256 of its file."""
+        """Hex sha256 of the job's file."""
         return hashlib.sha256(_to_bytes(self)).hexdigest()
 
 
@@ -141,14 +143,10 @@ def _trajectories(groups: Iterable[TrainGroup]) -> frozenset[str]:
 
 
 def claim(directory: Path, job: TrainJob) -> None:
-    """Make `directory` the job's, or find that it is.
-
-    Raises:
-        TrainingError: it is another job's, or cannot be written.
-    """
+    """Writes the job's file into its directory; raises `TrainingError` if the directory belongs to another job."""
     content, path = _to_bytes(job), directory / JOB
     if not path.exists():
-        tensor_file.write(path, content)
+        write_file(path, content)
     elif path.read_bytes() != content:
         raise TrainingError(
             f"{directory} belongs to another update; delete it, or give this one a directory of its own"
@@ -156,17 +154,18 @@ def claim(directory: Path, job: TrainJob) -> None:
 
 
 def read_job(directory: Path) -> TrainJob | None:
-    """Return the job that a directory belongs to; `None` if it is nobody's.
+    """Returns the job that a directory belongs to; `None` if there is none.
 
     Raises:
-        TrainingError: the file is damaged, or from another release.
+        TrainingError: The file is damaged, or was written by another release.
     """
-    found = tensor_file.read(directory / JOB)
+    found = read_file(directory / JOB)
     if found is None:
         return None
     arrays, facts = found
     if facts["format"] != _FORMAT:
         raise TrainingError(f"{directory} was begun by another release; delete it, and the update begins anew")
+    # The rows stand one after another, in the order of `_to_bytes`. So the fields below must be read in that order.
     rows = _rows_of(arrays)
     advantages = iter(arrays["advantages"].tolist())
     counts = iter(arrays["rows_of_siblings"].tolist())
@@ -221,7 +220,7 @@ def _to_bytes(job: TrainJob) -> bytes:
         "mean_reward": job.mean_reward,
         "metrics": job.metrics,
     }
-    return tensor_file.to_bytes(arrays, facts)
+    return file_content(arrays, facts)
 
 
 def _group_records(groups: Iterable[TrainGroup]) -> list[JSON]:
@@ -240,7 +239,7 @@ _DTYPES: Mapping[str, type[np.generic]] = {
 
 
 def _arrays_of(rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
-    """The rows one after another; T here is their tokens together."""
+    # The rows one after another: T here counts the tokens of all rows together.
     arrays: dict[str, NDArray[Any]] = {
         name: np.array([value for row in rows for value in getattr(row, name)], dtype=dtype)
         for name, dtype in _DTYPES.items()
@@ -253,3 +252,45 @@ def _rows_of(arrays: Mapping[str, NDArray[Any]]) -> Iterator[Row]:
     columns = [[part.tolist() for part in np.split(arrays[name], ends)] for name in _DTYPES]
     for ids, sampled, logprobs, temperature in zip(*columns, strict=True):
         yield Row(tuple(ids), tuple(sampled), tuple(logprobs), tuple(temperature))
+
+
+def file_content(arrays: Arrays, facts: JSON) -> bytes:
+    """Returns the content of a file of a job directory: some arrays and a JSON object."""
+    written = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    return save(written, metadata={_FACTS: json.dumps(facts, sort_keys=True)})
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Replaces a file of a job directory; if that fails, the old content stays.
+
+    Raises:
+        TrainingError: The disk is full or cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # One name for all drafts: a checkpoint is large, and what killed jobs left must not add up.
+        with replacing(path, draft=path.with_name(f".{path.name}.unfinished")) as file:
+            file.write(content)
+    except OSError as error:
+        raise TrainingError(
+            f"{path} could not be written ({error.strerror}); what was there before is whole. Make room for "
+            f"{len(content):,} bytes that may be written there, and run it again: it goes on from there"
+        ) from error
+
+
+def read_file(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
+    """Returns the arrays and the JSON object of a file; `None` if there is no such file.
+
+    Raises:
+        TrainingError: Something else changed the file.
+    """
+    try:
+        with safe_open(path, framework="np") as file:  # type: ignore[no-untyped-call]
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+            return arrays, json.loads(file.metadata()[_FACTS])
+    except FileNotFoundError:
+        return None
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise TrainingError(
+            f"{path} cannot be read ({error}); delete {path.parent}, and the update begins anew"
+        ) from error

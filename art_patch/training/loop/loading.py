@@ -1,4 +1,8 @@
-"""The base model with a LoRA on it, ready to be trained: exact log-probabilities, the gradient on the LoRA alone."""
+"""The base model with a LoRA on it, ready to be trained, by peft or by Unsloth; and checks before anything is paid for.
+
+The loaded model computes exact log-probabilities, and only the LoRA has a gradient. `require_machine` and
+`require_servable` refuse early what would fail later, without loading the base's weights.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +10,61 @@ import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import torch  # with transformers it takes seconds: import this module only to train
+import numpy as np
+import torch  # with transformers it takes seconds: import this module only before training
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from art_patch.errors import AdapterRejected, ConfigError, TrainingError
+from art_patch.policies import check_content, lora_key, read_base_model, resolve_model_dir, some
 from art_patch.training.config import TrainConfig
 from art_patch.training.kernels.families import target_names
-from art_patch.training.kernels.lora_layers import fuse
+from art_patch.training.kernels.lora_layers import dropout_off, fuse
+from art_patch.training.loop.job import TrainJob
 
 _REFERENCE = "reference"
+_CURE = "serve another base, one of text alone whose checkpoint transformers loads as a causal language model"
+
+
+def backend_of(config: TrainConfig) -> Literal["peft", "unsloth"]:
+    """Returns the backend that trains on this machine; raises `ConfigError` if Unsloth was asked for and is missing."""
+    if config.backend == "peft":
+        return "peft"
+    installed, cuda = find_spec("unsloth") is not None, torch.cuda.is_available()
+    if installed and cuda:
+        return "unsloth"
+    if config.backend == "unsloth":
+        missing = "there is no CUDA GPU" if not cuda else "it is not installed (pip install unsloth)"
+        raise ConfigError(f"backend='unsloth', but {missing}; take backend='peft', which gives the same policy")
+    return "peft"
+
+
+def require_machine(config: TrainConfig) -> None:
+    """Raises `ConfigError` if this machine lacks the backend, or has fewer GPUs than the config has processes."""
+    backend_of(config)
+    gpus = torch.cuda.device_count()
+    if gpus and config.processes > gpus:
+        raise ConfigError(f"processes={config.processes}, but there are {gpus} GPUs; take at most as many")
+
+
+def load(job: TrainJob, device: torch.device) -> Any:
+    """Returns the model that an update starts with, loaded by the backend of this machine."""
+    load_by = load_with_unsloth if backend_of(job.config) == "unsloth" else load_policy
+    return load_by(job.base, job.start, job.config, device=device)
 
 
 def load_policy(base: str, adapter: Path | None, config: TrainConfig, *, device: torch.device | None = None) -> Any:
-    """Return the base model with a LoRA.
-
-    Nothing in it is random until `dropout_on`.
+    """Returns the base model with a LoRA, by peft. Nothing in it is random until `dropout_on`.
 
     Args:
-        base: model directory or hub id.
-        adapter: directory of the LoRA to continue; `None` puts a new one on, which changes nothing yet.
-        config: how.
-        device: a GPU if there is one, unless given.
+        base: Model directory or hub id.
+        adapter: Directory of the LoRA to continue. `None` puts a new LoRA on, which changes nothing yet.
+        config: Settings of the update.
+        device: The device to load on; a GPU if there is one, unless given.
     """
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -39,8 +74,8 @@ def load_policy(base: str, adapter: Path | None, config: TrainConfig, *, device:
     # peft 0.21 asks transformers 5.23 by the old name
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
     device = device or default_device()
-    torch.manual_seed(config.seed)
-    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=weights_dtype(config, device))
+    torch.manual_seed(config.seed)  # of a new LoRA's weights
+    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=_weights_dtype(config, device))
     if adapter is None:
         lora = LoraConfig(
             r=config.lora_rank, lora_alpha=config.lora_alpha, lora_dropout=config.lora_dropout,
@@ -54,42 +89,86 @@ def load_policy(base: str, adapter: Path | None, config: TrainConfig, *, device:
     model.to(device)
     model.eval()
     fuse(model)
-    if recomputes(config, device):
+    if _recomputes(config, device):
         _recompute_blocks(model)
     return model
 
 
+def load_with_unsloth(base: str, adapter: Path | None, config: TrainConfig, *, device: torch.device) -> Any:
+    """Returns the same as `load_policy`, by Unsloth (https://unsloth.ai/docs): its CUDA kernels with our losses.
+
+    Call it only in a process that imported Unsloth before transformers. Written from Unsloth's documentation and tested
+    on CUDA alone (`tests/gpu/test_unsloth.py`).
+    """
+    from unsloth import FastLanguageModel  # type: ignore[import-not-found]  # isort: skip  # first of all
+    from peft import LoraConfig, load_peft_weights, set_peft_model_state_dict
+
+    model, _ = FastLanguageModel.from_pretrained(
+        model_name=base,
+        max_seq_length=config.max_tokens,
+        dtype=_weights_dtype(config, device),
+        load_in_4bit=False,
+        device_map={"": device.index or 0},
+    )
+    kept: Any = None if adapter is None else LoraConfig.from_pretrained(str(adapter))
+    model = FastLanguageModel.get_peft_model(
+        model,
+        r=config.lora_rank if kept is None else kept.r,
+        lora_alpha=config.lora_alpha if kept is None else kept.lora_alpha,
+        target_modules=target_names(model) if kept is None else sorted(kept.target_modules),
+        lora_dropout=config.lora_dropout,  # Unsloth's kernels for a LoRA are for 0; else it takes peft's way
+        bias="none",
+        use_gradient_checkpointing="unsloth" if _recomputes(config, device) else False,
+        random_state=config.seed,
+    )
+    if adapter is not None:
+        set_peft_model_state_dict(model, load_peft_weights(str(adapter), device=str(device)))
+    dropout_off(model)
+    return model
+
+
 def default_device(rank: int = 0) -> torch.device:
-    """Return the GPU of a process on this machine, or the CPU."""
+    """Returns the GPU of the process `rank` on this machine, or the CPU."""
     return torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def weights_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
-    """Return the precision of the base's weights."""
+def _weights_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
     auto = torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"auto": auto, "float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
 
 
-def recomputes(config: TrainConfig, device: torch.device) -> bool:
-    """Return whether blocks are computed again in the backward."""
+def _recomputes(config: TrainConfig, device: torch.device) -> bool:
     return device.type == "cuda" if config.gradient_checkpointing is None else config.gradient_checkpointing
+
+
+def _recompute_blocks(model: nn.Module) -> None:
+    """Switches gradient checkpointing on and nothing else."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    # transformers' own switch ties it to training mode, which would switch dropout on too. So each block is told by
+    # itself that it is in training, and the layers in it are not.
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            block: Any = module
+            block.gradient_checkpointing = True
+            block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+            block.training = True
 
 
 @contextmanager
 def as_reference(model: Any, adapter: Path | None) -> Generator[None]:
-    """Let `model` compute as another policy meanwhile.
+    """Lets a model of `load_policy` compute as another policy inside the block.
 
-    Args:
-        model: of `load_policy`.
-        adapter: directory of that policy's LoRA; `None` is the base.
+    `adapter` is the directory of that policy's LoRA; `None` is the base model.
     """
     if adapter is None:
         with model.disable_adapter():
             yield
         return
     trained = model.active_adapter
+    # peft puts the whole model in evaluation mode when it loads a LoRA; then no block would be recomputed afterwards.
     modes = [(module, module.training) for module in model.modules()]
-    model.load_adapter(str(adapter), _REFERENCE)  # puts all in evaluation mode, where no block would be recomputed
+    model.load_adapter(str(adapter), _REFERENCE)
     model.set_adapter(_REFERENCE)
     try:
         yield
@@ -100,13 +179,41 @@ def as_reference(model: Any, adapter: Path | None) -> Generator[None]:
             module.training = training
 
 
-def _recompute_blocks(model: nn.Module) -> None:
-    """Switch gradient checkpointing on and nothing else: transformers ties it to `training`, and dropout too."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
+def require_servable(base: str) -> None:
+    """Raises `ConfigError` if a base cannot be loaded for training, or if the engine would refuse every LoRA of it.
 
-    for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            block: Any = module
-            block.gradient_checkpointing = True
-            block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
-            block.training = True  # of the block alone, not of what is in it
+    The base is built on torch's meta device from its config, and a LoRA of zeros on its layers goes through the check
+    that every published adapter passes. `base` is a model directory or hub id.
+    """
+    from safetensors.numpy import save
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    directory = resolve_model_dir(base)
+    base_model = read_base_model(directory)
+    try:
+        config = AutoConfig.from_pretrained(directory)
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config)
+        targets = target_names(model)
+    except (ImportError, ValueError, TrainingError, AttributeError, KeyError, TypeError) as error:
+        # transformers raises errors of many kinds for a config that it does not understand
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise ConfigError(f"{base} cannot be trained: {why}; {_CURE}") from error
+    ends = tuple(f".{target}" for target in targets)
+    shapes = {name: module.weight.shape for name, module in model.named_modules() if f".{name}".endswith(ends)}
+    zeros = {
+        lora_key(name, side): np.zeros(shape, np.float32)
+        for name, (rows, columns) in shapes.items()
+        for side, shape in (("A", (1, columns)), ("B", (rows, 1)))
+    }
+    settings = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": targets}
+    try:
+        check_content("a LoRA of it", settings, save(zeros), base_model)
+    except AdapterRejected as error:
+        # Checkpoints of models that also see name their modules otherwise than transformers does.
+        missing = sorted(name for name in shapes if f"{name}.weight" not in base_model.weight_shapes)
+        why = f"its checkpoint has no {some(missing)}" if missing else str(error)
+        raise ConfigError(
+            f"{base} cannot be trained: the engine would refuse every LoRA of a {config.model_type}, because {why}; "
+            f"{_CURE}"
+        ) from error

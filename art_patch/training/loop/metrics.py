@@ -1,13 +1,16 @@
-"""What an update did, step by step and in all. Pure."""
+"""What an update did, step by step and in all; when it must end; and the line about a step for people. Pure."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from art_patch.training.config import TrainConfig
 from art_patch.training.loop.job import TrainJob
+from art_patch.training.loop.learner import TrainState
 from art_patch.training.loop.plan import Step, lessons_of
 from art_patch.training.losses.policy_loss import LossMetrics
 from art_patch.types import JSON
@@ -15,39 +18,38 @@ from art_patch.types import JSON
 
 @dataclass(frozen=True, slots=True)
 class UpdateMetrics:
-    """What an update did.
+    """Metrics of a whole update.
 
     Attributes:
-        trajectories: trained on (advantage not zero).
-        trained_rows: token sequences they became; more rows than trajectories means that histories forked.
-        tokens: sampled tokens trained, once an epoch.
-        demonstrations: rows imitated.
-        rehearsed: rows of which steps on groups imitate some.
-        pairs: rows told apart, two by two.
-        steps: optimizer steps made.
-        stopped: why it ended early; `None` if it did not.
-        loss: mean over the steps of the last phase.
+        trajectories: Number of trajectories that were trained on (advantage not zero).
+        trained_rows: Number of token sequences that they became. More rows than trajectories: histories forked.
+        tokens: Number of sampled tokens that were trained, each epoch.
+        demonstrations: Number of rows that were imitated.
+        rehearsed: Number of rows of which steps on groups imitated some.
+        pairs: Number of pairs of a better and a worse row.
+        steps: Number of optimizer steps made.
+        stopped: Why the update ended early; `None` if it did not.
+        loss: Mean over the steps of the last phase.
         kl_nats: k2 estimate of KL(behaviour || trained) a token, in the last epoch on groups.
-        reference_kl_nats: KL(trained || reference) a token, likewise; 0 without a reference.
-        clip_fraction: share of tokens whose gradient the clip stopped, over all epochs on groups.
-        effective_share: effective sample size by importance weights over the number of tokens, in the last epoch.
-        not_finite: tokens that were dropped because a log-probability was not finite, over all epochs.
-        rehearse_nll_nats: negative log-likelihood a token of what was rehearsed, in the last epoch; 0 without.
-        entropy_nats: mean over trained tokens, in the last epoch.
-        grad_norm: mean before clipping, over the steps of the last phase.
-        logprob_gap_nats: largest difference between recorded and own log-probability before the first step, over
-            tokens that the policy at the start sampled; tells whether trainer and server compute the same thing.
-            `None` if it sampled none of them.
-        computed_tokens: that went through the model in the steps.
-        distinct_tokens: that had to; the same where what rows share is computed once.
-        shared_ratio: how many times as many would have, row by row.
-        why_not_shared: why what rows share was computed for each of them; `None` if it was not.
-        tokens_per_s: computed tokens a second, over all steps.
-        eval_loss: of the policy that was published, on groups that it did not learn from, see `training.evaluation`;
-            `None` if it was not evaluated.
-        eval_kl_nats: likewise.
-        eval_gain_nats: likewise.
-        history: metrics of each step.
+        reference_kl_nats: KL(trained || reference) a token, in the last epoch on groups; 0 without a reference.
+        clip_fraction: Share of tokens whose gradient the clip stopped, over all epochs on groups.
+        effective_share: Effective sample size by importance weights over the number of tokens, in the last epoch.
+        not_finite: Number of tokens dropped because a log-probability was not finite, over all epochs.
+        rehearse_nll_nats: Negative log-likelihood a rehearsed token, in the last epoch; 0 if none was rehearsed.
+        entropy_nats: Mean entropy over trained tokens, in the last epoch.
+        grad_norm: Mean norm of the gradient before clipping, over the steps of the last phase.
+        logprob_gap_nats: Largest difference between recorded and computed log-probability before the first step, over
+            tokens that the policy at the start sampled. It tells whether trainer and server compute the same. `None` if
+            that policy sampled none of them.
+        computed_tokens: Number of tokens that went through the model in the steps.
+        distinct_tokens: Number of tokens that had to; the same if shared beginnings are computed once.
+        shared_ratio: How many times as many tokens the rows have as were computed.
+        why_not_shared: Why shared beginnings were computed for each row; `None` if they were computed once.
+        tokens_per_s: Computed tokens a second, over all steps.
+        eval_loss: As `gradients.evaluate` defines it, of the published policy; `None` if it was not evaluated.
+        eval_kl_nats: As `evaluate` defines it, of the published policy; `None` if it was not evaluated.
+        eval_gain_nats: As `evaluate` defines it, of the published policy; `None` if it was not evaluated.
+        history: Metrics of each step, as `step_metrics` returns them.
     """
 
     trajectories: int
@@ -80,18 +82,12 @@ class UpdateMetrics:
 
 
 def step_metrics(step: Step, sums: Mapping[str, float], rehearsed: Mapping[str, float]) -> dict[str, Any]:
-    """Return what the history keeps of a step.
-
-    Args:
-        step: which.
-        sums: over its packs, of all processes.
-        rehearsed: likewise, of what it rehearsed.
-    """
+    """Returns the metrics of a step from the sums over its packs, and over the packs that it rehearsed."""
     tokens = int(sums["tokens"])
     metrics: dict[str, Any] = {"phase": step.phase, "epoch": step.epoch, "tokens": tokens, "loss": sums["loss"]}
     work = ("computed_tokens", "distinct_tokens", "row_tokens")
     metrics |= {name: int(sums[name] + rehearsed[name]) for name in work}
-    each = tokens or math.nan
+    each = tokens or math.nan  # a step that saw no token is refused by `why_broken`, not by a division
     metrics |= {"entropy_nats": sums["entropy_nats"] / each}
     if step.phase == "groups":
         clipped = sums["clipped_low"] + sums["clipped_high"]
@@ -116,23 +112,28 @@ def step_metrics(step: Step, sums: Mapping[str, float], rehearsed: Mapping[str, 
     return metrics
 
 
-def update_metrics(
-    job: TrainJob,
-    history: Sequence[JSON],
-    *,
-    stopped: str | None,
-    gap_nats: float | None,
-    why_not_shared: str | None,
-) -> UpdateMetrics:
-    """Return an update's metrics in all.
+def why_broken(metrics: Mapping[str, float]) -> str | None:
+    """Returns what is not finite in a step's metrics, or that it saw no token; `None` if the step is sound."""
+    # The whole update is dropped then, because the cause is in the weights already.
+    wrong = [name for name in ("loss", "grad_norm", "weight_norm") if not math.isfinite(metrics.get(name, 0.0))]
+    if wrong:
+        return " and ".join(f"{name} {metrics[name]}" for name in wrong)
+    return None if metrics["tokens"] else "no finite log-probability"
 
-    Args:
-        job: what was learned from.
-        history: of every step made, at least one.
-        stopped: why it ended early.
-        gap_nats: of the start.
-        why_not_shared: of the model.
-    """
+
+def why_stop(metrics: Mapping[str, float], config: TrainConfig) -> str | None:
+    """Returns why an update ends before a step of these metrics is made; `None` if it goes on."""
+    # A policy that is far from the one that sampled is no fault. But more steps on the same data would mislead it.
+    bounds = {"kl_nats": config.max_kl_nats, "clip_fraction": config.max_clip_fraction}
+    for name, most in bounds.items():
+        if most is not None and name in metrics and metrics[name] > most:
+            return f"{name} {metrics[name]:.3g} is above max_{name}={most:g}"
+    return None
+
+
+def update_metrics(job: TrainJob, train_state: TrainState) -> UpdateMetrics:
+    """Returns the metrics of an update that made at least one step."""
+    history = train_state.history
     learned = [each for lesson in lessons_of(job) for each in lesson.examples if each.advantage != 0.0]
     of_groups = [metrics for metrics in history if metrics["phase"] == "groups"]
     last_epoch = [metrics for metrics in of_groups if metrics["epoch"] == of_groups[-1]["epoch"]]
@@ -148,7 +149,7 @@ def update_metrics(
         rehearsed=len(job.rehearsed),
         pairs=len(job.pairs),
         steps=len(history),
-        stopped=stopped,
+        stopped=train_state.stopped,
         loss=_mean(last_phase, "loss"),
         kl_nats=_a_token(last_epoch, "kl_nats"),
         reference_kl_nats=_a_token(last_epoch, "reference_kl_nats"),
@@ -158,11 +159,11 @@ def update_metrics(
         rehearse_nll_nats=_a_token(last_epoch, "rehearse_nll_nats", "rehearsed_tokens") if job.rehearsed else 0.0,
         entropy_nats=_a_token(seen, "entropy_nats"),
         grad_norm=_mean(last_phase, "grad_norm"),
-        logprob_gap_nats=gap_nats,
+        logprob_gap_nats=train_state.gap_nats,
         computed_tokens=computed,
         distinct_tokens=sum(metrics["distinct_tokens"] for metrics in history),
         shared_ratio=sum(metrics["row_tokens"] for metrics in history) / computed,
-        why_not_shared=why_not_shared,
+        why_not_shared=train_state.why_not_shared,
         tokens_per_s=computed / seconds,
         eval_loss=history[-1].get("eval_loss"),
         eval_kl_nats=history[-1].get("eval_kl_nats"),
@@ -176,5 +177,41 @@ def _mean(history: Sequence[JSON], name: str) -> float:
 
 
 def _a_token(history: Sequence[JSON], name: str, counted: str = "tokens") -> float:
+    # Weighed by tokens: steps take whole groups, so they differ in size.
     tokens = sum(metrics[counted] for metrics in history)
     return sum(metrics[name] * metrics[counted] for metrics in history) / tokens if tokens else 0.0
+
+
+class Notes:
+    """Writes one line for people about each step: how it went and how long the rest will take."""
+
+    def __init__(self, job: TrainJob, left: int) -> None:
+        """Starts the clock; `left` is the number of steps that remain."""
+        self._reward = None if job.mean_reward is None else f"reward {job.mean_reward:+.2f}"
+        self._left = left
+        self._taken = 0
+        self._began = time.monotonic()
+
+    def __call__(self, train_state: TrainState) -> str:
+        """Returns the line about the step that was just taken, or about why it was not."""
+        if train_state.stopped is not None:
+            return f"ended early: {train_state.stopped}"
+        self._taken += 1
+        metrics = train_state.history[-1]
+        left_s = (time.monotonic() - self._began) / self._taken * (self._left - self._taken)
+        parts = [
+            self._reward,
+            f"loss {metrics['loss']:+.4f}",
+            f"KL {metrics['kl_nats']:.4f}" if "kl_nats" in metrics else None,
+            _of_evaluation(metrics),
+            f"{metrics['tokens_per_s']:,.0f} tokens/s",
+            f"{left_s:.0f} s left",
+        ]
+        return ", ".join(part for part in parts if part)
+
+
+def _of_evaluation(metrics: JSON) -> str | None:
+    if "eval_loss" not in metrics:
+        return None
+    loss, kl, gain = (metrics[f"eval_{name}"] for name in ("loss", "kl_nats", "gain_nats"))
+    return f"on other groups: loss {loss:+.4f}, KL {kl:.4f}, gain {gain:+.4f}"

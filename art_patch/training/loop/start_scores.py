@@ -1,6 +1,6 @@
-"""What the policy that an update starts from, and the reference, think of what will be learned. Computed once.
+"""Log-probabilities of the training data under the policy at the start and under the reference, computed once.
 
-Kept in the job directory, because an update that goes on where it was killed no longer has that policy at hand.
+They are kept in the job directory, because an update that goes on after a kill no longer has that policy at hand.
 """
 
 from __future__ import annotations
@@ -16,27 +16,26 @@ from torch import Tensor
 from art_patch.errors import TrainingError
 from art_patch.training.data.packing import Example
 from art_patch.training.kernels.scoring import Scorer
-from art_patch.training.loop import tensor_file
-from art_patch.training.loop.job import TrainJob
+from art_patch.training.loop.job import TrainJob, file_content, read_file, write_file
 from art_patch.training.loop.loading import as_reference
 from art_patch.training.loop.plan import Lesson, evaluated_of, lessons_of
-from art_patch.training.loop.ranks import Ranks
+from art_patch.training.loop.processes import Ranks
 
 _FILE = "start.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class StartScores:
-    """Log-probabilities of sampled tokens, one tensor an example, in the order of an example's rows.
+    """Log-probabilities of sampled tokens: one tensor for each example, in the order of the example's rows.
 
     Attributes:
-        old: of the examples of all lessons under the policy at the start.
-        reference: of the same under the reference; `None` unless the loss asks for it.
-        pairs: of what is marked in the chosen row and then the rejected one, under the policy at the start.
-        eval_old: as `old`, of what the policy is evaluated on.
-        eval_reference: as `reference`, likewise.
-        gap_nats: largest difference between recorded and own log-probability, over tokens that the policy at the start
-            sampled: whether trainer and server compute the same. `None` if it sampled none.
+        old: Of the examples of all lessons, under the policy at the start.
+        reference: Of the same examples under the reference; `None` unless the loss has a KL term.
+        pairs: Of the marked tokens in the chosen row and then the rejected row, under the policy at the start.
+        gap_nats: Largest difference between recorded and computed log-probability, over tokens that the policy at the
+            start sampled. It tells whether trainer and server compute the same. `None` if that policy sampled none.
+        eval_old: As `old`, for the examples that the policy is evaluated on.
+        eval_reference: As `reference`, for the examples that the policy is evaluated on.
     """
 
     old: tuple[Tensor, ...]
@@ -48,25 +47,18 @@ class StartScores:
 
 
 def start_scores(job: TrainJob, model: Any, scorer: Scorer, directory: Path, ranks: Ranks) -> StartScores:
-    """Compute them, or read what was computed before.
-
-    Args:
-        job: the job.
-        model: of `load_policy`, as it is loaded.
-        scorer: of the model.
-        directory: the job's.
-        ranks: of this process.
+    """Computes the scores with a freshly loaded model, or reads those that were computed before.
 
     Raises:
-        TrainingError: the model is broken, or the file cannot be read or written.
+        TrainingError: The model is broken, or the file in the job's `directory` cannot be read or written.
     """
     lessons = lessons_of(job)
     examples, evaluated = _examples(lessons), _examples(evaluated_of(job))
     pairs = [Example((pair.chosen, pair.rejected)) for pair in job.pairs]
-    found = tensor_file.read(directory / _FILE)
+    found = read_file(directory / _FILE)
     arrays = found[0] if found else _computed(job, model, scorer, examples, evaluated, pairs, ranks)
     if found is None and ranks.first:
-        tensor_file.write(directory / _FILE, tensor_file.to_bytes(arrays, {}))
+        write_file(directory / _FILE, file_content(arrays, {}))
     flat = {name: torch.from_numpy(array).to(scorer.device) for name, array in arrays.items()}
     own = [own for lesson in lessons for own in lesson.on_policy]
     old = _by_example(flat["old"], examples)
@@ -96,6 +88,7 @@ def _computed(
     tokens = job.config.micro_batch_tokens
     asked = {"old": examples, "eval_old": evaluated, "pairs": pairs}
     scores = {name: _flat(scorer, each, tokens, ranks) for name, each in asked.items()}
+    # The loss drops single tokens that are not finite. Where none is finite the model itself is broken.
     if not all(bool(torch.isfinite(each).any()) for each in scores.values() if len(each)):
         raise TrainingError(
             f"the policy to start from ({job.start or job.base}) has no finite log-probability for what was recorded: "
@@ -110,13 +103,14 @@ def _computed(
 
 @torch.no_grad()
 def _flat(scorer: Scorer, examples: Sequence[Example], max_tokens: int, ranks: Ranks) -> Tensor:
-    """The log-probabilities of all examples, one after another."""
+    """Returns the log-probabilities of all examples, one after another."""
     first = [0]
     for example in examples:
         first.append(first[-1] + example.sampled)
+    # Each process fills in its own examples and leaves 0 elsewhere, so the sum over processes holds all of them.
     flat = torch.zeros(first[-1], dtype=scorer.dtype, device=scorer.device)
     for pack in ranks.shard(examples, max_tokens):
-        examples_E = pack.examples_E.tolist()
+        examples_E = pack.examples_E.tolist()  # E examples of the pack, which stand together among all
         flat[first[examples_E[0]] : first[examples_E[-1] + 1]] = scorer.score(pack).logprob_N
     return ranks.sum(flat)
 
@@ -128,7 +122,7 @@ def _by_example(flat: Tensor, examples: Sequence[Example]) -> tuple[Tensor, ...]
 def _gap(examples: Sequence[Example], old: Sequence[Tensor], on_policy: Sequence[bool]) -> float | None:
     gaps: list[Tensor] = []
     for example, its_old, own in zip(examples, old, on_policy, strict=True):
-        if own:
+        if own:  # of another policy's tokens a gap is expected
             recorded = [
                 logprob
                 for row in example.rows

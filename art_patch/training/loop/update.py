@@ -1,57 +1,71 @@
-"""One update: base model + LoRA + what is to be learned -> a new, published LoRA.
+"""One update: base model + LoRA + the rows of a job -> a new, published LoRA.
 
-Reads like the loop it is: load, score everything once as the policy at the start, then for each step of the plan
-forward, loss, backward, clip, step, and now and then evaluate; then publish by rename. Killed at any moment, it goes
-on from its last checkpoint when it is called again with the same job and directory, and gives the same weights.
-Anything not finite drops the update; nothing is published then.
+`update` reads from top to bottom: load, score everything once as the policy at the start, then for each step of the
+plan forward, loss, backward, clip and step, now and then evaluate and keep a checkpoint; at the end publish by rename.
+An update that is killed at any moment goes on from its last checkpoint when it is called again with the same job and
+directory, and makes the same weights. A number that is not finite drops the update, and nothing is published.
 """
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
-
-import torch  # with transformers it takes seconds: import this module only to train
+from typing import Any
 
 from art_patch.errors import AdapterRejected, TrainingError
+from art_patch.policies import ENTRY, MANIFEST, Probe, publish_adapter, read_json, unpublished
 from art_patch.training.data.packing import Example
+from art_patch.training.data.rows import Row
 from art_patch.training.kernels.lora_layers import dropout_on
 from art_patch.training.kernels.scoring import Scorer
-from art_patch.training.loop.backend import load
-from art_patch.training.loop.checkpoint import CheckpointWriter, TrainState, read_train_state
-from art_patch.training.loop.evaluation import Evaluation
-from art_patch.training.loop.gradients import Gradient, gradients_of
-from art_patch.training.loop.guards import why_broken, why_stop
+from art_patch.training.loop.gradients import evaluate, gradients_of
 from art_patch.training.loop.job import TrainJob, claim
-from art_patch.training.loop.learner import Learner
-from art_patch.training.loop.loading import default_device
-from art_patch.training.loop.metrics import UpdateMetrics, step_metrics, update_metrics
-from art_patch.training.loop.notes import Notes, Progress, silently
-from art_patch.training.loop.plan import PhaseName, Step, evaluated_of, plan_of
-from art_patch.training.loop.publish import is_published, publish
-from art_patch.training.loop.ranks import ALONE, Ranks
+from art_patch.training.loop.learner import CheckpointWriter, Learner, read_train_state
+from art_patch.training.loop.loading import backend_of, default_device, load, require_machine
+from art_patch.training.loop.metrics import Notes, UpdateMetrics, step_metrics, update_metrics, why_broken, why_stop
+from art_patch.training.loop.plan import evaluated_of, plan_of
+from art_patch.training.loop.processes import ALONE, Progress, Ranks, launch, silently
 from art_patch.training.loop.start_scores import start_scores
-from art_patch.training.loop.tensor_file import Arrays
+
+_JOB = "job"  # entry of the manifest: the fingerprint of the job that made the policy
+_PROBE_TOKENS = 48
+
+
+def run_job(job: TrainJob, directory: Path, *, progress: Progress = silently) -> UpdateMetrics:
+    """Makes the policy of a job, in this process or in processes of its own, or goes on making it; see `update`.
+
+    Raises:
+        TrainingError: The update failed, or one of its processes died. Nothing was published.
+        AdapterRejected: The target exists.
+        ConfigError: This machine cannot train as the config says.
+    """
+    require_machine(job.config)
+    # Unsloth changes transformers, which this process may have imported long ago.
+    own_processes = job.config.processes > 1 or backend_of(job.config) == "unsloth"
+    if own_processes and not is_published(job):
+        claim(directory, job)
+        launch(directory, job.config.processes, progress)
+    return update(job, directory, progress=progress)  # of a published policy it only returns the metrics
 
 
 def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ranks: Ranks = ALONE) -> UpdateMetrics:
-    """Train and publish one policy, or go on doing so.
+    """Trains and publishes one policy, or goes on where an earlier call was killed.
 
     Args:
-        job: all that the policy depends on.
-        directory: the job's own, for what is kept on the way; whoever has the policy may delete it.
-        progress: told what goes on.
-        ranks: of this process among those that do the same.
+        job: Everything that the policy depends on.
+        directory: The job's own directory, for files on the way. It may be deleted once the policy is registered.
+        progress: Called after each step.
+        ranks: This process's place among those that make the same update.
 
     Raises:
-        TrainingError: there is nothing to learn, a step is not finite or the first one already too far, or the
+        TrainingError: There is nothing to learn, a step is not finite, the first step is already too far, or the
             directory belongs to another job or cannot be written.
-        AdapterRejected: the target exists.
-        ConfigError: the backend cannot be had on this machine.
+        AdapterRejected: The target exists.
+        ConfigError: The backend is missing on this machine.
     """
     plan = plan_of(job)
     if not plan:
@@ -64,105 +78,111 @@ def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ran
         raise AdapterRejected(
             f"{job.target} was made of this very job, whose directory is gone; there is nothing to do"
         )
-    if not published:
-        progress(train_state.done, len(plan), "loading the base model")
-        train_context = _set_up(job, directory, train_state, kept, ranks)
-        checkpoint_writer = CheckpointWriter(directory, job.config.checkpoint_every_s, job.config.save_steps)
-        note = Notes(job, len(plan) - train_state.done)
-        while train_state.done < len(plan) and train_state.stopped is None:
-            step = plan[train_state.done]
-            _take(step, train_context, train_state, directory)
-            _evaluate(
-                train_context, train_state, at_the_end=train_state.done == len(plan) or train_state.stopped is not None
-            )
-            if ranks.first:
-                checkpoint_writer.keep(
-                    train_state, train_context.learner, now=step.last or train_state.stopped is not None
-                )
-            progress(train_state.done, len(plan), note(train_state))
-        if ranks.first:
-            publish(job, train_context.model, train_context.scorer)
-    return update_metrics(
-        job,
-        train_state.history,
-        stopped=train_state.stopped,
-        gap_nats=train_state.gap_nats,
-        why_not_shared=train_state.why_not_shared,
-    )
+    if published:  # killed between publishing and the registration of the policy
+        return update_metrics(job, train_state)
 
-
-@dataclass(frozen=True, slots=True)
-class _TrainContext:
-    """What steps are taken with."""
-
-    job: TrainJob
-    model: Any
-    scorer: Scorer
-    learner: Learner
-    gradients: Mapping[PhaseName | Literal["rehearse"], Gradient]
-    evaluation: Evaluation
-    ranks: Ranks
-
-
-def _set_up(job: TrainJob, directory: Path, train_state: TrainState, kept: Arrays, ranks: Ranks) -> _TrainContext:
-    """Load the policy at the start, let it say what it thinks of the data, and bring it to where the train_state is."""
+    progress(train_state.done, len(plan), "loading the base model")
+    config = job.config
     model = load(job, default_device(ranks.rank))
     scorer = Scorer(model)
     evaluated = [example for lesson in evaluated_of(job) for example in lesson.examples]
     scorer.prove([*(Example((row,)) for row in job.rows), *evaluated])
+    # Before the checkpoint's weights are restored: these are scores of the policy at the start.
     start = start_scores(job, model, scorer, directory, ranks)
     train_state.gap_nats, train_state.why_not_shared = start.gap_nats, scorer.why_apart
-    learner = Learner(model, job.config)
+    learner = Learner(model, config)
     learner.restore(kept)
-    gradients, evaluation = gradients_of(job, scorer, start, ranks), Evaluation(job, scorer, start, ranks)
-    return _TrainContext(job, model, scorer, learner, gradients, evaluation, ranks)
+    gradients = gradients_of(job, scorer, start, ranks)
+    checkpoint_writer = CheckpointWriter(directory, config.checkpoint_every_s, config.save_steps)
+    note = Notes(job, len(plan) - train_state.done)
 
+    while train_state.done < len(plan) and train_state.stopped is None:
+        step = plan[train_state.done]
+        began = time.monotonic()
 
-def _take(step: Step, train_context: _TrainContext, train_state: TrainState, directory: Path) -> None:
-    """Take a step and note it in the train_state, or note there why not."""
-    began = time.monotonic()
-    with dropout_on(train_context.model, train_context.job.config, train_state.done, train_context.ranks.rank):
-        sums = _of_all(train_context.gradients[step.phase](step.items), train_context)
-        rehearsed = _of_all(train_context.gradients["rehearse"](step.rehearsed), train_context)
-    metrics = step_metrics(step, sums, rehearsed)
-    metrics["grad_norm"] = train_context.learner.clip(train_context.ranks)
-    broken = why_broken(metrics)
-    if broken is None:
-        train_state.stopped = why_stop(metrics, train_context.job.config)
+        # Forward, loss and backward, pack by pack. The sums are those of all processes.
+        with dropout_on(model, config, train_state.done, ranks.rank):
+            sums = ranks.sum_each(gradients[step.phase](step.items), scorer.device)
+            rehearsed = ranks.sum_each(gradients["rehearse"](step.rehearsed), scorer.device)
+        metrics = step_metrics(step, sums, rehearsed)
+
+        # Clip, and step unless the gradient is broken or the policy has moved far enough.
+        metrics["grad_norm"] = learner.clip(ranks)
+        broken = why_broken(metrics)
+        if broken is None:
+            train_state.stopped = why_stop(metrics, config)
+            if train_state.stopped is None:
+                metrics["weight_norm"] = learner.step(step.number)
+                broken = why_broken(metrics)
+        if broken or (train_state.stopped and not train_state.done):
+            if ranks.first:
+                shutil.rmtree(directory)  # an update must not go on from a checkpoint of broken weights
+            cure = (
+                "lower --learning-rate, or look for absurd rewards" if broken else "raise that bound, or use newer runs"
+            )
+            raise TrainingError(
+                f"{broken or train_state.stopped} at step {train_state.done + 1} ({step.phase}): the update was "
+                f"dropped and nothing published; {cure}"
+            )
         if train_state.stopped is None:
-            metrics["weight_norm"] = train_context.learner.step(step.number)
-            broken = why_broken(metrics)
-    nothing_learned = train_state.stopped is not None and not train_state.done
-    if broken or nothing_learned:
-        _drop(directory, train_context.ranks)
-        cure = "lower --learning-rate, or look for absurd rewards" if broken else "raise that bound, or use newer runs"
-        raise TrainingError(
-            f"{broken or train_state.stopped} at step {train_state.done + 1} ({step.phase}): the update was dropped "
-            f"and nothing published; {cure}"
-        )
-    if train_state.stopped is None:
-        metrics["seconds"] = time.monotonic() - began
-        metrics["tokens_per_s"] = metrics["computed_tokens"] / metrics["seconds"]
-        train_state.history.append(metrics)
-        train_state.done += 1
+            metrics["seconds"] = time.monotonic() - began
+            metrics["tokens_per_s"] = metrics["computed_tokens"] / metrics["seconds"]
+            train_state.history.append(metrics)
+            train_state.done += 1
 
+        # Evaluate every `eval_steps` steps and at the end; once if both fall together, or the end comes early.
+        at_the_end = train_state.done == len(plan) or train_state.stopped is not None
+        due = config.eval_steps is not None and (at_the_end or train_state.done % config.eval_steps == 0)
+        if due and "eval_loss" not in train_state.history[-1]:
+            train_state.history[-1] |= evaluate(job, scorer, start, ranks)
 
-def _evaluate(train_context: _TrainContext, train_state: TrainState, *, at_the_end: bool) -> None:
-    """Note in the last step's metrics what the policy makes of other groups, if it is time and not there yet."""
-    every = train_context.job.config.eval_steps
-    if every is None or "eval_loss" in train_state.history[-1]:
-        return
-    if at_the_end or train_state.done % every == 0:
-        train_state.history[-1] |= train_context.evaluation.metrics()
+        # Keep a checkpoint now and then, and always at the end of a phase.
+        if ranks.first:
+            checkpoint_writer.keep(train_state, learner, now=step.last or train_state.stopped is not None)
+        progress(train_state.done, len(plan), note(train_state))
 
-
-def _of_all(sums: Mapping[str, float], train_context: _TrainContext) -> dict[str, float]:
-    """The sums over all processes."""
-    values = torch.tensor(list(sums.values()), dtype=torch.float64, device=train_context.scorer.device)
-    return dict(zip(sums, train_context.ranks.sum(values).tolist(), strict=True))
-
-
-def _drop(directory: Path, ranks: Ranks) -> None:
-    """Nobody is to go on from what is broken."""
     if ranks.first:
-        shutil.rmtree(directory)
+        publish(job, model, scorer)
+    return update_metrics(job, train_state)
+
+
+def is_published(job: TrainJob) -> bool:
+    """Tells whether this very job has made its policy already; raises `AdapterRejected` if another job has."""
+    if not job.target.exists():
+        return False
+    if read_json(job.target, MANIFEST).get(_JOB) != job.fingerprint:
+        raise AdapterRejected(f"{job.target} exists already and a policy never changes. Publish under the next step.")
+    return True
+
+
+def publish(job: TrainJob, model: Any, scorer: Scorer) -> None:
+    """Makes the trained model's LoRA the policy of the job.
+
+    Raises:
+        TrainingError: The model computes a number that is not finite.
+        AdapterRejected: The target exists.
+    """
+    probe = probe_of(model, scorer, job.rows)
+    with unpublished(job.target) as directory:
+        model.save_pretrained(directory, safe_serialization=True)
+        extra = {"base": job.base, "config": asdict(job.config), _JOB: job.fingerprint, ENTRY: probe.entry()}
+        publish_adapter(directory, job.target, base_sha256=job.base_sha256, extra=extra)
+
+
+def probe_of(model: Any, scorer: Scorer, rows: Iterable[Row]) -> Probe:
+    """Returns the probe of a trained policy: log-probabilities of the likeliest tokens at the end of the shortest row.
+
+    Raises:
+        TrainingError: A log-probability is not finite.
+    """
+    row = min(rows, key=lambda row: len(row.ids_T))  # the shortest, because every server computes it when it loads
+    last = max(place for place, sampled in enumerate(row.sampled_T) if sampled) + 1
+    ids_T = row.ids_T[max(0, last - _PROBE_TOKENS) : last]  # T tokens; V vocabulary
+    tuned_TV = scorer.next_TV(ids_T[:-1])
+    with model.disable_adapter():
+        base_TV = scorer.next_TV(ids_T[:-1])
+    targets_T1 = tuned_TV.argmax(dim=-1, keepdim=True)
+    tuned, base = (tuple(each.gather(1, targets_T1).squeeze(1).tolist()) for each in (tuned_TV, base_TV))
+    if not all(map(math.isfinite, tuned)):
+        raise TrainingError("the trained policy's log-probabilities are not finite; lower --learning-rate")
+    return Probe(ids_T, tuned, base, str(model.dtype).removeprefix("torch."), tuple(targets_T1.squeeze(1).tolist()))
