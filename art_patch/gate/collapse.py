@@ -58,7 +58,10 @@ def collapse_findings(
         return ()
     rows = [_share(name, answers, of, config, seed) for name, of in _SHARES]
     rows += [_different(answers), _same(answers, limits), _length(answers, limits), _latency(answers, limits)]
-    rows += [row for row in (_entropy(answers, limits), _kl(kl_nats, limits)) if row is not None]
+    if (entropy := _entropy(answers, limits)) is not None:
+        rows.append(entropy)
+    if kl_nats is not None:
+        rows.append(_at_most("kl_nats", kl_nats, None, limits.max_kl_nats))
     return tuple(rows)
 
 
@@ -223,10 +226,6 @@ def _entropy(answers: Sequence[Answered], limits: CollapseConfig) -> Finding | N
 def _surprise(of: Sequence[Given]) -> float | None:
     logprobs = [logprob for given in of for choice in given.choices for logprob in choice.logprobs or ()]
     return -fmean(logprobs) if logprobs else None
-
-
-def _kl(kl_nats: float | None, limits: CollapseConfig) -> Finding | None:
-    return None if kl_nats is None else _at_most("kl_nats", kl_nats, None, limits.max_kl_nats)
 
 
 def _at_most(name: str, ours: float, theirs: float | None, bound: float) -> Finding:

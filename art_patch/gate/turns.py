@@ -125,7 +125,9 @@ def held_out_turns(
             if askable:
                 calls[group.scenario_key] += askable
                 runs[group.scenario_key].append(run.info)
-    owner_of = {key: _owner(theirs) for key, theirs in calls.items()}
+    # The user of a scenario that only one user has asked; a shared scenario has no owner.
+    users_of = {key: {info.user_id for info, _ in theirs} for key, theirs in calls.items()}
+    owner_of = {key: next(iter(users)) if len(users) == 1 else None for key, users in users_of.items()}
     keys, surplus = _within_share(owner_of, scenarios, max_user_share)
     left = {
         "of users who just arrived": len(silenced - calls.keys()),
@@ -135,12 +137,6 @@ def held_out_turns(
     turns = tuple(turn for key in keys for turn in _spread(key, calls[key], turns_per_scenario, rng))
     newest = {key: tuple(sorted(runs[key], key=attrgetter("started_at"), reverse=True)) for key in keys}
     return HeldOut(turns, {reason: count for reason, count in left.items() if count}, newest)
-
-
-def _owner(theirs: Sequence[tuple[TrajectoryInfo, Call]]) -> str | None:
-    """Return the user of a scenario that only one user has asked; `None` for a shared scenario."""
-    users = {info.user_id for info, _ in theirs}
-    return users.pop() if len(users) == 1 else None
 
 
 def _within_share(owner_of: Mapping[str, str | None], limit: int, max_share: float) -> tuple[list[str], int]:

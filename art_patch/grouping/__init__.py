@@ -16,24 +16,8 @@ Runs with different system prompts or tools are never siblings, unless the user 
 # pyright: reportUnusedImport=false
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
-
-if TYPE_CHECKING:
-    from art_patch.grouping.embeddings import Embed, embed_with
-    from art_patch.grouping.form import Grouping, form_groups
-    from art_patch.grouping.replay import REPLAYED, Replay, ReplayConfig, choose_comparisons, choose_replays, offer_of
-    from art_patch.grouping.resample import ResampleConfig, ResampleTurn, choose_turns, turn_group
-    from art_patch.grouping.scenario import given_scenario, is_held_out, scenario_of, task_key, task_of
-else:
-    __getattr__ = lazily(
-        __name__,
-        {
-            "embeddings": "Embed embed_with",
-            "form": "Grouping form_groups",
-            "replay": "REPLAYED Replay ReplayConfig choose_comparisons choose_replays offer_of",
-            "resample": "ResampleConfig ResampleTurn choose_turns turn_group",
-            "scenario": "given_scenario is_held_out scenario_of task_key task_of",
-        },
-    )
+from art_patch.grouping.embeddings import Embed, embed_with
+from art_patch.grouping.form import Grouping, form_groups
+from art_patch.grouping.replay import REPLAYED, Replay, ReplayConfig, choose_comparisons, choose_replays, offer_of
+from art_patch.grouping.resample import ResampleConfig, ResampleTurn, choose_turns, turn_group
+from art_patch.grouping.scenario import given_scenario, is_held_out, scenario_of, task_key, task_of

@@ -7,30 +7,16 @@ and scores of a test into paired comparisons. `sequential` decides whether the c
 # pyright: reportUnusedImport=false
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
-
-if TYPE_CHECKING:
-    from art_patch.promotion.evidence import evidence_of
-    from art_patch.promotion.sequential import CanaryConfig, WatchVerdict, decide
-    from art_patch.promotion.transitions import (
-        challenge,
-        change_share,
-        ensure_loaded,
-        give_up,
-        promote,
-        reject,
-        rollback,
-        unwanted,
-        wanted,
-    )
-else:
-    __getattr__ = lazily(
-        __name__,
-        {
-            "evidence": "evidence_of",
-            "sequential": "CanaryConfig WatchVerdict decide",
-            "transitions": "challenge change_share ensure_loaded give_up promote reject rollback unwanted wanted",
-        },
-    )
+from art_patch.promotion.evidence import evidence_of
+from art_patch.promotion.sequential import CanaryConfig, WatchVerdict, decide
+from art_patch.promotion.transitions import (
+    challenge,
+    change_share,
+    ensure_loaded,
+    give_up,
+    promote,
+    reject,
+    rollback,
+    unwanted,
+    wanted,
+)

@@ -40,9 +40,6 @@ from art_patch.types import ArmCall, ArmTraffic, Group, Score, Trajectory, Traje
 LATEST = 10
 
 
-# --- what is compared ---
-
-
 class Observation(NamedTuple):
     """One value of one arm."""
 
@@ -107,8 +104,6 @@ class Evidence:
     # Name of the signal -> its blocks, in order of time.
     blocks: Mapping[str, Sequence[Block]] = field(default_factory=dict[str, Sequence[Block]])
 
-
-# --- from calls and scores to evidence ---
 
 _Value = Callable[[ArmCall], float | None]
 

@@ -9,61 +9,38 @@ asks the judge with suspicion and measures it. `checks` runs the user's code, `s
 # pyright: reportUnusedImport=false
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
-
-if TYPE_CHECKING:
-    from art_patch.rewards.checks import Check, Checked, load_checks, run_checks
-    from art_patch.rewards.combine import (
-        COMBINED,
-        REWARD_NAME,
-        REWARD_SOURCES,
-        RULER,
-        Combination,
-        kept_scores,
-        load_combination,
-        rewards_G,
-    )
-    from art_patch.rewards.defences.batch import JudgedBatch, OrderedJudge, judge_batch
-    from art_patch.rewards.defences.labelled import BUILTIN, JudgeMetrics, Labelled, measure, read_labelled
-    from art_patch.rewards.defences.suspicion import DefenceConfig
-    from art_patch.rewards.judge.cost import Budget, price_usd
-    from art_patch.rewards.judge.prompt import DEFAULT_RUBRIC, Rubric, load_rubric, read_prompt
-    from art_patch.rewards.judge.question import Order
-    from art_patch.rewards.judge.ruler import Judge, OnScored, Plan
-    from art_patch.rewards.judge.ruler_api import (
-        TrajectoryScore,
-        ruler,
-        ruler_score_group,
-        ruler_score_group_sync,
-        ruler_sync,
-    )
-    from art_patch.rewards.judge.verdict import JudgeReport
-    from art_patch.rewards.scores import (
-        PEOPLE,
-        SCORE_NAME,
-        SCORE_SOURCE,
-        disagreement,
-        newest,
-        satisfaction_G,
-        with_scores,
-    )
-else:
-    __getattr__ = lazily(
-        __name__,
-        {
-            "checks": "Check Checked load_checks run_checks",
-            "combine": "COMBINED Combination REWARD_NAME REWARD_SOURCES RULER kept_scores load_combination rewards_G",
-            "defences.batch": "JudgedBatch OrderedJudge judge_batch",
-            "defences.labelled": "BUILTIN JudgeMetrics Labelled measure read_labelled",
-            "defences.suspicion": "DefenceConfig",
-            "judge.cost": "Budget price_usd",
-            "judge.prompt": "DEFAULT_RUBRIC Rubric load_rubric read_prompt",
-            "judge.question": "Order",
-            "judge.ruler": "Judge OnScored Plan",
-            "judge.ruler_api": "TrajectoryScore ruler ruler_score_group ruler_score_group_sync ruler_sync",
-            "judge.verdict": "JudgeReport",
-            "scores": "PEOPLE SCORE_NAME SCORE_SOURCE disagreement newest satisfaction_G with_scores",
-        },
-    )
+from art_patch.rewards.checks import Check, Checked, load_checks, run_checks
+from art_patch.rewards.combine import (
+    COMBINED,
+    REWARD_NAME,
+    REWARD_SOURCES,
+    RULER,
+    Combination,
+    kept_scores,
+    load_combination,
+    rewards_G,
+)
+from art_patch.rewards.defences.batch import JudgedBatch, OrderedJudge, judge_batch
+from art_patch.rewards.defences.labelled import BUILTIN, JudgeMetrics, Labelled, measure, read_labelled
+from art_patch.rewards.defences.suspicion import DefenceConfig
+from art_patch.rewards.judge.cost import Budget, price_usd
+from art_patch.rewards.judge.prompt import DEFAULT_RUBRIC, Rubric, load_rubric, read_prompt
+from art_patch.rewards.judge.question import Order
+from art_patch.rewards.judge.ruler import Judge, OnScored, Plan
+from art_patch.rewards.judge.ruler_api import (
+    TrajectoryScore,
+    ruler,
+    ruler_score_group,
+    ruler_score_group_sync,
+    ruler_sync,
+)
+from art_patch.rewards.judge.verdict import JudgeReport
+from art_patch.rewards.scores import (
+    PEOPLE,
+    SCORE_NAME,
+    SCORE_SOURCE,
+    disagreement,
+    newest,
+    satisfaction_G,
+    with_scores,
+)

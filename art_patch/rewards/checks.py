@@ -83,7 +83,13 @@ def make_check(function: Callable[[Trajectory], Returned]) -> Check:
         ConfigError: its `range` is not two rising numbers.
     """
     name = getattr(function, "__name__", type(function).__name__)
-    lowest, highest = _range(name, getattr(function, "range", (0.0, 1.0)))
+    given: Any = getattr(function, "range", (0.0, 1.0))
+    try:
+        lowest, highest = (float(bound) for bound in given)
+    except (TypeError, ValueError):
+        lowest, highest = math.nan, math.nan
+    if not lowest < highest:
+        raise ConfigError(f"the range of check {name!r} is two numbers, the lower first, not {given!r}")
     return Check(name, function, version_of(function), lowest, highest)
 
 
@@ -153,7 +159,8 @@ def run_checks(
                     failures[f"{check.name}: {reason}"] += 1
                     continue
                 if number is not None:
-                    scores.append(_score(trajectory.id, check, name, number, at))
+                    key = derived_id(SOURCE, trajectory.id, check.name, check.version, name)
+                    scores.append(Score(key, trajectory.id, name, number, SOURCE, at, rubric=check.version))
     return Checked(tuple(scores), dict(failures))
 
 
@@ -201,18 +208,3 @@ def _number(check: Check, value: Any) -> float | None:
     if not check.lowest <= value <= check.highest:
         raise _Refused(f"returned a number that is not in {check.lowest:g}..{check.highest:g}")
     return float(value)
-
-
-def _score(trajectory_id: str, check: Check, name: str, value: float, at: float) -> Score:
-    score_id = derived_id(SOURCE, trajectory_id, check.name, check.version, name)
-    return Score(score_id, trajectory_id, name, value, SOURCE, at, rubric=check.version)
-
-
-def _range(name: str, given: Any) -> tuple[float, float]:
-    try:
-        lowest, highest = (float(bound) for bound in given)
-    except (TypeError, ValueError):
-        lowest, highest = math.nan, math.nan
-    if not lowest < highest:
-        raise ConfigError(f"the range of check {name!r} is two numbers, the lower first, not {given!r}")
-    return lowest, highest

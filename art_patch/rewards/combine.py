@@ -27,12 +27,9 @@ from typing import Any, cast
 
 from art_patch.errors import ConfigError
 from art_patch.rewards.checks import load_function, version_of
-from art_patch.rewards.scores import SCORE_NAME, SCORE_SOURCE, derived_id, newest, satisfaction_G, with_scores
+from art_patch.rewards.scores import derived_id, judged_G, newest, satisfaction_G, with_scores
 from art_patch.trajectories import chosen_choice, main_call, transcript
 from art_patch.types import COPIES, JSON, Group, Score, Trajectory
-
-# --- weighted criteria ---
-
 
 # Source and name of a criterion's stored values, such as `criterion.accuracy`.
 SOURCE = "criteria"
@@ -55,10 +52,8 @@ def accuracy_G(group: Group) -> tuple[float | None, ...]:
     A check's value outside of 0..1 is ignored.
     """
     checked = (newest(each, "accuracy", ("code",)) for each in group.trajectories)
-    judged = (newest(each, SCORE_NAME, (SCORE_SOURCE,), group_id=group.id) for each in group.trajectories)
-    return tuple(
-        check if check is not None and 0 <= check <= 1 else judge for check, judge in zip(checked, judged, strict=True)
-    )
+    both = zip(checked, judged_G(group), strict=True)
+    return tuple(check if check is not None and 0 <= check <= 1 else judge for check, judge in both)
 
 
 def efficiency_G(group: Group) -> tuple[float | None, ...]:
@@ -247,9 +242,6 @@ def criterion_scores(group: Group, criteria: Sequence[Criterion], *, now: float 
     return tuple(scores)
 
 
-# --- the combination ---
-
-
 REWARD_NAME = "reward"
 REWARD_SOURCES = ("user", "code")
 # Source of a reward that a combination made of other scores.
@@ -268,8 +260,7 @@ class Combination:
 
 def _given_or_ruler_G(group: Group) -> tuple[float | None, ...]:
     given = (newest(each, REWARD_NAME, REWARD_SOURCES) for each in group.trajectories)
-    ruler = (newest(each, SCORE_NAME, (SCORE_SOURCE,), group_id=group.id) for each in group.trajectories)
-    return tuple(judged if own is None else own for own, judged in zip(given, ruler, strict=True))
+    return tuple(judged if own is None else own for own, judged in zip(given, judged_G(group), strict=True))
 
 
 RULER = Combination("ruler", _given_or_ruler_G)

@@ -24,9 +24,6 @@ def derived_id(*what: str) -> str:
     return hashlib.sha256("\0".join(what).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-# --- the score that counts ---
-
-
 def with_scores(group: Group, scores: Iterable[Score]) -> Group:
     """Return the group with further scores of its siblings; scores of other trajectories are ignored."""
     further: dict[str, list[Score]] = {}
@@ -54,11 +51,13 @@ def newest(trajectory: Trajectory, name: str, sources: Collection[str], *, group
     return None if found is None else found.value
 
 
-# --- what people said ---
-
-
 # Names of scores that people give through `art.score` and the links of `art.feedback_url`; their source is `user`.
 PEOPLE = ("thumbs", "rating", "satisfaction", "feedback")
+
+
+def judged_G(group: Group) -> tuple[float | None, ...]:
+    """Return the judge's score in this very group for each of the G siblings; `None` without a score."""
+    return tuple(newest(each, SCORE_NAME, (SCORE_SOURCE,), group_id=group.id) for each in group.trajectories)
 
 
 def satisfaction_G(group: Group) -> tuple[float | None, ...]:
@@ -95,10 +94,9 @@ def disagreement(groups: Iterable[Group]) -> Disagreement:
     """Compare the judge with people over pairs of siblings; scores of different groups cannot be compared."""
     pairs = against = tied = counted = 0
     for group in groups:
-        judged = (newest(each, SCORE_NAME, (SCORE_SOURCE,), group_id=group.id) for each in group.trajectories)
         both = [
             (people, judge)
-            for people, judge in zip(satisfaction_G(group), judged, strict=True)
+            for people, judge in zip(satisfaction_G(group), judged_G(group), strict=True)
             if people is not None and judge is not None
         ]
         found = 0

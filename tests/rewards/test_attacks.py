@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from art_patch.rewards import DEFAULT_RUBRIC, read_prompt
-from art_patch.rewards.judge.prompt import JudgePrompt, build_prompt
+from art_patch.rewards.judge.prompt import JudgePrompt
 from art_patch.types import Group
 from tests.rewards.attacks import BREAKOUTS
+from tests.support.judge_prompt import build_prompt
 
 GroupOf = Callable[..., Group]
 Conversation = list[dict[str, Any]]

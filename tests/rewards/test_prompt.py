@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from art_patch.rewards import DEFAULT_RUBRIC, Rubric, read_prompt
 from art_patch.rewards.judge.cost import count_tokens
-from art_patch.rewards.judge.prompt import JudgePrompt, build_prompt
+from art_patch.rewards.judge.prompt import JudgePrompt
 from art_patch.types import Group
+from tests.support.judge_prompt import build_prompt
 
 GroupOf = Callable[..., Group]
 

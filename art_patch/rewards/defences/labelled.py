@@ -23,7 +23,7 @@ from typing import Any, cast
 
 from art_patch.errors import MalformedFile
 from art_patch.rewards.defences.batch import OrderedJudge
-from art_patch.rewards.defences.suspicion import pairwise_agreement
+from art_patch.rewards.defences.suspicion import compare, pairwise_agreement
 from art_patch.rewards.judge.question import Order, make_question
 from art_patch.rewards.judge.verdict import JudgeReport, spent
 from art_patch.trajectories import transcript
@@ -153,9 +153,6 @@ def measure(
     )
 
 
-# --- metrics ---
-
-
 def _row(each: Labelled, values: Values) -> list[float]:
     return [values[each.group.id, name] for name in each.labels]
 
@@ -164,26 +161,22 @@ def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-def _order(a: float, b: float, tie: float = 0.0) -> int:
-    return 0 if abs(a - b) <= tie + 1e-9 else int(math.copysign(1, a - b))
-
-
 def _order_agreement(each: Labelled, values: Values) -> list[float]:
     """Return 1, 0.5 or 0 for each pair with different labels: same order, tied by the judge, reverse order."""
     row = zip(each.labels.values(), _row(each, values), strict=True)
-    return [(1 + _order(a, b) * _order(x, y)) / 2 for (a, x), (b, y) in combinations(row, 2) if a != b]
+    return [(1 + compare(a, b) * compare(x, y)) / 2 for (a, x), (b, y) in combinations(row, 2) if a != b]
 
 
 def _tau_b(labels: Sequence[float], values: Sequence[float]) -> float:
     """Return Kendall's tau-b, which allows for ties; 0 if all labels or all values are equal."""
-    signs = [(_order(a, b), _order(x, y)) for (a, x), (b, y) in combinations(list(zip(labels, values, strict=True)), 2)]
+    signs = [(compare(a, b), compare(x, y)) for (a, x), (b, y) in combinations(zip(labels, values, strict=True), 2)]
     told, ordered = (sum(sign[side] ** 2 for sign in signs) for side in (0, 1))
     return sum(a * b for a, b in signs) / math.sqrt(told * ordered) if told and ordered else 0.0
 
 
 def _flips(first: Sequence[float], second: Sequence[float]) -> list[bool]:
-    pairs = combinations(list(zip(first, second, strict=True)), 2)
-    return [_order(a, b, _TIE) * _order(x, y, _TIE) < 0 for (a, x), (b, y) in pairs]
+    pairs = combinations(zip(first, second, strict=True), 2)
+    return [compare(a, b, _TIE) * compare(x, y, _TIE) < 0 for (a, x), (b, y) in pairs]
 
 
 def _differences(judged: Sequence[Labelled], first: Values, second: Values) -> list[float]:
@@ -195,7 +188,7 @@ def _gains_in_front(group: Group, first: Values, turned: Values) -> list[float]:
     shown = [attempt.members for attempt in make_question(group).attempts]
     gains: list[float] = []
     for place, members in enumerate(shown):
-        side = _order(len(shown) - 1, 2 * place)
+        side = compare(len(shown) - 1, 2 * place)
         gains += [side * (first[group.id, name] - turned[group.id, name]) for name in members if side]
     return gains
 

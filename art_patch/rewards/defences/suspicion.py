@@ -75,16 +75,19 @@ class DefenceConfig:
 # --- agreement of two passes ---
 
 
+def compare(a: float, b: float, tie: float = 0.0) -> int:
+    """Return 1 if the first value is larger, -1 if it is smaller, 0 if they are no further apart than `tie`."""
+    # 1e-9, because 0.35 - 0.3 is a little more than 0.05.
+    return 0 if abs(a - b) <= tie + 1e-9 else int(math.copysign(1, a - b))
+
+
 def pairwise_agreement(first: Sequence[float], second: Sequence[float], tie: float) -> float:
     """Return the share of pairs that both passes order alike. A tie in one pass counts half; without pairs it is 1."""
     if len(first) < 2:
         return 1.0
 
-    def order(values: Sequence[float], i: int, j: int) -> int:
-        difference = values[i] - values[j]
-        return 0 if abs(difference) <= tie + 1e-9 else int(math.copysign(1, difference))
-
-    return fmean(1 - abs(order(first, i, j) - order(second, i, j)) / 2 for i, j in combinations(range(len(first)), 2))
+    pairs = combinations(zip(first, second, strict=True), 2)
+    return fmean(1 - abs(compare(a, b, tie) - compare(x, y, tie)) / 2 for (a, x), (b, y) in pairs)
 
 
 def why_disagreed(first: Sequence[float], second: Sequence[float], config: DefenceConfig) -> str | None:
@@ -135,9 +138,6 @@ def caps(values: Mapping[str, float], flagged: Mapping[str, Flag], config: Defen
     return {name: cap for name in own if values[name] > cap}
 
 
-# --- length ---
-
-
 def length_correlation(batch: Iterable[tuple[Sequence[float], Sequence[float]]]) -> float | None:
     """Return Spearman's rank correlation of scores and lengths, ranked within each group and pooled over the batch.
 
@@ -167,9 +167,6 @@ def written_length(group: Group) -> list[int]:
     ]
 
 
-# --- users ---
-
-
 def within_user_share(groups: Sequence[Group], config: DefenceConfig) -> tuple[list[Group], list[Group]]:
     """Return the groups that this batch takes, and the groups that wait: the newest of users above their share.
 
@@ -188,9 +185,6 @@ def within_user_share(groups: Sequence[Group], config: DefenceConfig) -> tuple[l
         surplus = max(range(len(kept)), key=lambda i: (sum(t.info.user_id == user for t in kept[i].trajectories), i))
         left.append(kept.pop(surplus))
     return kept, left
-
-
-# --- what messages hold ---
 
 
 def shared_count(group: Group) -> int:

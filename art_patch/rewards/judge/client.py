@@ -52,41 +52,24 @@ class _Asked:
     stop: threading.Event
 
 
+@dataclass(kw_only=True, repr=False)  # a repr would show the key
 class JudgeClient:
-    """Asks one model, in several threads if need be.
+    """Asks one model, in several threads if need be. The fields mean the same as the arguments of `Judge`."""
 
-    Args:
-        model: litellm's name of the model.
-        base_url: address of the model if it is not the provider's own.
-        api_key: `None` if litellm finds it in the environment.
-        max_retries: for each question, after passing failures.
-        timeout_s: how long one answer may take.
-        pause_s: upper limit of the first random pause; it doubles with each retry.
-        budget: for all questions together.
-        extra: further arguments of `litellm.completion`; they override ours.
-    """
+    model: str
+    base_url: str | None
+    api_key: str | None
+    max_retries: int
+    timeout_s: float
+    pause_s: float
+    budget: Budget
+    extra: Mapping[str, Any]
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        base_url: str | None,
-        api_key: str | None,
-        max_retries: int,
-        timeout_s: float,
-        pause_s: float,
-        budget: Budget,
-        extra: Mapping[str, Any],
-    ) -> None:
-        self.model = model
-        self.base_url = base_url
-        self.timeout_s = timeout_s
-        self.max_retries = max_retries
-        self.pause_s = pause_s
-        self.budget = budget
-        self._extra = dict(extra)
+    def __post_init__(self) -> None:
+        """Choose the key, and what is asked of the model besides the text."""
         # A server on this machine that needs no key must not be sent the provider's key from the environment either.
-        self._api_key = api_key or ("none" if base_url and _is_loopback(base_url) else None)
+        if not self.api_key and self.base_url and _is_loopback(self.base_url):
+            self.api_key = "none"
         self._wishes: dict[str, Any] = {
             "temperature": 0,
             "response_format": {
@@ -163,13 +146,13 @@ class JudgeClient:
                     "model": self.model,
                     "messages": list(asked.messages),
                     "api_base": self.base_url,
-                    "api_key": self._api_key,
+                    "api_key": self.api_key or None,
                     "timeout": self.timeout_s,
                     "max_retries": 0,
                     "num_retries": 0,
                     "drop_params": True,
                     **wishes,
-                    **self._extra,
+                    **self.extra,
                 }
             )
             cost = getattr(response, "_hidden_params", {}).get("response_cost")

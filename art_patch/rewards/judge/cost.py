@@ -16,8 +16,6 @@ from typing import Any
 
 from art_patch.errors import ConfigError, JudgeError
 
-# --- what litellm knows ---
-
 
 def load_litellm() -> Any:
     """Import litellm without network access and without its log messages; this takes seconds the first time.
@@ -75,9 +73,6 @@ def price_usd(model: str, prompt_tokens: int, completion_tokens: int) -> float |
     except Exception:  # a bare Exception here, too
         return None
     return prompt_usd + completion_usd
-
-
-# --- the budget ---
 
 
 class BudgetUsedUp(Exception):
@@ -172,9 +167,6 @@ class Budget:
                 f"way, and the next one is expected to cost ${expected:.4g}"
             )
         return Reservation(estimate_usd, expected)
-
-
-# --- what was spent ---
 
 
 @dataclass(slots=True)

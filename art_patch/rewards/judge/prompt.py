@@ -11,7 +11,7 @@ Trajectories are other people's text, and some of it will address the judge. Hen
 - Invisible characters, and characters that change the direction of writing, are written as JSON escapes.
 - A notice before and after the data says that fenced text is evidence and never an instruction.
 
-`read_prompt` is the inverse of `build_prompt`. The demo's stand-in judge and the tests read prompts with it.
+`read_prompt` is the inverse of `write_prompt`. The demo's stand-in judge and the tests read prompts with it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from art_patch.errors import ConfigError
-from art_patch.rewards.judge.question import Order, Question, make_question
-from art_patch.types import Group
-
-# --- the rubric ---
+from art_patch.rewards.judge.question import Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +90,6 @@ def load_rubric(text_or_path: str | os.PathLike[str] | None) -> Rubric:
     return Rubric(content)
 
 
-# --- attempts as a prefix tree ---
-
-
 class Tree(NamedTuple):
     """Transcripts as a prefix tree."""
 
@@ -130,9 +124,6 @@ def _grow(tree: Tree, attempts: Sequence[tuple[str, ...]], alike: Sequence[int],
         tree.segments.append(first[start:end])
         if len(branch) > 1:
             _grow(tree, attempts, branch, end)
-
-
-# --- the prompt ---
 
 
 # Consonants only: the ids form no words, and nothing that reads like a rank or a number.
@@ -201,18 +192,11 @@ class PromptContent:
     followed: list[dict[str, Any]]
 
 
-def build_prompt(group: Group, rubric: Rubric, *, rng: random.Random, order: Order = "shuffled") -> JudgePrompt:
-    """Return the prompt that asks the judge to score all siblings of a group at once.
-
-    Args:
-        rng: draws ids and nonce; `random.SystemRandom()` outside of tests, so that nobody can foresee them.
-        order: depends on the group's id alone; `reversed` is the reverse of `shuffled`.
-    """
-    return write_prompt(make_question(group).turned(order), rubric, rng=rng)
-
-
 def write_prompt(question: Question, rubric: Rubric, *, rng: random.Random) -> JudgePrompt:
-    """Return the prompt for a question; `rng` draws ids and nonce."""
+    """Return the prompt that asks the judge to score all attempts of a question at once.
+
+    `rng` draws ids and nonce: `random.SystemRandom()` outside of tests, so that nobody can foresee them.
+    """
     attempts = question.attempts
     tree = prefix_tree([attempt.lines for attempt in attempts])
     ids = _draw(len(attempts), _ID_LENGTH, rng)
@@ -236,10 +220,10 @@ def write_prompt(question: Question, rubric: Rubric, *, rng: random.Random) -> J
 
 
 def read_prompt(messages: Sequence[Mapping[str, Any]]) -> PromptContent:
-    """Return what `build_prompt` put between the fences of these messages.
+    """Return what `write_prompt` put between the fences of these messages.
 
     Raises:
-        ValueError: the messages hold no prompt of `build_prompt`.
+        ValueError: the messages hold no prompt of `write_prompt`.
     """
     question = next((message["content"] for message in messages if message.get("role") == "user"), None)
     found: dict[str, Any] = {"tools": [], "followed": [], "attempts": {}}
@@ -250,7 +234,7 @@ def read_prompt(messages: Sequence[Mapping[str, Any]]) -> PromptContent:
         else:
             found[label] = json.loads(body)
     if not found["attempts"]:
-        raise ValueError("the first user message holds no fenced attempts; it was not made by build_prompt")
+        raise ValueError("the first user message holds no fenced attempts; it was not made by write_prompt")
     transcripts = {
         name: [message for segment in path for message in segments[segment]] for name, path in found["attempts"].items()
     }

@@ -37,9 +37,6 @@ from art_patch.rewards.judge.verdict import (
 from art_patch.rewards.scores import derived_id
 from art_patch.types import Group, Judgement, Score
 
-# --- what would be sent ---
-
-
 # Expected answer of a judge for each attempt. A reasoning judge writes more; the budget learns how much.
 _ANSWER_TOKENS = 100
 
@@ -61,9 +58,6 @@ class Plan:
     attempts: int  # distinct transcripts
     requests: tuple[Request, ...] = ()  # one, or several if the group is split; none if it is too long
     too_long: str | None = None  # why no prompt of this group fits
-
-
-# --- asking ---
 
 
 # So many groups in a row without an answer, and the judge counts as down.
@@ -163,7 +157,7 @@ class Judge:
         self.max_prompt_tokens = max_prompt_tokens
         self.concurrency = concurrency
         self._client = JudgeClient(
-            model,
+            model=model,
             base_url=base_url,
             api_key=api_key,
             max_retries=max_retries,

@@ -17,9 +17,6 @@ from art_patch.rewards.judge.cost import Usage
 from art_patch.rewards.scores import SCORE_NAME, SCORE_SOURCE, derived_id
 from art_patch.types import Group, Judgement, Score
 
-# --- reading an answer ---
-
-
 # The same for every group, without ids and range: servers compile and cache a schema, and some refuse `maximum`.
 VERDICT_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -132,9 +129,6 @@ def _shown(value: Any) -> str:
     except (ValueError, RecursionError):  # an integer of thousands of digits has no decimal form, by Python's limit
         text = f"that {type(value).__name__}"
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
-
-
-# --- from verdicts to scores ---
 
 
 @dataclass(frozen=True, slots=True)
