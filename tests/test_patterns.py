@@ -141,8 +141,8 @@ _WITHIN: dict[str, tuple[Callable[[str], Any], Callable[[], list[re.Pattern[str]
 """Linear only as its function uses it, which is measured in its place."""
 
 _EXEMPT = {
-    "art_patch/demo/tiny_tokenizer.py:make_tokenizer": "escaped words, without a repetition",
-    "art_patch/demo/tiny_tokenizer.py:conversation_tokenizer": "escaped words, without a repetition",
+    "art_patch/demo/tiny_model.py:make_tokenizer": "escaped words, without a repetition",
+    "art_patch/demo/tiny_model.py:conversation_tokenizer": "escaped words, without a repetition",
     "art_patch/rollouts/environments/adapters.py:parse_action": (
         "escaped names of actions, without a repetition; numbers of nine digits"
     ),

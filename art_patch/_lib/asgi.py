@@ -45,19 +45,11 @@ class Caller:
         return announced
 
     async def body(self) -> bytes:
-        """Return the whole body.
-
-        Raises:
-            Gone: the caller closed the connection before the body was complete.
-        """
+        """Return the whole body; raises `Gone` as `chunks` does."""
         return b"".join([chunk async for chunk in self.chunks()])
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives.
-
-        Raises:
-            Gone: the caller closed the connection before the body was complete.
-        """
+        """Yield the body as it arrives; raises `Gone` if the caller disconnects before it is complete."""
         more = True
         while more:
             message = await self._receive()
@@ -69,11 +61,7 @@ class Caller:
         self._read.set()
 
     async def while_here(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` to its end, or cancel it when the caller disconnects.
-
-        Raises:
-            Gone: the caller disconnected, and `work` has been cancelled.
-        """
+        """Run `work` to its end, or cancel it and raise `Gone` when the caller disconnects."""
         working, watching = asyncio.ensure_future(work), asyncio.ensure_future(self._until_gone())
         try:
             await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)

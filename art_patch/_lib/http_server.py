@@ -29,7 +29,7 @@ def bind(host: str, port: int, *, key: str | None, what: str) -> socket.socket:
     Args:
         port: 0 takes a free one.
         key: key that callers must show; required beyond loopback.
-        what: what would be open to the network without a key, for the error message.
+        what: noun for the error message: the thing that would be open to the network without a key.
 
     Raises:
         ConfigError: an address beyond loopback without a key, or not an address of this machine.
@@ -111,7 +111,7 @@ def serve(
 
     Args:
         sock: a bound socket; it need not listen yet.
-        drain_s: seconds that running requests may take to finish; rounded, at least 1.
+        drain_s: seconds that running requests may take to finish; at least 1.
         on_ready: called once requests are answered.
         stop: ends the server when set, for servers in a thread, where signals do not arrive.
         before: runs on the event loop before the first request; its errors are raised here.

@@ -24,8 +24,7 @@ _LONGEST = 4096
 def read_key(key_file: str | Path | None) -> str | None:
     """Return the key in the file, `None` if no file is named.
 
-    Raises:
-        ConfigError: the file cannot be read, is empty, or others may read it.
+    Raises a `ConfigError` if the file cannot be read, is empty, or others may read it.
     """
     return None if key_file is None else _read(Path(key_file), None)
 
@@ -54,11 +53,7 @@ def engine_key(named: str | None, directory: Path, own: Path | None) -> str | No
 
 
 def key_for_apps(key: str | None, directory: Path) -> str | None:
-    """Put a copy of a server's key where `engine_key` looks, and return the file's name for the store.
-
-    Raises:
-        ConfigError: the copy cannot be written.
-    """
+    """Put a copy of a server's key where `engine_key` looks, and return the file's name for the store."""
     if key is None:
         return None
     write_whole(directory / ENGINE_KEY_FILE, f"{key}\n")
@@ -102,11 +97,7 @@ def _read(path: Path, owners: set[int] | None) -> str:
 
 
 def made_key(path: Path) -> str:
-    """Return the key in the file. If the file is missing it is made; of several makers the first wins.
-
-    Raises:
-        ConfigError: the file cannot be made or read, or others may read it.
-    """
+    """Return the key in the file, as `read_key`. A missing file is made; of several makers the first wins."""
     if not path.exists():
         from secrets import token_urlsafe
 

@@ -70,11 +70,7 @@ class Queue(Generic[T]):
         self._filled.set()
 
     def get(self, timeout_s: float = 0.0) -> T:
-        """Take the oldest item.
-
-        Raises:
-            Empty: no item came within `timeout_s`.
-        """
+        """Take the oldest item; raises `Empty` if none came within `timeout_s`."""
         end = time.monotonic() + timeout_s
         while not self._items:  # the flag may still be up for an item that was taken
             if not self._filled.wait(end - time.monotonic()):
@@ -95,11 +91,7 @@ class NativeThread:
         self._ended = Flag()
 
     def start(self) -> None:
-        """Start the thread.
-
-        Raises:
-            RuntimeError: there are too many threads, or the interpreter is going down.
-        """
+        """Start the thread; raises a `RuntimeError` if there are too many, or the interpreter is going down."""
         if sys.is_finalizing():  # Python 3.11 would wait for ever for a thread that never begins
             raise RuntimeError("the interpreter is going down")
         monkey: Any = sys.modules.get("gevent.monkey")

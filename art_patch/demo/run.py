@@ -146,7 +146,7 @@ def run_demo(
     )
     with ExitStack() as stack:
         judge = _judge(settings, stack, seed, control)
-        world = stack.enter_context(_World(settings, program, base, seed, engine, single_shot))
+        world = _World(stack, settings, program, base, seed, engine, single_shot)
         tell.say(f"{world.engine.champion} serves at {world.engine.base_url}")
         curve = Curve.load(directory / "demo-curve.json")
         resumed = bool(curve.rows)
@@ -175,39 +175,31 @@ def run_demo(
 
 
 class _World:
-    """The running parts: engine, patched agent, unpatched agent, store."""
+    """The running parts of the demo: engine, patched agent, unpatched agent, store. They end with `stack`."""
 
     def __init__(
-        self, settings: Settings, program: Program, base: Path, seed: int, engine: str, single_shot: bool
+        self,
+        stack: ExitStack,
+        settings: Settings,
+        program: Program,
+        base: Path,
+        seed: int,
+        engine: str,
+        single_shot: bool,
     ) -> None:
-        self._settings, self._base, self._seed, self._engine = settings, base, seed, engine
-        self._program, self._single_shot = program, single_shot
-        self._stack = ExitStack()
+        self._settings, self._seed, self._program, self._single_shot = settings, seed, program, single_shot
         self.errors = 0
         self._asked = 0
-
-    def __enter__(self) -> _World:
-        with ExitStack() as stack:
-            self._start(stack)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def _start(self, stack: ExitStack) -> None:
-        settings, directory = self._settings, self._settings.directory
-        home, project = str(directory.parent), settings.project
-        self.engine = stack.enter_context(
-            Engine(self._base, directory.parent, project, directory / "engine.log", self._engine)
-        )
+        directory, project = settings.directory, settings.project
+        home = str(directory.parent)
+        self.engine = stack.enter_context(Engine(base, directory.parent, project, directory / "engine.log", engine))
         self.store: Store = open_store(settings.store_url, project=settings.project)
         stack.callback(self.store.close)
         self.client = stack.enter_context(EngineClient.of_project(settings, self.engine.base_url, None))
         self._before = self.store.read.counts()
         log = directory / "agent.log"
         ours = {"OPENAI_BASE_URL": NO_UPSTREAM, "ART_PATCH_HOME": home, "ART_PATCH_PROJECT": project}
-        self.agent = stack.enter_context(Agent(self._program, directory / "agent.py", ours, log))
+        self.agent = stack.enter_context(Agent(program, directory / "agent.py", ours, log))
 
     def _unpatched(self) -> Agent:
         """Return the same agent without our lines, which asks the champion directly."""
@@ -221,6 +213,7 @@ class _World:
         """Ask each question of the evaluation once greedily and `times` times sampled; return a point of the curve."""
         tasks = make_tasks("evaluation", EVALUATION_TASKS, seed=self._seed)
         with self._unpatched() as agent:
+            # Each task equally often. Greedy needs one try, because it answers a question always alike.
             sampled = tasks * times
             right = _successes(sampled, agent.ask(
                 map(_as_asked, sampled), done=lambda n: tell.progress("measure", n, len(sampled), "sampled")
@@ -239,13 +232,14 @@ class _World:
     def traffic(self, number: int, progress: Callable[[str, int, int, str], None]) -> None:
         """Let the agent answer the questions of this cycle, each several times (once if `single_shot`)."""
         size, times = (QUESTIONS, 1) if self._single_shot else (SCENARIOS, ROLLOUTS)
+        # A seed for each cycle, and another one for its trickle below, so that their questions differ.
         tasks = make_tasks("traffic", size, seed=self._seed * 1_000 + number)
         rollouts = [task for task in tasks for _ in range(times)]
         results = self.agent.ask(
             map(_as_asked, rollouts), done=lambda n: progress("traffic", n, len(rollouts), "conversations")
         )
         self._count(results)
-        self._wait_until_recorded()
+        self._wait_until_recorded()  # the cycle reads the store, and the recorder writes it from another process
 
     def cycle(self, judge: OrderedJudge, number: int, control: bool, tell: Teller) -> CycleReport:
         """Run one cycle while a thinner traffic goes on."""
@@ -269,6 +263,7 @@ class _World:
 
     def _trickle(self, number: int, stop: threading.Event) -> None:
         tasks = iter(make_tasks("traffic", 10_000, seed=self._seed * 1_000 + 500 + number))
+        # Slow enough to leave the CPU to training, and quick enough that calls are in flight during the promotion.
         while not stop.wait(0.25):
             self._count(self.agent.ask(_as_asked(next(tasks)) for _ in range(2)))
 

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from art_patch.rollouts.decorators import limit_concurrency, retry
     from art_patch.rollouts.environments.adapters import GymnasiumEnvironment, PettingZooEnvironment, same_policy
     from art_patch.rollouts.environments.environment import Environment, IllegalAction
-    from art_patch.rollouts.environments.episode import Agent
-    from art_patch.rollouts.environments.trainer import GRPOTrainer
+    from art_patch.rollouts.environments.trainer import Agent, GRPOTrainer
     from art_patch.rollouts.evaluation import Evaluation, evaluate
     from art_patch.rollouts.model import Model, TrainableModel
     from art_patch.rollouts.model_runtime import TrainResult
@@ -46,8 +45,7 @@ else:
             "decorators": "limit_concurrency retry",
             "environments.adapters": "GymnasiumEnvironment PettingZooEnvironment same_policy",
             "environments.environment": "Environment IllegalAction",
-            "environments.episode": "Agent",
-            "environments.trainer": "GRPOTrainer",
+            "environments.trainer": "Agent GRPOTrainer",
             "evaluation": "Evaluation evaluate",
             "model": "Model TrainableModel",
             "model_runtime": "TrainResult",

@@ -139,10 +139,9 @@ def gathering(description: str | None, total: int, max_exceptions: float, max_me
 
 
 async def run_all(rollouts: Sequence[Any]) -> list[Any]:
-    """Run the rollouts at once, each in its own task, and return their results in order.
+    """Run the rollouts at once, each in its own task; return their results, or exceptions, in order.
 
-    An exception stands for a rollout that raised. An item that is not awaitable is returned as it is. The rollouts are
-    counted by the `gathering` around the call, if there is one.
+    The `gathering` around the call counts them. An item that is not awaitable is returned as it is.
     """
     around = _here.get()
 

@@ -34,9 +34,6 @@ def retry(
         backoff_factor: each further wait is this many times as long as the one before.
         exceptions: classes of exceptions that lead to another call; all others are raised at once.
         on_retry: called with the exception and the number of the call that raised it. Without it a warning is logged.
-
-    Raises:
-        ConfigError: `max_attempts` is below 1.
     """
     if max_attempts < 1:
         raise ConfigError(f"max_attempts={max_attempts} must be at least 1, which calls once and never again")
@@ -106,9 +103,6 @@ def limit_concurrency(
     Args:
         n: most calls at once; with `derive_key`, most calls of one key.
         derive_key: makes a key of a call's arguments; calls with different keys do not wait for each other.
-
-    Raises:
-        ConfigError: `n` is below 1.
     """
     if n < 1:
         raise ConfigError(f"n={n} must be at least 1, or nothing would ever run")

@@ -98,11 +98,7 @@ class Model(BaseModel, Generic[ConfigT]):
         return self._runtime
 
     def openai_client(self) -> ModelClient:
-        """Return the model's own client, an `AsyncOpenAI`: on one event loop, always the same object.
-
-        Raises:
-            ConfigError: the model's address is not known.
-        """
+        """Return the model's own client, an `AsyncOpenAI`: on one event loop, always the same object."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # made before the loop in which it will be used
@@ -237,11 +233,8 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
     async def checkpoint(self, step: int) -> Model[ConfigT]:
         """Return the policy of a step as a `Model`, and let the engine serve it beside the champion.
 
-        It stays loaded until a promotion unloads all policies but the champion and the two kept for rollback.
-
-        Raises:
-            StoreError: there is no such policy.
-            EngineError: the engine cannot serve it.
+        It stays loaded until a promotion unloads all policies but the champion and the two kept for rollback. Raises a
+        `StoreError` if there is no such policy, an `EngineError` if the engine cannot serve it.
         """
         name = self.get_inference_name(step)
         await self.runtime().ensure(name)

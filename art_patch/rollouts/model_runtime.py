@@ -130,9 +130,7 @@ class ModelRuntime:
     def open(self) -> tuple[str, str | None]:
         """Open the store, join the engine or start it, and return the engine's address and key.
 
-        Raises:
-            ConfigError: the project serves another model, or an engine with other options runs already.
-            EngineError: the engine does not start.
+        Raises a `ConfigError` if the project serves another model, or an engine with other options runs already.
         """
         ledger, base = self._open_store().ledger, self._base or ""
         champion = ledger.champion()

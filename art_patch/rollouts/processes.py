@@ -100,9 +100,7 @@ class Trainer:
     ) -> dict[str, Any]:
         """Train on groups of the store, evaluate on others, and return the fields of the update's record.
 
-        Raises:
-            ArtPatchError: the error that the update raised in its process.
-            TrainingError: the process ended before it answered.
+        The errors of the update are raised here, too; a `TrainingError` if its process ended before it answered.
         """
         request = {"groups": list(groups), "evaluation": list(evaluation), "config": asdict(config), "who": who}
         try:

@@ -61,9 +61,6 @@ def translate(group: Siblings, *, about: JSON, held_out: bool, at: float) -> Tra
         about: metadata of each trajectory; the group's own metadata and the trajectory's replace equal keys.
         held_out: whether the group may never be trained on.
         at: time of records that have none, in seconds since the epoch.
-
-    Raises:
-        ConfigError: a reward is infinite.
     """
     group_id = new_id(at)
     siblings = [_recorded(each, {**about, **group.metadata}, at) for each in group.trajectories]

@@ -191,9 +191,6 @@ async def gather_trajectories(
         trajectories: coroutines, each of a trajectory or of several.
         pbar_desc: text beside the progress bar; `None` shows no bar.
         max_exceptions: number of rollouts that may raise, or their share if below 1. One more is raised.
-
-    Raises:
-        ConfigError: `max_exceptions` is below 0.
     """
     rollouts: list[Awaitable[Any]] = list(trajectories)
     with gathering(pbar_desc, len(rollouts), max_exceptions, None):
@@ -218,9 +215,6 @@ async def gather_trajectory_groups(
         max_metrics: number of metrics beside the bar; all unless given.
         after_each: called with each group as soon as it is complete, to judge it for example. Its result replaces the
             group: one group, several, or `None` for none.
-
-    Raises:
-        ConfigError: `max_exceptions` is below 0.
     """
     waiting = list(groups)
     # The length of a group that a coroutine makes is not known yet; it counts as one rollout.

@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Mapping
 from functools import cached_property
 from http.client import HTTPException
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from art_patch._lib.key_files import admin_key, engine_key
@@ -53,21 +53,13 @@ class EngineClient:
 
     @classmethod
     def of_project(cls, settings: Settings, base_url: str, key_file: str | None, *, timeout_s: float = 120.0) -> Self:
-        """Returns a client that has the project's keys; `key_file` is the file that the store's route names.
-
-        Raises:
-            ConfigError: the key file must not be read, see `engine_key`.
-        """
+        """Returns a client that has the project's keys, or raises a `ConfigError`; `key_file` is named by the store."""
         key = engine_key(key_file, settings.directory, settings.engine_key_file)
         return cls(base_url, key, admin_key=admin_key(settings.directory), timeout_s=timeout_s)
 
     @classmethod
     def of_route(cls, settings: Settings, route: Route) -> Self | None:
-        """Returns a client of the engine that the project uses, `None` where there is none.
-
-        Raises:
-            ConfigError: the key file must not be read, see `engine_key`.
-        """
+        """Returns a client of the engine that the project uses, `None` where there is none; raises as `of_project`."""
         # The user's setting wins over the store, which the server wrote.
         base_url = settings.base_url or route.base_url
         return None if base_url is None else cls.of_project(settings, base_url, route.key_file)
@@ -145,9 +137,7 @@ class EngineClient:
         """Returns itself; the end of the block closes all connections."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Closes all connections."""
         self.close()
 

@@ -97,12 +97,7 @@ class Served(Protocol):
         ...
 
     async def unload(self, name: str) -> None:
-        """Serves no new requests of a policy.
-
-        Raises:
-            UnknownPolicy: the name is not served.
-            AdapterRejected: the name is that of the base.
-        """
+        """Serves no new requests of a policy, or raises `UnknownPolicy` (`AdapterRejected` for the base)."""
         ...
 
     def close(self) -> None:

@@ -3,8 +3,7 @@
 | module | in -> out |
 |---|---|
 | `environment` | a seed -> states, rewards, an end; the class that a script writes, and a pool of such environments |
-| `episode` | an environment, an agent, a seed -> a trajectory |
-| `trainer` | seeds -> groups of episodes -> the next policy; the state of the trainer as a file |
+| `trainer` | an environment, an agent, seeds -> groups of episodes -> the next policy |
 | `adapters` | environments of the packages `gymnasium` and `pettingzoo`, imported when one is made |
 
 An episode is a rollout like any other that a script could write with `rollouts` alone. Importing this package imports

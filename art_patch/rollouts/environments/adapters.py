@@ -17,7 +17,7 @@ from typing import Any
 
 from art_patch.errors import ConfigError
 from art_patch.rollouts.environments.environment import Environment, IllegalAction, OwnThread, Step
-from art_patch.rollouts.environments.episode import Agent
+from art_patch.rollouts.environments.trainer import Agent
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,7 @@ class _InWords(Environment[Observation, Any]):
         return shown if state.legal is None else f"{shown}\nLegal actions: {self._legal(state)}"
 
     def parse_action(self, answer: str, state: Observation) -> Any:
-        """Return the last action that the answer names.
-
-        Raises:
-            IllegalAction: the answer names no action, or one that is not legal now.
-            ConfigError: the space is not `Discrete`.
-        """
+        """Return the last action that the answer names, or raise an `IllegalAction`."""
         if state.legal is None:
             raise ConfigError(f"actions of {state.space} have no numbers; override parse_action(answer, state)")
         if self._names is None:
@@ -278,7 +273,7 @@ def random_action(environment: PettingZooEnvironment, state: Observation) -> Any
 def same_policy(agent: Agent) -> Callable[[PettingZooEnvironment, Observation], Awaitable[Any]]:
     """Return a player for self-play: it asks the agent's model about each state by itself.
 
-    An answer that is no legal action becomes a random legal action.
+    An answer that is not a legal action becomes a random legal action.
     """
 
     async def other(environment: PettingZooEnvironment, state: Observation) -> Any:

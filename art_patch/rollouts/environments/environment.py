@@ -61,14 +61,10 @@ class Environment(Generic[StateT, ActionT]):
         raise NotImplementedError(f"{type(self).__name__} has no reset(seed)")
 
     def step(self, action: ActionT) -> Step[StateT] | Awaitable[Step[StateT]]:
-        """Take an action.
+        """Take an action; return the next state, the reward of this step, whether the episode is done, and the info.
 
-        Returns:
-            The next state, the reward of this step, whether the episode is done, and any other information. Numbers in
-            `info["metrics"]` become metrics of the trajectory; a later step replaces an earlier one's.
-
-        Raises:
-            IllegalAction: the action is not possible in this state; nothing has changed.
+        Numbers in `info["metrics"]` become metrics of the trajectory; a later step replaces an earlier one's. Raise an
+        `IllegalAction`, before anything changes, if the action is not possible in this state.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step(action)")
 
@@ -81,10 +77,9 @@ class Environment(Generic[StateT, ActionT]):
         return str(state)
 
     def parse_action(self, answer: str, state: StateT) -> ActionT:
-        """Return the action that an answer means: the answer itself without spaces around it, unless overridden.
+        """Return the action that an answer means, or raise a `ValueError` whose message the agent reads.
 
-        Raises:
-            ValueError: the answer means no action; the agent reads the message.
+        Unless overridden, the action is the answer itself without spaces around it.
         """
         found: Any = answer.strip()
         return found
@@ -180,11 +175,7 @@ class EnvironmentPool:
 
 
 def maker_of(environment: Environment[Any, Any] | Make) -> Make:
-    """Return a function that makes environments: the given one, or one that copies the given environment.
-
-    Raises:
-        ConfigError: it is neither an environment nor callable, or the environment cannot be copied.
-    """
+    """Return a function that makes environments: the given one, or one that copies the given environment."""
     if not isinstance(environment, Environment):
         if not callable(environment):
             raise ConfigError(f"environment={environment!r} is no Environment; give one, or a function that makes one")

@@ -53,7 +53,6 @@ class EmbeddedEngine:
 
         Args:
             model: a causal language model in eval mode; owned by the engine from here on.
-            tokenizer: its tokenizer, with a chat template.
             base: the checkpoint that it was loaded from.
             name: the policy's name; the bare base serves as `NAME@0`.
             adapters_root: directory of published adapters.
@@ -88,15 +87,12 @@ class EmbeddedEngine:
         limits: EngineLimits | None = None,
         merge: bool | None = None,
     ) -> EmbeddedEngine:
-        """Loads a base model and starts an engine on it.
+        """Loads a base model and starts an engine on it, or raises `ModelNotFound`.
 
         Args:
             base: model directory or Hugging Face id.
             device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
             dtype: `auto`, `float32`, `bfloat16` or `float16`.
-
-        Raises:
-            ModelNotFound: the base cannot be loaded.
         """
         directory = resolve_model_dir(base)
         checkpoint = read_base_model(directory)
@@ -118,12 +114,7 @@ class EmbeddedEngine:
         return self._scheduler.stats()
 
     def submit(self, policy_name: str, generation: Generation) -> None:
-        """Queues a request, whose pieces arrive on its event loop.
-
-        Raises:
-            UnknownPolicy: the name is not served (any more).
-            Overloaded: the queue is full.
-        """
+        """Queues a request, whose pieces arrive on its event loop; raises `UnknownPolicy` or `Overloaded`."""
         with self._lock:
             policy = self._policies.get(policy_name)
             if policy is None:
@@ -141,12 +132,7 @@ class EmbeddedEngine:
         self.close()
 
     async def load(self, name: str) -> None:
-        """Validates `adapters_root/name` and serves it; running requests go on meanwhile.
-
-        Raises:
-            AdapterRejected: it is unsafe, does not fit, or is served already.
-            Overloaded: it is being loaded by another request just now.
-        """
+        """Validates `adapters_root/name` and serves it, or raises `AdapterRejected`; running requests go on."""
         check_name(name)
         with self._lock:
             if name in self._loading:  # 503 and not a refusal: on the next try it is served or refused with the reason
@@ -168,12 +154,7 @@ class EmbeddedEngine:
                 self._loading.discard(name)
 
     async def unload(self, name: str) -> None:
-        """Stops serving a policy: new requests for it fail, running ones finish, then its memory is freed.
-
-        Raises:
-            UnknownPolicy: the name is not served.
-            AdapterRejected: the name is that of the base.
-        """
+        """Stops serving a policy: new requests for it fail, running ones finish, then its memory is freed."""
         if name == self.base_policy:
             raise AdapterRejected(f"{name} is the base model and cannot be unloaded. Stop the server instead.")
         with self._lock:

@@ -52,10 +52,8 @@ class VllmEngine:
         """Prepares; `start` starts the processes.
 
         Args:
-            base: the checkpoint that all replicas serve.
             adapters_root: directory of published adapters.
             home: directory for logs and for the copies of adapters; made if it is missing.
-            replicas: number of vLLM processes.
             gpus: the GPUs of each replica; `None` leaves the choice to the inherited variables.
             ready_timeout_s: seconds that a replica may take to get ready.
             inherited: environment variables that vLLM gets, see `variables_of`.
@@ -107,11 +105,7 @@ class VllmEngine:
         return [self.base_policy, *self._policies]
 
     async def start(self) -> None:
-        """Starts every replica and returns when all take requests.
-
-        Raises:
-            EngineError: a replica does not start; the message has the end of its log.
-        """
+        """Starts every replica and returns when all take requests; raises an `EngineError` with the log of one."""
         self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
         if swept := await asyncio.to_thread(sweep, self._home):
             _log.warning("%d processes that an earlier server had left behind were ended", swept)
@@ -141,7 +135,7 @@ class VllmEngine:
         """Validates `adapters_root/name`, and serves it once every replica that takes traffic has proven it.
 
         Raises:
-            AdapterRejected: it is unsafe, does not fit, does not compute what it was trained to, or is served already.
+            AdapterRejected: it is unsafe, does not compute what it was trained to, or is served already.
             Overloaded: no replica takes traffic just now.
         """
         check_name(name)
@@ -166,12 +160,7 @@ class VllmEngine:
             self._policies[name] = policy
 
     async def unload(self, name: str) -> None:
-        """Stops serving a policy: new requests for it fail at once, running ones finish, then the replicas drop it.
-
-        Raises:
-            UnknownPolicy: the name is not served.
-            AdapterRejected: the name is that of the base.
-        """
+        """Stops serving a policy: new requests for it fail, running ones finish, then the replicas drop it."""
         if name == self.base_policy:
             raise AdapterRejected(f"{name} is the base model and cannot be unloaded. Stop the server instead.")
         policy = self._policies.pop(name, None)
@@ -198,12 +187,7 @@ class VllmEngine:
                 policy.idle.set()
 
     def choose(self, conversation: bytes, tried: Sequence[Replica] = ()) -> Replica | None:
-        """Returns the replica that a conversation belongs to, `None` if no replica takes requests.
-
-        Args:
-            conversation: bytes that stay the same from call to call.
-            tried: replicas that failed this request.
-        """
+        """Returns the replica that a conversation belongs to, `None` if no replica but those `tried` takes requests."""
         ready = [replica for replica in self.replicas if replica.ready and replica not in tried]
         if len(ready) < 2:
             return ready[0] if ready else None

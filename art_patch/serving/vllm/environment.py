@@ -153,11 +153,7 @@ def home_of(root: Path, device: Device) -> Path:
 
 
 def find_vllm(given: Path | None, root: Path) -> Found | None:
-    """Returns the environment to use: of the named interpreter, else a built one below `root`, else this one.
-
-    Raises:
-        ConfigError: the named interpreter has no vLLM.
-    """
+    """Returns the environment of the named interpreter (or raises a `ConfigError`), else a built one, else this one."""
     if given is not None:
         found = look(given)
         if found is None:
@@ -195,7 +191,7 @@ def build(root: Path, device: Device, tell: Callable[[str], None]) -> Found:
 
     Raises:
         ConfigError: there is no build for this machine.
-        EngineError: pip failed; the message has the end of its output. The next try begins anew.
+        EngineError: pip failed; the message has the end of its output.
     """
     directory = home_of(root, device)
     python = directory / "bin" / "python"

@@ -38,7 +38,7 @@ class Replicas(Protocol):
         ...
 
     def choose(self, conversation: bytes, tried: Sequence[Replica] = ()) -> Replica | None:
-        """Returns the replica that a conversation belongs to, `None` if no replica takes requests."""
+        """Returns the replica that a conversation belongs to, `None` if no replica but those `tried` takes requests."""
         ...
 
     async def reload(self, replica: Replica, policy: Loaded) -> None:

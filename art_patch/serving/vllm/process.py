@@ -174,11 +174,7 @@ def check_extra(extra: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_rank(rank: int) -> int:
-    """Returns the smallest rank for vLLM's `--max-lora-rank` that covers this one.
-
-    Raises:
-        ConfigError: the rank is below 1, or larger than vLLM serves.
-    """
+    """Returns the smallest rank for vLLM's `--max-lora-rank` that covers this one, or raises a `ConfigError`."""
     if not 1 <= rank <= RANKS[-1]:
         raise ConfigError(f"--max-lora-rank {rank}: vLLM serves ranks from 1 to {RANKS[-1]}")
     return next(known for known in RANKS if known >= rank)

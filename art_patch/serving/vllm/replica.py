@@ -148,10 +148,7 @@ async def score(
     """Returns the log-probability at temperature 1 of each target of the probe, given the tokens before it.
 
     vLLM reports the likeliest tokens only. Another target counts as the least likely reported token, or as what was
-    `expected` of it if that is smaller.
-
-    Raises:
-        Poisoned: a log-probability is not finite.
+    `expected` of it if that is smaller. Raises `Poisoned` if a log-probability is not finite.
     """
     # One token is sampled after each prefix, and vLLM reports the likeliest ones there. `prompt_logprobs` would take
     # one request, but with a LoRA loaded vLLM 0.32 ends with an error if any other request is in the same batch.
@@ -173,10 +170,7 @@ async def score(
 async def prove(link: Link, name: str, base: str, probe: Probe | None, *, dtype: str) -> None:
     """Passes if the policy computes what it was trained to compute.
 
-    Raises:
-        AdapterRejected: the policy computes something else; the process itself is well.
-        Poisoned: its numbers are not finite.
-        EngineError: the process does not answer.
+    Raises `AdapterRejected` if it computes something else, `Poisoned` if its numbers are not finite.
     """
     await check_finite(link, name)
     if probe is not None:
@@ -247,11 +241,7 @@ class Replica:
         self._task: asyncio.Task[None] | None = None
 
     async def boot(self) -> None:
-        """Starts vLLM and returns when it takes requests.
-
-        Raises:
-            EngineError: it ended or did not get ready in time; the message has the end of its log.
-        """
+        """Starts vLLM and returns when it takes requests; raises an `EngineError` with the errors in its log."""
         self.ready, self._condemned = False, None
         self.restarts += 1
         # A killed vLLM leaves its socket behind, and the loop below would take that for the new one's.
@@ -301,13 +291,7 @@ class Replica:
             self._process.kill()
 
     async def load(self, policy: Loaded) -> None:
-        """Loads a policy and proves it.
-
-        Raises:
-            AdapterRejected: vLLM refused it, or it does not compute what it was trained to.
-            Poisoned: it spoiled this process.
-            EngineError: the process does not answer.
-        """
+        """Loads a policy and proves it; raises `AdapterRejected` if vLLM refuses it, otherwise as `prove`."""
         body = {"lora_name": policy.name, "lora_path": str(policy.directory)}
         try:
             await self.link.post("/v1/load_lora_adapter", body, timeout_s=_LOAD_TIMEOUT_S)
