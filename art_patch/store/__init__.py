@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from art_patch._lib.lazy import lazily
 
 if TYPE_CHECKING:
-    from art_patch.store.backends.connect import open_database
     from art_patch.store.backends.files import WITH_TRAFFIC
     from art_patch.store.backends.urls import (
         absolute_url,
@@ -27,41 +26,34 @@ if TYPE_CHECKING:
         waits_for_network,
         without_password,
     )
-    from art_patch.store.erasure.whereabouts import Erasure
-    from art_patch.store.ledger.groups_and_policies import Ledger
+    from art_patch.store.erasure.rights import Erasure
     from art_patch.store.ledger.leases import Lease, Leases, lost
+    from art_patch.store.ledger.ledger import Ledger
     from art_patch.store.ledger.route import read_route
-    from art_patch.store.ledger.sent import SentItem
-    from art_patch.store.ledger.transfers import ExportNote
-    from art_patch.store.queries.browse import PAGE, Cursor, Filter, Summary
-    from art_patch.store.queries.compare import Pair
-    from art_patch.store.queries.grouping_stats import group_stats
+    from art_patch.store.ledger.transfers import ExportNote, SentItem
+    from art_patch.store.queries.browse import PAGE, Cursor, Filter, Pair, Summary
     from art_patch.store.queries.read import Reader
-    from art_patch.store.queries.usage import usage
+    from art_patch.store.queries.usage import group_stats, usage
     from art_patch.store.schema.tables import HEAD
-    from art_patch.store.store import Store, open_store
+    from art_patch.store.store import Store, open_database, open_store
 else:
     __getattr__ = lazily(
         __name__,
         {
-            "backends.connect": "open_database",
             "backends.files": "WITH_TRAFFIC",
             "backends.urls": (
                 "absolute_url is_postgres missing_driver of_another_project postgres_parameters sqlite_path "
                 "waits_for_network without_password"
             ),
-            "erasure.whereabouts": "Erasure",
-            "ledger.groups_and_policies": "Ledger",
+            "erasure.rights": "Erasure",
             "ledger.leases": "Lease Leases lost",
+            "ledger.ledger": "Ledger",
             "ledger.route": "read_route",
-            "ledger.sent": "SentItem",
-            "ledger.transfers": "ExportNote",
-            "queries.browse": "Cursor Filter PAGE Summary",
-            "queries.compare": "Pair",
-            "queries.grouping_stats": "group_stats",
+            "ledger.transfers": "ExportNote SentItem",
+            "queries.browse": "Cursor Filter PAGE Pair Summary",
             "queries.read": "Reader",
-            "queries.usage": "usage",
+            "queries.usage": "group_stats usage",
             "schema.tables": "HEAD",
-            "store": "Store open_store",
+            "store": "Store open_database open_store",
         },
     )

@@ -17,8 +17,7 @@ from sqlalchemy import Column, Connection, Table, and_, bindparam, case, func, l
 from sqlalchemy.dialects import postgresql, sqlite
 
 from art_patch.store.schema import tables
-from art_patch.store.schema.codec import pack_ids, pack_logprobs, squeeze, squeeze_ids, uint32
-from art_patch.store.schema.tokens import blocks, rest
+from art_patch.store.schema.codec import blocks, pack_ids, pack_logprobs, rest, squeeze, squeeze_ids, uint32
 from art_patch.trajectories import ROOT, chain, verbatim
 from art_patch.types import AppReport, Call, Correction, Record, Score, SpanInfo, TrajectoryInfo
 

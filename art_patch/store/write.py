@@ -21,9 +21,9 @@ from sqlalchemy import Connection, delete, select
 
 from art_patch.errors import StoreError
 from art_patch.store.backends.database import Database
+from art_patch.store.backends.files import checkpoint_if_large
 from art_patch.store.rows import Batch, Statements
 from art_patch.store.schema import tables
-from art_patch.store.upkeep.sqlite_file import checkpoint_if_large
 from art_patch.types import Call, Record, TrajectoryInfo
 
 _SEEN = 50_000  # messages and blocks of ids: about 5 MiB; a miss only costs one INSERT OR IGNORE
@@ -118,7 +118,7 @@ class Writer:
         if now >= self._watch_at:  # not more often: where a reader holds on to the log, nothing can be done
             self._watch_at = now + _WATCH_EVERY_S
             with suppress(StoreError):  # the batch is written; the next time will do
-                checkpoint_if_large(self._database)
+                checkpoint_if_large(self._database.url)
 
     def _insert(self, connection: Connection, batch: Batch) -> None:
         if self._statements is None:

@@ -204,7 +204,7 @@ def test_f02_a_fork_in_the_middle_of_any_late_import(programs: Programs, store: 
             back_to_this_release(store.path)
         assert (ran.code, ran.err) == (0, "")
         late, ends, flushed, errors = json.loads(ran.out)
-        assert {"sqlalchemy", "art_patch.recording.converting", "art_patch.store.backends.connect"} <= set(late)
+        assert {"sqlalchemy", "art_patch.recording.converting", "art_patch.store.store"} <= set(late)
         assert ("alembic" in late) == (kind == "old")
         assert (set(ends), flushed, errors) == ({0}, True, {})
         with closing(open_store(url, create=False)) as opened:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from art_patch.errors import StoreError
-from art_patch.store import Store, open_store
+from art_patch.store import Store, maintain, open_store
+from art_patch.store.backends import files
+from art_patch.store.backends.files import checkpoint_if_large
+from art_patch.store.maintain import Table
 from art_patch.store.schema.tables import metadata
-from art_patch.store.upkeep import maintain, sqlite_file
-from art_patch.store.upkeep.maintain import Table
-from art_patch.store.upkeep.sqlite_file import checkpoint_if_large
 from tests.support.postgres import Execute
 from tests.support.store_samples import call, info
 
@@ -89,7 +89,7 @@ def test_vacuum_gives_the_space_back(sqlite_store: Store, path: Path):
 def test_vacuum_without_room_says_how_much_it_needs(sqlite_store: Store, monkeypatch: pytest.MonkeyPatch):
     fill(sqlite_store, 1)
     usage = shutil.disk_usage("/")
-    monkeypatch.setattr(sqlite_file.shutil, "disk_usage", lambda _place: usage._replace(free=1_000_000))
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _place: usage._replace(free=1_000_000))
     with pytest.raises(StoreError, match=r"needs \d+ MiB free in .*and there are 1; free some"):
         sqlite_store.maintain.vacuum()
     assert sqlite_store.verify() == []
@@ -135,7 +135,7 @@ def test_a_backup_that_fails_leaves_nothing(
     fill(sqlite_store, 1)
     target = (tmp_path / "missing" if cause == "directory" else tmp_path) / "copy.db"
     if cause == "unsound":
-        monkeypatch.setattr(sqlite_file, "_QUICK_CHECK", "SELECT 'row 3 missing from index'")
+        monkeypatch.setattr(files, "_QUICK_CHECK", "SELECT 'row 3 missing from index'")
     words = {"directory": "No such file", "unsound": "is not sound .*row 3"}[cause]
     with pytest.raises(StoreError, match=words):
         sqlite_store.maintain.backup(target)
@@ -162,9 +162,9 @@ def test_a_large_log_is_folded_in(sqlite_store: Store):
     fill(sqlite_store)
     size = sqlite_store.maintain.wal_bytes()
     assert size > 0
-    assert checkpoint_if_large(sqlite_store._database, limit=size)
+    assert checkpoint_if_large(sqlite_store._database.url, limit=size)
     assert sqlite_store.maintain.wal_bytes() == size
-    assert checkpoint_if_large(sqlite_store._database, limit=size - 1)
+    assert checkpoint_if_large(sqlite_store._database.url, limit=size - 1)
     assert sqlite_store.maintain.wal_bytes() == 0
 
 
@@ -173,15 +173,15 @@ def test_a_log_that_somebody_reads_stays(sqlite_store: Store, path: Path):
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM calls").fetchone()
-        assert not checkpoint_if_large(sqlite_store._database, limit=0)
+        assert not checkpoint_if_large(sqlite_store._database.url, limit=0)
     fill(sqlite_store, 21)
-    assert checkpoint_if_large(sqlite_store._database, limit=0)
+    assert checkpoint_if_large(sqlite_store._database.url, limit=0)
     assert sqlite_store.verify() == []
 
 
 def test_a_server_has_no_log_of_ours(postgres_url: str):
     store = open_store(postgres_url)
-    assert (store.maintain.wal_bytes(), checkpoint_if_large(store._database, limit=0)) == (0, True)
+    assert (store.maintain.wal_bytes(), checkpoint_if_large(store._database.url, limit=0)) == (0, True)
     store.close()
 
 

@@ -29,7 +29,7 @@ from art_patch.store import (
     read_route,
     without_password,
 )
-from art_patch.store.backends.locks import DECISIONS, WRITERS
+from art_patch.store.backends.database import DECISIONS, WRITERS
 from art_patch.store.backends.postgres import PostgresDatabase
 from art_patch.store.ledger import route as route_module
 from art_patch.types import Group

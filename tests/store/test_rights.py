@@ -16,11 +16,9 @@ import pytest
 
 from art_patch._lib.ids import replay_id
 from art_patch.errors import ConfigError
-from art_patch.store import Erasure, Store, open_store
+from art_patch.store import Erasure, Store, maintain, open_store
 from art_patch.store.erasure import collect, deletion
-from art_patch.store.erasure.rights import Pruned
-from art_patch.store.erasure.whereabouts import Taught
-from art_patch.store.upkeep import maintain
+from art_patch.store.erasure.rights import Pruned, Taught
 from art_patch.types import Choice, Group, Score, SpanInfo, TrainedRow
 from tests.support.postgres import Execute
 from tests.support.store_samples import call, info, policy

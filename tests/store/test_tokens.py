@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art_patch.store import open_store
-from art_patch.store.schema.codec import ids_of, pack_ids, uint32, unpack_ids
-from art_patch.store.schema.tokens import BLOCK, block_id, blocks, rest
+from art_patch.store.schema.codec import BLOCK, block_id, blocks, ids_of, pack_ids, rest, uint32, unpack_ids
 from art_patch.types import Call, TrajectoryInfo
 
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=3 * BLOCK)

@@ -8,7 +8,7 @@ import pytest
 
 from art_patch.store import Store, open_database, usage
 from art_patch.store.backends.database import Database
-from art_patch.store.queries.attempts import note_attempt
+from art_patch.store.queries.usage import note_attempt
 from art_patch.types import Call, Group, Judgement, Policy, RunValue, Score, Served, Trajectory, TrajectoryInfo, Usage
 from tests.support.store_samples import call
 

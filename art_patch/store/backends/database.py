@@ -1,7 +1,7 @@
-"""What every database of a store can do; `sqlite.py` and `postgres.py` say how, `connect.py` opens one.
+"""The interface of a store's database, and making or migrating its tables. `sqlite.py` and `postgres.py` implement it.
 
-`read()` is one consistent look, `write()` one transaction, all or nothing. A writer that waits between two writes finds
-out with `renew()` what happened meanwhile: `generation` has grown if rows that it wrote may be gone.
+`read()` is one consistent snapshot. `write()` is one transaction: all of it is committed, or nothing. A writer that
+pauses between two writes calls `renew()` first. `generation` has grown if rows that it wrote may be gone.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from sqlalchemy.dialects.sqlite import Insert as SqliteInsert
 
 Trouble = Callable[[str, Exception], None]
-"""Told that the store had to be made anew: `store.gone` or `store.corrupt`, and an error that says more."""
+"""Called when a new store had to be made: with `store.gone` or `store.corrupt`, and an error that explains it."""
 
 POOL_LOGGER = "art_patch"
 
-# The pool logs what it meets while it throws a broken connection away; we raise that very error ourselves.
+# The pool logs the error when it discards a broken connection. We raise the same error, so the app's log has it once.
 logging.getLogger(f"sqlalchemy.pool.impl.QueuePool.{POOL_LOGGER}").setLevel(logging.CRITICAL + 1)
 
 
@@ -40,16 +40,16 @@ class Database(ABC):
     """An open database.
 
     Attributes:
-        url: as given, with its password: never to be shown.
-        name: the same without the password.
-        project: whose store it has to be; `None` asks for nobody's.
-        scope: values of the columns that say whose row it is; a write transaction hands them to its inserts.
-        generation: grows whenever rows that were written may be gone: another file, or a server that was restarted.
-        stale: the next write takes new connections.
+        url: the URL as given. It may hold a password, so it is never shown.
+        name: the URL without its password, for messages.
+        project: the project that the store must belong to; `None` accepts any.
+        scope: `project_id` and `agent_id` of the rows that are written. A write transaction hands them to its inserts.
+        generation: grows when committed rows may be gone: the file is another one, or the server was restarted.
+        stale: the next write opens new connections.
     """
 
     def __init__(self, url: str, project: str | None) -> None:
-        """Note the URL and the project; subclasses connect."""
+        """Keep the URL and the project; subclasses connect."""
         self.url = url
         self.project = project
         self.name = without_password(url)
@@ -63,7 +63,7 @@ class Database(ABC):
 
     @abstractmethod
     def read(self) -> AbstractContextManager[Connection]:
-        """A short transaction that sees the store as it was when it began.
+        """Return a short read transaction that sees the store as it was when the transaction began.
 
         Raises:
             StoreError: if the database refuses.
@@ -71,11 +71,12 @@ class Database(ABC):
 
     @abstractmethod
     def write(self, *, durable: bool = False, exclusive: bool = False) -> AbstractContextManager[Connection]:
-        """A write transaction; commits at the end, rolls back on any error.
+        """Return a write transaction that commits at the end and rolls back on any error.
 
         Args:
-            durable: committed when it survives a power cut. Without it the last commits may be lost, never torn.
-            exclusive: no other write transaction runs meanwhile, for whoever must see all rows that refer to others.
+            durable: the commit survives a power cut. Without it the last commits may be lost, but never torn.
+            exclusive: no other write transaction runs at the same time. Deleting needs it: it must see every row that
+                still refers to the rows it deletes.
 
         Raises:
             StoreError: if the database refuses.
@@ -83,55 +84,56 @@ class Database(ABC):
 
     @abstractmethod
     def renew(self) -> None:
-        """Take new connections if the old ones are worth nothing.
+        """Open new connections if the old ones are stale.
 
         Raises:
-            StoreError: if that fails; the next try begins where this one ended.
+            StoreError: if that fails. The next call tries again.
         """
 
     @abstractmethod
     def should_retry(self, error: StoreError) -> bool:
-        """Whether the transaction that failed with `error` may succeed if it is tried again at once."""
+        """Return whether the transaction that failed with `error` may succeed if it is repeated at once."""
 
     @abstractmethod
     def errors(self) -> AbstractContextManager[None]:
-        """Turn the driver's errors into `StoreError` with the store's name and a cure."""
+        """Turn the driver's errors into `StoreError` with the store's name and what to do."""
 
     @abstractmethod
     def insert(self, table: Table) -> SqliteInsert | PostgresInsert:
-        """This database's INSERT, which knows `on_conflict_do_nothing` and `on_conflict_do_update`.
+        """Return the INSERT of this database's dialect, which has `on_conflict_do_nothing` and `on_conflict_do_update`.
 
-        Sort the rows by their key: two transactions that insert the same rows in another order wait for each other.
+        Sort the rows by their key: two transactions that insert the same rows in different orders deadlock.
         """
 
     @abstractmethod
     def check(self, connection: Connection) -> list[str]:
-        """What the database itself finds wrong with what it keeps."""
+        """Return what the database's own integrity check finds, in words."""
 
     @abstractmethod
     def begin_in_child(self) -> None:
-        """Take new connections after a fork."""
+        """Open new connections in the child of a fork."""
 
     @abstractmethod
     def let_go(self) -> None:
-        """Close the connections for a moment, because the process forks."""
+        """Close the connections before the process forks; they are opened again when needed."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Before the interpreter takes the connections down: see that it does not harm another database."""
+        """Prepare for the interpreter's end, which closes the connections: closing must not harm another database."""
 
     def _bind(self, connection: Connection, *, binds: bool) -> None:
-        """Look whose store it is; with `binds` it becomes the project's if it is nobody's, and the first of two wins.
+        """Check that the store belongs to this project. With `binds`, a store without a project becomes this one's.
 
         Raises:
-            WrongProject: it is another project's.
+            WrongProject: if it belongs to another project.
         """
         if self.project is None:
             return
         ours = tables.projects.c.id == self.scope["project_id"]
         found = select(tables.projects.c.name).where(ours)
         if (owner := connection.scalar(found)) is None and binds:
-            # Of two machines that bind it at once the second waits here, and then finds a name.
+            # Two machines may do this at once. On PostgreSQL the second one waits here for the first one's commit.
+            # Then its condition no longer holds, and it reads the other's name below.
             nobodys = update(tables.projects).where(ours, tables.projects.c.name.is_(None))
             connection.execute(nobodys.values(name=self.project))
             owner = connection.scalar(found)
@@ -144,12 +146,12 @@ class Database(ABC):
 
 
 def revision_of(connection: Connection, found: set[str], name: str) -> str | None:
-    """Return the schema's revision, `None` if there are no tables at all.
+    """Return the revision of the tables `found`; `None` if there are none.
 
     Raises:
-        StoreError: if the tables are not ours, or are those of a version that was never released.
+        StoreError: if the tables are not a store's, or were made by a version that was never released.
     """
-    # Other projects use alembic, too, and may well have a revision of our number.
+    # `alembic_version` alone proves nothing: other programs use alembic, and may have a revision "0001" too.
     if {"alembic_version", "nodes"} <= found:
         if "projects" not in found:
             raise StoreError(
@@ -163,15 +165,15 @@ def revision_of(connection: Connection, found: set[str], name: str) -> str | Non
 
 
 def upgrade(connection: Connection, revision: str | None, name: str, schema: str | None = None) -> None:
-    """Make the tables, or migrate them, in the transaction of `connection`, which excludes every writer.
+    """Make the tables, or migrate them. The caller's transaction must exclude every writer.
 
     Raises:
-        StoreTooNew: if the revision is unknown here.
+        StoreTooNew: if this release does not know the revision.
     """
     if revision is None:
         _make_tables(connection)
         return
-    with late_import():  # alembic costs the app memory and time: only when needed
+    with late_import():  # only when needed: importing alembic costs the app memory and time
         for part in ("command", "config", "script"):
             import_module(f"alembic.{part}")
         from art_patch.store.schema.migrations import upgrade as migrate
@@ -189,13 +191,14 @@ _version = Table(
     Column("version_num", String(32), nullable=False),
     PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
 )
-"""As alembic makes it."""
+"""The version table as alembic makes it. A store that was made without alembic must be migratable by it."""
 
 
 def _make_tables(connection: Connection) -> None:
-    """Make what all migrations together make, at a tenth of the time: a short program exits before alembic has run."""
+    """Make the newest schema from the metadata."""
+    # Running all migrations takes ten times as long, and a short program ends before alembic is even imported.
     for table in (*tables.metadata.sorted_tables, _version):
-        # Without a look for it: PostgreSQL would find a table of that name in a later part of its search path.
+        # `checkfirst` would find a table of the same name in a later schema of PostgreSQL's search path and skip ours.
         table.create(connection, checkfirst=False)
         got_on()
     connection.execute(_version.insert().values(version_num=tables.HEAD))
@@ -219,3 +222,27 @@ def _at_exit() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_at_exit)
+
+
+# Advisory locks of PostgreSQL, which end with their transaction. SQLite has one writer at a time and needs none. Each
+# lock has two numbers, as `pg_locks` shows them: `classid` is one of these, `objid` the oid of the schema, so stores in
+# two schemas of one database do not wait for each other. A transaction that needs both takes the writers' lock first.
+WRITERS = 0x41525401
+"""Every write transaction holds it shared. The garbage collector and migrations hold it alone."""
+
+DECISIONS = 0x41525402
+"""Held alone by a transaction that decides: else the audit chain could fork, or two champions could serve."""
+
+_SCHEMA = "quote_ident(current_schema())::regnamespace::oid::int"
+WRITE_SHARED = f"SELECT pg_advisory_xact_lock_shared({WRITERS}, {_SCHEMA})"
+WRITE_ALONE = f"SELECT pg_advisory_xact_lock({WRITERS}, {_SCHEMA})"
+_DECIDE = f"SELECT pg_advisory_xact_lock({DECISIONS}, {_SCHEMA})"
+
+
+def decide_alone(connection: Connection) -> None:
+    """Wait until no other transaction decides, and keep others waiting until this one ends. A second call is free.
+
+    Call it before the transaction changes its first row. Otherwise two transactions may wait for each other.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(_DECIDE)

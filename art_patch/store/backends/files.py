@@ -1,13 +1,15 @@
-"""The files of a store: which ones we opened, the lock beside them, and what is done when they are gone or broken.
+"""The files of a SQLite store: the lock, files that were deleted or damaged, and emptying, rewriting and copying.
 
-SQLite notices none of this by itself: it goes on writing, with success, to a file that was deleted or replaced under
-an open connection. So whoever writes compares inodes before and after, under the lock.
+SQLite goes on writing without an error to a file that was deleted or replaced under an open connection. So a writer
+compares inodes before and after each write, under the lock.
 
-Rules. Every file is made here, for its owner alone, before SQLite opens it: SQLite makes a missing file with whatever
-mode the umask leaves, and gives the log the mode of the database. Only the leftovers of the very file that we had open
-are removed, and only when that file is gone. A broken file is never deleted: it is renamed to `<name>.corrupt-<UTC
-time>`, its `-wal` and `-shm` along with it, and only if it is known to have been a store of ours: this process opened
-it before, or it has the default name and our lock beside it.
+Rules. Every file is made here with mode 600 before SQLite opens it. Only the leftovers of the file that this process
+had open are removed, and only when that file is gone. A broken file is never deleted: it is renamed to
+`<name>.corrupt-<UTC time>` together with its `-wal` and `-shm`, and only if it is known to be a store: this process
+opened it before, or it has the default name and our lock beside it.
+
+The standard library's `sqlite3` is used here, because VACUUM and checkpoints are refused inside a transaction and
+SQLAlchemy's connections are always in one. It also keeps this module cheap to import.
 """
 
 from __future__ import annotations
@@ -15,30 +17,35 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import shutil
+import sqlite3
 import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from art_patch._lib.atomic_files import sync
+from art_patch._lib.forking import in_database
 from art_patch.errors import StoreError
+from art_patch.store.backends.urls import is_postgres, sqlite_path
 
 DEFAULT_NAME = "store.db"
-"""What `Settings.store_url` calls the file unless told otherwise."""
+"""The file's name in `Settings.store_url` unless the user sets another URL."""
 
 _BESIDE = ("-wal", "-shm")
 
 WITH_TRAFFIC = ("", *_BESIDE, "-journal")
-"""Endings of the files that hold what was recorded: the database and what SQLite keeps beside it."""
+"""Endings of the files that hold recorded data: the database and the files that SQLite keeps beside it."""
 
 _Inode = tuple[int, int]
 
 
 class StoreFiles:
-    """The database file at one path, with what SQLite and we put beside it."""
+    """The database file at one path, its lock, and SQLite's files beside it."""
 
     def __init__(self, path: Path) -> None:
-        """Make the directory and the lock.
+        """Make the directory and the lock file.
 
         Raises:
             StoreError: if the directory cannot be written.
@@ -56,7 +63,7 @@ class StoreFiles:
 
     @contextmanager
     def locked(self) -> Generator[None]:
-        """Hold the lock that all writers of all processes share; this process's threads exclude each other too."""
+        """Hold the lock of all writers in all processes. It is reentrant, and excludes other threads too."""
         with self._inside:
             if self._depth == 0:
                 self._take()
@@ -72,7 +79,7 @@ class StoreFiles:
         while True:
             lock = self._open_lock()
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # Somebody may have deleted the directory meanwhile: a lock that others cannot find excludes nobody.
+            # The directory may have been deleted meanwhile. A lock that other processes cannot find excludes nobody.
             if _inode(os.fstat(lock)) == _inode_at(self._lock_path):
                 return
             self.close()
@@ -97,7 +104,7 @@ class StoreFiles:
             os.close(lock)
 
     def begin_in_child(self) -> None:
-        """Let go of the parent's lock after a fork: while a child keeps it open, it outlives a parent that dies."""
+        """Close the parent's lock file in the child of a fork: the child would keep the lock if the parent dies."""
         self._inside = threading.RLock()
         self._depth = 0
         self.close()
@@ -105,26 +112,24 @@ class StoreFiles:
     # The inodes.
 
     def remember(self) -> None:
-        """Take down which files the connections have open."""
+        """Note the inodes of the files that the connections have open."""
         self._opened = {suffix: _inode_at(f"{self.path}{suffix}") for suffix in ("", *_BESIDE)}
 
     @property
     def same(self) -> bool:
-        """Whether the path still names the file that is open."""
+        """Whether the path names the file that is open."""
         opened = self._opened.get("")
         return opened is not None and opened == _inode_at(self.path)
 
     @property
     def replaced(self) -> bool:
-        """Whether the path names another file, or none, than the one that is open."""
+        """Whether a file is open, and the path names another file or none."""
         opened = self._opened.get("")
         return opened is not None and opened != _inode_at(self.path)
 
     def forget(self) -> None:
-        """The file that was open is gone: remove what it left beside the path.
-
-        A new database that found the old one's `-shm` would share it with whoever still has the old one open.
-        """
+        """Remove what the open file left beside its path, after the file itself was deleted or replaced."""
+        # A new database that finds the old `-shm` shares it with processes that still have the old file open.
         for suffix in _BESIDE:
             found = _inode_at(f"{self.path}{suffix}")
             if found is not None and found == self._opened.get(suffix):
@@ -132,18 +137,18 @@ class StoreFiles:
         self._opened = {}
 
     def clear_leftovers(self) -> None:
-        """Remove what lies beside a database file that does not exist, for the same reason."""
+        """Remove a `-wal` and `-shm` without a database file, for the reason in `forget`."""
         if not self.path.exists():
             for suffix in _BESIDE:
                 self._unlink(suffix)
 
     def make(self) -> None:
-        """Make the database file if there is none. Where that fails SQLite says why when it opens it. Hold the lock."""
-        with suppress(OSError):
+        """Make the database file if it is missing; the caller holds the lock."""
+        with suppress(OSError):  # SQLite says why when it opens the file
             make_private(os.path.realpath(self.path))  # SQLite follows links
 
     def keep_private(self) -> None:
-        """Take other users' rights to the file, once it is known to be a store, and to its log, if they are ours."""
+        """Remove other users' rights to the store and its log, if this user owns them."""
         path = os.path.realpath(self.path)  # SQLite keeps its log beside the file itself
         for suffix in WITH_TRAFFIC:
             with suppress(OSError):
@@ -157,14 +162,14 @@ class StoreFiles:
 
     @property
     def may_be_set_aside(self) -> bool:
-        """Whether the file is known to have been a store of ours."""
+        """Whether the file is known to be a store."""
         return self._default or self.same
 
     def set_aside(self) -> Path:
-        """Rename the broken file; return its new path. Hold the lock."""
+        """Rename the broken file and return its new path; the caller holds the lock."""
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         aside = Path(f"{self.path}.corrupt-{stamp}")
-        # The log first: SQLite would play it into the new, empty file.
+        # The log first: if we die in between, SQLite would replay a log that stayed behind into the new, empty file.
         for suffix in (*_BESIDE, ""):
             with suppress(FileNotFoundError):
                 os.rename(f"{self.path}{suffix}", f"{aside}{suffix}")
@@ -172,24 +177,23 @@ class StoreFiles:
 
 
 def make_private(path: str | Path) -> None:
-    """Make an empty file that only its owner may read and write, whatever the umask.
+    """Make an empty file with mode 600, whatever the umask.
 
     Raises:
-        OSError: it cannot be made; `FileExistsError` if it is there.
+        OSError: if that fails; `FileExistsError` if there is such a file.
     """
+    # SQLite would make a missing database with the mode that the umask leaves, and its log with the database's mode.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.fchmod(descriptor, 0o600)  # a umask of 777 would keep the owner out, too
+        os.fchmod(descriptor, 0o600)  # a umask of 777 would lock the owner out too
     finally:
         os.close(descriptor)
 
 
 def never_close(thing: object) -> None:
-    """Keep `thing` alive even while the interpreter goes down.
-
-    Closing the last connection to a database deletes its `-wal` by name. If another file has that name by now, or if
-    the connection was inherited from the parent process, that would be somebody else's log.
-    """
+    """Keep `thing` alive until the process ends, so that its connections are never closed."""
+    # Closing the last connection to a database deletes its `-wal` by name. If another file has that name by now, or if
+    # the connection was inherited by a fork, that is the log of another database or process.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
@@ -210,3 +214,99 @@ def bytes_of(path: str | Path) -> int:
         return os.stat(path).st_size
     except OSError:
         return 0
+
+
+_QUICK_CHECK = "PRAGMA quick_check"
+_ROOM = 16 * 2**20
+
+LARGE_LOG = 64 * 2**20  # SQLite itself folds its log into the file at 4 MiB, unless readers never pause
+
+
+def file_of(url: str) -> Path | None:
+    """Return the file of a SQLite store, `None` for a store on a server."""
+    return None if is_postgres(url) else sqlite_path(url)
+
+
+@contextmanager
+def _connected(path: Path) -> Generator[sqlite3.Connection]:
+    def look() -> int:
+        return 0  # entering Python lets it handle signals, so Ctrl-C ends a statement that runs for minutes
+
+    try:
+        with in_database():
+            connection = sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=0, isolation_level=None)
+            try:
+                connection.set_progress_handler(look, 1_000_000)
+                connection.execute("PRAGMA synchronous=FULL")
+                connection.execute("PRAGMA secure_delete=ON")
+                yield connection
+            finally:
+                connection.close()
+    except sqlite3.Error as error:
+        if "interrupted" in str(error):
+            raise KeyboardInterrupt from None
+        raise StoreError(f"store {path}: {error}; try again, or free some disk space if it is full") from error
+
+
+@contextmanager
+def under_the_lock(path: Path) -> Generator[sqlite3.Connection]:
+    """Return a connection while no process writes. The calling thread must not be in a transaction."""
+    files = StoreFiles(path)
+    try:
+        with files.locked(), _connected(path) as connection:
+            yield connection
+    finally:
+        files.close()
+
+
+def truncate_log(connection: sqlite3.Connection) -> bool:
+    """Fold the log into the file and empty it; return whether that succeeded. An open reader prevents it."""
+    (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return not busy
+
+
+def checkpoint_if_large(url: str, limit: int = LARGE_LOG) -> bool:
+    """Fold the log into the file if it is larger than `limit`; return whether it is small now."""
+    path = file_of(url)
+    if path is None or bytes_of(f"{path}-wal") <= limit:
+        return True
+    with under_the_lock(path) as connection:
+        return truncate_log(connection)
+
+
+def copy_to(path: Path, part: Path) -> None:
+    """Copy the store at `path` to the empty file `part`.
+
+    Raises:
+        StoreError: if that fails, or the copy is not sound.
+    """
+    # `sqlite3.Connection.backup` copies page by page and begins again whenever an app writes, so on a busy store it may
+    # never end. VACUUM INTO is one read: no app waits, and the log grows meanwhile.
+    with _connected(path) as connection:
+        connection.execute("VACUUM INTO ?", (str(part),))
+    with _connected(part) as copy:
+        lines = [line for (line,) in copy.execute(_QUICK_CHECK)]
+    if lines != ["ok"]:
+        raise StoreError(f"the copy of {path} is not sound ({lines[0]}); `art-patch store verify` says more")
+    sync(part)
+
+
+def check_room(path: Path) -> None:
+    """Check that the disks have room for a VACUUM, which writes the file to a temporary directory and to the log.
+
+    Raises:
+        StoreError: if one of the disks lacks the room.
+    """
+    size = bytes_of(path) + bytes_of(f"{path}-wal") + _ROOM
+    places = (os.environ.get("SQLITE_TMPDIR"), os.environ.get("TMPDIR"), "/var/tmp", "/usr/tmp", "/tmp")
+    scratch = next((Path(place) for place in places if place and os.path.isdir(place)), path.parent)
+    needs = {path.parent: size, scratch: size}
+    if path.parent.stat().st_dev == scratch.stat().st_dev:
+        needs = {path.parent: 2 * size}
+    for place, need in needs.items():
+        free = shutil.disk_usage(place).free
+        if free < need:
+            raise StoreError(
+                f"a vacuum needs {need / 2**20:,.0f} MiB free in {place}, and there are {free / 2**20:,.0f}; "
+                "free some, or set SQLITE_TMPDIR to a directory on another disk"
+            )

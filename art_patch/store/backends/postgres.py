@@ -1,14 +1,14 @@
-r"""PostgreSQL: pooled connections, advisory locks for what one writer at a time gives SQLite, and servers that restart.
+r"""A store in a schema of a PostgreSQL server: pooled connections, advisory locks, and servers that restart.
 
-Writes are READ COMMITTED and hold the writers' lock (`locks.py`), shared. Reads are REPEATABLE READ and read only: one
-look that sees no write half, as on SQLite. `write()` commits with `synchronous_commit=off`, the pendant of SQLite's
-NORMAL: a crash of the server may cost the last commits (a fraction of a second), never tear one.
+Writes are READ COMMITTED and hold the writers' lock (`database.WRITERS`), mostly shared. Reads are REPEATABLE READ and
+read only, so they see one snapshot as on SQLite. `write()` commits with `synchronous_commit=off`, which corresponds to
+SQLite's NORMAL: a crash of the server may lose the commits of the last fraction of a second, but tears none.
 
-A lost connection may be a server that crashed, and so commits that are gone: the next write connects anew, looks at
-the tables again, and counts as another `generation`, so that the writer sends messages again that it believes known.
+A lost connection may mean that the server crashed and lost commits. So the next write connects again, looks at the
+tables again and raises `generation`; the writer then sends messages again that it believed to be stored.
 
-Text that PostgreSQL cannot keep is written as Python would show it: NUL as `\x00`, a lone surrogate as `\ud800`. NaN
-and the infinities become null in JSON.
+Text that PostgreSQL cannot store is written as Python shows it: NUL as `\x00`, a lone surrogate as `\ud800`. NaN and
+the infinities become null in JSON.
 """
 
 from __future__ import annotations
@@ -27,25 +27,30 @@ from sqlalchemy.exc import DBAPIError
 
 from art_patch._lib.forking import in_database
 from art_patch.errors import ConfigError, StoreError
-from art_patch.store.backends.database import POOL_LOGGER, Database, Trouble, revision_of, upgrade
+from art_patch.store.backends.database import (
+    POOL_LOGGER,
+    WRITE_ALONE,
+    WRITE_SHARED,
+    Database,
+    Trouble,
+    revision_of,
+    upgrade,
+)
 from art_patch.store.backends.files import never_close
-from art_patch.store.backends.locks import WRITE_ALONE, WRITE_SHARED
 from art_patch.store.backends.urls import postgres_parameters
 from art_patch.store.ledger.route import QUERY, answers_for, answers_no_more
 from art_patch.store.schema import tables
 
 CONNECT_TIMEOUT_S = 5
-WRITE_TIMEOUT_S = 30
-"""For each statement of a write: longer than any batch takes, shorter than the recorder's patience."""
-EXCLUSIVE_TIMEOUT_S = 600
-IDLE_TIMEOUT_S = 60
-"""After it the server ends a transaction whose process hangs, and so frees its locks."""
+WRITE_TIMEOUT_S = 30  # per statement: longer than any batch takes, shorter than the recorder waits at exit
+EXCLUSIVE_TIMEOUT_S = 600  # also the wait until all other writers have finished
+IDLE_TIMEOUT_S = 60  # then the server ends a transaction whose process hangs, and frees its locks
 
 _DEFAULTS = {
     "connect_timeout": str(CONNECT_TIMEOUT_S),
     "application_name": "art_patch",
     "client_encoding": "utf8",
-    # A network that is gone is noticed within half a minute, and not when the kernel gives up.
+    # A lost network is noticed within half a minute. The kernel alone would take a quarter of an hour.
     "keepalives_idle": "15",
     "keepalives_interval": "5",
     "keepalives_count": "3",
@@ -59,25 +64,12 @@ _LOOK = """
 
 
 class PostgresDatabase(Database):
-    """One schema on a server: the first of the connection's `search_path`."""
+    """A schema on a server: the first one in the connection's `search_path`."""
 
     def __init__(
         self, url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None
     ) -> None:
-        """Connect and migrate.
-
-        Args:
-            url: `postgresql+psycopg://user:password@host:5432/database`; other parameters of libpq go into its query.
-            create: make the tables if there are none, and the project's if they are nobody's.
-            project: whose store it has to be.
-            trouble: who is told that the tables had to be made anew.
-
-        Raises:
-            ConfigError: if the URL cannot be read.
-            WrongProject: if the store is another project's.
-            StoreError: if the server cannot be reached or refuses, or the tables there are not ours.
-            StoreTooNew: if a newer release made them.
-        """
+        """Connect and migrate; arguments and errors are those of `open_database`."""
         super().__init__(url, project)
         self._binds = create
         self._parameters = _DEFAULTS | postgres_parameters(url)
@@ -101,22 +93,22 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def read(self) -> Generator[Connection]:
-        """A short read-only transaction that sees the store as it was when it began."""
+        """Return a short read-only transaction that sees the store as it was when the transaction began."""
         with in_database(), self.errors(), self._reading.connect() as connection, connection.begin():
             yield connection
 
     @contextmanager
     def write(self, *, durable: bool = False, exclusive: bool = False) -> Generator[Connection]:
-        """A write transaction; commits at the end, rolls back on any error.
+        """Return a write transaction that commits at the end and rolls back on any error.
 
         Raises:
-            StoreError: if the server refuses, or is lost. It may have committed then: what is written twice must be
-                the same as written once.
+            StoreError: if the server refuses or is lost. A lost server may have committed, so the caller must be able
+                to write the same rows again.
         """
         with in_database(), self.errors(), self._connected() as connection, connection.begin():
             connection.execution_options(**self.scope)
             timeout_s = EXCLUSIVE_TIMEOUT_S if exclusive else WRITE_TIMEOUT_S
-            connection.exec_driver_sql(  # several statements, one round trip
+            connection.exec_driver_sql(  # four statements in one round trip
                 f"SET LOCAL synchronous_commit = {'on' if durable else 'off'};"
                 f"SET LOCAL statement_timeout = '{timeout_s}s';"
                 f"SET LOCAL idle_in_transaction_session_timeout = '{IDLE_TIMEOUT_S}s';"
@@ -125,15 +117,15 @@ class PostgresDatabase(Database):
             yield connection
 
     def renew(self) -> None:
-        """Connect anew if a connection was lost, and make the tables anew if they are gone.
+        """Connect again if a connection was lost, and make the tables again if they are gone.
 
         Raises:
-            StoreError: if that fails; the next try begins where this one ended.
+            StoreError: if that fails. The next call tries again.
         """
         if not self.stale:
             return
         with self._lock, in_database():
-            if not self.stale:
+            if not self.stale:  # another thread did it while this one waited
                 return
             self._engine.dispose()
             if self._open():
@@ -142,15 +134,15 @@ class PostgresDatabase(Database):
             self.stale = False
 
     def should_retry(self, error: StoreError) -> bool:
-        """Whether the server asks for another try, or the next one gets new connections."""
+        """Return whether the server asks for another try, or the next try gets new connections."""
         return self.stale or _state(error) in _AGAIN
 
     def insert(self, table: Table) -> Insert:
-        """PostgreSQL's INSERT."""
+        """Return PostgreSQL's INSERT."""
         return Insert(table)
 
     def check(self, connection: Connection) -> list[str]:
-        """Nothing: the server checks its own pages."""
+        """Return nothing: the server checks its own pages."""
         return []
 
     def control(self) -> Mapping[str, str]:
@@ -160,27 +152,27 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def errors(self) -> Generator[None]:
-        """Turn the driver's errors into `StoreError` with the store's name and a cure."""
+        """Turn the driver's errors into `StoreError` with the store's name and what to do."""
         try:
             yield
         except DBAPIError as error:
             words = _words(error.orig)
-            if "connection option" in words:  # libpq's word for a parameter in the query
+            if "connection option" in words:  # libpq's term for a parameter in the URL's query
                 raise ConfigError(f"{self.name}: {words}; mend the URL") from None
             raise StoreError(f"store {self.name}: {words}; {_advice(words)}") from error
 
     def begin_in_child(self) -> None:
-        """Take new connections after a fork; the parent's are its own, and psycopg leaves them alone."""
+        """Open new connections in the child of a fork; psycopg leaves the parent's alone."""
         self._lock = threading.RLock()
         never_close(self._engine)
         self._connect()
 
     def let_go(self) -> None:
-        """Close idle connections: a child that kept their sockets would keep a dead parent's transactions alive."""
+        """Close idle connections before a fork: a child with their sockets would keep a dead parent's locks alive."""
         self._engine.dispose()
 
     def leave(self) -> None:
-        """Nothing to see to: a connection is closed by the process that opened it only."""
+        """Do nothing: psycopg closes a connection only in the process that opened it."""
 
     def _connect(self) -> None:
         self._engine = self._new_engine()
@@ -188,7 +180,7 @@ class PostgresDatabase(Database):
 
     def _new_engine(self) -> Engine:
         engine = create_engine(
-            "postgresql+psycopg://",  # and no more than that: what SQLAlchemy does not know, it cannot show
+            "postgresql+psycopg://",  # without host and password: SQLAlchemy shows its URL in messages
             connect_args=self._parameters,
             isolation_level="READ COMMITTED",
             pool_pre_ping=True,
@@ -212,7 +204,7 @@ class PostgresDatabase(Database):
     def _connected(self) -> Generator[Connection]:
         self.renew()
         connection = self._engine.connect()
-        if self.stale:  # the pool found a connection dead, and replaced it
+        if self.stale:  # the pool's ping found a dead connection; the server may have restarted
             connection.close()
             self.renew()
             connection = self._engine.connect()
@@ -220,13 +212,13 @@ class PostgresDatabase(Database):
             yield connection
 
     def _open(self, *, create: bool = True) -> bool:
-        """Look at the tables, and make or migrate them; true if there were none."""
+        """Check the tables, and make or migrate them; return whether there were none."""
         with self.errors(), self._engine.connect() as connection, connection.begin():
             if self._look(connection) == tables.HEAD:
                 self._bind(connection, binds=self._binds)
                 return False
             connection.exec_driver_sql(f"SET LOCAL statement_timeout = 0; {WRITE_ALONE}")
-            revision = self._look(connection)  # somebody else may have migrated while we waited
+            revision = self._look(connection)  # another process may have migrated while we waited for the lock
             if revision is None and not create:
                 raise StoreError(f"there is no store at {self.name}; run your agent with art_patch.patch() first")
             if revision != tables.HEAD:
@@ -248,7 +240,7 @@ class PostgresDatabase(Database):
 
 
 class _Text(StrDumperUnknown):
-    """Text as PostgreSQL can keep it."""
+    """Sends text as PostgreSQL can store it."""
 
     def dump(self, obj: str) -> bytes:
         return obj.encode("utf-8", "backslashreplace").replace(b"\0", rb"\x00")
@@ -282,7 +274,7 @@ _ADVICE = (
 
 
 def _words(error: BaseException | None) -> str:
-    """The server's sentence; what it adds in detail may quote what was to be written."""
+    """Return the server's main sentence; its detail is left out, because it may quote a user's text."""
     said = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     return said or " ".join(str(error).split())
 

@@ -1,13 +1,12 @@
-"""SQLite: pragmas, the write lock, migrations, and files that vanish or break while it is open.
+"""A store in a SQLite file: pragmas, the write lock, and files that are deleted or damaged while they are open.
 
-Every write transaction of every process runs under one `flock` beside the database file: SQLite's own busy back-off
-starves writers for seconds, the kernel's lock queue does not, and it keeps two connections from resetting the WAL at
-once (a corruption bug in SQLite before 3.51.3). Reads take no lock and must be short, or the WAL grows.
+Every write transaction of every process holds one `flock` beside the database file. Reads take no lock and must be
+short, because the WAL grows while a reader is open.
 
-A write looks first whether the path still names the open file (`renew`), and again after its commit: a file that was
-deleted or replaced is opened anew, and made anew if need be. After an error that may stick to a connection (I/O, read
-only, corrupt) the next write gets new connections. A file that is corrupt for new connections too is set aside by the
-app's recorder, which has nobody to ask; commands only say what is wrong with it.
+A write checks before it begins, and again after its commit, that the path still names the open file. A file that was
+deleted or replaced is opened again, and made again if it is missing. After an error that may stick to a connection
+(I/O, read only, corrupt) the next write gets new connections. If the file is corrupt for new connections too, the app's
+recorder sets it aside and begins another, because it can ask nobody. Commands only report what is wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +28,11 @@ from art_patch.store.backends.urls import sqlite_path
 from art_patch.store.schema import tables
 from art_patch.store.schema.codec import parse
 
+# SQLite's own busy back-off starves writers for seconds; the kernel's lock queue does not. The lock also keeps two
+# connections from resetting the WAL at the same time, which corrupts it in SQLite before 3.51.3.
+
 _BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+# Errors that a connection may return for ever, although the file is fine again.
 _STICKY = _BROKEN | {
     sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_CANTOPEN,
@@ -39,34 +42,15 @@ _STICKY = _BROKEN | {
 
 
 class SqliteDatabase(Database):
-    """One database file with its two ways to write.
-
-    `write()` commits with `synchronous=NORMAL`: after a power cut the last calls may be missing, never torn.
-    `write(durable=True)` commits with `FULL`, for what is few and costly: scores, promotions, audit.
-
-    Attributes:
-        path: the file.
-    """
+    """A database file. `write()` commits with `synchronous=NORMAL`, `write(durable=True)` with `FULL`."""
 
     def __init__(
         self, url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None
     ) -> None:
-        """Open and migrate.
-
-        Args:
-            url: `sqlite:////absolute/path/store.db`.
-            create: make the file if it does not exist, and the project's if it is nobody's.
-            project: whose store it has to be.
-            trouble: who is told that the file was made anew; with it, a corrupt file of ours is set aside.
-
-        Raises:
-            WrongProject: if it is another project's.
-            StoreError: if the file cannot be opened, is not a database, or does not exist and `create` is false.
-            StoreTooNew: if a newer release wrote it.
-        """
+        """Open and migrate the file; arguments and errors are those of `open_database`."""
         super().__init__(url, project)
         self.path = sqlite_path(url)
-        if not create and not bytes_of(self.path):  # an empty one was just made, by a process that is busy or died
+        if not create and not bytes_of(self.path):  # an empty file was just made by a busy or dead process
             raise self._missing()
         self._binds = create
         self._trouble = trouble
@@ -88,17 +72,17 @@ class SqliteDatabase(Database):
 
     @contextmanager
     def read(self) -> Generator[Connection]:
-        """A short read transaction."""
+        """Return a short read transaction."""
         with in_database(), self.errors(), self._calls.begin() as connection:
             yield connection
 
     @contextmanager
     def write(self, *, durable: bool = False, exclusive: bool = False) -> Generator[Connection]:
-        """A write transaction; commits at the end, rolls back on any error. Every one is `exclusive` here.
+        """Return a write transaction. Each one is exclusive, because SQLite has one writer.
 
         Raises:
-            StoreError: if the database refuses, or was replaced while it was written; nothing is in the store then,
-                or all of it, but not in the file that the path names now.
+            StoreError: if the database refuses, or if the file was replaced during the transaction. In the second case
+                the rows may be in the old file; the file that the path names now does not have them.
         """
         with self._files.locked(), in_database():
             self.renew()
@@ -117,13 +101,14 @@ class SqliteDatabase(Database):
             if not self._files.same:
                 self.stale = True
                 raise StoreError(f"store {self.path}: the file was replaced while it was written; try again")
-            self._files.remember()  # the log is another file after a fork, or after somebody else was the last to close
+            # The log is another file after a fork, or after another process closed the last connection.
+            self._files.remember()
 
     def renew(self) -> None:
-        """Open the file anew if it was deleted or replaced, or if an error may stick to the connections.
+        """Open the file again if it was deleted or replaced, or if an error may stick to the connections.
 
         Raises:
-            StoreError: if that fails; the next try begins where this one ended.
+            StoreError: if that fails. The next call tries again.
         """
         if self._files.same and not self.stale:
             return
@@ -140,40 +125,40 @@ class SqliteDatabase(Database):
             self.stale = False
 
     def should_retry(self, error: StoreError) -> bool:
-        """Whether the next try gets new connections, or another file."""
+        """Return whether the next try gets new connections or another file."""
         return self.stale
 
     def insert(self, table: Table) -> Insert:
-        """SQLite's INSERT."""
+        """Return SQLite's INSERT."""
         return Insert(table)
 
     def check(self, connection: Connection) -> list[str]:
-        """What SQLite itself finds wrong with the file."""
+        """Return what SQLite's `integrity_check` finds."""
         lines = connection.execute(text("PRAGMA integrity_check")).scalars()
         return [f"sqlite: {line}" for line in lines if line != "ok"]
 
     @contextmanager
     def errors(self) -> Generator[None]:
-        """Turn the driver's errors into `StoreError` with the file's name."""
+        """Turn the driver's errors into `StoreError` with the file's name and what to do."""
         try:
             yield
         except DBAPIError as error:
             raise StoreError(f"store {self.path}: {error.orig}; {_advice(error.orig)}") from error
 
     def begin_in_child(self) -> None:
-        """Take new connections and a new lock after a fork."""
+        """Open new connections and a new lock in the child of a fork."""
         self._files.begin_in_child()
-        never_close((self._calls, self._ledger))
+        never_close((self._calls, self._ledger))  # they are the parent's
         self._connect()
 
     def let_go(self) -> None:
-        """Close the connections for a moment, because the process forks."""
+        """Close the connections before the process forks."""
         if not self._files.replaced:
             self._calls.dispose()
             self._ledger.dispose()
 
     def leave(self) -> None:
-        """Before the interpreter takes the connections down: see that it does not harm another file."""
+        """Keep the interpreter's end from closing connections to a file that was replaced."""
         if self._files.replaced:
             never_close((self._calls, self._ledger))
 
@@ -226,7 +211,8 @@ class SqliteDatabase(Database):
     def _suspect(self, error: StoreError) -> None:
         code = _code(error)
         self.stale = self.stale or code in _STICKY
-        # One strike may be a connection that got confused. The second one came over a new connection.
+        # The first such error may come from a confused connection. The second one comes over a new connection, so the
+        # file itself is broken.
         self._strikes += code in _BROKEN
 
     def _missing(self) -> StoreError:
@@ -246,7 +232,7 @@ class SqliteDatabase(Database):
 
 def _engine(url: str, path: Path, synchronous: str) -> Engine:
     def connect() -> sqlite3.Connection:
-        # Not to be created: SQLite would make a file that others may read. `StoreFiles.make` made it.
+        # `mode=rw` creates no file: SQLite would make one that other users can read. `StoreFiles.make` has made it.
         return sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=10.0, check_same_thread=False)
 
     engine = create_engine(
@@ -258,15 +244,16 @@ def _engine(url: str, path: Path, synchronous: str) -> Engine:
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: sqlite3.Connection, _record: object) -> None:  # pyright: ignore[reportUnusedFunction] - an event handler
-        connection.isolation_level = None  # we say BEGIN ourselves, below
+        connection.isolation_level = None  # `on_begin` sends BEGIN; the driver must not send its own
         connection.execute("PRAGMA journal_mode=WAL")
-        # Of every connection: what one that erases overwrites, another may have left copies of when a row grew.
+        # On every connection, not only those that erase: when a row grows or a page splits, SQLite leaves a copy of the
+        # data in free space unless this is set. Erasing cannot find such copies later.
         connection.execute("PRAGMA secure_delete=ON")
         connection.execute(f"PRAGMA synchronous={synchronous}")
 
     @event.listens_for(engine, "begin")
     def on_begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction] - an event handler
-        # A deferred BEGIN that reads and then writes fails at once under contention; IMMEDIATE waits its turn.
+        # A deferred BEGIN that reads and then writes fails at once if another writer came between. IMMEDIATE waits.
         write = connection.get_execution_options().get("art_patch_write", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
@@ -274,7 +261,7 @@ def _engine(url: str, path: Path, synchronous: str) -> Engine:
 
 
 def _code(error: StoreError) -> int:
-    """SQLite's primary result code behind an error of ours; 0 if there is none."""
+    """Return SQLite's primary result code behind an error of ours; 0 if there is none."""
     cause = error.__cause__
     code = getattr(cause.orig, "sqlite_errorcode", 0) if isinstance(cause, DBAPIError) else 0
     return code & 0xFF if isinstance(code, int) else 0

@@ -1,6 +1,6 @@
-"""Database URLs; standard library only, because the app reads the route before SQLAlchemy is imported.
+"""Database URLs. Standard library only, because the app reads the route before SQLAlchemy is imported.
 
-A PostgreSQL URL may hold a password: nothing here shows one, and `without_password` is for whoever shows a URL.
+A PostgreSQL URL may hold a password. No message here shows one, and callers show URLs through `without_password`.
 """
 
 from __future__ import annotations
@@ -36,34 +36,36 @@ def sqlite_path(url: str) -> Path:
 
 
 def is_postgres(url: str) -> bool:
-    """Whether the URL names a PostgreSQL server."""
+    """Return whether the URL names a PostgreSQL server."""
     return url.startswith(_POSTGRES)
 
 
 def waits_for_network(url: str | None) -> bool:
-    """Whether a look at the store may take as long as a network likes; `None` is the default, a file."""
+    """Return whether reading the store goes over a network; `None` stands for the default URL, a file."""
     return url is not None and is_postgres(url)
 
 
 def absolute_url(url: str) -> str:
-    """Return a URL that means the same in another directory.
+    """Return the URL with an absolute path, so that it means the same in every directory.
 
     Raises:
-        ConfigError: if it is none of ours.
+        ConfigError: if it names neither SQLite nor PostgreSQL.
     """
     return url if is_postgres(url) else f"{_SQLITE}{sqlite_path(url)}"
 
 
 def without_password(url: str) -> str:
-    """Return the URL as it may be shown; what precedes the last `@` goes, even if the URL is wrong."""
+    """Return the URL without passwords."""
+    # Everything between the user's name and the last `@` goes, even if the URL is malformed: a password that holds an
+    # unescaped `@` or `/` must not be shown in part.
     return _IN_QUERY.sub(r"\1***", _LOGIN.sub(r"\1:***@", url))
 
 
 def postgres_parameters(url: str) -> dict[str, str]:
-    """Return what libpq calls the parts of a PostgreSQL URL; its query may hold any other of libpq's parameters.
+    """Return the parts of a PostgreSQL URL under libpq's names. Its query may hold any other parameter of libpq.
 
     Raises:
-        ConfigError: if it cannot be read.
+        ConfigError: if the URL cannot be read.
     """
     rest, _, query = url.removeprefix(_POSTGRES).partition("?")
     authority, _, database = rest.partition("/")
@@ -71,7 +73,7 @@ def postgres_parameters(url: str) -> dict[str, str]:
     user, _, password = login.partition(":")
     hosts, ports = zip(*map(_place, places.split(",")), strict=True)
     if not all(port.isdigit() or not port for port in ports) or "/" in database or "@" in database:
-        # The parts are not shown: one of them may be half of the password.
+        # The message shows no part of the URL by itself: a part may be half of the password.
         raise ConfigError(
             f"{without_password(url)!r} cannot be read; write {_POSTGRES}user:password@host:5432/database, "
             "and / ? # @ : % in the password as %2F %3F %23 %40 %3A %25"
@@ -82,7 +84,7 @@ def postgres_parameters(url: str) -> dict[str, str]:
 
 
 def of_another_project(url: str, owner: str, project: str) -> str:
-    """What to do when a store belongs to another project."""
+    """Return the message for a store that belongs to another project."""
     return (
         f"store {without_password(url)} belongs to project {owner!r}, and this is project {project!r}: say --project "
         f"{owner} (ART_PATCH_PROJECT={owner}), or give {project!r} a file, database or schema of its own with --store "
@@ -91,7 +93,7 @@ def of_another_project(url: str, owner: str, project: str) -> str:
 
 
 def missing_driver(url: str, error: ImportError) -> str:
-    """What to do when psycopg cannot be imported."""
+    """Return the message for a missing psycopg."""
     return f"{without_password(url)} needs psycopg ({error}); pip install 'art-patch[postgres]'"
 
 

@@ -1,13 +1,11 @@
-"""Garbage collection: messages, blocks of prompt ids and tools that nothing refers to any more.
+"""Garbage collection of shared content: messages, blocks of prompt ids and tools that no row refers to any more.
 
-In: ids that a deleted call referred to. Out: how many rows went. A message stays while a message below it, a call or
-an answer refers to it, so the walk begins at the leaves and climbs as long as nothing holds it.
+In: ids that a deleted call referred to. Out: the number of deleted rows. A message stays while a message below it, a
+call or an answer refers to it. So the walk begins at the leaves and climbs to the parent of each deleted row.
 
-Rules. What is still to be looked at stands in the store (`control`, row `collecting`), written in the transaction that
-deleted the calls: whoever is killed leaves no orphan that nobody knows of, the next collection goes on with it. A
-transaction stops after `BUDGET_S` and the lock is free for at least as long, so that apps go on writing. Writers
-remember which messages they wrote and skip them: each transaction that deletes bumps row `collected`, and a writer
-that finds another number there forgets what it remembered. What is deleted is overwritten with zeros.
+Rules. The candidates that are still to be checked stand in `control` (row `collecting`). They are written in the
+transaction that deletes the calls, so after a kill the next collection continues with them and no orphan is forgotten.
+A transaction stops after `BUDGET_S`, and then the lock stays free for at least as long, so that apps can write.
 """
 
 from __future__ import annotations
@@ -38,10 +36,10 @@ from art_patch.store.write import COLLECTED
 from art_patch.trajectories import ROOT
 
 PENDING = "collecting"
-"""Row of `control` that holds what is still to be looked at, as JSON of hex ids."""
+"""Row of `control` with the candidates that are still to be checked, as JSON of hex ids."""
 
 BUDGET_S = 0.015
-"""How long a transaction goes on deleting; what it has begun, its commit included, comes on top."""
+"""A transaction begins no further step after this time. The step in progress and the commit come on top."""
 
 _STEP = 200  # ids in one statement
 _SWEEP = 2_000  # rows that one read of the full sweep looks at
@@ -50,7 +48,7 @@ _PAUSE_S = 0.002
 
 
 class _Kind:
-    """A table of what others refer to. Its statements are made once: making one costs more than SQLite's part."""
+    """A table of shared content, with its statements. Building a statement takes longer than SQLite takes to run it."""
 
     def __init__(self, table: Table, parent: ColumnElement[Any] | None, *references: ColumnElement[Any]) -> None:
         some = table.c.id.in_(bindparam("ids", expanding=True))
@@ -81,7 +79,7 @@ _CHAINS = ("nodes", "token_blocks")
 
 
 class Pending:
-    """Candidates that are still to be looked at: by kind (`nodes`, `token_blocks`, `blobs`), sets of ids."""
+    """Candidates that are still to be checked: a set of ids for each kind (`nodes`, `token_blocks`, `blobs`)."""
 
     def __init__(self) -> None:
         """Begin empty."""
@@ -90,7 +88,7 @@ class Pending:
 
     @classmethod
     def load(cls, connection: Connection) -> Pending:
-        """Return what the transactions before this one left."""
+        """Return the candidates that earlier transactions left."""
         pending = cls()
         pending._stored = _control(connection, PENDING) or ""
         for kind, found in json.loads(pending._stored or "{}").items():
@@ -98,11 +96,11 @@ class Pending:
         return pending
 
     def add(self, kind: str, ids: Iterable[bytes | None]) -> None:
-        """Add candidates; `None` and the root are none."""
+        """Add candidates; `None` and the root are skipped."""
         self.ids[kind].update(one for one in ids if one is not None and one != ROOT)
 
     def save(self, connection: Connection) -> None:
-        """Keep what is left for the next transaction, or for whoever comes after a kill."""
+        """Write the remaining candidates for the next transaction, which may be another process's."""
         kept = {kind: sorted(one.hex() for one in ids) for kind, ids in self.ids.items() if ids}
         value = json.dumps(kept) if kept else ""
         if value != self._stored:
@@ -110,13 +108,13 @@ class Pending:
 
     @property
     def chains(self) -> bool:
-        """Whether messages or blocks are left."""
+        """Whether messages or token blocks are left."""
         return any(self.ids[kind] for kind in _CHAINS)
 
 
 @contextmanager
 def alone(database: Database) -> Generator[Connection]:
-    """A transaction that deletes: no other writer beside it, and what it deletes is overwritten."""
+    """Return a transaction that deletes: it excludes other writers, and overwrites what it deletes with zeros."""
     with database.write(durable=True, exclusive=True) as connection:
         if connection.dialect.name == "sqlite":
             connection.exec_driver_sql("PRAGMA secure_delete=ON")
@@ -124,31 +122,27 @@ def alone(database: Database) -> Generator[Connection]:
 
 
 def breathe(began: float) -> None:
-    """Leave the lock to others for as long as we had it: the kernel does not hand it round by itself.
-
-    Args:
-        began: `time.perf_counter()` when the transaction began.
-    """
+    """Sleep for as long as the transaction took that began at `began` (`time.perf_counter()`), at most 0.1 s."""
+    # A process that releases a file lock and takes it again at once gets it before all that wait.
     time.sleep(max(_PAUSE_S, min(time.perf_counter() - began, 0.1)))
 
 
 def climb(connection: Connection, pending: Pending, until: float) -> Counter[str]:
-    """Delete orphans among the candidates and above them, until all are looked at or the time is over.
-
-    It gets on by a step at least: what a slow disk takes to begin may be longer than the time.
+    """Delete orphans among the candidates and their ancestors until all are checked or the time is over.
 
     Args:
-        connection: of a transaction that is `alone`.
-        pending: candidates; those that were looked at are taken out, parents of what was deleted come in.
+        connection: a transaction of `alone`.
+        pending: the candidates. Checked ones are removed, and parents of deleted rows are added.
         until: `time.perf_counter()` at which to stop.
 
     Returns:
-        Rows deleted, by kind.
+        The number of deleted rows by kind.
     """
     gone: Counter[str] = Counter()
     got_on = False
     for kind in _CHAINS:
         waiting = pending.ids[kind]
+        # At least one step: on a slow disk the time may be over before the first, and then nothing would ever end.
         while waiting and (not got_on or time.perf_counter() < until):
             got_on = True
             some = [waiting.pop() for _ in range(min(_STEP, len(waiting)))]
@@ -161,14 +155,9 @@ def climb(connection: Connection, pending: Pending, until: float) -> Counter[str
 
 
 def collect(database: Database, candidates: Mapping[str, Collection[bytes]] | None = None) -> Counter[str]:
-    """Delete what nobody refers to among the candidates and above them, and what an earlier collection left.
+    """Delete orphans among the candidates (ids by kind) and their ancestors; return the deleted rows by kind.
 
-    Args:
-        database: the store.
-        candidates: ids by kind: `nodes`, `token_blocks`, `blobs`.
-
-    Returns:
-        Rows deleted, by kind.
+    Candidates that an earlier collection left are checked too.
     """
     gone: Counter[str] = Counter()
     for some in _portions(candidates or {}):
@@ -188,7 +177,7 @@ def collect(database: Database, candidates: Mapping[str, Collection[bytes]] | No
 
 
 def collect_all(database: Database) -> Counter[str]:
-    """Delete every orphan there is; memory is bounded, and the lock is held for a chunk at a time."""
+    """Delete every orphan in the store. Memory is bounded, and each transaction is short."""
     gone = collect(database)
     for kind in _CHAINS:
         for ids in _all_ids(database, kind):
@@ -207,7 +196,7 @@ def collect_all(database: Database) -> Counter[str]:
 
 
 def collect_blobs(database: Database) -> Counter[str]:
-    """Delete the tools among the pending candidates that no call has any more."""
+    """Delete the pending lists of tools that no call uses any more."""
     with database.read() as connection:
         candidates = Pending.load(connection).ids["blobs"]
     if not candidates:
@@ -221,8 +210,8 @@ def collect_blobs(database: Database) -> Counter[str]:
 
 
 def _delete_blobs(database: Database, candidates: Collection[bytes]) -> Counter[str]:
-    # No index has the tools of calls, so whoever still uses a candidate is looked for before the lock is taken;
-    # under it only what seemed unused is asked for again.
+    # `calls.tools` has no index, so this reads all calls. It does so before it takes the lock. Under the lock it checks
+    # again only the candidates that seemed unused, because an app may have used one meanwhile.
     gone: Counter[str] = Counter()
     unused = set(candidates)
     if unused:
@@ -245,12 +234,14 @@ def _delete_blobs(database: Database, candidates: Collection[bytes]) -> Counter[
 
 
 def note_collected(connection: Connection) -> None:
-    """Tell writers, in the transaction that deletes, that what they remember may be gone."""
+    """Tell writers that messages may be gone; call it in the transaction that deletes."""
+    # Writers remember which messages they wrote, and do not write them again. A writer that finds another number here
+    # forgets them all.
     _set_control(connection, COLLECTED, str(int(_control(connection, COLLECTED) or "0") + 1))
 
 
 def _orphans(connection: Connection, kind: str, ids: Sequence[bytes]) -> list[tuple[bytes, bytes | None]]:
-    """Return those that nothing refers to, each with its parent."""
+    """Return the ids that no row refers to, each with its parent."""
     return [(key, parent) for key, parent in connection.execute(_KINDS[kind].orphans, {"ids": ids})]
 
 
@@ -272,8 +263,8 @@ def _all_ids(database: Database, kind: str) -> Generator[list[bytes]]:
 
 
 def _portions(candidates: Mapping[str, Collection[bytes]]) -> Generator[dict[str, list[bytes]]]:
-    """Bound what stands in the store at once; the first portion is empty and takes what was left before."""
-    yield {}
+    """Return the candidates in portions, because `control` holds one portion as a text."""
+    yield {}  # for the candidates that an earlier collection left
     for kind, ids in candidates.items():
         listed = list(ids)
         for start in range(0, len(listed), _SWEEP):

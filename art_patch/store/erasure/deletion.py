@@ -1,8 +1,8 @@
-"""Deleting trajectories in chunks: the calls, what only they referred to, and the groups that lose a member.
+"""Deletes trajectories in short transactions: their calls, content that only these used, and groups that become empty.
 
-In: ids. Out: how many rows went, and which groups lost a member. A transaction deletes until its time is over; in it,
-calls go with what only they referred to, and a trajectory goes when it has no calls left, with its groups settled. So
-after each of them the store is sound, and a deletion that was killed goes on with whatever is found still.
+In: ids. Out: the number of deleted rows, and the groups that lost a member. Calls are deleted together with the content
+that only they referred to. A trajectory is deleted when it has no calls left, and its groups are settled in the same
+transaction. So the store is sound after each transaction, and a deletion that was killed can simply run again.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from art_patch.store.erasure.collect import (
 from art_patch.store.schema import tables
 
 Progress = Callable[[int, int], None]
-"""Told how many trajectories are deleted, and how many there were to delete."""
+"""Called with the number of deleted trajectories, and with the number to delete in all."""
 
-_CALLS = 100  # in one step; a transaction takes steps until its time is over
-_ROWS = 500  # spans, scores or corrections in one step
-_TRAJECTORIES = 50  # in one step
-_MANY_BLOBS = 500
+# A transaction takes steps until its time is over. These bound one step, so that it takes a few milliseconds.
+_CALLS = 100
+_ROWS = 500  # spans, scores or corrections
+_TRAJECTORIES = 50
+_MANY_BLOBS = 500  # then tools are collected in between, so that the row `collecting` stays small
 
 _WAITING = ("formed", "scored")
 
 _T, _C, _CHOICES = tables.trajectories, tables.calls, tables.choices
 
-# Made once: in a transaction of a few milliseconds, making a statement costs as much as running it.
+# Built once: in a transaction of a few milliseconds, building a statement takes as long as running it.
 _SOME_TRAJECTORIES = bindparam("trajectories", expanding=True)
 _THESE_CALLS = bindparam("calls", expanding=True)
 _SOME_CALLS = (
@@ -49,9 +50,10 @@ _SOME_CALLS = (
 _ANSWERS = select(_CHOICES.c.answer).where(_CHOICES.c.call_id.in_(_THESE_CALLS))
 _DELETE_CHOICES = delete(_CHOICES).where(_CHOICES.c.call_id.in_(_THESE_CALLS))
 _DELETE_CALLS = delete(_C).where(_C.c.id.in_(_THESE_CALLS))
-_DELETE_MEMBERS = delete(tables.export_members).where(tables.export_members.c.trajectory_id.in_(_SOME_TRAJECTORIES))
-_DELETE_SENT = delete(tables.sent).where(tables.sent.c.trajectory_id.in_(_SOME_TRAJECTORIES))
-_DELETE_TRAINED = delete(tables.trained_rows).where(tables.trained_rows.c.trajectory_id.in_(_SOME_TRAJECTORIES))
+_DELETE_NOTES = [
+    delete(table).where(table.c.trajectory_id.in_(_SOME_TRAJECTORIES))
+    for table in (tables.export_members, tables.sent, tables.trained_rows)
+]
 _GROUPS_OF = select(_T.c.group_id).where(_T.c.id.in_(_SOME_TRAJECTORIES), _T.c.group_id.is_not(None))
 _DELETE_TRAJECTORIES = delete(_T).where(_T.c.id.in_(_SOME_TRAJECTORIES))
 _DELETE_SOME = {
@@ -63,15 +65,15 @@ _DELETE_SOME = {
 
 
 class Deletion:
-    """The chunks, and what they add up to.
+    """A deletion in progress, and its totals.
 
     Attributes:
-        groups: those that lost a member.
-        dead: those of them that waited for training and have fewer than two left.
+        groups: ids of the groups that lost a member.
+        dead: ids of those groups that waited for training and have fewer than two members left.
     """
 
     def __init__(self, database: Database, reason: str, progress: Progress | None, total: int) -> None:
-        """Delete from `database`; groups that die of it get `reason`; `total` is for the progress alone."""
+        """Begin with nothing deleted. Groups that die get `reason`; `total` is only for the progress."""
         self._database = database
         self._reason = reason
         self._progress = progress
@@ -81,12 +83,12 @@ class Deletion:
         self.dead: set[str] = set()
 
     def metrics(self) -> dict[str, int]:
-        """Return how much was deleted."""
+        """Return the number of deleted rows by kind."""
         names = ("trajectories", "calls", "messages", "scores", "spans", "corrections", "judgements")
         return {name: self._counts[name] for name in names}
 
     def delete(self, ids: Sequence[str], only: ColumnElement[bool] | None = None) -> None:
-        """Delete these trajectories; with `only`, those that still are so when their turn comes."""
+        """Delete these trajectories; with `only`, just those that still match this condition when their turn comes."""
         left = list(ids)
         while left:
             began = time.perf_counter()
@@ -100,11 +102,11 @@ class Deletion:
                 collect_blobs(self._database)
 
     def finish(self) -> None:
-        """Collect what the last chunks left."""
+        """Collect the content that the last transactions left as candidates."""
         self._counts["messages"] += collect(self._database)["nodes"]
 
     def _chunk(self, connection: Connection, left: list[str], only: ColumnElement[bool] | None) -> bool:
-        """Delete until the time is over, a step at least, and take out of `left` what is gone."""
+        """Delete until the time is over, at least one step; remove the deleted ids from `left`."""
         until = time.perf_counter() + BUDGET_S
         pending = Pending.load(connection)
         self._counts["messages"] += climb(connection, pending, until)["nodes"]
@@ -124,7 +126,7 @@ class Deletion:
         return len(pending.ids["blobs"]) >= _MANY_BLOBS
 
     def _step(self, connection: Connection, ids: Sequence[str], pending: Pending) -> bool:
-        """Delete some of what belongs to these trajectories; return whether all of it is gone, they included."""
+        """Delete a bounded number of rows of these trajectories; return whether they are deleted completely."""
         calls = connection.execute(_SOME_CALLS, {"trajectories": ids}).all()
         if calls:
             keys = {"calls": [call.id for call in calls]}
@@ -142,9 +144,8 @@ class Deletion:
             self._counts[name] += gone
             if gone == _ROWS:
                 return False
-        connection.execute(_DELETE_MEMBERS, {"trajectories": ids})
-        connection.execute(_DELETE_SENT, {"trajectories": ids})
-        connection.execute(_DELETE_TRAINED, {"trajectories": ids})
+        for statement in _DELETE_NOTES:
+            connection.execute(statement, {"trajectories": ids})
         groups = set(connection.scalars(_GROUPS_OF, {"trajectories": ids}))
         self._counts["trajectories"] += connection.execute(_DELETE_TRAJECTORIES, {"trajectories": ids}).rowcount
         self.groups |= groups
@@ -153,12 +154,8 @@ class Deletion:
 
 
 def _settle(connection: Connection, groups: Collection[str], reason: str, counts: Counter[str]) -> set[str]:
-    """Delete groups without members; of those with one, let those that wait for training die. Return the latter.
-
-    What a judge said of a group goes with it: its findings may quote the members.
-
-    What a policy was trained on stays in `trainings`, even where the group is gone: it names nobody.
-    """
+    """Delete groups without members; mark groups with one member that wait for training as `dead`; return these."""
+    # `trainings` keeps which policies learned from a deleted group: it names no person.
     if not groups:
         return set()
     g = tables.groups
@@ -171,9 +168,9 @@ def _settle(connection: Connection, groups: Collection[str], reason: str, counts
         connection.execute(update(g).where(g.c.id.in_(dead)).values(values))
     if empty:
         connection.execute(delete(g).where(g.c.id.in_(empty)))
-        judgements = tables.judgements
+        judgements = tables.judgements  # its findings may quote the members
         counts["judgements"] += connection.execute(delete(judgements).where(judgements.c.group_id.in_(empty))).rowcount
-        scenarios = tables.scenarios  # a key may be anything the app's authors chose, so it goes with its last group
+        scenarios = tables.scenarios  # a key may hold a user's words, so it goes with its last group
         unused = ~exists().where(g.c.scenario_key == scenarios.c.key)
         keys = {scenario for key, scenario, _, _ in rows if key in empty}
         connection.execute(delete(scenarios).where(scenarios.c.key.in_(keys), unused))

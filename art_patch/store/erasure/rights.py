@@ -1,38 +1,45 @@
-"""Erasing somebody's data, and retention: trajectories with all that hangs on them, while apps go on writing.
+"""Erasing a person's data, and retention: both delete trajectories with everything of them while apps go on writing.
 
-In: a user, a session or a trajectory; or an age and a number to keep. Out: what was deleted, and where copies of it
-live on: exports, and policies that were trained on it.
+In: a user, a session or a trajectory; or an age and a number to keep. Out: the number of deleted rows, and the places
+where copies remain: exports, and policies that were trained on the data.
 
-Rules. `deletion.py` deletes in chunks, between which the lock is free; after each of them the store is sound, and
-running it again finishes what was cut short. Calls that arrive meanwhile are deleted too: it ends when nothing is found
-any more. Copies of the app's calls that the champion was asked in the background go first, because they are found by
-the calls they copy. The audit log keeps that something was erased and a hash of whose, never whose.
+Rules. `deletion.py` deletes in short transactions. After each one the store is sound, and a second run finishes what a
+kill cut short. An erasure ends when a last look finds nothing, so calls that arrive meanwhile are deleted. The audit
+log keeps that data was erased, with a hash of the user's id, and never the id itself. An erasure notes exports and
+policies in the audit log when it begins, because deleted rows cannot be asked; the next run reports them again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Text, and_, cast, func, or_, select
 
+from art_patch._lib.ids import MOST_REPLAYS, replay_id
 from art_patch.errors import ConfigError
 from art_patch.store.backends.database import Database
 from art_patch.store.erasure.deletion import Deletion, Progress
-from art_patch.store.erasure.whereabouts import Erasure, count_rows, cut_short, plan_of, strays, with_shadows
-from art_patch.store.ledger.audit import note
+from art_patch.store.ledger.decisions import note
+from art_patch.store.maintain import scrub
+from art_patch.store.queries.loading import some_of
 from art_patch.store.schema import tables
-from art_patch.store.upkeep.maintain import scrub
+from art_patch.store.schema.codec import run_key
 from art_patch.types import COPIES
 
 _LISTED = 5_000  # ids held at once by retention
-_T = tables.trajectories
+_WAITING = ("formed", "scored")
+
+_T, _C = tables.trajectories, tables.calls
 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What retention deleted, or with `dry_run` would."""
+    """The rows that retention deleted, or with `dry_run` would delete; `messages` is unknown (`None`) in a dry run."""
 
     trajectories: int = 0
     calls: int = 0
@@ -44,7 +51,7 @@ class Pruned:
 
 
 class Rights:
-    """Deleting what was recorded."""
+    """Erases a person's data, and deletes old trajectories."""
 
     def __init__(self, database: Database) -> None:
         """Delete through `database`."""
@@ -61,20 +68,20 @@ class Rights:
         progress: Progress | None = None,
         now: float | None = None,
     ) -> Erasure:
-        """Delete everything of a user, a session or a trajectory.
+        """Delete all trajectories of a user or a session, or one trajectory, and return what was deleted.
 
         Args:
-            user: `user_id` of the trajectories.
-            session: their `session_id`.
-            trajectory: the id of one.
-            who: for the audit log.
-            dry_run: only say what would be deleted and where copies live on.
-            progress: told how it goes on.
+            user: a `user_id`. Exactly one of `user`, `session` and `trajectory` is given.
+            session: a `session_id`.
+            trajectory: the id of a trajectory.
+            who: name for the audit log.
+            dry_run: delete nothing; return what would be deleted and where copies remain.
+            progress: called after each transaction.
             now: seconds since the epoch.
 
         Raises:
-            ConfigError: unless exactly one of the three is given.
-            StoreError: if the database refuses; what was deleted is deleted, run it again to go on.
+            ConfigError: if not exactly one of the three is given.
+            StoreError: if the database refuses. Rows that are deleted stay deleted; run it again to continue.
         """
         given = {"user": user, "session": session, "trajectory": trajectory}
         chosen = [(what, value) for what, value in given.items() if value is not None]
@@ -101,7 +108,7 @@ class Rights:
         everything, held, taught = set(ids), plan.exports, plan.policies
         while ids:
             deletion.delete(ids)
-            with self._database.read() as connection:  # apps, exports and cycles may have gone on meanwhile
+            with self._database.read() as connection:  # apps, exports and cycles may have written meanwhile
                 ids = with_shadows(connection, list(connection.scalars(select(_T.c.id).where(match))))
                 ids += [one for one in strays(connection, everything) if one not in ids]
                 late = plan_of(connection, ids, None, at)
@@ -139,21 +146,19 @@ class Rights:
         progress: Progress | None = None,
         now: float | None = None,
     ) -> Pruned:
-        """Delete trajectories whose last call is too long ago, and all but the newest.
-
-        Trajectories whose group waits for training are no exception: how long data is kept is a promise.
+        """Delete trajectories that are too old or too many, also those whose group waits for training.
 
         Args:
-            older_than_s: delete those whose last call, else whose start, is longer ago than this.
-            keep: how many of the newest stay, copies not counted; those go with what they copy.
-            who: for the audit log.
-            dry_run: only count.
-            progress: told how it goes on.
+            older_than_s: delete trajectories whose last call (else whose start) is longer ago than this, in seconds.
+            keep: keep at most this many of the newest trajectories. Copies do not count; they go with their original.
+            who: name for the audit log.
+            dry_run: delete nothing; return the numbers.
+            progress: called after each transaction.
             now: seconds since the epoch.
 
         Raises:
             ConfigError: if neither an age nor a number is given, or one of them is negative.
-            StoreError: if the database refuses; what was deleted is deleted, run it again to go on.
+            StoreError: if the database refuses. Rows that are deleted stay deleted; run it again to continue.
         """
         if older_than_s is None and keep is None:
             raise ConfigError("say what to keep: an age, a number of trajectories, or both")
@@ -182,7 +187,7 @@ class Rights:
                 copies = [key for key in with_shadows(connection, ids) if key not in set(ids)]
             if not ids:
                 break
-            deletion.delete(copies)  # made later than what they copy, they would outlive it
+            deletion.delete(copies)  # a copy is younger than its original, so its own age would let it stay
             deletion.delete(ids, only=old)
         deletion.finish()
         scrub(self._database)
@@ -210,3 +215,207 @@ def _too_old(connection: Connection, before: float | None, keep: int | None) -> 
             at, key = first_to_go
             conditions.append(or_(last < at, and_(last == at, _T.c.id <= key)))
     return or_(*conditions) if conditions else _T.c.id.is_(None)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBy:
+    """An export that holds some of the data: a file that was written once and may have been copied since."""
+
+    id: str
+    path: str
+    format: str
+    at: float
+    who: str
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """A policy that learned from the data.
+
+    Attributes:
+        name: `NAME@STEP`.
+        how: `trained` on the data, or `descends` from a policy that was.
+        serves: whether it is the champion now.
+        path: directory of its adapter; `None` for a base.
+    """
+
+    name: str
+    state: str
+    how: str
+    serves: bool
+    path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """The number of rows that an erasure deleted, or with `dry_run` would delete, and where copies remain.
+
+    Attributes:
+        messages: messages that nothing else refers to; `None` in a dry run, because only deleting can tell.
+        judgements: judgements of groups that became empty.
+        groups: ids of the groups that held one of the trajectories.
+        dead_groups: ids of those groups that waited for training and have fewer than two members left.
+        in_training: ids of those groups that a cycle has claimed now. Its candidate will have learned from the data.
+        exports: exports that hold the data.
+        policies: policies that were trained on the data, and their descendants, oldest first.
+        finishes: whether this run completes an earlier erasure of the same data that was cut short.
+        scrubbed: whether the database's log is free of the data. If not, a reader held it open: run it again.
+        dry_run: whether nothing was deleted.
+    """
+
+    trajectories: int = 0
+    calls: int = 0
+    messages: int | None = 0
+    scores: int = 0
+    spans: int = 0
+    corrections: int = 0
+    judgements: int = 0
+    groups: tuple[str, ...] = ()
+    dead_groups: tuple[str, ...] = ()
+    in_training: tuple[str, ...] = ()
+    exports: tuple[HeldBy, ...] = ()
+    policies: tuple[Taught, ...] = ()
+    finishes: bool = False
+    scrubbed: bool = True
+    dry_run: bool = False
+
+    @property
+    def found(self) -> bool:
+        """Whether there was anything to erase, or to finish."""
+        return bool(self.trajectories or self.calls or self.finishes)
+
+
+def with_shadows(connection: Connection, ids: list[str]) -> list[str]:
+    """Return these ids, and before them the ids of trajectories that repeat them or copy any of their calls."""
+    # Copies come first: they are found by the calls that they copy, so they must be deleted before these.
+    ids = list(dict.fromkeys([*_replays(connection, ids), *ids]))
+    copies: dict[str, None] = {}
+    for some in some_of(ids):
+        first = connection.scalar(select(func.min(_C.c.started_at)).where(_C.c.trajectory_id.in_(some)))
+        if first is None:
+            continue
+        originals = select(_C.c.id).where(_C.c.trajectory_id.in_(some))
+        # `shadow_of` has no index. A copy starts after its original, so this bound saves reading all calls ever made.
+        query = select(_C.c.trajectory_id).where(_C.c.started_at >= first, _C.c.shadow_of.in_(originals)).distinct()
+        copies |= dict.fromkeys(connection.scalars(query))
+    return list(dict.fromkeys([*copies, *ids]))
+
+
+def _replays(connection: Connection, ids: list[str]) -> list[str]:
+    """Return the trajectories that the job made by repeating these."""
+    found: list[str] = []
+    for some in some_of(ids):
+        # Ids of repetitions are derived from the original's, so they are looked up instead of searched for. Few runs
+        # offer to be repeated; the others cost no look-up.
+        query = select(_T.c.id).where(_T.c.id.in_(some), cast(_T.c.metadata, Text).contains('"replay"'))
+        again = [replay_id(key, number) for key in connection.scalars(query) for number in range(1, MOST_REPLAYS + 1)]
+        for part in some_of(again):
+            found += connection.scalars(select(_T.c.id).where(_T.c.id.in_(part)))
+    return found
+
+
+def strays(connection: Connection, trajectories: Collection[str]) -> list[str]:
+    """Return those of the trajectories that other rows still name: apps may have written after the deletion."""
+    found: set[str] = set()
+    for some in some_of(list(trajectories)):
+        for table in (
+            _C,
+            tables.spans,
+            tables.scores,
+            tables.corrections,
+            tables.export_members,
+            tables.sent,
+            tables.trained_rows,
+        ):
+            found.update(connection.scalars(select(table.c.trajectory_id).where(table.c.trajectory_id.in_(some))))
+    return sorted(found)
+
+
+def count_rows(connection: Connection, these: Callable[[Any], ColumnElement[bool]]) -> dict[str, int]:
+    """Return how many calls, scores, spans and corrections have a trajectory id of `these`."""
+    counted = (
+        ("calls", _C),
+        ("scores", tables.scores),
+        ("spans", tables.spans),
+        ("corrections", tables.corrections),
+    )
+    return {
+        name: connection.scalar(select(func.count()).select_from(table).where(these(table.c.trajectory_id))) or 0
+        for name, table in counted
+    }
+
+
+def plan_of(connection: Connection, ids: Sequence[str], noted: dict[str, Any] | None, now: float) -> Erasure:
+    """Return what an erasure of these trajectories will delete, and where copies remain."""
+    found: Counter[str] = Counter()
+    goes, groups = set(ids), set[str]()
+    exports: set[str] = set((noted or {}).get("exports", ()))
+    trained: set[str] = set((noted or {}).get("policies", ()))
+    g, members, trainings = tables.groups, tables.export_members, tables.trainings
+    for some in some_of(ids):
+        found.update(count_rows(connection, lambda column, some=some: column.in_(some)))
+        alone = list(map(run_key, some))
+        trained.update(connection.scalars(select(trainings.c.policy).where(trainings.c.group_id.in_(alone))))
+        groups.update(connection.scalars(select(_T.c.group_id).where(_T.c.id.in_(some), _T.c.group_id.is_not(None))))
+        exports.update(connection.scalars(select(members.c.export_id).where(members.c.trajectory_id.in_(some))))
+    dead: set[str] = set()
+    claimed: set[str] = set()
+    judgements, judged = tables.judgements.c.group_id, 0
+    for some in some_of(sorted(groups)):
+        trained.update(connection.scalars(select(trainings.c.policy).where(trainings.c.group_id.in_(some))))
+        left: Counter[str] = Counter()
+        for group, member in connection.execute(select(_T.c.group_id, _T.c.id).where(_T.c.group_id.in_(some))):
+            left[group] += member not in goes
+        empty = [group for group in some if not left[group]]
+        judged += (
+            connection.scalar(select(func.count()).select_from(tables.judgements).where(judgements.in_(empty))) or 0
+        )
+        for row in connection.execute(select(g).where(g.c.id.in_(some))):
+            if row.policy is not None:
+                trained.add(row.policy)
+            if row.claimed_until is not None and row.claimed_until > now:
+                claimed.add(row.id)
+            if left[row.id] < 2 and row.state in _WAITING:
+                dead.add(row.id)
+    return Erasure(
+        trajectories=len(ids),
+        calls=found["calls"],
+        scores=found["scores"],
+        spans=found["spans"],
+        corrections=found["corrections"],
+        judgements=judged,
+        messages=None if ids else 0,
+        groups=tuple(sorted(groups)),
+        dead_groups=tuple(sorted(dead)),
+        in_training=tuple(sorted(claimed)),
+        exports=tuple(_exports(connection, exports)),
+        policies=tuple(_taught(connection, trained)),
+        finishes=noted is not None,
+        dry_run=True,
+    )
+
+
+def _exports(connection: Connection, ids: Collection[str]) -> Iterator[HeldBy]:
+    table = tables.exports
+    for row in connection.execute(select(table).where(table.c.id.in_(ids)).order_by(table.c.at)):
+        yield HeldBy(row.id, row.path, row.format, row.at, row.who)
+
+
+def _taught(connection: Connection, trained: Collection[str]) -> Iterator[Taught]:
+    """Return the policies that were trained on the data, and all that descend from them."""
+    table, known = tables.policies, set(trained)
+    for row in connection.execute(select(table).order_by(table.c.created_at)):  # parents come before children
+        if row.name in known or row.parent in known:
+            known.add(row.name)
+            how = "trained" if row.name in trained else "descends"
+            yield Taught(row.name, row.state, how, row.state == "champion", row.path)
+
+
+def cut_short(connection: Connection, subject: dict[str, str]) -> dict[str, Any] | None:
+    """Return what an erasure of the same data noted when it began, if it never noted its end."""
+    table = tables.audit
+    query = select(table.c.action, table.c.detail).where(table.c.action.in_(("erase", "erased")))
+    for action, detail in connection.execute(query.order_by(table.c.id.desc())):
+        if detail["sha256"] == subject["sha256"] and detail["what"] == subject["what"]:
+            return detail if action == "erase" else None
+    return None

@@ -1,11 +1,11 @@
-"""Leases: one process of all machines may do something, and a number proves that it still may.
+"""Leases: only one process of all machines may do something, such as a cycle, and a token proves that it still may.
 
-A row names the owner, counts how often it was renewed (`beat`), and carries a token that only grows. Whoever takes the
-lease adds one to the token, in one statement that holds only if the row is still as it was seen; so of many that try
-exactly one gets it. Who decides that an owner is gone is `_lib.process`; no clock does: times here are for people.
+A row names the owner, counts how often the owner renewed it (`beat`), and has a token that only grows. A process takes
+the lease by adding one to the token in a statement that matches only if the row is still as the process saw it. So
+exactly one of many succeeds. `_lib.process` decides whether an owner is gone. No clock does: times here are for people.
 
-The token fences: `fenced` gives a database whose every write transaction first sees that the token is still ours, and
-keeps the row from changing until it has ended. An owner that was believed dead and wakes up can change nothing.
+The token is a fence: in the database that `fenced` returns, each write transaction first checks that the token is still
+ours and locks the row until its end. An owner that was believed dead and wakes up can change nothing.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ from sqlalchemy import Connection, Row, select, update
 from art_patch._lib.process import Owner
 from art_patch.errors import Busy
 from art_patch.store.backends.database import Database
-from art_patch.store.ledger.groups_and_policies import note
+from art_patch.store.ledger.ledger import note
 from art_patch.store.schema import tables
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A lease as it was seen.
+    """A lease as it was when it was read.
 
     Attributes:
-        name: of what only one may do.
-        token: grows by one each time that it changes hands; 0 before the first.
-        beat: grows by one each time that it is renewed.
-        owner: who has it; `None` if nobody does.
-        renewed_at: when it was taken or renewed, by the owner's clock; for people, nothing is decided by it.
+        token: grows by one each time the lease changes hands; 0 before the first owner.
+        beat: grows by one each time the owner renews the lease; 0 when it is taken.
+        owner: the process that has the lease; `None` if it is free.
+        renewed_at: when it was taken or renewed, by the owner's clock. It is for people; no decision uses it.
     """
 
     name: str
@@ -51,23 +50,23 @@ class Leases:
         self._database = database
 
     def read(self, name: str) -> Lease:
-        """Return the lease as it is now."""
+        """Return the current state of the lease `name`."""
         table = tables.leases
         with self._database.read() as connection:
             row = connection.execute(select(table).where(table.c.name == name)).first()
         return Lease(name) if row is None else _lease(row)
 
     def take(self, seen: Lease, owner: Owner, *, who: str, now: float) -> Lease | None:
-        """Take the lease if it is still as it was seen; taking it from another owner leaves an audit entry.
+        """Take the lease if nobody changed it since it was read. Taking it from another owner leaves an audit entry.
 
         Args:
-            seen: the lease as `read` gave it, free or with an owner that is gone.
+            seen: the lease as `read` returned it: free, or with an owner that is gone.
             owner: this process.
-            who: for the audit log.
+            who: name for the audit log.
             now: seconds since the epoch.
 
         Returns:
-            The lease; `None` if somebody was faster, or the owner renewed it after all.
+            The lease; `None` if another process was faster, or the owner renewed it after all.
         """
         table = tables.leases
         taken = Lease(seen.name, seen.token + 1, 0, owner, now)
@@ -86,14 +85,14 @@ class Leases:
         return taken
 
     def renew(self, lease: Lease, *, now: float) -> bool:
-        """Say that the owner lives; false if the lease is no longer its own."""
+        """Count a sign of life of the owner; return `False` if the lease has another owner by now."""
         table = tables.leases
         mine = update(table).where(table.c.name == lease.name, table.c.token == lease.token, table.c.owner.is_not(None))
         with self._database.write() as connection:
             return bool(connection.execute(mine.values(beat=table.c.beat + 1, renewed_at=now)).rowcount)
 
     def release(self, lease: Lease) -> bool:
-        """Give the lease back; false if it is no longer its own."""
+        """Free the lease; return `False` if it has another owner by now."""
         table = tables.leases
         mine = update(table).where(table.c.name == lease.name, table.c.token == lease.token)
         with self._database.write(durable=True) as connection:
@@ -101,12 +100,12 @@ class Leases:
 
 
 def fenced(database: Database, lease: Lease) -> Database:
-    """Return the same database; each of its write transactions raises `Busy` once the lease is not ours any more."""
+    """Return the same database with a fence: a write transaction raises `Busy` once the lease has another owner."""
     return cast("Database", _Fenced(database, lambda connection: _require(connection, lease)))
 
 
 class _Fenced:
-    """A database with a condition before every write; all else is the database's own."""
+    """A database that checks a condition at the start of every write, and is otherwise the wrapped one."""
 
     def __init__(self, database: Database, require: Callable[[Connection], None]) -> None:
         self._database = database
@@ -124,14 +123,15 @@ class _Fenced:
 
 def _require(connection: Connection, lease: Lease) -> None:
     table = tables.leases
-    # FOR SHARE: on PostgreSQL nobody takes the lease over until this transaction has ended. SQLite has one writer.
+    # FOR SHARE locks the row: on PostgreSQL no process can take the lease before this transaction has ended. SQLite has
+    # one writer and ignores it.
     query = select(table.c.token).where(table.c.name == lease.name, table.c.owner.is_not(None))
     if connection.scalar(query.with_for_update(read=True)) != lease.token:
         raise lost(lease)
 
 
 def lost(lease: Lease) -> Busy:
-    """Return the error of an owner whose lease was taken over."""
+    """Return the error for an owner whose lease was taken over."""
     return Busy(
         f"the lease on this store's {lease.name} was taken over by another process, because this one was not heard of; "
         "it changed nothing since, and what it had kept before is kept. See `art-patch status`, and run it again"

@@ -1,8 +1,8 @@
-"""Reading the route in the app: one short query, without SQLAlchemy, whose import would cost the app half a second.
+"""Reads the route in the app: one short query, without SQLAlchemy, whose import would cost the app half a second.
 
-For a file that is a millisecond with the standard library's sqlite3, and `patch()` does it before the first request.
-For a server it may take as long as the network likes, so only the recorder's thread does it: over the connections of
-the store that it writes to, or over one that lasts for the query where no store is open yet.
+For a file this takes a millisecond with the standard library's sqlite3, and `patch()` does it before the first request.
+For a server it may take as long as the network does. So only the recorder's thread does it, over the connections of its
+open store, or over a short connection of its own while no store is open.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MODE_KEY = "mode"
 CANARY_KEY = "canary_percent"
 
 CONNECT_TIMEOUT_S = 2
-"""How long the server may take for the query of an app that has not opened the store yet."""
+"""Time to connect for an app that has not opened the store yet."""
 
 _LOOKS_AGAIN = 3
 _BETWEEN_LOOKS_S = 0.01
@@ -59,27 +59,27 @@ _open: weakref.WeakValueDictionary[str, Control] = weakref.WeakValueDictionary()
 
 
 def answers_for(url: str, store: Control) -> None:
-    """Have later looks at `url` use the connections of `store`."""
+    """Let later reads of the route at `url` use the connections of `store`."""
     _open[url] = store
 
 
 def answers_no_more(url: str, store: Control) -> None:
-    """Have them take connections of their own again, if they used those of `store`."""
+    """Undo `answers_for`, unless another store has taken the place of `store`."""
     if _open.get(url) is store:
         del _open[url]
 
 
 def read_route(url: str) -> Route:
-    """Return where calls go now; an empty `Route` if there is no store yet.
+    """Return the route: where calls go now. It is an empty `Route` if there is no store yet.
 
     Raises:
         sqlite3.Error: if the file exists and cannot be read.
         StoreError: if the server cannot be asked.
-        ConfigError: if the URL is none of ours, or psycopg is not installed.
+        ConfigError: if the URL names neither SQLite nor PostgreSQL, or psycopg is not installed.
     """
     rows = _from_server(url) if is_postgres(url) else _from_file(url)
     route = json.loads(rows.get(ROUTE_KEY, "{}"))
-    challenger = route.get("challenger") or {}  # releases before challengers wrote none
+    challenger = route.get("challenger") or {}
     return Route(
         mode=rows.get(MODE_KEY),  # pyright: ignore[reportArgumentType] - written by Ledger.set_mode, which checks it
         champion=route.get("champion"),
@@ -101,9 +101,10 @@ def _from_file(url: str) -> Mapping[str, str]:
         try:
             return _ask_file(path)
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:  # it has waited already
+            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:  # it has waited for `timeout` already
                 raise
-            time.sleep(_BETWEEN_LOOKS_S)  # it was deleted, or made, under the query; what is wrong otherwise stays so
+            # The file may have been deleted or made during the query. Any other error comes again below.
+            time.sleep(_BETWEEN_LOOKS_S)
     return _ask_file(path)
 
 

@@ -1,7 +1,7 @@
-"""What left the store as a file, and what came from one.
+"""Notes on data that left the store (exports, tracker uploads), and on data that came in (imports).
 
-An export is noted before its first row is written and completed at the end: whoever is killed in between leaves a note
-too many, never a file that nobody knows of. Erasing a user finds the files that hold their data by these notes.
+An export is noted before its first row is written and completed at the end. A process that is killed in between leaves
+a note without a file, but never a file without a note. Erasing a user finds the files with their data by these notes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sqlalchemy import delete, insert, select, update
 
 from art_patch._lib.ids import new_id
 from art_patch.store.backends.database import Database
-from art_patch.store.ledger.audit import note
+from art_patch.store.ledger.decisions import note
 from art_patch.store.queries.loading import some_of
 from art_patch.store.schema import tables
 from art_patch.types import JSON, SpanInfo
@@ -27,12 +27,10 @@ class Export:
     """A file that was written from the store.
 
     Attributes:
-        id: uuid7 hex.
-        at: when it was begun.
-        who: by whom.
-        path: absolute, or `-` for stdout.
-        format: `chat`, `trajectories`, ...
-        trajectories: how many it holds something of.
+        at: when the export began, seconds since the epoch.
+        who: name of the person or job that exported.
+        path: absolute path, or `-` for stdout.
+        trajectories: number of trajectories that the file holds anything of.
     """
 
     id: str
@@ -44,16 +42,16 @@ class Export:
 
 
 class ExportNote:
-    """An export that is being written."""
+    """An export in progress; `Transfers.note_export` makes it."""
 
     def __init__(self, database: Database, export_id: str) -> None:
-        """Made by `Transfers.note_export`."""
+        """Begin with no trajectories."""
         self._database = database
         self.id = export_id
         self.trajectories = 0
 
     def add(self, trajectory_ids: Iterable[str]) -> None:
-        """Note that the file is about to hold these. The same trajectory may come twice."""
+        """Note that these trajectories are about to be written. The same one may be given twice."""
         rows = [{"trajectory_id": key, "export_id": self.id} for key in sorted(set(trajectory_ids))]
         if not rows:
             return
@@ -69,7 +67,7 @@ class ExportNote:
 
 
 class Transfers:
-    """Notes on exports; what a complete export needs beside trajectories, what an import writes beside records."""
+    """Notes on exports and imports, and the rows that they need beside trajectories."""
 
     def __init__(self, database: Database) -> None:
         """Read and write through `database`."""
@@ -86,15 +84,15 @@ class Transfers:
         filters: JSON | None = None,
         at_once: bool = False,
     ) -> Generator[ExportNote]:
-        """Note an export while the block writes it. If the block fails there is no file, and no note is left.
+        """Note an export while the block writes it. If the block fails, there is no file, and the note is removed.
 
         Args:
-            path: where to; `-` for stdout.
-            format: what the file holds.
-            who: for the ledger.
+            path: path of the file; `-` for stdout.
+            format: format of the file, such as `chat` or `trajectories`.
+            who: name for the audit log.
             now: seconds since the epoch.
-            filters: what was chosen, for the audit log; no texts of users.
-            at_once: what is written has left at once, as to a tracker or to stdout, so the note stays in any case.
+            filters: the filters in use. The audit log keeps their names only, because values may be users' texts.
+            at_once: written data leaves at once, as to a tracker. Then the note stays even if the block fails.
         """
         at = time.time() if now is None else now
         export = ExportNote(self._database, new_id(at))
@@ -134,7 +132,7 @@ class Transfers:
         return found
 
     def groups_of(self, trajectory_ids: Sequence[str]) -> dict[str, JSON]:
-        """Return `id`, `scenario_key`, `how`, `held_out`, `state`, `created_at`, `reason` of each one's group."""
+        """Return the group of each trajectory, as the fields that an export carries."""
         groups, table = tables.groups.c, tables.trajectories
         found: dict[str, JSON] = {}
         columns = (groups.id, groups.scenario_key, groups.how, groups.held_out, groups.state, groups.created_at)
@@ -169,11 +167,11 @@ class Transfers:
             }
 
     def add_groups(self, groups: Mapping[str, JSON], *, now: float | None = None) -> None:
-        """Put trajectories that are in no group into the groups that they came with; groups here stay as they are.
+        """Put imported trajectories into the groups that they came with. Groups and members that are here stay.
 
         Args:
-            groups: by trajectory id, as `groups_of` gives them.
-            now: when their scenarios are first seen.
+            groups: the group of each trajectory id, as `groups_of` returns it.
+            now: when new scenarios were first seen, seconds since the epoch.
         """
         at = time.time() if now is None else now
         by_id = {group["id"]: group for group in groups.values()}
@@ -202,12 +200,14 @@ class Transfers:
         self, action: Literal["export policy", "push policy", "pushed policy"], *, who: str, detail: JSON,
         now: float | None = None,
     ) -> None:  # fmt: skip
-        """Leave an audit entry of a policy that leaves the project: before it is anywhere, so that none is forgotten.
+        """Leave an audit entry of a copy of a policy that leaves the project.
+
+        Callers write it before the copy exists anywhere, so that no copy goes unnoted.
 
         Args:
-            action: a copy on disk; one that is about to go to a hub; one that has arrived there.
-            who: by whom.
-            detail: which policy, as what and where to.
+            action: a copy on disk, an upload to a hub that is about to begin, or one that has ended.
+            who: name for the audit log.
+            detail: the policy, the format and the destination.
             now: seconds since the epoch.
         """
         with self._database.write(durable=True) as connection:
@@ -227,3 +227,56 @@ class Transfers:
         with self._database.write(durable=True) as connection:
             connection.execute(delete(members).where(members.c.export_id == export.id))
             connection.execute(delete(tables.exports).where(tables.exports.c.id == export.id))
+
+
+@dataclass(frozen=True, slots=True)
+class SentItem:
+    """A span, a score or a policy's metrics that a tracker has.
+
+    Attributes:
+        item: its key, unique at the tracker.
+        digest: hash of the data that was sent. Another digest means that the item has changed since.
+        trajectory_id: the run that it belongs to; `None` for a policy's metrics.
+    """
+
+    item: str
+    digest: str
+    trajectory_id: str | None = None
+
+
+class Sent:
+    """Notes on items that trackers have, so that sending again writes nothing twice."""
+
+    # A note is written after the tracker took the item. A process that is killed in between sends the item once more,
+    # but never forgets one.
+
+    def __init__(self, database: Database) -> None:
+        """Read and write through `database`."""
+        self._database = database
+
+    def digests(self, target: str, items: Sequence[str]) -> dict[str, str]:
+        """Return the digest of each of these items that the target has."""
+        table = tables.sent.c
+        with self._database.read() as connection:
+            return {
+                item: digest
+                for some in some_of(items)
+                for item, digest in connection.execute(
+                    select(table.item, table.digest).where(table.target == target, table.item.in_(some))
+                )
+            }
+
+    def add(self, target: str, items: Sequence[SentItem], *, now: float) -> None:
+        """Note that the target has these items now, in place of earlier states of them."""
+        if not items:
+            return
+        rows = [
+            {"target": target, "item": one.item, "trajectory_id": one.trajectory_id, "digest": one.digest, "at": now}
+            for one in items
+        ]
+        new = self._database.insert(tables.sent)
+        changes = {"digest": new.excluded.digest, "at": new.excluded.at}
+        with self._database.write(durable=True) as connection:
+            connection.execute(
+                new.on_conflict_do_update(index_elements=list(tables.sent.primary_key), set_=changes), rows
+            )

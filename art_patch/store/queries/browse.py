@@ -10,16 +10,16 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Text, and_, cast, exists, func, or_, select
+from sqlalchemy import ColumnElement, Subquery, Text, and_, cast, exists, func, or_, select
 
 from art_patch.store.backends.database import Database
-from art_patch.store.queries.loading import some_of
+from art_patch.store.queries.loading import load_calls, some_of
 from art_patch.store.schema import tables
 from art_patch.store.schema.codec import expand
 from art_patch.trajectories import ROOT
-from art_patch.types import COPIES, Group
+from art_patch.types import COPIES, Call, Group
 
 PAGE = 200
 
@@ -187,7 +187,7 @@ class Browser:
 
     def opinions(self, names: Sequence[str]) -> tuple[Group, ...]:
         """Return groups that users spoke of under these names, with their scores and the judge's, without calls."""
-        from art_patch.store.ledger.corrections import opinions
+        from art_patch.store.queries.corrections import opinions
 
         return opinions(self._database, names)
 
@@ -337,3 +337,43 @@ def _first_words(messages: Sequence[Any]) -> str:
                 content = " ".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
             return " ".join(str(content or "").split())[:200]
     return ""
+
+
+class Pair(NamedTuple):
+    """Two answered calls with the same messages and tools.
+
+    Attributes:
+        a: of the one policy.
+        b: of the other.
+    """
+
+    a: Call
+    b: Call
+
+
+def answered_by_both(database: Database, a: str | None, b: str | None, *, limit: int) -> tuple[int, tuple[Pair, ...]]:
+    """Return how many prompts both answered, and the newest of them, each with the newest answer of both.
+
+    Args:
+        database: where traffic was recorded.
+        a: a policy; `None` is upstream.
+        b: another one.
+        limit: how many pairs.
+    """
+    one, other = _newest(a), _newest(b)
+    both = and_(one.c.prompt == other.c.prompt, one.c.tools.is_not_distinct_from(other.c.tools))
+    with database.read() as connection:
+        count = connection.scalar(select(func.count()).select_from(one.join(other, both))) or 0
+        query = select(one.c.id, other.c.id).select_from(one.join(other, both))
+        keys = [tuple(row) for row in connection.execute(query.order_by(one.c.id.desc()).limit(limit))]
+        wanted = [key for pair in keys for key in pair]
+        homes = connection.scalars(select(_C.trajectory_id).where(_C.id.in_(wanted)).distinct()).all()
+        calls = {call.id: call for its in load_calls(connection, sorted(homes)).values() for call in its}
+    return count, tuple(Pair(calls[mine], calls[theirs]) for mine, theirs in keys)
+
+
+def _newest(policy: str | None) -> Subquery:
+    """The newest answered call of a policy for each prompt; ids grow with time."""
+    by: ColumnElement[Any] = _C.policy.is_(None) if policy is None else _C.policy == policy
+    answered = select(_C.prompt, _C.tools, func.max(_C.id).label("id")).where(by, _C.status == "ok")
+    return answered.group_by(_C.prompt, _C.tools).subquery()

@@ -7,6 +7,7 @@ tokens is counted beside those that have one.
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -16,8 +17,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
 from art_patch.store.backends.database import Database
+from art_patch.store.ledger.decisions import note
 from art_patch.store.ledger.route import read_route
-from art_patch.store.queries.attempts import attempts_s
 from art_patch.store.schema import tables
 from art_patch.types import COPIES, RunValue, Served, Usage
 
@@ -178,3 +179,89 @@ def _engine_s(connection: Connection, since: float, until: float) -> float | Non
             total += max(0.0, at - max(up_since, since))
             up_since = None
     return total if total is None or up_since is None else total + (until - max(up_since, since))
+
+
+_ACTION = "update ended"
+
+
+def note_attempt(
+    database: Database, job: str, *, policy: str, took_s: float, why: str, who: str, now: float | None = None
+) -> None:
+    """Leave an audit entry of an update that made no policy.
+
+    Args:
+        database: of the store.
+        job: fingerprint of what was to be learned.
+        policy: the name that was meant for it.
+        took_s: how long it ran.
+        why: what kind of error ended it.
+        who: ran it.
+        now: seconds since the epoch.
+    """
+    detail = {"job": job, "policy": policy, "took_s": took_s, "why": why}
+    with database.write(durable=True) as connection:
+        note(connection, who, _ACTION, detail, time.time() if now is None else now)
+
+
+def attempts_s(connection: Connection, since: float, until: float) -> Counter[str]:
+    """Return how long updates ran that ended within this time and made no policy then, by job."""
+    table = tables.audit.c
+    query = select(table.detail).where(table.action == _ACTION, table.at >= since, table.at < until)
+    found: Counter[str] = Counter()
+    for detail in connection.scalars(query):
+        found[detail["job"]] += detail["took_s"]
+    return found
+
+
+SOURCES: Mapping[str, str] = {"in spans": "sibling_spans", "resampled": "resampled"}
+"""State of the group that holds the run whose copies are siblings elsewhere -> how those came about."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStats:
+    """The groups of a store.
+
+    Attributes:
+        states: how many groups are in each state; those that only hold the source of copies are not counted.
+        held_out: how many of them are kept for the gate.
+        ways: how many groups came about in each way.
+        sizes: how many groups have so many siblings.
+        runs: how many of the app's own runs are in groups, or have copies in groups, of each way.
+        all_runs: how many runs the app made.
+    """
+
+    states: Mapping[str, int]
+    held_out: int
+    ways: Mapping[str, int]
+    sizes: Mapping[int, int]
+    runs: Mapping[str, int]
+    all_runs: int
+
+
+def group_stats(database: Database) -> GroupStats:
+    """Count the groups of a store, and the runs that are in them."""
+    groups, runs = tables.groups, tables.trajectories
+    own = runs.c.origin.not_in(COPIES)
+    query = (
+        select(groups.c.state, groups.c.how, groups.c.held_out, func.count(runs.c.id), func.count().filter(own))
+        .join_from(groups, runs, runs.c.group_id == groups.c.id)
+        .group_by(groups.c.id, groups.c.state, groups.c.how, groups.c.held_out)
+    )
+    with database.read() as connection:
+        rows = connection.execute(query).all()
+        all_runs = connection.scalar(select(func.count()).select_from(runs).where(own)) or 0
+    states: Counter[str] = Counter()
+    ways: Counter[str] = Counter()
+    sizes: Counter[int] = Counter()
+    in_groups: Counter[str] = Counter()
+    held = 0
+    for state, how, held_out, size, own_runs in rows:
+        in_groups[SOURCES.get(state, how)] += own_runs
+        if state not in SOURCES:
+            states[state] += 1
+            ways[how] += 1
+            sizes[size] += 1
+            held += held_out
+    return GroupStats(
+        dict(states), held, dict(ways), dict(sorted(sizes.items())), {k: n for k, n in in_groups.items() if n}, all_runs
+    )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import threading
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
 from typing import Any
 
 import zstandard
@@ -111,3 +113,34 @@ def unpack_logprobs(body: bytes | None) -> tuple[float, ...] | None:
     if sys.byteorder == "big":
         values.byteswap()
     return tuple(values)
+
+
+BLOCK = 256
+"""Ids a block. Fewer: more rows. More: longer rests, which are not shared."""
+
+_BYTES = 4 * BLOCK
+
+
+def block_id(parent: bytes, ids: bytes) -> bytes:
+    """Return the 16-byte id of the block `ids` (little-endian uint32) after the block `parent` (`b""`: the first)."""
+    return blake2b(parent + b"\1" + ids, digest_size=16).digest()
+
+
+def blocks(ids: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """Return `(id, parent, ids)` of each whole block of a prompt's ids (little-endian uint32), in order."""
+    parent = b""
+    for start in range(0, len(ids) - _BYTES + 1, _BYTES):
+        part = ids[start : start + _BYTES]
+        block = block_id(parent, part)
+        yield block, parent, part
+        parent = block
+
+
+def rest(ids: bytes) -> bytes:
+    """Return the ids after the last whole block."""
+    return ids[len(ids) // _BYTES * _BYTES :]
+
+
+def run_key(trajectory_id: str) -> str:
+    """Return its key: a hash, because apps choose ids, and lineage outlives data."""
+    return "run:" + hashlib.blake2b(trajectory_id.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -1,7 +1,7 @@
-"""Groups, policies, promotions, the route and the audit log. Every write here is durable.
+"""The ledger: groups, policies, promotions, the route and the audit log. Every write here is durable.
 
-What decides (policies, route, mode) excludes every other decision until it is committed. Groups are handed out by
-claims instead, so that several machines can score them side by side.
+A write that decides something (policies, route, mode) excludes every other decision until it is committed. Groups are
+claimed instead, so that several machines can score them at the same time.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, or_, select, update
 
 from art_patch.errors import StoreError
-from art_patch.store.backends.database import Database
-from art_patch.store.backends.locks import decide_alone
-from art_patch.store.ledger.audit import note
-from art_patch.store.ledger.moves import (
+from art_patch.store.backends.database import Database, decide_alone
+from art_patch.store.ledger.decisions import (
     agent_of,
     challenger_of,
     champion_of,
     engine_of,
     insert_policy,
     move,
+    note,
     policy_of,
     set_control,
     turn_route,
@@ -32,14 +31,14 @@ from art_patch.store.ledger.moves import (
 from art_patch.store.ledger.route import CANARY_KEY, MODE_KEY, read_route
 from art_patch.store.queries.loading import some_of
 from art_patch.store.schema import tables
-from art_patch.store.schema.lineage import run_key
+from art_patch.store.schema.codec import run_key
 from art_patch.types import JSON, Group, Judgement, Mode, Policy, PolicyState, Route, TrainedRow
 
 _RELEASED = {"claimed_by": None, "claimed_until": None}
 
 
 class Ledger:
-    """What the job and the operator decide. Every decision leaves an audit entry in the same transaction."""
+    """Keeps what the job and the operator decide. Each decision and its audit entry are one transaction."""
 
     def __init__(self, database: Database) -> None:
         """Write through `database`."""
@@ -48,11 +47,13 @@ class Ledger:
     # groups
 
     def add_groups(self, groups: Sequence[Group], *, state: str = "formed", now: float | None = None) -> None:
-        """Keep new groups in this state; their trajectories are then no longer ungrouped."""
+        """Keep new groups in this state. Their trajectories are then no longer ungrouped."""
         at = time.time() if now is None else now
         if not groups:
             return
         with self._database.write(durable=True) as connection:
+            # Reversed, so that the first group of a scenario decides whether it is held out. A known scenario never
+            # changes sides: what was trained on must not test a policy later.
             scenarios = {g.scenario_key: g.held_out for g in reversed(groups)}
             connection.execute(
                 self._database.insert(tables.scenarios).on_conflict_do_nothing(),
@@ -74,7 +75,7 @@ class Ledger:
     def set_groups(
         self, ids: Sequence[str], state: str, *, reason: str | None = None, policy: str | None = None
     ) -> None:
-        """Move groups to `scored`, `trained`, `spent` (held out and used up) or back to `formed` with the reason."""
+        """Move groups to a state such as `scored`, `trained` or `spent` (held out and used), and end their claims."""
         with self._database.write(durable=True) as connection:
             _set_groups(connection, ids, state, reason, policy)
 
@@ -88,18 +89,17 @@ class Ledger:
         lease_s: float,
         now: float | None = None,
     ) -> tuple[str, ...]:
-        """Take groups for oneself; nobody else gets them until they change state, are released, or the lease is over.
+        """Claim groups for one worker, and return their ids, oldest first.
+
+        No other worker gets a claimed group until it changes its state, is released, or the lease has expired.
 
         Args:
-            state: of which groups.
-            held_out: only those that are, or are not.
-            limit: how many at most.
-            by: who; one name for each worker.
-            lease_s: for how long; after it a worker that died has lost them.
+            state: claim groups in this state.
+            held_out: claim only groups that are held out, or only others; `None` claims both.
+            limit: claim at most this many.
+            by: name of the worker, unique among all machines.
+            lease_s: a worker that dies loses its claims after this time.
             now: seconds since the epoch.
-
-        Returns:
-            Their ids, oldest first.
         """
         at = time.time() if now is None else now
         table = tables.groups
@@ -108,7 +108,8 @@ class Ledger:
         )
         if held_out is not None:
             free = free.where(table.c.held_out == held_out)
-        # A table expression, because a subquery with LIMIT may be run again for each row. SQLite has one writer anyway.
+        # PostgreSQL may run a subquery with LIMIT again for each row, and would claim more. It runs a CTE once. SQLite
+        # has one writer and ignores SKIP LOCKED.
         chosen = (
             free.order_by(table.c.created_at, table.c.id).limit(limit).with_for_update(skip_locked=True).cte("free")
         )
@@ -123,7 +124,7 @@ class Ledger:
         return tuple(key for _, key in rows)
 
     def release_groups(self, ids: Sequence[str] | None, by: str) -> None:
-        """Give up what `by` claimed: these groups, or with `None` all of them. Others' claims stay."""
+        """End the claims of worker `by` on these groups, or with `None` on all groups. Others' claims stay."""
         table = tables.groups
         release = update(table).where(table.c.claimed_by == by).values(_RELEASED)
         with self._database.write(durable=True) as connection:
@@ -131,7 +132,7 @@ class Ledger:
                 connection.execute(release if key is None else release.where(table.c.id == key))
 
     def add_judgement(self, judgement: Judgement) -> None:
-        """Keep what judging a group took."""
+        """Keep the record of one judgement: its cost and how it ended."""
         row = {name: getattr(judgement, name) for name in Judgement.__slots__} | {"facts": dict(judgement.facts)}
         with self._database.write(durable=True) as connection:
             connection.execute(self._database.insert(tables.judgements).on_conflict_do_nothing(), [row])
@@ -156,7 +157,7 @@ class Ledger:
             return champion_of(connection)
 
     def champions(self) -> tuple[str, ...]:
-        """Return who became champion, one after the other; who came back is there again."""
+        """Return the names of all champions in the order in which they became it. A name may occur twice."""
         table = tables.promotions
         with self._database.read() as connection:
             query = select(table.c.policy).where(table.c.to_state == "champion").order_by(table.c.id)
@@ -168,7 +169,10 @@ class Ledger:
             return challenger_of(connection)
 
     def add_base(self, name: str, base: str, base_sha256: str, *, who: str, now: float | None = None) -> Policy:
-        """Return `NAME@0`, the base model as a policy; it becomes champion if there is none yet."""
+        """Keep the base model as the policy `name`, which is `NAME@0`, and return it.
+
+        It becomes champion if there is none. A base that is known already is returned as it is.
+        """
         at = time.time() if now is None else now
         with self._deciding() as connection:
             policy = policy_of(connection, name)
@@ -189,14 +193,14 @@ class Ledger:
         rows: Sequence[TrainedRow] = (),
         who: str,
     ) -> None:
-        """Keep a new candidate and mark the groups it was trained on, together; its rejection gives them back.
+        """Keep a new candidate, and mark the groups it was trained on. A rejection marks them as `scored` again.
 
         Args:
             policy: the candidate.
-            trained_on: groups.
-            also: trajectories that it learned from outside of these groups.
-            rows: the answers of these groups that it was trained on. Those that were erased meanwhile are left out.
-            who: for the audit log.
+            trained_on: ids of the groups.
+            also: ids of trajectories outside of these groups that it learned from.
+            rows: the answers of these groups that it was trained on. Answers that were erased meanwhile are left out.
+            who: name for the audit log.
         """
         with self._deciding() as connection:
             insert_policy(
@@ -220,42 +224,35 @@ class Ledger:
         percent: float | None = None,
         now: float | None = None,
     ) -> Policy:
-        """Move a policy to another state and turn the route accordingly, all at once.
+        """Move a policy to another state and change the route with it, in one transaction.
 
-        A new champion retires the old one and takes the route. To `shadow` or `canary`: the policy becomes the route's
-        challenger, until it is champion or rejected; where another policy becomes champion meanwhile, by a promotion
-        or a rollback, the challenger is rejected, because what it was compared with no longer serves. What is rejected
-        and never served gives its groups back (`store.moves`). From `canary` to
-        `canary`: its share changes and its test goes on. Each move to `canary` keeps `percent_before` and `percent`.
+        A new champion retires the old one and takes the route. A policy in `shadow` or `canary` is the route's
+        challenger. If another policy becomes champion meanwhile, the challenger is rejected, because the policy it was
+        compared with no longer serves. A rejected policy that never served gives its groups back. A move from `canary`
+        to `canary` changes the share and continues the test; each move to `canary` keeps `percent_before` and
+        `percent`.
 
         Args:
-            name: which policy.
-            state: where to.
-            who: for the ledger.
-            reason: why, for the ledger.
-            metrics: what the decision rests on; kept with the move, and added to the policy's.
-            percent: share of the sessions that a canary answers, above 0 and up to 100; for `canary` alone.
+            name: name of the policy.
+            state: the new state.
+            who: name for the audit log.
+            reason: reason for the audit log.
+            metrics: the numbers behind the decision. They are kept with the move and added to the policy's metrics.
+            percent: share of the sessions that a canary answers, above 0 and up to 100; for `canary` only.
             now: seconds since the epoch.
 
         Raises:
             StoreError: if there is no such policy.
             TransitionError: if the table of moves forbids it, another policy is being tested, or a canary has this
                 share already.
-            ConfigError: if a canary comes without its share.
+            ConfigError: if a canary has no share, or another state has one.
         """
         at = time.time() if now is None else now
         with self._deciding() as connection:
             return move(connection, name, state, who=who, reason=reason, metrics=metrics or {}, percent=percent, at=at)
 
     def keep_verdict(self, name: str, *, metrics: JSON, who: str, reason: str, now: float | None = None) -> None:
-        """Keep that a candidate won its gate and waits for a person to promote it; its state stays.
-
-        Args:
-            name: which policy.
-            metrics: added to the policy's.
-            who: for the audit log.
-            reason: why it won.
-            now: seconds since the epoch.
+        """Note that a candidate won its gate and waits for a person to promote it. Its state stays `candidate`.
 
         Raises:
             StoreError: if there is no such candidate.
@@ -281,20 +278,20 @@ class Ledger:
     # route
 
     def route(self) -> Route:
-        """Return where calls go now."""
+        """Return the route that running apps read."""
         return read_route(self._database.url)
 
     def set_engine(
         self, base_url: str | None, *, key_file: str | None = None, who: str, now: float | None = None
     ) -> None:
-        """Tell the apps where the engine answers; `None`: nowhere, calls go upstream."""
+        """Set the engine's address in the route. With `None` there is no engine, and calls go upstream."""
         with self._deciding() as connection:
             _lead_to(connection, base_url, key_file, who, now)
 
     def replace_engine(
         self, before: Route, base_url: str | None, *, key_file: str | None = None, who: str, now: float | None = None
     ) -> bool:
-        """Do as `set_engine`, but only if the route still leads where `before` does; whether it did."""
+        """Do the same as `set_engine` if the route still names the engine of `before`; return whether it did."""
         with self._deciding() as connection:
             if engine_of(connection) != (before.base_url, before.engine_since):
                 return False
@@ -302,12 +299,10 @@ class Ledger:
             return True
 
     def set_mode(self, mode: Mode | None, *, canary_percent: float | None = None, who: str) -> None:
-        """Overrule the apps' own mode, or stop doing so with `None`; they notice within their poll interval.
+        """Overrule the mode of all apps, or with `None` let each app follow its own setting again.
 
-        Args:
-            mode: what every app of the store does from now on.
-            canary_percent: share of sessions in mode `canary`; each app's own setting unless given.
-            who: for the audit log.
+        Running apps notice it within their poll interval. `canary_percent` is the share of sessions in mode `canary`;
+        without it, each app uses its own setting.
         """
         with self._deciding() as connection:
             for key, value in ((MODE_KEY, mode), (CANARY_KEY, canary_percent)):

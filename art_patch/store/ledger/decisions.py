@@ -1,36 +1,37 @@
-"""Where policies stand and where calls go, inside one transaction that decides alone (`locks.decide_alone`).
+"""Moves of policies, the route and the audit log, inside one transaction that decides alone (`decide_alone`).
 
-A move changes a policy's state, everything that follows from it, and the route that running apps read, all or nothing.
-`promotions` keeps each move for good: who, when, why, and the metrics it rested on.
+A move changes the policy's state, everything that follows from it, and the route that running apps read. `promotions`
+keeps each move for good: who, when, why, and the metrics behind it.
 
 A policy that is rejected and never served gives its groups back: they are `scored` again, and the next update learns
-from them. What a policy learned that serves, served or may still serve stays `trained`. `trainings` keeps both.
+from them. Groups of a policy that serves, served or may still serve stay `trained`. `trainings` keeps both kinds.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
 from art_patch.errors import ConfigError, StoreError, TransitionError
-from art_patch.store.ledger.audit import note
+from art_patch.store.backends.database import decide_alone
 from art_patch.store.ledger.route import ROUTE_KEY
 from art_patch.store.queries.loading import some_of
 from art_patch.store.schema import EVERY_AGENT, tables
 from art_patch.types import CHALLENGERS, JSON, Policy, PolicyState, check_move
 
 OVERTAKEN = "the champion changed while it was tested"
-"""Why a challenger is rejected that another policy's promotion, or a rollback, met halfway."""
+"""Reason for rejecting a challenger when another policy is promoted, or a rollback happens, during its test."""
 
 MOST_TRIES = 3
-"""Rejected candidates that learned from a group before it is put aside. A good candidate often needs a second test,
-because a gate of a few scenarios misses most small improvements; a group that spoils each candidate must end."""
+"""A group becomes `stale` after so many rejected candidates learned from it. One rejection proves little: a gate of a
+few scenarios misses most small improvements. But a group that spoils every candidate must not come back for ever."""
 
 
 def policy_of(connection: Connection, name: str) -> Policy | None:
@@ -67,10 +68,10 @@ def challenger_of(connection: Connection) -> Policy | None:
 
 
 def insert_policy(connection: Connection, policy: Policy, *, who: str, reason: str, at: float) -> None:
-    """Keep a new policy.
+    """Keep a new policy and its first move.
 
     Raises:
-        TransitionError: if it may not begin in its state.
+        TransitionError: if a policy may not begin in this state.
     """
     check_move(policy.name, None, policy.state)
     row = {name: getattr(policy, name) for name in Policy.__slots__}
@@ -90,13 +91,7 @@ def move(
     at: float,
     percent: float | None = None,
 ) -> Policy:
-    """Move a policy to another state, with what follows; `Ledger.move` says what.
-
-    Raises:
-        StoreError: if there is no such policy.
-        TransitionError: if the table of moves forbids it, or another policy is being tested.
-        ConfigError: if the share is none.
-    """
+    """Move a policy to another state, with the effects and errors that `Ledger.move` describes."""
     policy = policy_of(connection, name)
     if policy is None:
         raise StoreError(f"there is no policy {name!r}; `art-patch policies` lists them")
@@ -110,7 +105,7 @@ def move(
         if state == "canary":
             share = {"percent_before": before.get("percent"), "percent": percent}
             _check_differs(name, share)
-        # A test whose share changes goes on: it began when it began (`promotion.evidence`).
+        # A change of the share continues the test, so `since` stays: evidence is counted from there.
         test = {"policy": name, "state": state, "percent": percent, "since": before.get("since", at)}
         turn_route(connection, {"challenger": test})
     elif state == "champion":
@@ -165,7 +160,7 @@ def _put(
     at: float,
     of_move: JSON | None = None,
 ) -> Policy:
-    """Move the policy; `metrics` become its own, too, those `of_move` are kept with the move alone."""
+    """Set the state and note the move. `metrics` are added to the policy's too; `of_move` stays with the move."""
     merged = dict(policy.metrics) | dict(metrics)
     connection.execute(
         update(tables.policies).where(tables.policies.c.name == policy.name).values(state=state, metrics=merged)
@@ -178,12 +173,13 @@ def _put(
 
 
 def _give_back(connection: Connection, policy: str) -> None:
-    """Let the groups that only rejected policies learned from wait again; those without enough runs or tries end."""
+    """Return groups to `scored` that only rejected policies learned from; end those without enough runs or tries."""
     g, t, p, moves = tables.groups, tables.trainings, tables.policies.c, tables.promotions.c
     its = select(t.c.group_id).where(t.c.policy == policy)
     learned = connection.scalars(select(g.c.id).where(g.c.id.in_(its), g.c.state == "trained").order_by(g.c.id)).all()
     given_up = set(connection.scalars(select(p.name).where(p.state == "rejected")))
-    given_up -= set(connection.scalars(select(moves.policy).where(moves.to_state == "champion")))  # these served once
+    # A policy that served once may be served again by a rollback, so its groups stay trained.
+    given_up -= set(connection.scalars(select(moves.policy).where(moves.to_state == "champion")))
     run = tables.trajectories.c
     for some in some_of(learned):
         learners: dict[str, set[str]] = defaultdict(set)
@@ -220,18 +216,18 @@ def _note_move(
 
 
 def turn_route(connection: Connection, changes: JSON) -> None:
-    """Change what the route says; apps of any release pass over the keys that they do not know."""
+    """Change keys of the route. Apps of older releases ignore keys that they do not know."""
     set_control(connection, ROUTE_KEY, json.dumps(_route_of(connection) | dict(changes)))
 
 
 def engine_of(connection: Connection) -> tuple[str | None, float | None]:
-    """Return where the route leads, and since when."""
+    """Return the engine's address in the route, and since when it is there."""
     route = _route_of(connection)
     return route.get("base_url"), route.get("engine_since")
 
 
 def _test_of(connection: Connection) -> JSON:
-    """What the route says of the policy that is tested."""
+    """Return the route's entry of the policy that is tested; empty if none is."""
     return _route_of(connection).get("challenger") or {}
 
 
@@ -241,10 +237,31 @@ def _route_of(connection: Connection) -> dict[str, Any]:
 
 
 def set_control(connection: Connection, key: str, value: str) -> None:
-    """Keep `value` where running apps look for it."""
+    """Set a row of `control`, where running apps read route and mode."""
     table = tables.control
     row = {"key": key, "value": value, "updated_at": time.time()}
     if key != ROUTE_KEY:  # the route is one agent's; whatever else stands here is the whole project's
         row["agent_id"] = EVERY_AGENT
     if not connection.execute(update(table).where(table.c.key == key).values(row)).rowcount:
-        connection.execute(insert(table).values(row))  # nobody else does: we decide alone
+        connection.execute(insert(table).values(row))  # no race: the transaction decides alone
+
+
+GENESIS = "0" * 64
+"""`previous` of the first audit entry of a project."""
+
+
+def audit_hash(previous: str, at: float, who: str, action: str, detail: Mapping[str, Any]) -> str:
+    """Return the sha256 that chains an audit entry to the one before it."""
+    body = json.dumps([previous, at, who, action, dict(detail)], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(body.encode()).hexdigest()
+
+
+def note(connection: Connection, who: str, action: str, detail: JSON, at: float) -> None:
+    """Add an entry to the audit log. Its hash covers the entry before it, so a missing or changed entry shows."""
+    table = tables.audit
+    decide_alone(connection)  # else two entries could follow the same one
+    ours = table.c.project_id == connection.get_execution_options()["project_id"]  # each project has a chain of its own
+    previous = connection.scalar(select(table.c.hash).where(ours).order_by(table.c.id.desc()).limit(1)) or GENESIS
+    digest = audit_hash(previous, at, who, action, detail)
+    row = {"at": at, "who": who, "action": action, "detail": dict(detail), "previous": previous, "hash": digest}
+    connection.execute(insert(table).values(row))

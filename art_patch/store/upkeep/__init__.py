@@ -1,1 +1,0 @@
-"""Looking after the database: size, log, backups, proofs."""
