@@ -1,8 +1,7 @@
-"""Keeping the database itself in order: its size, its log, the space of what was deleted, backups.
+"""Maintenance of the database itself: sizes, vacuum, backup, emptying the log, and proving the store sound.
 
-In: an open database. Out: metrics, or a file. What only SQLite has (a log that grows while somebody reads, space that
-VACUUM gives back, a file that can be copied while it is written) is in `upkeep.py`. A PostgreSQL server has its own
-tools for each.
+Only SQLite has a log that grows while a reader is open, space that VACUUM gives back, and a file that can be copied
+while apps write (`backends/files.py`). A PostgreSQL server has its own tools for these.
 """
 
 from __future__ import annotations
@@ -40,8 +39,6 @@ from art_patch.store.schema.codec import block_id, expand, expand_ids, size_of
 from art_patch.trajectories import node_id
 from art_patch.types import CHALLENGERS, COPIES
 
-"""A write-ahead log beyond this means that somebody reads for long, and every read gets slower."""
-
 _DBSTAT = "dbstat"  # not in every build of SQLite
 _SAMPLE = 2_000
 _RETRY_S = 0.1
@@ -50,7 +47,7 @@ _TRIES = 20
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table: its rows, and its bytes with all its indexes where the database tells."""
+    """The size of a table: its rows, and its bytes with all indexes (`None` if the database cannot tell)."""
 
     rows: int
     bytes: int | None
@@ -58,18 +55,18 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What the store holds and what that costs.
+    """The contents and the sizes of a store.
 
     Attributes:
-        bytes: of the database, its log not counted.
-        wal_bytes: of the write-ahead log; 0 on PostgreSQL, which keeps one for all databases.
-        free_bytes: of the file that hold nothing; `art-patch store vacuum` gives them back.
-        tables: each of them.
-        trajectories: shadow calls not counted.
-        kib_per_trajectory: all bytes over all trajectories; `None` without any.
-        compression: how many times smaller messages are than their text, by a sample; `None` without any.
-        first_call_at: when the oldest call began.
-        last_call_at: when the newest did.
+        bytes: size of the database without its log.
+        wal_bytes: size of the write-ahead log; 0 on PostgreSQL, which has one log for all databases.
+        free_bytes: unused bytes in the file, which `art-patch store vacuum` gives back.
+        tables: size of each table by name.
+        trajectories: number of trajectories without copies.
+        kib_per_trajectory: all bytes divided by `trajectories`; `None` without any.
+        compression: text size of messages divided by their stored size, from a sample; `None` without any.
+        first_call_at: start of the oldest call, seconds since the epoch.
+        last_call_at: start of the newest call.
     """
 
     bytes: int
@@ -85,7 +82,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Vacuumed:
-    """What a vacuum did: orphans deleted, and the bytes of file and log before and after."""
+    """The result of a vacuum: deleted orphans, and the bytes of file and log before and after."""
 
     messages: int
     blocks: int
@@ -95,14 +92,14 @@ class Vacuumed:
 
 
 class Maintenance:
-    """What an operator does to the database itself."""
+    """The operator's work on the database itself."""
 
     def __init__(self, database: Database) -> None:
-        """Look after `database`."""
+        """Maintain `database`."""
         self._database = database
 
     def stats(self) -> Stats:
-        """Return sizes; reads every page of the file once where SQLite can tell the bytes of each table."""
+        """Return the sizes. SQLite reads every page of the file for the bytes of each table."""
         with self._database.read() as connection:
             counts = {
                 name: connection.scalar(select(func.count()).select_from(table)) or 0
@@ -134,10 +131,10 @@ class Maintenance:
         )
 
     def vacuum(self) -> Vacuumed:
-        """Delete every orphan, then give the space back. SQLite's writers wait while the file is written anew.
+        """Delete every orphan, then give the space back. On SQLite, writers wait until the file is rewritten.
 
         Raises:
-            StoreError: if the disk lacks the room that SQLite needs for it; the orphans are deleted.
+            StoreError: if the disk lacks the room for the rewrite. The orphans are deleted all the same.
         """
         path = file_of(self._database.url)
         before = self._size(path)
@@ -151,12 +148,12 @@ class Maintenance:
         return Vacuumed(gone["nodes"], gone["token_blocks"], gone["blobs"], before, self._size(path))
 
     def backup(self, target: Path) -> int:
-        """Write a copy of the store to `target` while apps go on writing; return its bytes.
+        """Write a copy of the store to `target` while apps write, and return its bytes.
 
-        What was deleted is not in it, not even as free pages. It is checked before it gets its name.
+        The copy is checked before it gets its name, and it holds no deleted data.
 
         Raises:
-            StoreError: if there is such a file, or the copy could not be made; nothing is left of it then.
+            StoreError: if `target` exists, or the copy fails. A failed copy leaves no file.
         """
         path = file_of(self._database.url)
         if path is None:
@@ -189,9 +186,9 @@ class Maintenance:
 
 
 def scrub(database: Database) -> bool:
-    """Empty the log, which still holds what was deleted; return whether it could be done.
+    """Empty SQLite's log, which still holds deleted data; return whether that succeeded.
 
-    Whoever reads holds on to the log, so it is tried for some seconds. Nothing to do on PostgreSQL.
+    An open reader prevents it, so it is tried for two seconds. On PostgreSQL there is nothing to do.
     """
     path = file_of(database.url)
     for _ in range(_TRIES if path is not None else 0):
@@ -208,7 +205,7 @@ def _pragma(connection: Connection, name: str) -> int:
 
 
 def _sqlite_sizes(connection: Connection) -> dict[str, int]:
-    """Bytes of each table with its indexes; empty where SQLite was built without `dbstat`."""
+    """Return the bytes of each table with its indexes; empty if SQLite was built without `dbstat`."""
     query = f"SELECT m.tbl_name, SUM(s.pgsize) FROM {_DBSTAT} s JOIN sqlite_master m ON m.name = s.name"
     try:
         rows = connection.execute(text(f"{query} WHERE s.aggregate = 1 GROUP BY m.tbl_name"))
@@ -229,7 +226,8 @@ def _pg_dump(url: str, target: Path) -> str:
 
 
 def _compression(connection: Connection) -> float | None:
-    """Ids are hashes, so the first ones are a fair sample; a zstd frame says how long its text was."""
+    """Return how many times smaller messages are stored than their text, from a sample."""
+    # Ids are hashes, so the first rows by id are a random sample. A zstd frame holds the length of its text.
     nodes = tables.nodes.c
     kept = raw = 0
     heads = select(func.substr(nodes.body, 1, 14), func.length(nodes.body)).order_by(nodes.id).limit(_SAMPLE)
@@ -244,7 +242,7 @@ def _compression(connection: Connection) -> float | None:
 _ROWS = 500
 
 _ROOT = b""
-"""What the first message and the first block hang below."""
+"""`parent` of the first message and of the first block of a chain."""
 
 _REFERENCES: tuple[tuple[str, Column[Any], Column[Any]], ...] = (
     ("{} messages whose parent is missing", tables.nodes.c.parent, tables.nodes.c.id),
@@ -263,11 +261,11 @@ _REFERENCES: tuple[tuple[str, Column[Any], Column[Any]], ...] = (
     ("{} trained rows whose trajectory is missing", tables.trained_rows.c.trajectory_id, tables.trajectories.c.id),
     ("{} members of exports whose export is missing", tables.export_members.c.export_id, tables.exports.c.id),
 )
-"""What is said if values of one column are not in another. NULL, and `_ROOT` in bytes, refer to nothing."""
+"""A finding, a column, and the key that its values must be found in. NULL and `_ROOT` refer to nothing."""
 
 
 def verify(database: Database) -> list[str]:
-    """Return every inconsistency found, in words; empty means sound."""
+    """Return every inconsistency in words; an empty list means that the store is sound."""
     with database.read() as connection:
         return [*database.check(connection), *_dangling(connection), *_altered(connection), *_ledger(connection)]
 

@@ -31,7 +31,7 @@ COLUMNS: Mapping[Table, tuple[str, ...]] = {
         for name in table.c.keys()  # noqa: SIM118 - iterating over the collection gives columns
         if name not in tables.SCOPE and not (table is tables.trajectories and name in _OF_THE_JOB)
     )
-    # Sorted by what refers to what: a reader on another connection never sees a call without its messages.
+    # In the order in which they are written: content before the rows that refer to it.
     for table in (
         tables.nodes,
         tables.token_blocks,
@@ -80,7 +80,7 @@ class Statements:
             tables.corrections: COLUMNS[tables.corrections][2:],
             tables.apps: COLUMNS[tables.apps][1:],
         }
-        # A batch is written twice if its first commit was not confirmed. It must leave one copy.
+        # A batch is written again if its first commit was not confirmed. The second time must change nothing.
         self._insert = {table: self._text(self._into(table).on_conflict_do_nothing(), table) for table in COLUMNS}
         self._insert |= {table: self._replace(table, names) for table, names in replaced.items()}
         self._insert[tables.trajectories] = self._upsert_trajectory()
@@ -305,7 +305,7 @@ class Batch:
         if trajectory_id not in self._whose:
             known = self._announced(trajectory_id)
             self._whose[trajectory_id] = _whose(known)
-            if known is None:  # another process announced it, or this one so long ago that it forgot: the store knows
+            if known is None:  # another process announced it, or this one did and forgot; then the store knows it
                 self._to_name.add(trajectory_id)
         return self._whose[trajectory_id]
 

@@ -1,4 +1,7 @@
-"""An open store, and opening one. Imports SQLAlchemy."""
+"""Opens a store, and gives access to its parts. Imports SQLAlchemy.
+
+The app only writes. So each other part is imported when it is first used.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Store:
-    """An open store. Methods are grouped by who uses them: the app only writes, and imports nothing else."""
+    """An open store."""
 
     def __init__(self, database: Database) -> None:
         """Wrap an open database."""
@@ -36,39 +39,39 @@ class Store:
 
     @cached_property
     def read(self) -> Reader:
-        """What the job and the command line read."""
+        """Queries of the job and the command line."""
         from art_patch.store.queries.read import Reader
 
         return Reader(self._database)
 
     @cached_property
     def ledger(self) -> Ledger:
-        """What the job and the operator decide."""
+        """Groups, policies, the route, and the decisions of the job and the operator."""
         from art_patch.store.ledger.ledger import Ledger
 
         return Ledger(self._database)
 
     @cached_property
     def browse(self) -> Browser:
-        """What a person looks for."""
+        """Lists, pages and summaries for a person."""
         from art_patch.store.queries.browse import Browser
 
         return Browser(self._database)
 
     def corrections(self, trajectory_ids: Sequence[str]) -> dict[str, list[Correction]]:
-        """Return what people say the answers of these trajectories should have been, oldest first."""
+        """Return the corrections by trajectory, oldest first."""
         from art_patch.store.queries.corrections import corrections_of
 
         return corrections_of(self._database, trajectory_ids)
 
     def corrected(self, *, since: float, limit: int) -> tuple[str, ...]:
-        """Return the trajectories that were corrected after `since`, newest first, and none that is held out."""
+        """Return the ids of trajectories that were corrected after `since`, newest first, without held-out ones."""
         from art_patch.store.queries.corrections import corrected
 
         return corrected(self._database, since=since, limit=limit)
 
     def rewarded_alone(self, *, since: float, limit: int) -> tuple[str, ...]:
-        """Return the trajectories in no group that a user or their code scored after `since`, newest first."""
+        """Return the ids of ungrouped trajectories that a user or the app scored after `since`, newest first."""
         from art_patch.store.queries.corrections import rewarded_alone
 
         return rewarded_alone(self._database, since=since, limit=limit)
@@ -76,66 +79,66 @@ class Store:
     def arm_traffic(
         self, *, challenger: str, champion: str, state: Literal["shadow", "canary"], since: float
     ) -> ArmTraffic:
-        """Return what was observed of a challenger and its champion since it came into its state."""
+        """Return the calls and scores of a challenger and its champion since the challenger came into `state`."""
         from art_patch.store.queries.arms import arm_traffic
 
         return arm_traffic(self._database, challenger=challenger, champion=champion, state=state, since=since)
 
     def answered_by_both(self, a: str | None, b: str | None, *, limit: int) -> tuple[int, tuple[Pair, ...]]:
-        """Return how many prompts two policies (`None`: upstream) both answered, and the newest of them."""
+        """Return how many prompts two policies (`None`: upstream) both answered, and the newest `limit` pairs."""
         from art_patch.store.queries.browse import answered_by_both
 
         return answered_by_both(self._database, a, b, limit=limit)
 
     @cached_property
     def leases(self) -> Leases:
-        """Who alone may do something, of all machines."""
+        """Leases: what only one process of all machines may do."""
         from art_patch.store.ledger.leases import Leases
 
         return Leases(self._database)
 
     def fenced(self, lease: Lease) -> Store:
-        """Return this store for the owner of a lease: every write raises `Busy` once it is not theirs any more."""
+        """Return this store for the owner of a lease: a write raises `Busy` once the lease has another owner."""
         from art_patch.store.ledger.leases import fenced
 
         return Store(fenced(self._database, lease))
 
     def note_attempt(self, job: str, *, policy: str, took_s: float, why: str, who: str) -> None:
-        """Leave an audit entry of an update that made no policy: its time was spent all the same."""
+        """Leave an audit entry of an update that made no policy, so that its cost is counted."""
         from art_patch.store.queries.usage import note_attempt
 
         note_attempt(self._database, job, policy=policy, took_s=took_s, why=why, who=who)
 
     @cached_property
     def transfers(self) -> Transfers:
-        """What left the store, and what came in."""
+        """Notes on exports and imports."""
         from art_patch.store.ledger.transfers import Transfers
 
         return Transfers(self._database)
 
     @cached_property
     def sent(self) -> Sent:
-        """What trackers have already."""
+        """Notes on items that trackers have already."""
         from art_patch.store.ledger.transfers import Sent
 
         return Sent(self._database)
 
     @cached_property
     def rights(self) -> Rights:
-        """Erasing and keeping."""
+        """Erasure of a person's data, and retention."""
         from art_patch.store.erasure.rights import Rights
 
         return Rights(self._database)
 
     @cached_property
     def maintain(self) -> Maintenance:
-        """What keeps the store small and sound."""
+        """Sizes, vacuum and backup."""
         from art_patch.store.maintain import Maintenance
 
         return Maintenance(self._database)
 
     def verify(self) -> list[str]:
-        """Return every inconsistency found, in words; empty means sound."""
+        """Return every inconsistency in words; an empty list means that the store is sound."""
         from art_patch.store.maintain import verify
 
         return verify(self._database)
@@ -146,40 +149,29 @@ class Store:
 
 
 def open_store(url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None) -> Store:
-    """Open (and migrate) the store at `url`.
-
-    Args:
-        url: `sqlite:////absolute/path/store.db` or `postgresql+psycopg://user@host/database`.
-        create: make it if it does not exist. Whoever may make it also makes it the project's if it is nobody's.
-        project: whose store it has to be. `None` looks at no project: for stores that only one program knows.
-        trouble: the app's recorder: told when the store was deleted or replaced while open, or was corrupt and set
-            aside. Without it a corrupt file stays where it is.
-
-    Raises:
-        ConfigError: if the URL names no database that we know, or its driver is not installed.
-        WrongProject: if it is another project's.
-        StoreError: if it cannot be opened, is not a store, or is missing and `create` is false.
-        StoreTooNew: if a newer release wrote it.
-    """
+    """Open the store at `url`, and migrate it if needed; arguments and errors are those of `open_database`."""
     return Store(open_database(url, create=create, project=project, trouble=trouble))
 
 
 def open_database(
     url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None
 ) -> Database:
-    """Open and migrate.
+    """Open the database of a store, and migrate it if needed.
 
     Args:
-        url: `sqlite:////absolute/path/store.db` or `postgresql+psycopg://user@host/database`.
-        create: make the store if it does not exist, and the project's if it is nobody's.
-        project: whose store it has to be; `None` does not look.
-        trouble: who is told that the store was made anew; with it, a corrupt file of ours is set aside.
+        url: `sqlite:////absolute/path/store.db`, or `postgresql+psycopg://user:password@host:5432/database`, whose
+            query may hold any other parameter of libpq.
+        create: make the store if it is missing, and give a store without a project to `project`.
+        project: the project that the store must belong to; `None` accepts any.
+        trouble: called when a store had to be made again. With it, a corrupt file is set aside; without it, a corrupt
+            file stays where it is.
 
     Raises:
-        ConfigError: if the URL names no database that we know, or its driver is not installed.
-        WrongProject: if it is another project's.
-        StoreError: if it cannot be opened, is not a store, or does not exist and `create` is false.
-        StoreTooNew: if a newer release wrote it.
+        ConfigError: if the URL names neither SQLite nor PostgreSQL, or the driver is not installed.
+        WrongProject: if the store belongs to another project.
+        StoreError: if it cannot be opened, is not a store, was made by an unreleased version, or is missing and
+            `create` is false.
+        StoreTooNew: if a newer release made it.
     """
     if not is_postgres(url):
         with late_import():

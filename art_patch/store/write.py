@@ -1,12 +1,8 @@
-"""Writing what the recorder saw: one transaction a batch, messages and prompt ids kept once.
+"""Writes the recorder's records: one transaction per batch, with shared content kept once.
 
-The writer remembers what it wrote, so as not to write it again. When the file was deleted or replaced, that is what
-the new one lacks: messages are written again as calls need them, and trajectories that were announced in the old one.
-The same after somebody has erased something: messages that nothing referred to any more may be those we remember, and
-a call that comes late may belong to a trajectory that is gone.
-
-Rows are tuples and go to the driver as they are. SQLAlchemy says once how the statements are written for the database;
-its own handling of each value of each row would cost as much as SQLite does.
+The writer remembers which messages and trajectories it wrote, so that it does not write them again. It forgets them
+when the rows may be gone: the file was deleted or replaced, the server restarted, or an erasure deleted shared content.
+Then it writes messages again as calls need them, and announces the trajectories of late calls again.
 """
 
 from __future__ import annotations
@@ -26,17 +22,14 @@ from art_patch.store.rows import Batch, Statements
 from art_patch.store.schema import tables
 from art_patch.types import Call, Record, TrajectoryInfo
 
-_SEEN = 50_000  # messages and blocks of ids: about 5 MiB; a miss only costs one INSERT OR IGNORE
+_SEEN = 50_000  # messages and blocks of ids: about 5 MiB. A miss only costs an INSERT that does nothing.
 _SEEN_TRAJECTORIES = 10_000
-_TRIES = 3  # the write that meets a corrupt page, once more over a new connection, and into a new file
-
-_APP_KEPT_S = 7 * 86_400.0
-"""How long the last report of a process that is silent is kept."""
-
+_TRIES = 3  # for a corrupt page: the first write finds it, the second uses new connections, the third a new file
+_APP_KEPT_S = 7 * 86_400.0  # then the last report of a silent process is deleted
 _WATCH_EVERY_S = 10.0
 
 COLLECTED = "collected"
-"""Row of `control` that changes with each transaction which collects what nothing refers to any more."""
+"""Row of `control` whose value changes with each transaction that deletes shared content."""
 
 _NOT_ASKED = "not asked yet"
 
@@ -44,7 +37,7 @@ _HOW_COLLECTED = select(tables.control.c.value).where(tables.control.c.key == CO
 
 
 class Writer:
-    """Turns records into rows. Not thread-safe: one writer thread a process."""
+    """Writes batches of records. It is not thread-safe: a process has one writer thread."""
 
     def __init__(self, database: Database) -> None:
         """Write through `database`."""
@@ -81,6 +74,7 @@ class Writer:
             self._forget()
         whole, batch = self._batch(records)
         with self._database.write(durable=batch.durable) as connection:
+            # `write` itself may have found another file. The batch was made for the old one, so it is made again.
             if self._generation != self._database.generation:
                 raise StoreError("the store was replaced just now; try again")
             collected = connection.scalar(_HOW_COLLECTED)
@@ -91,7 +85,7 @@ class Writer:
                 self._collected = collected
             self._insert(connection, batch)
         records = whole
-        # Only what is committed may be skipped next time.
+        # Only after the commit: what was rolled back must be written next time.
         self._seen.update(batch.new)
         while len(self._seen) > _SEEN:
             self._seen.popitem(last=False)
@@ -104,7 +98,7 @@ class Writer:
         self._watch_log()
 
     def _forget(self) -> None:
-        """What we wrote may not be there any more."""
+        """Forget what was written, because it may not be in the store any more."""
         self._seen.clear()
         self._lost, self._announced = {**self._lost, **self._announced}, OrderedDict()
         self._forgot = True
@@ -115,9 +109,9 @@ class Writer:
 
     def _watch_log(self) -> None:
         now = time.monotonic()
-        if now >= self._watch_at:  # not more often: where a reader holds on to the log, nothing can be done
+        if now >= self._watch_at:  # not more often: while a reader holds the log open, each try is in vain
             self._watch_at = now + _WATCH_EVERY_S
-            with suppress(StoreError):  # the batch is written; the next time will do
+            with suppress(StoreError):  # the batch is committed, so a failure here must not look like a lost batch
                 checkpoint_if_large(self._database.url)
 
     def _insert(self, connection: Connection, batch: Batch) -> None:
@@ -129,7 +123,7 @@ class Writer:
             connection.execute(delete(tables.apps).where(tables.apps.c.at < silent))
 
     def _missing(self, records: Sequence[Record]) -> Sequence[TrajectoryInfo]:
-        """Trajectories that the calls belong to and that may have been in what is gone now."""
+        """Return the trajectories of the calls that may be gone from the store, so that they are announced again."""
         here = {record.id for record in records if isinstance(record, TrajectoryInfo)}
         found: dict[str, TrajectoryInfo] = {}
         for record in records:

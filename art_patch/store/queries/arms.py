@@ -1,11 +1,7 @@
-"""What was observed of a challenger and its champion since the challenger came into its state. One short read.
+"""Reads the calls and scores of a challenger and its champion since the challenger's test began. One short read.
 
-Calls come without their words. A call that upstream answered because the policy did not counts for the policy that was
-asked: `patching.flight` writes the challenger's name in front of the reason, and no name for the champion. Of a test
-with more than `LIMIT` calls the newest are looked at, so that a look never costs more than about a second.
-
-What was said of a group counts once the group is scored: while a judge is at work its scores are kept, and not defended
-yet (`rewards.batch`), and those of a group in quarantine are not to be trusted.
+Calls come without texts. A call that upstream answered because a policy failed counts for the policy that was asked:
+the patch writes the challenger's name in front of the reason of the fallback, and no name for the champion.
 """
 
 from __future__ import annotations
@@ -20,10 +16,11 @@ from art_patch.store.queries.loading import some_of
 from art_patch.store.schema import tables
 from art_patch.types import ArmCall, ArmTraffic, Score
 
-LIMIT = 20_000
+LIMIT = 20_000  # newest calls of a test: reading them takes about a second
 
+# Scores in groups of these states are no evidence. While a judge works on a group, its scores are stored before the
+# defences have checked them (`formed`); scores of a quarantined group are not trusted.
 _UNDEFENDED = ("formed", "quarantined")
-"""States of groups whose scores are no evidence."""
 
 _C, _H, _T = tables.calls, tables.choices, tables.trajectories
 
@@ -37,15 +34,15 @@ def arm_traffic(
     since: float,
     limit: int = LIMIT,
 ) -> ArmTraffic:
-    """Return the calls of both and the scores of the runs that these are part of.
+    """Return the calls of both policies, and the scores of their runs.
 
     Args:
-        database: where traffic was recorded.
+        database: the store's database.
         challenger: name of the policy that is tested.
         champion: name of the policy that serves.
-        state: in `shadow`, the challenger's copies and the calls that they copy; in `canary`, the app's own calls.
-        since: when the challenger came into that state, seconds since the epoch.
-        limit: so many of the newest calls, of both together; in `shadow`, of the copies.
+        state: `shadow` reads the challenger's copies and the calls that they copy; `canary` reads the app's own calls.
+        since: when the challenger came into this state, seconds since the epoch.
+        limit: read at most this many of the newest calls of both together; in `shadow`, of the copies.
     """
     with database.read() as connection:
         if state == "canary":

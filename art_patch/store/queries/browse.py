@@ -1,7 +1,7 @@
-"""Finding trajectories: one filter for lists and exports, pages instead of everything, summaries without messages.
+"""Finds trajectories for a person: filters, pages, summaries without messages, and two policies side by side.
 
-Pages are asked for by where the last one ended (`after`), newest first by the end of the last call and the id, so that
-a page costs the same wherever it is and rows that come meanwhile move none. Trajectories without a call come last.
+A page is asked for by the place where the last one ended (`after`). The order is newest first, by the end of the last
+call and the id. So every page costs the same, and new rows move no page. Trajectories without calls come last.
 """
 
 from __future__ import annotations
@@ -24,32 +24,29 @@ from art_patch.types import COPIES, Call, Group
 PAGE = 200
 
 _T, _C, _S, _G = tables.trajectories.c, tables.calls.c, tables.scores.c, tables.groups.c
-_OPENING = 4  # messages that are looked at for the first words of the user
+_OPENING = 4  # messages at the start of a prompt, among which the user's first one is looked for
 
 Cursor = tuple[float | None, str]
-"""Where a page ended: when the last call of its last trajectory ended, and its id."""
+"""The end of a page: when the last call of its last trajectory ended, and the trajectory's id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which trajectories. What is `None` does not matter; what is given must hold together.
+    """Conditions on trajectories. All given conditions must hold; `None` is no condition.
 
     Attributes:
-        user: `user_id`.
-        session: `session_id`.
         scenario: the scenario's key, as the user gave it or as grouping found it.
         group: the group's id, or the key that `group()` was given.
-        tag: one of the tags.
-        name: the name.
-        origin: the origin; `shadow` is left out unless it is asked for.
-        policy: `NAME@STEP` that answered one of the calls, or `upstream`.
-        since: the last call ended at or after this moment.
-        until: the last call ended before this moment.
-        min_reward: the reward is there and at least this.
-        max_reward: the reward is there and at most this.
+        tag: a tag that the trajectory must have.
+        origin: one origin. Without it, copies are left out unless `shadows` is set.
+        policy: `NAME@STEP` that answered at least one of the calls, or `upstream`.
+        since: the last call ended at or after this time, seconds since the epoch.
+        until: the last call ended before this time.
+        min_reward: the trajectory has a reward, and it is at least this.
+        max_reward: the trajectory has a reward, and it is at most this.
         status: `error` if the block or one of its calls failed, else `ok`.
-        trainable: whether one of the calls can be trained on.
-        shadows: shadow calls, too.
+        trainable: whether at least one of the calls can be trained on.
+        shadows: whether copies of calls are included.
     """
 
     user: str | None = None
@@ -71,29 +68,18 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One line of a list.
+    """A trajectory as one line of a list. Fields of the trajectory itself are as in `TrajectoryInfo`.
 
     Attributes:
-        id: of the trajectory.
-        started_at: when it started.
-        last_call_at: when its last call ended; `None` without calls.
-        origin: how its identity was found.
-        name: given by the user.
-        user_id: given by the user.
-        session_id: given by the user.
-        scenario_key: given by the user.
-        group_id: its group.
-        tags: given by the user.
-        error: what ended the block.
-        calls: how many.
-        failed_calls: how many of them gave no whole answer.
-        prompt_tokens: of all calls.
-        completion_tokens: of all calls.
-        policies: who answered, upstream as `upstream`.
-        trainable_calls: how many can be trained on.
-        reward: what it is learned by, if it was judged.
-        scores: how many judgements there are.
-        opening: the first words of the user; empty unless asked for.
+        last_call_at: end of the last call, seconds since the epoch; `None` without calls.
+        failed_calls: number of calls without a complete answer.
+        prompt_tokens: tokens in the prompts of all calls.
+        completion_tokens: tokens in the answers of all calls.
+        policies: policies that answered, and `upstream` for the provider.
+        trainable_calls: number of calls that can be trained on.
+        reward: the reward that training uses; `None` if the trajectory was not judged.
+        scores: number of scores.
+        opening: first words of the user; empty unless they were asked for.
     """
 
     id: str
@@ -124,19 +110,19 @@ class Summary:
 
     @property
     def duration_s(self) -> float:
-        """From the start to the end of the last call."""
+        """Seconds from the start to the end of the last call."""
         return max(0.0, (self.last_call_at or self.started_at) - self.started_at)
 
 
 class Browser:
-    """Queries that do not load what they do not show."""
+    """Queries for lists. They load nothing that a list does not show."""
 
     def __init__(self, database: Database) -> None:
         """Read through `database`."""
         self._database = database
 
     def ids(self, filter: Filter, *, after: Cursor | None = None, limit: int = PAGE) -> list[Cursor]:
-        """Return the next page of matching trajectories, newest first: pairs of (end of the last call, id)."""
+        """Return the next page of matching trajectories, newest first, as (end of the last call, id)."""
         conditions = list(_conditions(filter))
         found: list[Cursor] = []
         with self._database.read() as connection:
@@ -145,7 +131,7 @@ class Browser:
                 query = query.where(*_within(_T.last_call_at, filter))
                 if after is not None:
                     at, key = after
-                    # The first part is implied by the second; it lets the database begin at the right place.
+                    # `<= at` follows from `before`, but only `<= at` lets the database start inside the index.
                     before = or_(_T.last_call_at < at, and_(_T.last_call_at == at, _T.id < key))
                     query = query.where(_T.last_call_at <= at, before)
                 query = query.order_by(_T.last_call_at.desc(), _T.id.desc()).limit(limit)
@@ -166,7 +152,7 @@ class Browser:
             return connection.scalar(query.where(*_conditions(filter), *_within(moment, filter))) or 0
 
     def groups(self, filter: Filter, *, after: str = "", limit: int = PAGE) -> list[tuple[str, str, str, list[str]]]:
-        """Return the next page of groups with matching members: (id, scenario, how, ids of those members)."""
+        """Return the next page of groups with matching members, as (id, scenario, how, ids of these members)."""
         moment = func.coalesce(_T.last_call_at, _T.started_at)
         conditions = (*_conditions(filter), *_within(moment, filter))
         query = (
@@ -186,13 +172,13 @@ class Browser:
         return [(key, facts[key].scenario_key, facts[key].how, members[key]) for key in ids if key in facts]
 
     def opinions(self, names: Sequence[str]) -> tuple[Group, ...]:
-        """Return groups that users spoke of under these names, with their scores and the judge's, without calls."""
+        """Return groups that users scored under these names, with these scores and the judge's, but without calls."""
         from art_patch.store.queries.corrections import opinions
 
         return opinions(self._database, names)
 
     def resolve(self, prefix: str, *, limit: int = 11) -> list[str]:
-        """Return the ids that begin with `prefix`; only the id itself if there is one of that name."""
+        """Return the trajectory ids that begin with `prefix`; if one is equal to `prefix`, only that one."""
         with self._database.read() as connection:
             whole = connection.scalar(select(_T.id).where(_T.id == prefix))
             if whole is not None:
@@ -201,11 +187,9 @@ class Browser:
             return list(connection.scalars(query))
 
     def summaries(self, ids: Sequence[str], *, openings: bool = False) -> list[Summary]:
-        """Return a summary of each of these trajectories, in the order asked; unknown ids are left out.
+        """Return a summary of each of these trajectories, in the order of `ids`; skip unknown ids.
 
-        Args:
-            ids: one page of them.
-            openings: also read the first words of the user.
+        `openings` also reads the first words of the user, which costs a walk up each prompt.
         """
         found: dict[str, dict[str, Any]] = {}
         first: dict[str, bytes] = {}
@@ -250,10 +234,11 @@ class Browser:
 
 
 def _reward() -> ColumnElement[float | None]:
-    """What a trajectory is learned by: the rule of `rewards.combine`, in SQL, for a query of trajectories.
+    """Return the reward that training uses, as an expression for a query of trajectories.
 
-    What a combination made of the scores was kept and comes first; `ruler` keeps nothing, and is read off the scores.
+    It is the rule of `rewards.combine` in SQL: keep both the same.
     """
+    # A stored combination comes first. The combination `ruler` stores nothing; its reward is the judge's score.
     mine = select(_S.value).where(_S.trajectory_id == _T.id).order_by(_S.at.desc(), _S.id.desc()).limit(1)
     rules = (
         mine.where(_S.name == "reward", _S.source == "combined", _S.group_id == _T.group_id),
@@ -276,7 +261,8 @@ def _conditions(filter: Filter) -> Iterable[ColumnElement[bool]]:
     if filter.group is not None:
         yield or_(_T.group_id == filter.group, _T.group_key == filter.group)
     if filter.tag is not None:
-        # LIKE would not tell upper from lower case everywhere, and functions for JSON differ between databases.
+        # LIKE ignores case on SQLite, and JSON functions differ between the databases. Replacing the quoted tag by
+        # nothing changes the text only if the tag is there.
         text = cast(_T.tags, Text)
         yield func.replace(text, json.dumps(filter.tag), "") != text
     mine = _C.trajectory_id == _T.id
@@ -303,7 +289,8 @@ def _within(moment: ColumnElement[Any], filter: Filter) -> Iterable[ColumnElemen
 
 
 def _openings(connection: Any, prompts: dict[str, bytes]) -> dict[str, str]:
-    """The first words of the user in each prompt. A prompt is known by its last message, so the way up comes first."""
+    """Return the first words of the user in each prompt (given as its last node)."""
+    # A prompt is named by its last message, so all parents up to the first message are read before any body.
     nodes = tables.nodes.c
     above: dict[bytes, bytes] = {}
     wanted = set(prompts.values()) - {ROOT}
@@ -340,25 +327,16 @@ def _first_words(messages: Sequence[Any]) -> str:
 
 
 class Pair(NamedTuple):
-    """Two answered calls with the same messages and tools.
-
-    Attributes:
-        a: of the one policy.
-        b: of the other.
-    """
+    """Two answered calls with the same messages and tools: `a` of one policy, `b` of the other."""
 
     a: Call
     b: Call
 
 
 def answered_by_both(database: Database, a: str | None, b: str | None, *, limit: int) -> tuple[int, tuple[Pair, ...]]:
-    """Return how many prompts both answered, and the newest of them, each with the newest answer of both.
+    """Return how many prompts both policies answered, and the newest `limit` of them with both newest answers.
 
-    Args:
-        database: where traffic was recorded.
-        a: a policy; `None` is upstream.
-        b: another one.
-        limit: how many pairs.
+    `None` stands for upstream. Equal prompts have equal ids, because they are hash chains of messages.
     """
     one, other = _newest(a), _newest(b)
     both = and_(one.c.prompt == other.c.prompt, one.c.tools.is_not_distinct_from(other.c.tools))
@@ -373,7 +351,7 @@ def answered_by_both(database: Database, a: str | None, b: str | None, *, limit:
 
 
 def _newest(policy: str | None) -> Subquery:
-    """The newest answered call of a policy for each prompt; ids grow with time."""
+    """Return the newest answered call of a policy for each prompt: ids grow with time, so it has the largest id."""
     by: ColumnElement[Any] = _C.policy.is_(None) if policy is None else _C.policy == policy
     answered = select(_C.prompt, _C.tools, func.max(_C.id).label("id")).where(by, _C.status == "ok")
     return answered.group_by(_C.prompt, _C.tools).subquery()

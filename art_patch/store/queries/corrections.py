@@ -1,4 +1,4 @@
-"""What people said of runs: what an answer should have been, and how they judged what the judge judged too."""
+"""Reads feedback: corrected answers, rewards outside of groups, and groups that both a user and the judge scored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GROUPS = 1_000
 
 
 def corrections_of(database: Database, trajectory_ids: Sequence[str]) -> dict[str, list[Correction]]:
-    """Return the corrections of these trajectories, oldest first; those without any are left out."""
+    """Return the corrections by trajectory, oldest first; trajectories without corrections are left out."""
     table = tables.corrections
     found: dict[str, list[Correction]] = defaultdict(list)
     with database.read() as connection:
@@ -31,13 +31,7 @@ def corrections_of(database: Database, trajectory_ids: Sequence[str]) -> dict[st
 
 
 def corrected(database: Database, *, since: float, limit: int) -> tuple[str, ...]:
-    """Return the trajectories that were corrected after `since`, the newest corrections first; none that is held out.
-
-    Args:
-        database: the store's.
-        since: seconds since the epoch.
-        limit: how many at most.
-    """
+    """Return the ids of trajectories that were corrected after `since`, newest first, without held-out ones."""
     c, t, g = tables.corrections.c, tables.trajectories.c, tables.groups.c
     newest = func.max(c.at)
     query = (
@@ -54,13 +48,7 @@ def corrected(database: Database, *, since: float, limit: int) -> tuple[str, ...
 
 
 def rewarded_alone(database: Database, *, since: float, limit: int) -> tuple[str, ...]:
-    """Return the trajectories in no group that a user or their code scored after `since`, the newest scores first.
-
-    Args:
-        database: the store's.
-        since: seconds since the epoch.
-        limit: how many at most.
-    """
+    """Return the ids of ungrouped trajectories that a user or the app scored after `since`, newest scores first."""
     s, t = tables.scores.c, tables.trajectories.c
     query = (
         select(s.trajectory_id)
@@ -77,7 +65,7 @@ def rewarded_alone(database: Database, *, since: float, limit: int) -> tuple[str
 def opinions(database: Database, names: Sequence[str], *, limit: int = _GROUPS) -> tuple[Group, ...]:
     """Return the newest groups in which users gave scores of these names, for a comparison with the judge.
 
-    Their siblings hold those scores and the judge's, and no calls: that is all a comparison needs.
+    The siblings have these scores and the judge's, but no calls, because a comparison needs none.
     """
     t, s, g = tables.trajectories.c, tables.scores.c, tables.groups.c
     theirs = and_(s.source == "user", s.name.in_(names))

@@ -1,4 +1,4 @@
-"""Rows back to calls: their messages and prompt ids by walking up the chains, each link read and unpacked once."""
+"""Turns rows back into calls. Messages and prompt ids are found by walking up their chains, each link once."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from art_patch.types import JSON, Call, Choice
 _T = TypeVar("_T")
 Row = tuple[Any, ...]
 
-_IN = 500  # SQLite allows 32,766 bound values; short statements keep readers short
+_IN = 500  # SQLite allows 32,766 parameters, but a long statement keeps a reader open for long
 
 _CHOICE = ("call_id", "index", "answer", "finish_reason", "token_ids", "logprobs")
 
 
 def _with_ancestors(table: Table, body: Column[Any], leaves: SelectBase) -> SelectBase:
-    """Return the query for `(id, parent, body)` of these rows and all above them."""
+    """Return the query for `(id, parent, body)` of the rows `leaves` and all their ancestors."""
     above = select(table.c.id, table.c.parent).where(table.c.id.in_(leaves)).cte(recursive=True)
     up = table.alias()
     above = above.union(select(up.c.id, up.c.parent).join(above, up.c.id == above.c.parent))
     return select(table.c.id, table.c.parent, body).where(table.c.id.in_(select(above.c.id)))
 
 
-# Made once, because SQLAlchemy takes longer to make them than SQLite to answer. What hangs on the calls is asked for by
-# their trajectories: sending hundreds of ids back that came a moment ago takes longer than finding them again.
+# Built once, because SQLAlchemy takes longer to build a statement than SQLite to run it. Choices, messages and tools
+# are selected by trajectory: sending hundreds of call ids back takes longer than finding the calls again.
 _calls, _choices, _nodes, _blocks, _blobs = (
     tables.calls, tables.choices, tables.nodes, tables.token_blocks, tables.blobs
 )  # fmt: skip
@@ -58,13 +58,13 @@ _TOOLS = select(_blobs.c.id, _blobs.c.body).where(_blobs.c.id.in_(select(_calls.
 
 
 def some_of(values: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    """Return `values` in parts that fit one statement."""
+    """Yield `values` in parts that are short enough for one statement."""
     for start in range(0, len(values), _IN):
         yield values[start : start + _IN]
 
 
 def load_calls(connection: Connection, trajectory_ids: Sequence[str]) -> dict[str, list[Call]]:
-    """Return the calls of these trajectories, in the order they started."""
+    """Return the calls of each of these trajectories in the order in which they started."""
     found: dict[str, list[Call]] = defaultdict(list)
     for some in some_of(trajectory_ids):
         for call in _load_some(connection, some):
@@ -98,7 +98,7 @@ def _load_some(connection: Connection, trajectory_ids: Sequence[str]) -> Iterato
 
 
 class _Messages:
-    """The messages above and at some nodes."""
+    """Messages by node, with their chains up to the first message."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._found: dict[bytes, tuple[bytes, JSON]] = {
@@ -122,7 +122,7 @@ class _Messages:
 
 
 class _Blocks:
-    """The prompt ids in and before some blocks."""
+    """Prompt ids by block, with the blocks before it."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._found: dict[bytes, tuple[bytes, bytes]] = {

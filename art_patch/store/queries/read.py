@@ -1,4 +1,4 @@
-"""Reading records back. Every method is one short read transaction."""
+"""Reads records back, for the job and the command line. Every method is one short read transaction."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Reader:
         self._database = database
 
     def trajectories(self, ids: Sequence[str]) -> tuple[Trajectory, ...]:
-        """Return these trajectories whole (calls, messages, scores), in the order asked; unknown ids are left out."""
+        """Return these trajectories with calls, messages, scores and spans, in the order of `ids`; skip unknown ids."""
         with self._database.read() as connection:
             infos = {
                 row["id"]: _info(row)
@@ -50,7 +50,7 @@ class Reader:
         return self.trajectories(ids)
 
     def known(self, ids: Sequence[str]) -> frozenset[str]:
-        """Return those of the ids that are trajectories."""
+        """Return those of the ids that are trajectories in this store."""
         table = tables.trajectories.c.id
         with self._database.read() as connection:
             return frozenset(
@@ -60,13 +60,13 @@ class Reader:
     def ungrouped(
         self, *, settled_before: float, ended: Sequence[str] = (), limit: int = 10_000
     ) -> tuple[Trajectory, ...]:
-        """Return trajectories that no group holds yet and that are whole, oldest first.
+        """Return complete trajectories that are in no group yet, oldest first.
 
         Args:
-            settled_before: whole are those whose last call ended by then, seconds since the epoch.
-            ended: whole are these too, because the caller knows that nothing more will come. The end of a
-                `trajectory()` block does not tell: another block with the same id may go on with it.
-            limit: of those that settled.
+            settled_before: a trajectory is complete if its last call ended by this time, seconds since the epoch.
+            ended: ids of trajectories that are complete too, because the caller knows that no call will follow. The
+                end of a `trajectory()` block does not prove that: another block with the same id may continue it.
+            limit: at most this many of the first kind.
         """
         table = tables.trajectories
         theirs = (table.c.group_id.is_(None), table.c.origin.not_in(COPIES))
@@ -84,7 +84,7 @@ class Reader:
         return self.trajectories(list(dict.fromkeys(ids)))
 
     def group_ids(self, *, state: str, held_out: bool | None = None, limit: int = 1_000) -> tuple[str, ...]:
-        """Return the newest groups in this state, oldest of them first."""
+        """Return the ids of the newest `limit` groups in this state, the oldest of them first."""
         table = tables.groups
         query = select(table.c.id).where(table.c.state == state).order_by(table.c.id.desc()).limit(limit)
         if held_out is not None:
@@ -93,11 +93,11 @@ class Reader:
             return tuple(connection.scalars(query))[::-1]
 
     def groups(self, *, state: str, held_out: bool | None = None, limit: int = 1_000) -> tuple[Group, ...]:
-        """Return the newest groups in this state, oldest of them first, whole."""
+        """Return the newest `limit` groups in this state with their trajectories, the oldest of them first."""
         return self.groups_of(self.group_ids(state=state, held_out=held_out, limit=limit))
 
     def groups_of(self, ids: Sequence[str]) -> tuple[Group, ...]:
-        """Return these groups whole, in the order asked; unknown ids are left out."""
+        """Return these groups with their trajectories, in the order of `ids`; skip unknown ids."""
         table = tables.groups
         found: dict[str, Mapping[str, Any]] = {}
         members: dict[str, list[str]] = defaultdict(list)
@@ -132,7 +132,11 @@ class Reader:
         )
 
     def _followed(self, turns: Mapping[str, str]) -> dict[str, tuple[JSON, ...]]:
-        """Return what followed each of these calls in its own run, by the key that names the call."""
+        """Return the messages that followed each of these calls in its own run.
+
+        Args:
+            turns: call ids by any key; the result has the same keys.
+        """
         table = tables.calls
         with self._database.read() as connection:
             runs = {
@@ -146,7 +150,7 @@ class Reader:
         return {key: followed(*calls[call_id]) for key, call_id in turns.items() if call_id in calls}
 
     def arrivals(self, users: Sequence[str]) -> tuple[float | None, dict[str, float]]:
-        """Return when the first of all traffic came (`None` without any), and when each of these users did."""
+        """Return when the first trajectory of all started (`None` without any), and the first one of each user."""
         table = tables.trajectories.c
         own = table.origin.not_in(COPIES)
         with self._database.read() as connection:
@@ -160,7 +164,7 @@ class Reader:
         return first, came
 
     def calls_of_apps(self, *, since: float, until: float) -> int:
-        """Return how many calls apps began in this time; copies of them, and what came from files, are none."""
+        """Return how many calls apps started in this time, without copies and imported calls."""
         calls, runs = tables.calls.c, tables.trajectories.c
         query = (
             select(func.count())
@@ -180,7 +184,7 @@ class Reader:
             return tuple(AppReport(**row) for row in rows)
 
     def counts(self) -> dict[str, Any]:
-        """Return what the store holds, for `art-patch status`."""
+        """Return the numbers that `art-patch status` shows."""
         calls, groups = tables.calls, tables.groups
         with self._database.read() as connection:
             one = connection.execute(
@@ -229,7 +233,7 @@ class Reader:
 
 
 def _spent(connection: Connection) -> dict[str, Any]:
-    """What judging took so far; `cost_usd` is of answers whose price is known, `unpriced` counts the other calls."""
+    """Return what judging cost so far. `cost_usd` covers calls of known price; `unpriced` counts the others."""
     table = tables.judgements.c
     sums = [
         func.coalesce(func.sum(column), 0) for column in (table.calls, table.prompt_tokens, table.completion_tokens)
@@ -242,7 +246,7 @@ def _spent(connection: Connection) -> dict[str, Any]:
 
 
 def _rows(connection: Connection, query: Select[Any]) -> Iterable[Mapping[str, Any]]:
-    # A `RowMapping` takes columns as keys too, so for the type checker it is no `Mapping[str, Any]`.
+    # A `RowMapping` accepts columns as keys too, so the type checker does not take it for a `Mapping[str, Any]`.
     return cast("Iterable[Mapping[str, Any]]", connection.execute(query).mappings())
 
 

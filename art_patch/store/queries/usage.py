@@ -1,8 +1,8 @@
-"""What happened in a stretch of time, for `art-patch report`: one read transaction, so that its metrics agree.
+"""Counts what happened in a period for `art-patch report`, and what became of runs for `art-patch groups`.
 
-Calls count by when they started, runs by when their last call ended. Fallbacks of a challenger and of the champion are
-told alike. Nothing that is missing is counted as zero: a run without a score has `None`, a call without a count of
-tokens is counted beside those that have one.
+A report is one read transaction, so its numbers agree. A call counts when it started, a run when its last call ended.
+Missing values are never counted as zero: a run without a score has the reward `None`, and calls without token counts
+are counted separately.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Counted:
 
 
 def usage(database: Database, *, since: float, until: float) -> Usage:
-    """Return what happened from `since` until `until`, seconds since the epoch."""
+    """Return the numbers of the period from `since` until `until`, seconds since the epoch."""
     route = read_route(database.url)
     with database.read() as connection:
         served, fell_back = _calls(connection, since, until)
@@ -108,10 +108,9 @@ def _runs(connection: Connection, since: float, until: float) -> tuple[tuple[Run
 
 
 def _scores(connection: Connection, within: ColumnElement[bool]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return what people or code gave, and what was found among siblings; the newest of each kind counts.
+    """Return the rewards from users or code, and the judged scores among siblings, by run. The newest one counts.
 
-    Which scores those are is the rule of `rewards.combine`: what a combination made of them in the run's group comes
-    before what the judge said there.
+    It follows the rule of `rewards.combine`: a stored combination in the run's group comes before the judge's score.
     """
     given = and_(_S.name == "reward", _S.source.in_(("user", "code")))
     combined = and_(_S.name == "reward", _S.source == "combined", _S.group_id == _T.group_id)
@@ -150,7 +149,8 @@ def _updates(connection: Connection, since: float, until: float) -> dict[str, An
         steps_s, took_s = _steps_s(train), train.get("took_s")
         updates += 1
         untimed += steps_s is None and took_s is None
-        # Its steps are also those that were made before it was interrupted, and kept; a killed attempt told nothing.
+        # `steps_s` also has the steps that an interrupted attempt made and kept; the sum of attempts also has time that
+        # was lost. A killed attempt left no entry. So the larger of the two is the better estimate.
         update_s += max(steps_s or 0.0, attempts.pop(str(train.get("job")), 0.0) + (took_s or 0.0))
     return {
         "updates": updates,
@@ -166,7 +166,7 @@ def _steps_s(train: Mapping[str, Any]) -> float | None:
 
 
 def _engine_s(connection: Connection, since: float, until: float) -> float | None:
-    """How long an engine was announced; one that was killed counts until the next word of it."""
+    """Return how long an engine was announced. An engine that was killed counts until the next announcement."""
     table = tables.audit.c
     query = select(table.at, table.detail).where(table.action == "engine", table.at < until).order_by(table.id)
     up_since: float | None = None
@@ -187,15 +187,15 @@ _ACTION = "update ended"
 def note_attempt(
     database: Database, job: str, *, policy: str, took_s: float, why: str, who: str, now: float | None = None
 ) -> None:
-    """Leave an audit entry of an update that made no policy.
+    """Leave an audit entry of an update that made no policy, so that its cost is not lost with the job.
 
     Args:
-        database: of the store.
-        job: fingerprint of what was to be learned.
-        policy: the name that was meant for it.
-        took_s: how long it ran.
-        why: what kind of error ended it.
-        who: ran it.
+        database: the store's database.
+        job: fingerprint of the job.
+        policy: name that the policy would have got.
+        took_s: how long the update ran.
+        why: class of the error that ended it.
+        who: name for the audit log.
         now: seconds since the epoch.
     """
     detail = {"job": job, "policy": policy, "took_s": took_s, "why": why}
@@ -204,7 +204,7 @@ def note_attempt(
 
 
 def attempts_s(connection: Connection, since: float, until: float) -> Counter[str]:
-    """Return how long updates ran that ended within this time and made no policy then, by job."""
+    """Return by job how long those updates ran that ended in this period without a policy."""
     table = tables.audit.c
     query = select(table.detail).where(table.action == _ACTION, table.at >= since, table.at < until)
     found: Counter[str] = Counter()
@@ -214,20 +214,20 @@ def attempts_s(connection: Connection, since: float, until: float) -> Counter[st
 
 
 SOURCES: Mapping[str, str] = {"in spans": "sibling_spans", "resampled": "resampled"}
-"""State of the group that holds the run whose copies are siblings elsewhere -> how those came about."""
+"""State of a group that only holds the run whose copies are siblings in other groups -> how those groups came about."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """The groups of a store.
+    """Numbers of groups and of grouped runs. Groups that only hold the source of copies are not counted.
 
     Attributes:
-        states: how many groups are in each state; those that only hold the source of copies are not counted.
-        held_out: how many of them are kept for the gate.
-        ways: how many groups came about in each way.
-        sizes: how many groups have so many siblings.
-        runs: how many of the app's own runs are in groups, or have copies in groups, of each way.
-        all_runs: how many runs the app made.
+        states: number of groups by state.
+        held_out: number of groups that are kept for the gate.
+        ways: number of groups by `Group.how`.
+        sizes: number of groups by number of siblings.
+        runs: number of the app's own runs in groups, or with copies in groups, by `Group.how`.
+        all_runs: number of all runs of the app.
     """
 
     states: Mapping[str, int]

@@ -37,7 +37,7 @@ SCOPE = ("project_id", "agent_id")
 metadata = MetaData()
 
 _Count = Integer().with_variant(BigInteger, "postgresql")
-"""Numbers that others choose; SQLite's integers have 64 bits by themselves."""
+"""Numbers that providers or apps choose. SQLite's integers have 64 bits anyway."""
 
 
 def columns_of(table: Table, record: Any) -> list[Column[Any]]:
@@ -73,7 +73,7 @@ def _scope(name: str, in_key: bool) -> Column[int]:
 
 
 def _where(name: str, column: str, condition: str) -> Index:
-    """An index of some rows only; both databases know it, each by a name of its own."""
+    """Return a partial index. SQLAlchemy has an option of its own for it for each database."""
     return Index(name, column, sqlite_where=text(condition), postgresql_where=text(condition))
 
 
