@@ -32,7 +32,7 @@ class Ambient:
     """What the blocks around a piece of code say. It does not change while it is in force.
 
     Attributes:
-        open: the innermost trajectory.
+        open: the innermost trajectory; `None` outside of every trajectory.
         span_id: id of the innermost span.
         group_key: key of the innermost `group()`.
         suppressed: whether the code is inside `suppress()`.
@@ -103,11 +103,13 @@ def identify(*, using: bool = True, call: bool = False) -> Identity:
         call: whether it is for a call of the SDK, which `suppress()` applies to.
     """
     current = otel.get_current()
+    # Not `surroundings()`: this runs in every call, and one look at the context is enough.
     here = current.get(_KEY)
     if not isinstance(here, Ambient):
         here = _NOTHING
     elif here.ended:
         here = _in_force(here)
+    # Scores and spans inside `suppress()` still belong to their trajectory.
     if here.suppressed and call:
         return _SUPPRESSED
     span, context = trace.get_current_span(current), current
@@ -116,6 +118,7 @@ def identify(*, using: bool = True, call: bool = False) -> Identity:
         # The surroundings of the instrumented call count: the parent of that span, which may be `None`.
         active, context = getattr(span, "parent", None), None
     known = None if active is None else registered(active.span_id)
+    # A registered span says more than its trace, unless a block of the app opened another trajectory inside it.
     if known is not None and here.open in (None, known.open):
         known.open.used = known.open.used or using
         step_id = known.step_id if here.span_id == known.below else here.span_id
@@ -142,6 +145,7 @@ def enter(now: Ambient) -> Entered:
     """Make `now` the surroundings."""
     before = otel.get_current()
     was = ambient_of(before)
+    # A block that has ended is skipped, so that it is not kept alive by those inside it.
     now.outer, now.thread = _open_ones(was), threading.get_ident()
     inside = otel.set_value(_KEY, now, before)
     otel.attach(inside)

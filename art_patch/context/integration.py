@@ -109,6 +109,7 @@ class Run:
         here = ambient.surroundings()
         around = ambient.registered_around(here)
         self._group_key = here.group_key
+        # The steps of the run hang below the app's own step that is in force now.
         self._below = here.span_id if around is None else around.step_id
         self._own = False
         if here.open is not None or around is not None:
@@ -168,6 +169,7 @@ class Run:
 
     def score(self, name: str, value: float, *, comment: str | None = None) -> None:
         """Score the run by what the framework saw, such as 0 for an answer that did not validate."""
+        # Not `score()`, which raises: a framework's odd value must not reach the app as an error.
         if math.isfinite(value):
             short = None if comment is None else comment[:MOST_CHARS]
             self._keep(Score(new_id(), self.id, name, float(value), "code", time.time(), comment=short))
@@ -184,6 +186,7 @@ class Run:
         """
         if not self._open.used:
             return
+        # Steps and scores from before the first call were waiting for it.
         emit(*self._open.waited())
         if not self._own:
             return

@@ -83,6 +83,7 @@ def record_call(body: Mapping[str, Any], *, api: Api = "chat") -> OwnCall | None
     An integration calls it in the context that makes the call, before the call is sent. `body` is OpenAI's JSON.
     """
     passage = _PASSAGE.get()
+    # Outside of a passage the patch sees the call itself, and it would be recorded twice.
     if passage is None or not passage.open:
         return None
     who = identify(call=True)

@@ -37,7 +37,9 @@ T = TypeVar("T")
 class Scope(Generic[T]):
     """A context manager and a decorator. Entering returns `T`. One thread may enter it again, also nested."""
 
-    def __init__(self) -> None:
+    def __init__(self, *arguments: Any) -> None:
+        self._arguments = arguments
+        # A list, because one object may be entered again before it is left, for example by recursion.
         self._entered: list[tuple[ambient.Entered, T]] = []
 
     def _open(self) -> tuple[ambient.Ambient, T]:
@@ -47,7 +49,7 @@ class Scope(Generic[T]):
         """Record the end."""
 
     def _fresh(self) -> Self:
-        raise NotImplementedError
+        return type(self)(*self._arguments)
 
     def __enter__(self) -> T:
         """Begin the scope."""
@@ -70,14 +72,10 @@ class Scope(Generic[T]):
 
 class _Trajectory(Scope[TrajectoryInfo]):
     def __init__(self, id: str | None, given: dict[str, Any]) -> None:
-        super().__init__()
+        super().__init__(id, given)
         self._id = id
         self._given = given
-        # A list, because one object may be entered again before it is left, for example by recursion.
         self._open_ones: list[ambient.OpenTrajectory] = []
-
-    def _fresh(self) -> Self:
-        return type(self)(self._id, self._given)
 
     def _open(self) -> tuple[ambient.Ambient, TrajectoryInfo]:
         here = ambient.surroundings()
@@ -85,6 +83,7 @@ class _Trajectory(Scope[TrajectoryInfo]):
         opened = ambient.OpenTrajectory(info)
         self._open_ones.append(opened)
         now = here.copy()
+        # A trajectory begins without a span: those around it belong to another trajectory.
         now.open, now.span_id = opened, None
         return now, info
 
@@ -96,12 +95,9 @@ class _Trajectory(Scope[TrajectoryInfo]):
 
 class _Span(Scope[str]):
     def __init__(self, name: str) -> None:
-        super().__init__()
+        super().__init__(name)
         self._name = name
         self._spans: list[tuple[ambient.OpenTrajectory | None, SpanInfo, bool]] = []
-
-    def _fresh(self) -> Self:
-        return type(self)(self._name)
 
     def _open(self) -> tuple[ambient.Ambient, str]:
         here, now = ambient.surroundings(), time.time()
@@ -132,17 +128,17 @@ class _Span(Scope[str]):
             emit(*run.waited(), replace(run.info, ended_at=ended_at, error=described(error)))
 
 
-class _Group(Scope[None]):
-    def __init__(self, key: str) -> None:
-        super().__init__()
-        self._key = key
+class _Marked(Scope[None]):
+    """Changes one attribute of the surroundings."""
 
-    def _fresh(self) -> Self:
-        return type(self)(self._key)
+    def __init__(self, attribute: str, value: str | bool) -> None:
+        super().__init__(attribute, value)
+        self._attribute = attribute
+        self._value = value
 
     def _open(self) -> tuple[ambient.Ambient, None]:
         now = ambient.surroundings().copy()
-        now.group_key = self._key
+        setattr(now, self._attribute, self._value)
         return now, None
 
 
@@ -204,22 +200,12 @@ def group(key: str) -> Scope[None]:
     """
     if not key:
         raise ConfigError("group(key) must not be empty; give the task's own key, such as its ticket number")
-    return _Group(key)
-
-
-class _Suppression(Scope[None]):
-    def _fresh(self) -> Self:
-        return type(self)()
-
-    def _open(self) -> tuple[ambient.Ambient, None]:
-        now = ambient.surroundings().copy()
-        now.suppressed = True
-        return now, None
+    return _Marked("group_key", key)
 
 
 def suppress() -> Scope[None]:
     """Leave calls inside alone: they are neither recorded nor routed. For evaluations, judges and health checks."""
-    return _Suppression()
+    return _Marked("suppressed", True)
 
 
 class _Captured:
@@ -314,6 +300,8 @@ def _drive(
     stage.run(scope.__enter__)
     try:
         body = function(*args, **kwargs)
+        # `send`, `throw` and `close` of the consumer are passed to the body, as `yield from` would do; but that runs
+        # the body in the consumer's context.
         step: Callable[[], Any] = functools.partial(next, body)
         while True:
             try:

@@ -52,7 +52,7 @@ def reward(value: float, *, comment: str | None = None) -> None:
     """Score the current run under the name `reward`.
 
     Raises:
-        ConfigError: as in `score()`.
+        ConfigError: if the value is not finite, or there is no trajectory to score.
     """
     score("reward", value, comment=comment)
 
@@ -120,6 +120,7 @@ def _assistant_message(answer: Any) -> dict[str, Any]:
         each = enumerate(cast("list[Any]", calls), 1)
         given["tool_calls"] = [_tool_call(call, number) for number, call in each]
     try:
+        # The way through JSON makes a deep copy, and refuses what the store could not keep.
         return json.loads(json.dumps({"role": "assistant", **given}, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"a correction must be JSON ({error}); give texts, numbers, lists and dicts") from None
@@ -140,6 +141,7 @@ def _tool_call(call: Any, number: int) -> dict[str, Any]:
         text, readable = "", False
     if not readable:
         raise ConfigError(f"the arguments of {name!r} in a correction must be an object, or its JSON as a text")
+    # The app knows the right call, but rarely an id for it. Trainers only need ids that differ.
     key = call.get("id") or f"call_{number}"
     return {"id": key, "type": "function", "function": {"name": name, "arguments": text}}
 

@@ -33,6 +33,7 @@ def _request_attributes(params: JSON) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, (attribute, kind) in _REQUEST.items():
         value = params.get(name)
+        # The app may have sent anything, and OpenTelemetry warns about each value of a wrong type.
         if isinstance(value, int | float) and not isinstance(value, bool):
             found[f"gen_ai.request.{attribute}"] = kind(value)
     n, stop = params.get("n"), params.get("stop")
@@ -121,6 +122,7 @@ def output_messages(call: Call) -> list[JSON]:
 def _parts(message: JSON) -> list[JSON]:
     content: Any = message.get("content")
     if message.get("role") == "tool":
+        # The conventions describe the answer of a tool as a part of its own, not as a message with text.
         return [{"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content}]
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     parts: list[JSON] = [{"type": "reasoning", "content": reasoning}] if isinstance(reasoning, str) else []

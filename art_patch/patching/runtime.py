@@ -29,7 +29,7 @@ from art_patch.store import of_another_project, waits_for_network
 from art_patch.types import JSON, Route
 
 if TYPE_CHECKING:
-    from art_patch.types import Call, TrajectoryInfo
+    pass
 
 REFRESH_EVERY_S = 1.0
 HEALTH_CHECK_EVERY_S = 2.0
@@ -72,7 +72,13 @@ class Runtime:
         self._remote = waits_for_network(settings.store)
         self.shadow = Shadow(self)
         self.pins = Pins()
-        self.recorder = Recorder(settings, open_sink=open_sink, on_tick=self._tick, on_shadow=self._on_shadow)
+        # Not `self.shadow.offer` itself: a forked child has another shadow.
+        self.recorder = Recorder(
+            settings,
+            open_sink=open_sink,
+            on_tick=self._tick,
+            on_shadow=lambda call, info: self.shadow.offer(call, info),
+        )
         self.matches = compile_match(settings.match)
         self.engine_clients = EngineClients()
         self.degraded: dict[str, str] = {}
@@ -199,9 +205,6 @@ class Runtime:
             self._refreshed_at = now
             self.poll()
         return self.target
-
-    def _on_shadow(self, call: Call, info: TrajectoryInfo) -> None:
-        self.shadow.offer(call, info)
 
     def allows(self, *, challenger: bool = False) -> bool:
         """Return whether the circuit breakers let a call go to the engine."""

@@ -56,7 +56,7 @@ def run_proxy(
         on_ready: called with the address for callers, `http://HOST:PORT/v1`, once requests are answered.
         drain_s: how long running requests may take to finish.
         stop: ends the server when set, for callers that run it in a thread.
-        settings: arguments of `patch()`.
+        settings: passed on to `patch()`, which documents them.
 
     Raises:
         ConfigError: if an address or setting is impossible, or the address is beyond loopback and there is no key.
@@ -65,6 +65,7 @@ def run_proxy(
     """
     with listen(host, port, key=key, what="your provider and your store") as sock:
         _check_upstream(upstream, sock.getsockname()[1])
+        # After the checks of the addresses, so that a wrong one leaves this process unpatched.
         patch(**settings)
         try:
             here = url_of(host, sock) + PREFIX
@@ -168,6 +169,7 @@ class _Gateway:
     async def _call(self, caller: Caller, surface: str, sent: Sent, body: dict[str, Any]) -> None:
         with _context_of(caller) as ours:
             response = await self.upstream.call(surface, sent, body, stream=bool(body.get("stream")))
+            # The SDK has read the answer, so it is handed out decoded and with a new length.
             if response.is_closed:
                 headers = for_caller(response.headers.raw, without=_NOT_AS_THEY_CAME)
                 await caller.answer(response.status_code, headers + ours, response.content)
@@ -238,6 +240,7 @@ class _KeyGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] != "/health":
+            # Compared in constant time, so that timing tells nothing about the key.
             given = first(scope["headers"], KEY) or b""
             if not hmac.compare_digest(given, self._key):
                 message = "the proxy's key is missing or wrong; send it as the header x-art-key"

@@ -38,7 +38,7 @@ class Sent:
     """A request as the caller sent it.
 
     Attributes:
-        method: in upper case.
+        method: HTTP method in upper case, such as `POST`.
         url: the address at upstream.
         content: the body; an asynchronous iterator of bytes if it was not read yet.
         decoded: whether the answer is handed out decoded, so that it must come in an encoding that the library knows.
@@ -99,6 +99,8 @@ class Upstream:
         Raises:
             Unreachable: if upstream did not answer.
         """
+        # By a context variable: the SDK has no argument through which a ready request could be passed to
+        # `_build_request`.
         token = _SENT.set(sent)
         try:
             return await self._client.post(
@@ -137,6 +139,7 @@ class Upstream:
 
 def _as_sent(pool: Any, sent: Sent) -> Any:
     headers = sent.headers
+    # gzip is the one encoding that every version of the HTTP library decodes.
     if sent.decoded:
         accepts_gzip = b"gzip" in (first(headers, b"accept-encoding") or b"").lower()
         headers = for_upstream(headers, without=frozenset({b"accept-encoding", b"content-length"}))
@@ -146,6 +149,7 @@ def _as_sent(pool: Any, sent: Sent) -> Any:
     request = pool.build_request(sent.method, sent.url, headers=headers, content=sent.content)
     for name in _ADDED_BY_THE_LIBRARY:
         if first(headers, name) is None:
+            # The library adds its own values for these headers if the caller sent none.
             del request.headers[name.decode()]
     return request
 

@@ -72,6 +72,7 @@ def hang(answer: dict[str, Any], request: JSON, *, started_at: float, duration_m
             "params": params,
             "prompt_ids": prompt,
             "ids": _packed(_IDS, as_ids(choice.get("token_ids"))),
+            # As doubles, which hold the numbers of the JSON without rounding.
             "logprobs": _packed(_NUMBERS, None if logprobs is None else [token["logprob"] for token in logprobs]),
             "prompt_tokens": as_count((answer.get("usage") or {}).get("prompt_tokens")) or 0,
         }

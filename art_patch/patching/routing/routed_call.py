@@ -24,7 +24,7 @@ from art_patch.patching.routing.pins import Key, sticky_key
 from art_patch.patching.routing.target import Target
 from art_patch.patching.runtime import Runtime
 from art_patch.patching.sdk.stream_tap import StreamTap, install
-from art_patch.patching.sdk.surfaces import Surface, surface_of
+from art_patch.patching.sdk.surfaces import Chat, surface_of
 from art_patch.recording import Exchange, in_share
 
 # The call that is inside `request` now. `_process_response`, which the SDK calls further down, finds it here.
@@ -73,7 +73,7 @@ class RoutedCall:
     def __init__(
         self,
         runtime: Runtime,
-        surface: Surface,
+        surface: Chat,
         client: Any,
         options: Any,
         stream: bool,

@@ -21,40 +21,22 @@ from art_patch.settings import Match, Settings
 from art_patch.types import Api
 
 
-class Surface:
-    """One surface of the API. It has no state."""
+class Chat:
+    """Chat completions: the API that the engine speaks. The other surfaces derive from it. No surface has a state."""
 
-    api: ClassVar[Api]
+    api: ClassVar[Api] = "chat"
     needs_model: ClassVar[bool] = True
 
     def why_not_routed(self, options: Any, stream: bool, settings: Settings) -> str | None:
         """Return why the engine cannot answer this call; `None` if it can."""
-        raise NotImplementedError
-
-    def to_engine_request(self, options: Any, target: Target, client: Any) -> Any:
-        """Return the request options for the engine. `options` itself stays as it is, for upstream."""
-        raise NotImplementedError
-
-    def rewriter(self, options: Any, local: Any) -> ResponseRewriter:
-        """Return the rewriter for the engine's answer to `local`, the request options made from `options`."""
-        raise NotImplementedError
-
-
-class Chat(Surface):
-    """Chat completions: the API that the engine speaks."""
-
-    api = "chat"
-
-    def why_not_routed(self, options: Any, stream: bool, settings: Settings) -> str | None:
-        """Return why the engine cannot answer this chat completion; `None` if it can."""
         return why_not_routed(options, stream)
 
     def to_engine_request(self, options: Any, target: Target, client: Any) -> Any:
-        """Return the same chat completion for the champion."""
+        """Return the request options for the engine. `options` itself stays as it is, for upstream."""
         return to_engine_request(options, target, client)
 
     def rewriter(self, options: Any, local: Any) -> ResponseRewriter:
-        """Return a rewriter that keeps the fields that the app has asked for."""
+        """Return the rewriter for the engine's answer to `local`, the request options made from `options`."""
         body, given = local.json_data, options.json_data
         extra: Any = getattr(options, "extra_json", None) or {}
         return ResponseRewriter(
@@ -66,7 +48,7 @@ class Chat(Surface):
         )
 
 
-class Completions(Surface):
+class Completions(Chat):
     """Legacy completions. They are recorded and never routed."""
 
     api = "completions"
@@ -76,7 +58,7 @@ class Completions(Surface):
         return "a completion prompt is not a chat"
 
 
-class Responses(Surface):
+class Responses(Chat):
     """The Responses API, translated to chat completions where nothing gets lost."""
 
     api = "responses"
@@ -102,16 +84,16 @@ class Responses(Surface):
         return rewriter(options, local)
 
 
-_BY_PATH: dict[str, Surface] = {
+_BY_PATH: dict[str, Chat] = {
     "chat/completions": Chat(),
     "completions": Completions(),
     "responses": Responses(),
 }
 # The path as the SDK writes it, so that nearly every call is found without splitting its address.
-_BY_URL: dict[str, Surface] = {f"/{path}": surface for path, surface in _BY_PATH.items()}
+_BY_URL: dict[str, Chat] = {f"/{path}": surface for path, surface in _BY_PATH.items()}
 
 
-def surface_of(options: Any) -> Surface | None:
+def surface_of(options: Any) -> Chat | None:
     """Return the surface of a request; `None` if the request is passed through untouched."""
     url = options.url
     surface = _BY_URL.get(url) or _BY_PATH.get(url.partition("?")[0].strip("/"))
