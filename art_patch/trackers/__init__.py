@@ -1,8 +1,8 @@
-"""The store's runs and policies, sent to the trackers that teams use already.
+"""Sends runs and policies from the store to W&B, Langfuse, OTLP, MLflow, TensorBoard and Prometheus.
 
-The job and the command line send; the app never does, so no call of an app waits for a tracker. `episodes` makes plain
-records of the store's data and knows no tracker. Each tracker's module writes such records with that tracker's own
-client. `delivery` notes each written item in the store's table `sent`, so a second export writes nothing twice.
+Only the command line sends. The app never does, so no call of an app waits for a tracker. `episodes` makes plain
+records from the store's data and knows no tracker. Each tracker writes these records with its own client. `delivery`
+notes each written item in the store's table `sent`, so a second export writes nothing twice.
 """
 
 # pyright: reportUnusedImport=false
@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from art_patch.trackers.delivery import feed, pages_of_episodes
     from art_patch.trackers.episodes import Episode, TraceTracker, Tracker, trace_id_of, without_login
     from art_patch.trackers.langfuse_traces import Langfuse, langfuse_api
-    from art_patch.trackers.mlflow_runs import Mlflow
     from art_patch.trackers.otlp import Otlp
+    from art_patch.trackers.policy_metrics import Mlflow, TensorBoard
     from art_patch.trackers.prometheus import exposition
-    from art_patch.trackers.tensorboard_scalars import TensorBoard
     from art_patch.trackers.wandb_runs import Wandb
 else:
     __getattr__ = lazily(
@@ -28,10 +27,9 @@ else:
             "delivery": "feed pages_of_episodes",
             "episodes": "Episode TraceTracker Tracker trace_id_of without_login",
             "langfuse_traces": "Langfuse langfuse_api",
-            "mlflow_runs": "Mlflow",
             "otlp": "Otlp",
+            "policy_metrics": "Mlflow TensorBoard",
             "prometheus": "exposition",
-            "tensorboard_scalars": "TensorBoard",
             "wandb_runs": "Wandb",
         },
     )

@@ -1,11 +1,7 @@
-"""From the store to a tracker: every item that the tracker does not have yet.
+"""Sends to a tracker every item that it does not have yet.
 
-Items are sent page by page and noted in the store's table `sent` after the tracker took them. A second run sends
-nothing. A run that was interrupted goes on, and sends at most one page again, under the same ids. The runs that were
-sent are noted as an export, so that erasing a user names the tracker.
-
-Runs are sent once they have ended, because a tracker cannot take a span back. Copies that the app never saw are not
-sent.
+Items are sent page by page, and noted in the store's table `sent` after the tracker received them. A second export
+sends nothing. After an interruption the next export sends at most one page again, under the same ids.
 """
 
 from __future__ import annotations
@@ -25,14 +21,11 @@ Progress = Callable[[str, int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Feeding:
-    """The result of `feed`.
+    """The result of `feed`. The numbers count runs (`episodes`) and policies (`steps`) that were read, and items.
 
     Attributes:
-        target: the tracker with its address.
-        episodes: number of runs that were read.
-        steps: number of policies that were read.
-        written: number of items that were written.
-        already_there: number of items that the tracker had.
+        target: the tracker and its address.
+        already_there: number of items that were not written, because the tracker had them.
     """
 
     target: str
@@ -57,15 +50,13 @@ def feed(
     """Write the items that the tracker does not have yet.
 
     Args:
-        store: the project's store, which also notes what was sent.
-        tracker: the tracker to write to.
-        wanted: which runs; policies are sent in any case.
-        who: the person or job, for the ledger.
+        wanted: selects the runs; all policies are sent in any case.
+        who: the person or job that the audit log names.
         progress: called with stage, done, total and a note after each page.
         now: seconds since the epoch.
         adapters: directory of the project's policies; files elsewhere are not sent, whatever the store says.
-        filters: the user's choice of runs, for the audit log.
-        again: also write items that were sent already, because the tracker has lost them.
+        filters: the user's selection of runs in words, for the audit log.
+        again: also write items that were sent before, for a tracker that has lost them.
 
     Raises:
         TrackerError: the tracker cannot be reached, or refused.
@@ -80,7 +71,7 @@ def feed(
                 items = [item for episode in page for item in tracker.of_episode(episode)]
                 new = _new(store, tracker, items, again)
                 if new and note is None:
-                    # Before the first page leaves, so that no data is out without a note of it.
+                    # Before the first page leaves. The erasure of a user names all trackers that are noted here.
                     kept = store.transfers.note_export(
                         tracker.target, tracker.name, who=who, now=now, filters=filters, at_once=True
                     )
@@ -105,15 +96,15 @@ def feed(
 
 
 def _with_files(policy: Policy, adapters: Path) -> Policy:
-    """Return the policy, without its path if that is not the policy's own directory."""
-    # Any process that may write the store could name a directory there, whose files would then be sent.
+    """Return the policy; without its path if the path is not the policy's own directory."""
+    # A process that can write the store could put any directory there, and its files would be sent to the tracker.
     path = None if policy.path is None else Path(policy.path)
     own = path is not None and path.name == policy.name and path.parent.resolve() == adapters.resolve()
     return policy if own else replace(policy, path=None)
 
 
 def pages_of_episodes(store: Store, wanted: Filter) -> Iterator[list[Episode]]:
-    """Return the matching runs, newest first, a page at a time."""
+    """Yield the selected runs page by page, newest first."""
     for ids in _pages(store, wanted):
         rewards = {one.id: one.reward for one in store.browse.summaries(ids)}
         yield [Episode(trajectory, rewards.get(trajectory.id)) for trajectory in store.read.trajectories(ids)]
@@ -127,7 +118,7 @@ def _pages(store: Store, wanted: Filter) -> Iterator[list[str]]:
 
 
 def _rewards(store: Store) -> dict[str, list[float]]:
-    """Return, by policy, the rewards of the runs that it answered alone."""
+    """Return for each policy the rewards of the runs in which it answered all calls."""
     found: dict[str, list[float]] = defaultdict(list)
     for ids in _pages(store, Filter()):
         for one in store.browse.summaries(ids):
@@ -147,5 +138,5 @@ def _new(store: Store, tracker: Tracker, items: Iterable[Item], again: bool) -> 
 def _write(store: Store, tracker: Tracker, items: list[Item], now: float) -> None:
     if items:
         tracker.write(items)
-        # Afterwards: items that the tracker did not take are sent again.
+        # After the write, so that items which the tracker refused are sent again.
         store.sent.add(tracker.target, [SentItem(one.key, one.digest, one.trajectory_id) for one in items], now=now)

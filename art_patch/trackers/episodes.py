@@ -1,8 +1,7 @@
-"""The records that trackers are given (episodes, training steps), the protocols of a tracker, and shared names. Pure.
+"""The records that trackers get, the protocols of a tracker, and names that all trackers share. Pure.
 
-An episode is a run of the agent as it is in the store, with its reward. A training step is one policy with everything
-that the job recorded of it. Its nested metrics become flat ones, because every tracker plots those. A metric that was
-not measured is left out, so that a curve has a gap and never a zero.
+An episode is a run of the agent with its reward; it also becomes a row of the table of runs, and counts in the table
+of tools. A training step is one policy with all metrics that the job recorded of it.
 """
 
 from __future__ import annotations
@@ -11,12 +10,14 @@ import hashlib
 import json
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast, runtime_checkable
+from datetime import UTC, datetime
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 from urllib.parse import urlsplit
 
+from art_patch.otel import input_messages, output_messages
 from art_patch.types import JSON, Policy, PolicyState, Trajectory
 
 _BOOKKEEPING = frozenset({"checks", "config", "corrections_upto", "history", "job", "waits"})
@@ -26,19 +27,14 @@ _DECIDED: Mapping[PolicyState, float] = {"champion": 1.0, "retired": 1.0, "rejec
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """A run of the agent.
-
-    Attributes:
-        trajectory: the run with its calls, spans and scores.
-        reward: the reward that it is trained with; `None` if it was not judged.
-    """
+    """A run of the agent with the reward that training uses; the reward is `None` if the run was not judged."""
 
     trajectory: Trajectory
     reward: float | None = None
 
     @property
     def ended_at(self) -> float:
-        """When its block, its last call or its last span ended, whichever was latest."""
+        """The latest end of the run's block, calls and spans, in seconds since the epoch."""
         trajectory = self.trajectory
         # A run without a block has no end of its own, and a call can outlast the block: a stream that is read later.
         calls = (call.started_at + call.duration_ms / 1000 for call in trajectory.calls)
@@ -47,12 +43,12 @@ class Episode:
 
     @property
     def failed(self) -> bool:
-        """Whether its block or one of its calls failed."""
+        """Whether the run's block or one of its calls failed."""
         return self.trajectory.info.error is not None or any(call.status != "ok" for call in self.trajectory.calls)
 
     @property
     def actions(self) -> Counter[str]:
-        """How often the agent asked for each tool."""
+        """Number of requests for each tool, by the tool's name."""
         return Counter(
             str(cast("Mapping[str, Any]", asked.get("function") or {}).get("name"))
             for call in self.trajectory.calls
@@ -64,13 +60,12 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """One policy.
+    """One policy with its metrics. All numbers are finite.
 
     Attributes:
-        policy: the policy as it is in the store.
-        metrics: by name, such as `train/kl_nats`, `gate/lower_bound`, `gate/won`, `reward/mean`; finite.
-        history: metrics of each optimizer step of the update, in order; finite.
-        params: settings of the update, such as `learning_rate`; JSON where a value is no text.
+        metrics: by name, such as `train/kl_nats`, `gate/lower_bound`, `gate/won`, `reward/mean`.
+        history: metrics of each optimizer step of the update, in order.
+        params: settings of the update, such as `learning_rate`; a value that is no text is written as JSON.
     """
 
     policy: Policy
@@ -84,10 +79,10 @@ class Item:
     """One thing to write to a tracker.
 
     Attributes:
-        key: unique at the tracker.
-        digest: changes with the content; an item that was sent with this digest is not sent again.
-        payload: as the tracker's client takes it.
-        trajectory_id: the run whose data it is; `None` for a policy's.
+        key: identifies the item at this tracker.
+        digest: changes whenever the content changes. An item whose key and digest were sent before is not sent again.
+        payload: the content in the form that the tracker's `write` expects.
+        trajectory_id: the run that the content comes from, so that an erasure finds it; `None` for a policy's item.
     """
 
     key: str
@@ -97,18 +92,18 @@ class Item:
 
 
 class Tracker(Protocol):
-    """A place where items are written. It also is a `MetricTracker`, a `TraceTracker`, or both.
+    """A service or directory that items are written to. It also is a `MetricTracker`, a `TraceTracker`, or both.
 
     Attributes:
         name: the kind of tracker, such as `wandb`.
-        target: the kind with its address, without secrets.
+        target: the kind and the address, without secrets; the store notes under it what was sent.
     """
 
     name: str
     target: str
 
     def write(self, items: Sequence[Item]) -> None:
-        """Write items; return once the tracker has them.
+        """Write items, and return once the tracker has received them.
 
         Raises:
             TrackerError: the tracker cannot be reached, or refused.
@@ -118,19 +113,19 @@ class Tracker(Protocol):
 
 @runtime_checkable
 class MetricTracker(Tracker, Protocol):
-    """A tracker for training steps."""
+    """A tracker that shows policies and their updates."""
 
     def of_step(self, step: TrainingStep) -> Iterable[Item]:
-        """Return the items of a policy."""
+        """Return the items that show a policy."""
         ...
 
 
 @runtime_checkable
 class TraceTracker(Tracker, Protocol):
-    """A tracker for runs of the agent; a tracker that is none is never given runs, and they are not read for it."""
+    """A tracker that shows runs of the agent. For other trackers no run is read from the store."""
 
     def of_episode(self, episode: Episode) -> Iterable[Item]:
-        """Return the items of a run."""
+        """Return the items that show a run."""
         ...
 
 
@@ -139,7 +134,7 @@ class TableTracker(TraceTracker, Protocol):
     """A tracker that also writes tables over all runs."""
 
     def of_episodes(self) -> Iterable[Item]:
-        """Return the items of all runs together, after `of_episode` was called with each."""
+        """Return the tables of all runs. Called once, after `of_episode` was called with each run."""
         ...
 
 
@@ -168,6 +163,7 @@ def _flat(metrics: JSON, prefix: str) -> Iterable[tuple[str, float]]:
             continue
         name = f"{prefix}{key}"
         if isinstance(value, bool | int | float):
+            # A metric that was not measured is left out: a curve then has a gap and not a wrong zero.
             if math.isfinite(value):
                 yield name, float(value)
         elif isinstance(value, Mapping):
@@ -175,18 +171,103 @@ def _flat(metrics: JSON, prefix: str) -> Iterable[tuple[str, float]]:
 
 
 def without_login(url: str) -> str:
-    """Return an address without user and password, for messages and logs."""
+    """Return a URL without user name and password, for messages and logs."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in parts.netloc else url
 
 
 def trace_id_of(trajectory_id: str) -> str:
-    """Return the trace id, 32 hex digits, under which a run is sent: its own id if that is one, else a hash of it."""
+    """Return the OpenTelemetry trace id of a run, 32 hex digits: the run's own id if it is valid, else a hash of it."""
     own = trajectory_id.lower()
     # A trace id of zeros is invalid by OpenTelemetry's specification.
     return own if _TRACE_ID.fullmatch(own) and int(own, 16) else hash_of(trajectory_id, 16).hex()
 
 
 def hash_of(text: str, size: int) -> bytes:
-    """Return a hash of `size` bytes, the same in every process, so that sending twice makes the same ids."""
+    """Return a hash of `size` bytes. It is the same in every process, so that sending twice makes the same ids."""
     return hashlib.blake2b(text.encode(), digest_size=size).digest()
+
+
+Cell: TypeAlias = str | float | bool | None
+
+EPISODE_COLUMNS = (
+    "trajectory", "name", "started", "duration_s", "policies", "calls", "prompt_tokens", "completion_tokens",
+    "tool_calls", "reward", "failed", "error", "task", "session", "user", "tags",
+)  # fmt: skip
+CONTENT_COLUMNS = ("input", "output")
+"""Messages of the last call, in the form of OpenTelemetry's GenAI conventions."""
+
+ACTION_COLUMNS = (
+    "tool", "times", "share", "runs", "results", "failed_results", "success_share", "mean_reward",
+)  # fmt: skip
+"""Results are spans of the kind `tool`, which a framework or the app reported. The mean reward is that of the runs that
+asked for the tool. A share or mean of nothing is `None`."""
+
+
+def episode_row(episode: Episode, *, content: bool) -> tuple[Cell, ...]:
+    """Return the cells of a run in the order of `EPISODE_COLUMNS`; with `content` also those of `CONTENT_COLUMNS`."""
+    info, calls = episode.trajectory.info, episode.trajectory.calls
+    row: tuple[Cell, ...] = (
+        info.id,
+        info.name,
+        datetime.fromtimestamp(info.started_at, UTC).isoformat(timespec="seconds"),
+        round(episode.ended_at - info.started_at, 3),
+        ", ".join(sorted({call.policy or "upstream" for call in calls})),
+        len(calls),
+        sum(call.prompt_tokens for call in calls),
+        sum(call.completion_tokens for call in calls),
+        episode.actions.total(),
+        episode.reward,
+        episode.failed,
+        info.error or next((call.error for call in calls if call.error), None),
+        info.scenario_key,
+        info.session_id,
+        info.user_id,
+        ", ".join(info.tags),
+    )
+    if not content:
+        return row
+    said = (input_messages(calls[-1]), output_messages(calls[-1])) if calls else (None, None)
+    return (*row, *(None if some is None else json.dumps(some, ensure_ascii=False) for some in said))
+
+
+class ActionTable:
+    """Counts the agent's requests for tools, and the tools' results, over many runs."""
+
+    def __init__(self) -> None:
+        """Start with empty counts."""
+        self._times, self._runs = Counter[str](), Counter[str]()
+        self._results, self._failed = Counter[str](), Counter[str]()
+        self._rewards: dict[str, list[float]] = defaultdict(list)
+
+    def add(self, episode: Episode) -> None:
+        """Count the tools of one run."""
+        asked = episode.actions
+        self._times.update(asked)
+        self._runs.update(asked.keys())
+        for name in asked if episode.reward is not None else ():
+            self._rewards[name].append(episode.reward or 0.0)
+        # A tool that was still at work when the run ended has no result.
+        done = [span for span in episode.trajectory.spans if span.kind == "tool" and span.ended_at is not None]
+        self._results.update(span.name for span in done)
+        self._failed.update(span.name for span in done if span.error is not None)
+
+    def rows(self) -> list[tuple[Cell, ...]]:
+        """Return a row for each tool in the order of `ACTION_COLUMNS`, the most frequent tool first."""
+        # Tools may have results without having been asked for by a model: the app called them itself.
+        names = sorted({*self._times, *self._results}, key=lambda name: (-self._times[name], name))
+        return [self._row(name) for name in names]
+
+    def _row(self, name: str) -> tuple[Cell, ...]:
+        total, results, failed = self._times.total(), self._results[name], self._failed[name]
+        rewards = self._rewards.get(name, ())
+        return (
+            name,
+            self._times[name],
+            self._times[name] / total if total else None,
+            self._runs[name],
+            results,
+            failed,
+            (results - failed) / results if results else None,
+            math.fsum(rewards) / len(rewards) if rewards else None,
+        )

@@ -1,21 +1,14 @@
-"""Training and runs of the agent in Weights & Biases: what W&B calls runs, in a group of our project's name.
+"""Policies, updates and runs of the agent in Weights & Biases, as runs of W&B in a group of the project's name.
 
-| W&B's run | job type | holds |
+| W&B's run | job type | content |
 |---|---|---|
-| `NAME` | `policies` | a point a policy, over `policy_step`: reward, gate, KL, loss; `champion` in its summary |
-| `NAME@STEP` | `update` | a point an optimizer step, over `update_step`; settings as config; the adapter as output |
-| the project's name | `episodes` | the tables `episodes`, one row a run of the agent, and `actions`, one row a tool |
+| `NAME` | `policies` | one point for each policy, over `policy_step`: reward, gate, KL, loss; the champion |
+| `NAME@STEP` | `update` | one point for each optimizer step, over `update_step`; settings; the adapter |
+| the project's name | `episodes` | the tables `episodes`, one row for each run, and `actions`, one for each tool |
 
-The adapter is an artifact `NAME` of the type `model`, a version a policy, with the alias `step-STEP`. It holds the
-manifest, which names the base and the hash of every file; with `weights` also the weights.
-
-The id of a run of W&B's is a hash of our names, so a second export resumes the run. A metric that changed is one more
-point at its step, and W&B shows the later one. The tables hold the newest `MOST_ROWS` runs that were read. They are
-written whole, as a new version, whenever a row changed or is gone.
-
-Offline, each export with something new writes files beside the earlier ones; `wandb sync` takes the files of one run in
-the order in which they were written. It takes the summary from the last file alone, and the summary shows the tables.
-So whenever anything of a run is written, its whole summary is written with it.
+The adapter is a version of the artifact `NAME`, of the type `model`, with the alias `step-STEP`. It holds the manifest,
+which names the base and the hash of every file; with `weights` also the weights. A metric that changed is one more
+point at its step, and W&B shows the later one.
 """
 
 from __future__ import annotations
@@ -33,22 +26,14 @@ import wandb  # pyright: ignore[reportMissingImports] - not in the tests' own en
 
 from art_patch.errors import TrackerError
 from art_patch.policies import MANIFEST
-from art_patch.trackers.episodes import Episode, Item, TrainingStep, hash_of, without_login
-from art_patch.trackers.run_tables import (
-    ACTION_COLUMNS,
-    CONTENT_COLUMNS,
-    EPISODE_COLUMNS,
-    ActionTable,
-    Cell,
-    episode_row,
-)
+from art_patch.trackers import episodes as records
+from art_patch.trackers.episodes import Cell, Episode, Item, TrainingStep
 from art_patch.types import JSON, Policy
 
 MOST_ROWS = 200_000
-"""As many as W&B takes in a table."""
+"""Limit of W&B for one table; the newest runs are kept."""
 
-# How long W&B may take to send what it has queued, before the export fails.
-_FINISH_S = 600.0
+_FINISH_S = 600.0  # W&B sends in the background; if its queue is not empty after this time, the export fails
 _Job: TypeAlias = Literal["policies", "update", "episodes"]
 _AXES: Mapping[_Job, str] = {"policies": "policy_step", "update": "update_step"}
 
@@ -62,7 +47,7 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of one of W&B's runs; points with the same value on the axis become one point."""
+    """A part of one run of W&B. Points with the same value on the axis become one point."""
 
     job: _Job
     run: str
@@ -73,7 +58,7 @@ class _Part:
 
 
 class Wandb:
-    """A project in Weights & Biases, or a directory that is synchronised later."""
+    """A project in Weights & Biases, or a directory that `wandb sync` sends later."""
 
     name = "wandb"
 
@@ -87,18 +72,18 @@ class Wandb:
         content: bool = False,
         weights: bool = False,
     ) -> None:
-        """Read W&B's own settings; connections are made when something is written.
+        """Read W&B's own settings. Connections are made when something is written.
 
         Args:
             project: name of the project in W&B.
-            group: name of our project, which groups the runs.
-            entity: W&B's team or user; W&B's own setting unless given.
-            offline: directory for offline runs; W&B's mode and settings decide unless given.
-            content: whether the table holds the texts of each run's last call.
-            weights: whether all files of an adapter are sent, or the manifest alone.
+            group: name of the project in art_patch.
+            entity: W&B's team or user; default: W&B's own setting.
+            offline: directory for offline runs; default: W&B's mode and settings decide.
+            content: whether the table of runs holds the messages of each run's last call.
+            weights: whether all files of an adapter are sent, or only its manifest.
 
         Raises:
-            TrackerError: W&B is switched off.
+            TrackerError: W&B is switched off by `WANDB_MODE`.
         """
         settings: Any = wandb.setup().settings
         # W&B itself would accept everything and keep nothing.
@@ -107,17 +92,17 @@ class Wandb:
         if offline is None and settings.mode in ("offline", "dryrun"):
             offline = Path(settings.root_dir)
         self._directory = None if offline is None else offline.absolute()
-        place = without_login(settings.base_url) if self._directory is None else f"offline {self._directory}"
+        place = records.without_login(settings.base_url) if self._directory is None else f"offline {self._directory}"
         entity = entity or settings.entity
         self.target = f"wandb {place} {project if entity is None else f'{entity}/{project}'}"
         self._project, self._entity, self._group = project, entity, group
         self._content, self._weights = content, weights
         self._summaries: dict[tuple[_Job, str], dict[str, Any]] = defaultdict(dict)
         self._rows: list[Sequence[Cell]] = []
-        self._actions = ActionTable()
+        self._actions = records.ActionTable()
 
     def of_step(self, step: TrainingStep) -> Iterable[Item]:
-        """Return the metrics, the history, the settings, the state and the adapter."""
+        """Return items for the policy's metrics, update history, settings, state and adapter."""
         policy, key = step.policy, f"policy:{step.policy.name}"
         for name, value in step.metrics.items():
             point = {_AXES["policies"]: policy.step, name: value}
@@ -143,27 +128,27 @@ class Wandb:
             yield Item(f"{key}:{kind}", "", self._part("update", policy.name, adapter=(policy, files)))
 
     def of_episode(self, episode: Episode) -> Iterable[Item]:
-        """Return the run's row; it is written with the table, and noted by itself so that erasing finds it."""
+        """Return an item for the run's row. The table is written whole; this item lets an erasure find the row."""
         key = episode.trajectory.id
         self._actions.add(episode)
-        row = episode_row(episode, content=self._content)
+        row = records.episode_row(episode, content=self._content)
         if len(self._rows) < MOST_ROWS:
             self._rows.append(row)
             yield Item(f"episode:{key}", _digest(row), None, key)
 
     def of_episodes(self) -> Iterable[Item]:
-        """Return the tables."""
-        columns = (*EPISODE_COLUMNS, *(CONTENT_COLUMNS if self._content else ()))
+        """Return the tables of runs and of tools. They are written whole whenever a row changed or is gone."""
+        columns = (*records.EPISODE_COLUMNS, *(records.CONTENT_COLUMNS if self._content else ()))
         # Without rows, too: the rows that W&B has may have been erased here.
         tables = (
             _Table("episodes", columns, self._rows),
-            _Table("actions", ACTION_COLUMNS, self._actions.rows()),
+            _Table("actions", records.ACTION_COLUMNS, self._actions.rows()),
         )
         digest = _digest([[table.columns, table.rows] for table in tables])
         yield Item("tables", digest, self._part("episodes", self._group, tables=tables))
 
     def write(self, items: Sequence[Item]) -> None:
-        """Write items, by W&B's run.
+        """Write items to their runs in W&B.
 
         Raises:
             TrackerError: W&B cannot be reached, or refused.
@@ -177,6 +162,8 @@ class Wandb:
             for (job, name), some in parts.items():
                 with self._open(job, name) as run:
                     self._log(run, job, some)
+                    # The whole summary each time. Offline, every export is a file of its own, and `wandb sync` takes
+                    # the summary of the last file only. A part of it would hide the tables of earlier files.
                     run.summary.update(self._summaries[job, name])
         except (wandb.Error, OSError) as error:
             raise TrackerError(
@@ -185,7 +172,7 @@ class Wandb:
             ) from error
 
     def _part(self, job: _Job, run: str, **holds: Any) -> _Part:
-        """Return a part, and add its points to the run's summary: the last value of each metric on the axis."""
+        """Return a part of a W&B run, and add its points to the run's summary, which shows each metric's last value."""
         part = _Part(job, run, **holds)
         known = self._summaries[job, run]
         for point in part.points:
@@ -197,7 +184,7 @@ class Wandb:
 
     @contextmanager
     def _open(self, job: _Job, name: str) -> Generator[Any]:
-        """Begin one of W&B's runs or resume it; at the end of the block wait until W&B has all of it."""
+        """Begin or resume a run of W&B. At the end of the block, wait until W&B has received everything."""
         with TemporaryDirectory(prefix="art_patch-wandb-", ignore_cleanup_errors=True) as passing:
             place = self._directory or Path(passing)
             # Private, because W&B writes its files there with the rights that the umask leaves.
@@ -208,7 +195,8 @@ class Wandb:
                 group=self._group,
                 job_type=job,
                 name=name,
-                id=hash_of(f"{self._group}:{job}:{name}", 8).hex(),
+                # The same id in every export, so a later export resumes the run.
+                id=records.hash_of(f"{self._group}:{job}:{name}", 8).hex(),
                 # Goes on with the run of this id, or begins it. `create_new`: this process opens several runs, one
                 # after another.
                 resume="allow",
@@ -292,4 +280,4 @@ def _quiet() -> Any:
 
 
 def _digest(value: Any) -> str:
-    return hash_of(json.dumps(value), 8).hex()
+    return records.hash_of(json.dumps(value), 8).hex()

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from art_patch.trackers import Episode
-from art_patch.trackers.run_tables import ActionTable, episode_row
+from art_patch.trackers.episodes import ActionTable, episode_row
 from art_patch.types import SpanInfo, Trajectory, TrajectoryInfo
 from tests.support.factory import make_call, make_trajectory
 from tests.support.run_samples import tool_run

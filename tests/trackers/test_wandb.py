@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from art_patch.trackers.run_tables import ACTION_COLUMNS, CONTENT_COLUMNS, EPISODE_COLUMNS
+from art_patch.trackers.episodes import ACTION_COLUMNS, CONTENT_COLUMNS, EPISODE_COLUMNS
 from tests.support.environments import ENVIRONMENT, environment, say
 
 pytestmark = [

@@ -1,31 +1,88 @@
-"""Training steps as MLflow's runs: one run a policy, in an experiment of the project's name.
+"""Policies and their updates in TensorBoard and in MLflow. Runs of the agent are not sent there as metrics.
 
-A run has the policy's name, and the tag `art_patch.policy`, by which it is found again. It holds
+A metric that changed, such as the mean reward of a policy that still serves, is written once more at the same step.
+Both tools show the later value.
 
-- metrics: those of the policy at its step, and `update/...` of each optimizer step,
-- parameters: the settings of the update; tags: base, parent and state,
-- an artifact: the adapter's manifest, which names the base and the hash of every file.
-
-A metric that changed is logged once more, and MLflow shows the later value. Runs of the agent go to MLflow as traces,
-over OTLP. `uri` is MLflow's: an address of its server, or `sqlite:////absolute/mlflow.db`.
+The packages are imported when a tracker is made, so that each needs only its own.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from mlflow import MlflowClient  # pyright: ignore[reportMissingImports] - not in the tests' own environment
-from mlflow.entities import Metric, Param, RunTag  # pyright: ignore[reportMissingImports]
-from mlflow.exceptions import MlflowException  # pyright: ignore[reportMissingImports]
+from urllib.parse import quote
 
 from art_patch.errors import TrackerError
 from art_patch.policies import MANIFEST
 from art_patch.trackers.episodes import Item, TrainingStep, without_login
 from art_patch.types import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class _Scalar:
+    run: str
+    tag: str
+    value: float
+    step: int
+    at: float
+
+
+class TensorBoard:
+    """A directory of TensorBoard's event files.
+
+    Its run `NAME` has one point for each policy: the metrics of `NAME@STEP` at STEP. Its run `NAME@STEP` has one point
+    for each optimizer step of that policy's update, as `update/loss` and so on.
+    """
+
+    name = "tensorboard"
+
+    def __init__(self, directory: Path) -> None:
+        """Import TensorBoard. The directory is made when there is something to write."""
+        from tensorboard.summary import Writer
+
+        self._writer = Writer
+        self._directory = directory.absolute()
+        self.target = f"tensorboard {self._directory}"
+
+    def of_step(self, step: TrainingStep) -> Iterable[Item]:
+        """Return one item for each metric of the policy, and one for the whole history of its update."""
+        policy = step.policy
+        for name, value in step.metrics.items():
+            scalar = _Scalar(policy.model, name, value, policy.step, policy.created_at)
+            yield Item(f"policy:{policy.name}:{name}", repr(value), [scalar])
+        if step.history:
+            scalars = [
+                _Scalar(policy.name, f"update/{name}", value, number, policy.created_at)
+                for number, metrics in enumerate(step.history)
+                for name, value in metrics.items()
+            ]
+            # An update's history only grows, so its length tells whether it changed.
+            yield Item(f"history:{policy.name}", str(len(step.history)), scalars)
+
+    def write(self, items: Sequence[Item]) -> None:
+        """Write new event files beside the existing ones.
+
+        Raises:
+            TrackerError: the directory cannot be written.
+        """
+        scalars: list[_Scalar] = [scalar for item in items for scalar in item.payload]
+        try:
+            with ExitStack() as stack:
+                # Each `Writer` begins a new file, as event files are not appended to; TensorBoard reads all of them.
+                # `@` and spaces stay readable; other characters that a file's name may not hold are quoted.
+                runs = {
+                    run: stack.enter_context(closing(self._writer(str(self._directory / quote(run, safe="@ ")))))
+                    for run in sorted({scalar.run for scalar in scalars})
+                }
+                for one in scalars:
+                    runs[one.run].add_scalar(one.tag, one.value, one.step, wall_time=one.at)
+        except OSError as error:
+            raise TrackerError(f"{self.target} cannot be written: {error}; choose another directory") from error
+
 
 POLICY_TAG = "art_patch.policy"
 
@@ -34,7 +91,7 @@ _BATCH = 100  # parameters and tags that MLflow takes at once; of metrics it tak
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of one of MLflow's runs; `metrics` are name, value, step."""
+    """A part of one run in MLflow; `metrics` are triples of name, value and step."""
 
     policy: Policy
     metrics: Sequence[tuple[str, float, int]] = ()
@@ -44,25 +101,32 @@ class _Part:
 
 
 class Mlflow:
-    """An MLflow tracking server or database."""
+    """An MLflow tracking server or database, with one run for each policy.
+
+    A run has the policy's name, and a tag `art_patch.policy`, by which it is found again. It holds the policy's metrics
+    at its step, `update/...` for each optimizer step, the settings of the update as parameters, base, parent and state
+    as tags, and the adapter's manifest as an artifact. Runs of the agent go to MLflow as traces over OTLP.
+    """
 
     name = "mlflow"
 
     def __init__(self, uri: str, *, experiment: str, clock: Callable[[], float] = time.time) -> None:
-        """Make the client; the experiment is made when there is something to write.
+        """Make MLflow's client. The experiment is made when there is something to write.
 
         Args:
-            uri: an address, or the URL of a database.
-            experiment: name of the experiment, here that of the project.
+            uri: the address of a server, or a database such as `sqlite:////absolute/mlflow.db`.
+            experiment: name of MLflow's experiment.
             clock: seconds since the epoch; of two values at the same step MLflow shows the later one.
         """
+        from mlflow import MlflowClient  # pyright: ignore[reportMissingImports] - not in the tests' own environment
+
         self.target = f"mlflow {without_login(uri)} {experiment}"
         self._experiment = experiment
         self._clock = clock
         self._client: Any = MlflowClient(tracking_uri=uri)
 
     def of_step(self, step: TrainingStep) -> Iterable[Item]:
-        """Return the metrics, the history, the settings, the state and the manifest."""
+        """Return items for the policy's metrics, update history, settings, state and manifest."""
         policy, key = step.policy, f"policy:{step.policy.name}"
         yield Item(f"{key}:run", "", _Part(policy, params=dict(step.params), tags=_about(policy)))
         yield Item(f"{key}:state", policy.state, _Part(policy, tags={"art_patch.state": policy.state}))
@@ -76,11 +140,13 @@ class Mlflow:
             yield Item(f"{key}:manifest", "", _Part(policy, files=[manifest]))
 
     def write(self, items: Sequence[Item]) -> None:
-        """Log items.
+        """Write items to the runs of their policies.
 
         Raises:
             TrackerError: MLflow cannot be reached, or refused.
         """
+        from mlflow.exceptions import MlflowException  # pyright: ignore[reportMissingImports]
+
         parts: dict[str, list[_Part]] = {}
         for item in items:
             part: _Part = item.payload
@@ -110,6 +176,8 @@ class Mlflow:
         return run.info.run_id
 
     def _log(self, run: str, parts: Sequence[_Part]) -> None:
+        from mlflow.entities import Metric, Param, RunTag  # pyright: ignore[reportMissingImports]
+
         at_ms = int(self._clock() * 1000)
         metrics = [Metric(name, value, at_ms, step) for part in parts for name, value, step in part.metrics]
         params = [Param(name, value) for part in parts for name, value in part.params.items()]
