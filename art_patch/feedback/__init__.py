@@ -1,12 +1,10 @@
-"""Feedback: signed links with which people score a run of the agent, the server behind them, and other tools' scores.
+"""What users think of an answer, on its way into the store as a `Score`, as `art_patch.score()` also writes it.
 
-In: `feedback_url()` in the app, a click in an e-mail or a chat, or an app's own request. Out: a `Score` of source
-`user` in the store, as `art_patch.score()` writes it.
+`links` makes signed links with which people score a run, in an e-mail or a chat; `app` is the server behind them.
+`other_tools` imports scores that people gave in Langfuse and LangSmith.
 
-Rules. A link names one trajectory and one score and is valid until it expires. It is signed with a secret that the link
-does not show. A person with the link can give that one score, again and again, and learns nothing about the store: the
-server's answer does not depend on it. Only a POST writes, because mail scanners follow links. A second answer through
-the same link replaces the first.
+A link names one trajectory and one score, and is valid until it expires. Whoever has the link can give that one score,
+again and again; a later answer replaces the earlier one. The server's answers show nothing of the store.
 
 Making a link needs the standard library only; `app` needs Starlette and uvicorn.
 """
@@ -20,14 +18,20 @@ from art_patch._lib.lazy import lazily
 
 if TYPE_CHECKING:
     from art_patch.feedback.app import run_feedback
-    from art_patch.feedback.files import Feedback, LangfuseScores, LangSmithFeedback, feedback_of, read_feedback
     from art_patch.feedback.links import feedback_url
+    from art_patch.feedback.other_tools import (
+        LangfuseScores,
+        LangSmithFeedback,
+        feedback_of,
+        read_feedback,
+        write_feedback,
+    )
 else:
     __getattr__ = lazily(
         __name__,
         {
             "app": "run_feedback",
-            "files": "Feedback LangfuseScores LangSmithFeedback feedback_of read_feedback",
             "links": "feedback_url",
+            "other_tools": "LangSmithFeedback LangfuseScores feedback_of read_feedback write_feedback",
         },
     )

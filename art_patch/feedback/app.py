@@ -17,6 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from html import escape
+from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qs
 
@@ -37,29 +39,12 @@ from art_patch.types import Score
 if TYPE_CHECKING:
     from art_patch.settings import Redact, Settings
 
-MAX_BODY = 16_384
-"""Bytes; the longest comment fits with every character escaped."""
+MAX_BODY = 16_384  # bytes; the longest comment fits with every character escaped
+LONGEST_COMMENT = 2_000  # characters
 
-LONGEST_COMMENT = 2_000
-"""Characters."""
-
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 1rem/1.5 system-ui, sans-serif; margin: 0; min-height: 100vh; display: grid; place-items: center;
-       background: light-dark(#f4f4f2, #1b1b1d); color: light-dark(#222, #e8e8e6); }
-main { box-sizing: border-box; width: min(26rem, 100vw); padding: 1.75rem; }
-h1 { font-size: 1.25rem; margin: 0 0 1rem; }
-p { margin: 0 0 1rem; }
-.answers { display: grid; grid-template-columns: 1fr 1fr; gap: .75rem; margin: 1rem 0 0; }
-button { font: inherit; padding: .9rem .5rem; border-radius: .6rem; cursor: pointer; color: inherit;
-         border: 1px solid light-dark(#bbb, #555); background: light-dark(#fff, #29292c); }
-button:hover, button:focus-visible, button.chosen { border-color: #2f6fdf; outline: 2px solid #2f6fdf; }
-button span { display: block; font-size: 1.9rem; line-height: 1.3; }
-label { display: block; margin: 0 0 .35rem; }
-textarea { box-sizing: border-box; width: 100%; font: inherit; padding: .6rem; border-radius: .6rem; color: inherit;
-           border: 1px solid light-dark(#bbb, #555); background: light-dark(#fff, #29292c); }
-small { color: light-dark(#666, #aaa); }
-"""
+_PAGE, _FORM_PAGE, _STYLE = (
+    (Path(__file__).with_name("page") / name).read_text("utf-8") for name in ("page.html", "form.html", "style.css")
+)
 
 _STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 
@@ -74,8 +59,6 @@ _HEADERS = {
         "frame-ancestors 'none'; base-uri 'none'"
     ),
 }
-
-_ANSWERS = (("1", "\N{THUMBS UP SIGN}", "It helped"), ("0", "\N{THUMBS DOWN SIGN}", "It did not help"))
 
 _JSON, _FORM = "application/json", "application/x-www-form-urlencoded"
 
@@ -96,14 +79,14 @@ def run_feedback(
     drain_s: float = 5.0,
     stop: threading.Event | None = None,
 ) -> None:
-    """Serve until SIGTERM, SIGINT or `stop`.
+    """Run the feedback server until SIGTERM, SIGINT or `stop`.
 
     Args:
         host: address to listen on. It may be reachable from outside, because every request must bring a signed link.
-        port: 0 takes a free port; `on_ready` is called with the address.
-        advertise: address by which people reach the server, where it differs: a name, a proxy with TLS.
-        on_ready: called with that address once requests are answered.
-        drain_s: how long running requests may take to finish.
+        port: 0 takes a free port.
+        advertise: the address by which people reach the server, if a name or a TLS proxy stands before it.
+        on_ready: called with the server's address once requests are answered.
+        drain_s: seconds that running requests get to finish.
         stop: ends the server when set; for callers that run it in a thread.
 
     Raises:
@@ -136,13 +119,12 @@ def run_feedback(
 def build_app(
     store: Store, *, secret: bytes, project: str, redact: Redact = None, clock: Callable[[], float] = time.time
 ) -> Starlette:
-    """Return the ASGI application.
+    """Return the ASGI application of the feedback server.
 
     Args:
-        store: the project's store, which keeps the answers.
         secret: the key that links are signed with.
         project: the name that links are signed for.
-        redact: see `Settings.redact`; comments pass it before they are kept.
+        redact: removes personal data from comments before they are kept; see `Settings.redact`.
         clock: returns seconds since the epoch.
     """
     desk = _Desk(store, secret, project, redact, clock)
@@ -160,6 +142,8 @@ def build_app(
 
 
 class _Desk:
+    """Answers the two requests of the server, and writes scores to the store."""
+
     def __init__(self, store: Store, secret: bytes, project: str, redact: Redact, clock: Callable[[], float]) -> None:
         self._store = store
         self._secret, self._project = secret, project
@@ -167,12 +151,12 @@ class _Desk:
         self._clock = clock
 
     async def ask(self, request: Request) -> Response:
-        """Show the page. Writes nothing."""
+        """Return the page. Writes nothing, because mail scanners follow links."""
         self._link(request)
         return HTMLResponse(_form(chosen=request.query_params.get("value", "")), headers=_HEADERS)
 
     async def take(self, request: Request) -> Response:
-        """Keep an answer."""
+        """Keep the answer of a form or of an app."""
         link, signature = self._link(request)
         given = await _body(request)
         value, comment = _value(link.name, given.get("value")), _comment(given.get("comment"))
@@ -266,7 +250,7 @@ def _wants_json(request: Request) -> bool:
 def _say(request: Request, status: int, words: str) -> Response:
     if _wants_json(request):
         return JSONResponse({"error": words}, status, headers=_HEADERS)
-    return HTMLResponse(_sentence(words), status, headers=_HEADERS)
+    return HTMLResponse(_page("Feedback", f"<p>{escape(words)}</p>"), status, headers=_HEADERS)
 
 
 async def _health(_: Request) -> Response:
@@ -288,37 +272,22 @@ async def _server_error(request: Request, _: Exception) -> Response:
 
 
 def _form(*, chosen: str = "", comment: str = "", thanks: bool = False) -> str:
-    """Return the page that asks; with `thanks`, the page after an answer, on which it can be changed."""
+    """Return the page with the two buttons; with `thanks` it confirms an answer, which can still be changed."""
     if thanks:
         head, note = "Thank you", "<p>Your answer was noted. You can still change it here.</p>"
     else:
         confirm = "<p>Press the button to confirm your answer.</p>"
         head, note = "Did this help?", confirm if chosen in ("0", "1") else ""
-    buttons = "".join(
-        f'<button name="value" value="{value}"{_mark(value == chosen)}>'
-        f'<span aria-hidden="true">{sign}</span>{words}</button>'
-        for value, sign, words in _ANSWERS
+    mark = ' class="chosen" autofocus'
+    form = Template(_FORM_PAGE).substitute(
+        note=note,
+        longest=LONGEST_COMMENT,
+        comment=escape(comment),
+        helped=mark if chosen == "1" else "",
+        did_not=mark if chosen == "0" else "",
     )
-    return _page(
-        head,
-        f'{note}<form method="post"><label for="comment">What should we know? <small>(if you like)</small></label>'
-        f'<textarea id="comment" name="comment" rows="3" maxlength="{LONGEST_COMMENT}">\n{escape(comment)}</textarea>'
-        f'<div class="answers">{buttons}</div></form>',
-    )
-
-
-def _sentence(text: str) -> str:
-    return _page("Feedback", f"<p>{escape(text)}</p>")
-
-
-def _mark(chosen: bool) -> str:
-    return ' class="chosen" autofocus' if chosen else ""
+    return _page(head, form)
 
 
 def _page(head: str, body: str) -> str:
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="robots" content="noindex">'
-        f"<title>{escape(head)}</title><style>{_STYLE}</style></head>"
-        f"<body><main><h1>{escape(head)}</h1>{body}</main></body></html>"
-    )
+    return Template(_PAGE).substitute(head=escape(head), style=_STYLE, body=body)

@@ -1,8 +1,7 @@
-"""Links: made in the app, read by the server, signed with HMAC-SHA256 by a secret that both know.
+"""Feedback links. The app makes them, the server reads them; both know the secret of their HMAC-SHA256 signature.
 
-`ADDRESS/feedback?trajectory=...&name=...&expires=...&signature=...`. The signature covers the project, too: where
-several projects share a secret, a link of one is not valid in another. `&value=1` may be added to a link. It chooses an
-answer beforehand and is not signed, because the person still confirms it.
+The form is `ADDRESS/feedback?trajectory=...&name=...&expires=...&signature=...`. `&value=1` may be added: it chooses an
+answer beforehand. It is not signed, because the person still confirms it.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ class Link:
 
 
 class Forged(Exception):
-    """The link is not one of ours, or was changed."""
+    """The link was not made with this secret and project, or was changed."""
 
 
 class Expired(Exception):
-    """The link was ours and is no longer valid."""
+    """The link has a right signature, and its time is over."""
 
 
 def feedback_url(
@@ -56,14 +55,14 @@ def feedback_url(
     expires_s: float = 30 * DAY_S,
     base_url: str | None = None,
 ) -> str:
-    """Return a link for a person, or an app, to score a run with; `art-patch feedback serve` answers it.
+    """Return a link with which a person or an app scores a run. `art-patch feedback serve` answers it.
 
     Args:
-        trajectory_id: the run; the current one unless given.
-        name: of the score: `thumbs` takes 0 or 1, `reward` 0 to 1, any other name -1 to 1.
-        expires_s: how long the link holds.
-        base_url: address of the server as people reach it. Unless given, `ART_PATCH_FEEDBACK_BASE_URL`, else the
-            address that the server on this machine noted last.
+        trajectory_id: the run to score; default: the current one.
+        name: name of the score. `thumbs` takes 0 or 1, `reward` 0 to 1, any other name -1 to 1.
+        expires_s: seconds for which the link is valid.
+        base_url: address by which people reach the server. Default: `ART_PATCH_FEEDBACK_BASE_URL`, else the address of
+            the server that was started last on this machine.
 
     Raises:
         ConfigError: there is no trajectory, no address is known, or the key cannot be read or made.
@@ -80,22 +79,23 @@ def feedback_url(
             "or pass trajectory_id="
         )
     if info is not None:
-        # The server takes feedback only on runs in the store, and this run may have made no call yet.
+        # The server accepts feedback only on runs in the store, and this run may have made no call yet.
         emit(info)
-    settings = _settings()
+    settings = current_settings() or load_settings()
     link = Link(target, name, math.ceil(time.time() + expires_s))
     return url_of(link, address_of(settings, base_url), secret_of(settings), settings.project)
 
 
 def url_of(link: Link, address: str, secret: bytes, project: str) -> str:
-    """Return the link as text."""
+    """Return the link's address."""
     query = {"trajectory": link.trajectory_id, "name": link.name, "expires": str(link.expires_at)}
     return f"{address}{PATH}?{urlencode(query | {'signature': signature_of(link, secret, project)})}"
 
 
 def signature_of(link: Link, secret: bytes, project: str) -> str:
-    """Return the signature as text for a query."""
-    # As JSON and not joined by a separator, which an id might hold.
+    """Return the link's signature in base64, for the query of its address."""
+    # As JSON and not joined by a separator, because an id could hold the separator. With the project's name: projects
+    # may share a secret, and a link of one must not be valid in another.
     signed = json.dumps([_PURPOSE, project, link.trajectory_id, link.name, link.expires_at])
     return base64.urlsafe_b64encode(hmac.digest(secret, signed.encode(), hashlib.sha256)).decode().rstrip("=")
 
@@ -104,14 +104,12 @@ def read_link(query: Iterable[tuple[str, str]], secret: bytes, project: str, *, 
     """Return the permission in a link, and its signature.
 
     Args:
-        query: names and values of the address.
-        secret: the key that it must be signed with.
-        project: the project that it must be signed for.
+        query: the names and values of the address.
         now: seconds since the epoch.
 
     Raises:
         Forged: the signature is wrong or missing.
-        Expired: the signature is right and the time is over.
+        Expired: the signature is right, and the time is over.
     """
     given: dict[str, str] = {}
     for name, value in query:
@@ -135,7 +133,7 @@ def read_link(query: Iterable[tuple[str, str]], secret: bytes, project: str, *, 
 
 
 def address_of(settings: Settings, base_url: str | None = None) -> str:
-    """Return the server's address without a slash at its end.
+    """Return the feedback server's address, without a slash at its end.
 
     Raises:
         ConfigError: no address is known, or it does not begin with http:// or https://.
@@ -157,12 +155,12 @@ def address_of(settings: Settings, base_url: str | None = None) -> str:
 
 
 def say_address(settings: Settings, address: str) -> None:
-    """Note where the server is reached, for apps of the project on this machine."""
+    """Write the server's address to a file, where apps of the project on this machine find it."""
     write_whole(settings.directory / _ADDRESS_FILE, f"{address}\n", replace=True)
 
 
 def secret_of(settings: Settings) -> bytes:
-    """Return the key that links are signed with; a key file is made if there is none.
+    """Return the key that links are signed with. The first caller makes a key file.
 
     Raises:
         ConfigError: the key file cannot be made or read, or others may read it.
@@ -170,7 +168,3 @@ def secret_of(settings: Settings) -> bytes:
     if settings.feedback_secret is not None:
         return settings.feedback_secret.encode()
     return made_key(settings.directory / _KEY_FILE).encode()
-
-
-def _settings() -> Settings:
-    return current_settings() or load_settings()

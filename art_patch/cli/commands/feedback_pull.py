@@ -109,9 +109,9 @@ def _pull(
     home: HomeOption, store: StoreOption, who: WhoOption, as_json: bool,
 ) -> None:  # fmt: skip
     """Read, then write, and say what came of it."""
-    from art_patch.cli.commands.feedback_import import say, write_feedback
+    from art_patch.cli.commands.feedback_import import say
     from art_patch.errors import ConfigError
-    from art_patch.feedback import feedback_of
+    from art_patch.feedback import feedback_of, write_feedback
 
     after = filters.make_filter(since=since).since
     try:

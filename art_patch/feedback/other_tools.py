@@ -1,10 +1,8 @@
-"""Feedback of other tools: scores of Langfuse and feedback of LangSmith, from JSON or CSV files, or from their APIs.
+"""Feedback that people gave in Langfuse or LangSmith: read from files or APIs, and written to the store as scores.
 
-In: the text of a file, or rows. Out: a `Feedback` for each row. The case and the underscores of a column's name do not
-count: `traceId`, `trace_id`, `TraceID`. Langfuse has `name` and a `value` with its `dataType`; LangSmith has `key`,
-`score` and a `run_id`.
-
-A row that is neither is an error with its number: all rows are taken or none. Only the two API classes use a network.
+Langfuse has the columns `name`, `value` and `dataType`; LangSmith has `key`, `score` and `run_id`. Case and underscores
+of a column's name do not count: `traceId`, `trace_id`, `TraceID`. One malformed row is an error with its number, and no
+row is imported. Only the two API classes use a network.
 """
 
 from __future__ import annotations
@@ -13,33 +11,36 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, cast
 
 from art_patch.errors import MalformedFile, TrackerError
-from art_patch.trackers import without_login
+from art_patch.store import PAGE, Cursor, Filter, Store
+from art_patch.trackers import langfuse_api, trace_id_of, without_login
+from art_patch.types import Score
 
 _WHOSE = frozenset({"traceid", "runid", "subject"})
 _WORDS = {"true": 1.0, "false": 0.0}
 _MACHINES = frozenset({"eval", "model", "auto_eval"})
-_PAGE = 100  # the most that Langfuse gives at once
+_PAGE = 100  # Langfuse's limit for one request
+_WRITE_PAGE = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """One row.
+    """One row of another tool.
 
     Attributes:
-        id: the tool's own id after its name: `langfuse:...`.
-        theirs: the tool's own id alone; a score that was sent there from here has the id that it has here.
-        runs: ids under which its run may be known here, likeliest first.
+        id: the tool's name and its id of the row, such as `langfuse:...`; becomes the score's id.
+        theirs: the tool's id of the row. If art_patch sent this score there, it is the score's id in the store.
+        runs: ids under which the store may know the scored run, the likeliest first.
         name: name of the score, such as `thumbs`.
-        value: the number; `None` where the value is a category or a text.
-        source: `user`, or `code` where a model or program gave it.
-        at: seconds since the epoch; `None` if the file does not say.
-        comment: the person's or the program's text.
+        value: `None` if the value is a category or a text.
+        source: `code` if a model or a program gave the score.
+        at: seconds since the epoch; `None` if the row does not say.
     """
 
     id: str
@@ -53,19 +54,19 @@ class Feedback:
 
 
 def read_feedback(text: str) -> list[Feedback]:
-    """Return the feedback of a file's rows.
+    """Return the rows of a file in JSON, JSON lines or CSV.
 
     Raises:
-        MalformedFile: a row is neither tool's.
+        MalformedFile: a row is neither Langfuse's nor LangSmith's.
     """
     return feedback_of(_rows(text.lstrip("\ufeff")))
 
 
 def feedback_of(rows: Iterable[Any]) -> list[Feedback]:
-    """Return the feedback of rows, as a tool's API gives them or its file holds them.
+    """Return the rows of a tool's API or file as records.
 
     Raises:
-        MalformedFile: a row is neither tool's.
+        MalformedFile: a row is neither Langfuse's nor LangSmith's.
     """
     return [_feedback(row, f"row {number}") for number, row in enumerate(rows, 1)]
 
@@ -166,15 +167,13 @@ class LangfuseScores:
     """The scores of a project in Langfuse, read page by page with its own client (version 3 of its API)."""
 
     def __init__(self, base_url: str, *, public_key: str, secret_key: str) -> None:
-        """Open nothing yet; the keys are those of the project in Langfuse."""
+        """Make Langfuse's client with the keys of a project; no connection is opened yet."""
         root = base_url.rstrip("/")
         self.source = f"langfuse {without_login(root)} {public_key}"
-        from art_patch.trackers import langfuse_api
-
         self._api = langfuse_api(root, public_key, secret_key)
 
     def rows(self, since: float | None) -> Iterator[Any]:
-        """Return the scores as JSON objects; those of `since` or later, in seconds since the epoch.
+        """Yield the scores as JSON objects, or only those from `since` (seconds since the epoch) on.
 
         Raises:
             TrackerError: Langfuse cannot be reached, or refused.
@@ -209,16 +208,16 @@ class LangSmithFeedback:
     """The feedback of a workspace in LangSmith, or of one of its projects, read page by page with its own client."""
 
     def __init__(self, endpoint: str, *, api_key: str, project: str | None = None) -> None:
-        """Open nothing yet; without a `project` all projects of the key's workspace are read."""
+        """Make LangSmith's client; without a `project` all projects of the key's workspace are read."""
         from langsmith import Client
 
         self.source = f"langsmith {without_login(endpoint.rstrip('/'))}" + (f" {project}" if project else "")
         self._project = project
-        # With batches the client would start a thread, for traces that we do not send.
+        # Batches would start a thread for sending traces, and nothing is sent here.
         self._client = Client(api_url=endpoint, api_key=api_key, auto_batch_tracing=False)
 
     def rows(self, since: float | None) -> Iterator[Any]:
-        """Return the feedback as JSON objects; that of `since` or later, in seconds since the epoch.
+        """Yield the feedback as JSON objects, or only that from `since` (seconds since the epoch) on.
 
         Raises:
             TrackerError: LangSmith cannot be reached, or refused.
@@ -237,3 +236,64 @@ class LangSmithFeedback:
                 f"{self.source} did not give its feedback ({error}); look at the address, LANGSMITH_API_KEY and "
                 "LANGSMITH_PROJECT, then pull again"
             ) from error
+
+
+def write_feedback(
+    store: Store, told: Sequence[Feedback], rename: str | None, *, source: str, who: str
+) -> Counter[str]:
+    """Write the rows that the store lacks as scores; return the number of rows by what became of them.
+
+    Args:
+        rename: name of the scores; default: the name in each row.
+        source: the file or the service, for the audit log.
+        who: the person or job, for the audit log.
+    """
+    metrics = Counter[str](read=len(told))
+    runs = _runs_of(store, told)
+    for start in range(0, len(told), _WRITE_PAGE):
+        new, seen = _scores(store, told[start : start + _WRITE_PAGE], runs, rename)
+        store.write(new)
+        metrics.update(seen)
+    store.transfers.note_import(source, who=who, metrics=dict(metrics))
+    return metrics
+
+
+def _runs_of(store: Store, told: Sequence[Feedback]) -> dict[str, str]:
+    """Return the store's trajectory id for each id of a run that the rows name."""
+    named = {run for one in told for run in one.runs}
+    found = {key: key for key in store.read.known(sorted(named))}
+    if all(any(run in found for run in one.runs) for one in told):
+        return found
+    # `art-patch send` makes some trace ids by hashing. A hash cannot be undone, so it is made again for every run.
+    after: Cursor | None = None
+    while page := store.browse.ids(Filter(), after=after, limit=PAGE):
+        after = page[-1]
+        found |= {made: key for _, key in page if (made := trace_id_of(key)) in named and made not in found}
+    return found
+
+
+def _scores(
+    store: Store, told: Sequence[Feedback], runs: dict[str, str], rename: str | None
+) -> tuple[list[Score], Counter[str]]:
+    """Return the scores to write, and the number of rows by what became of them."""
+    keys = [next((runs[run] for run in one.runs if run in runs), None) for one in told]
+    wholes = {t.id: t for t in store.read.trajectories(sorted({key for key in keys if key}))}
+    new: list[Score] = []
+    seen = Counter[str]()
+    for one, key in zip(told, keys, strict=True):
+        if key is None or one.value is None:
+            seen["unknown_run" if key is None else "no_number"] += 1
+            continue
+        there = {score.id: score for score in wholes[key].scores}
+        # This score was sent to the tool from this store. As a second score it would count twice.
+        if one.theirs in there:
+            seen["ours"] += 1
+            continue
+        at = wholes[key].info.started_at if one.at is None else one.at
+        score = Score(one.id, key, rename or one.name, one.value, one.source, at, comment=one.comment)
+        if there.get(one.id) == score:
+            seen["already_there"] += 1
+        else:
+            new.append(score)
+            seen["written"] += 1
+    return new, seen
