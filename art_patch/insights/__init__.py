@@ -1,8 +1,7 @@
-"""Is it worth it? Reports on the traffic of some days. Pure: records in, records out.
+"""Reports on the traffic of some days: is it worth switching to the champion, and how do the runs end? Pure.
 
-`switch_advice` compares the champion's answers with upstream's and says "switch", "do not switch" or "not enough data",
-with reasons. `costs` says what was paid and saved. `analytics` has statistics of the agent's runs. A value that is not
-known is `None` and named in a note, never zero.
+`switch_advice` compares the champion's answers with upstream's. `costs` computes costs and savings. `analytics` has
+statistics of the agent's runs. A value that is not known is `None` and never zero.
 """
 
 # pyright: reportUnusedImport=false
@@ -18,10 +17,5 @@ if TYPE_CHECKING:
     from art_patch.insights.switch_advice import Report, make_report
 else:
     __getattr__ = lazily(
-        __name__,
-        {
-            "analytics": "Analytics analyse",
-            "costs": "Prices",
-            "switch_advice": "Report make_report",
-        },
+        __name__, {"analytics": "Analytics analyse", "costs": "Prices", "switch_advice": "Report make_report"}
     )

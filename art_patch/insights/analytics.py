@@ -2,8 +2,6 @@
 
 A run succeeded if nothing in it failed and its reward is at least `success_at`. A run that failed did not succeed,
 whatever its reward. A run that neither failed nor was judged counts in no rate.
-
-Errors are counted by their pattern, without numbers, ids and quoted words, so that one cause is one line.
 """
 
 from __future__ import annotations
@@ -17,25 +15,24 @@ from dataclasses import dataclass, field
 from art_patch.trackers import Episode
 
 MOST_ERRORS = 20
-"""Number of patterns that are returned, most frequent first."""
+"""Number of error patterns that are returned."""
 
-_LONGEST = 160
+_LONGEST = 160  # characters of a pattern
 # Quoted words; words of 8 or more characters with at least 3 digits, such as ids; numbers.
 _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|(?<![\w-])(?=(?:[\w-]*\d){3})[\w-]{8,}|\d+(?:\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Statistics of some runs; a rate or mean of nothing is `None`.
+    """Statistics of some runs. A rate or mean of nothing is `None`.
 
     Attributes:
-        runs: number of runs that were read.
         judged: number of runs with a reward.
         failed: number of runs in which the block or a call failed.
-        succeeded: number of runs that succeeded, as the module defines it.
+        succeeded: number of runs without a failure and with a reward of `success_at` or more.
         success_rate: `succeeded` as a share of the runs that failed or were judged.
         mean_reward: mean reward of the judged runs.
-        mean_steps: mean number of calls of the model in a run.
+        mean_steps: mean number of model calls in a run.
     """
 
     runs: int = 0
@@ -49,14 +46,7 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A tool that the agent asked for.
-
-    Attributes:
-        name: the tool's name, as the model called it.
-        times: how often it was asked for.
-        runs: number of runs that asked for it.
-        share: `times` as a share of all tool calls.
-    """
+    """A tool that the agent asked for: `times` in all, in so many `runs`; `share` is its share of all tool calls."""
 
     name: str
     times: int
@@ -66,12 +56,12 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class ErrorPattern:
-    """Errors that differ only in numbers, ids and quoted words.
+    """Errors that differ only in numbers, ids and quoted words, so they probably have one cause.
 
     Attributes:
         pattern: the first line of the error, with `#` for each varying part.
-        times: how often it came.
-        runs: number of runs in which it came.
+        times: number of such errors in all.
+        runs: number of runs that had such an error.
         example: id of the newest such run.
     """
 
@@ -83,13 +73,11 @@ class ErrorPattern:
 
 @dataclass(frozen=True, slots=True)
 class Analytics:
-    """All statistics.
+    """All statistics of an agent's runs. Tools and errors are sorted, the most frequent first.
 
     Attributes:
-        overall: statistics of all runs.
-        by_policy: statistics of the runs that one policy, or `upstream`, answered alone.
-        actions: the tools, most frequent first.
-        errors: the patterns, most frequent first, at most `MOST_ERRORS`.
+        by_policy: statistics of the runs in which one policy, or `upstream`, answered all calls.
+        errors: at most `MOST_ERRORS` patterns.
     """
 
     overall: Outcomes
@@ -100,7 +88,7 @@ class Analytics:
 
 @dataclass(frozen=True, slots=True)
 class _RunOutcome:
-    """The part of a run that is kept: the run itself may be large."""
+    """The few facts that are kept of a run while all runs are read. A run itself may be megabytes."""
 
     policies: frozenset[str]
     reward: float | None
@@ -109,7 +97,11 @@ class _RunOutcome:
 
 
 def analyse(episodes: Iterable[Episode], *, success_at: float) -> Analytics:
-    """Return the statistics of runs, newest first; a run with a reward of `success_at` or more succeeded."""
+    """Return the statistics of runs that come newest first.
+
+    Args:
+        success_at: a run without a failure succeeded if its reward is at least this.
+    """
     seen: list[_RunOutcome] = []
     actions, action_runs = Counter[str](), Counter[str]()
     errors, error_runs = Counter[str](), Counter[str]()
@@ -144,7 +136,7 @@ def analyse(episodes: Iterable[Episode], *, success_at: float) -> Analytics:
 
 
 def pattern_of(error: str) -> str:
-    """Return an error without what varies: `KeyError: 'plum'` becomes `KeyError: #`."""
+    """Return an error's first line without its varying parts: `KeyError: 'plum'` becomes `KeyError: #`."""
     # The first line alone: the others are a traceback, which differs with every change of the code.
     line = next(iter(error.strip().splitlines()), "")
     return _VARYING.sub("#", line)[:_LONGEST]

@@ -1,8 +1,8 @@
 """Costs and savings in US dollars. An amount that is not known is `None`, and a note says why.
 
-Upstream is priced by tokens. Our own tokenizer counts those of our own answers, and may differ from the provider's by a
-few per cent; discounts for cached prompts are not known. A GPU costs while an engine was announced to the apps, busy or
-idle. An update costs the time that it ran, whether it made a policy or not. The judge costs the price of its answers.
+Upstream is priced by tokens. Our tokenizer counts the tokens of our policies' answers; the provider's may count a few
+per cent more or fewer. Discounts for cached prompts are not known. A GPU costs as long as an engine was announced to
+the apps, busy or idle. An update costs the time that it ran, even if it made no policy.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ from dataclasses import dataclass
 from art_patch.types import Served, Usage
 
 Prices = Callable[[str], tuple[float, float] | None]
-"""Model that the app asked for -> dollars for a million prompt tokens, and for a million of the answer."""
+"""Model that the app asked for -> US dollars for a million prompt tokens, and for a million tokens of answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Money:
-    """Amounts in US dollars; `None` is not known.
+    """Costs in US dollars; `None`: not known.
 
     Attributes:
-        upstream_usd: cost of upstream's own answers.
-        avoided_usd: cost of our policies' answers, had upstream given them.
-        gpu_usd: cost of the engine's GPUs.
-        judge_usd: cost of the judge's answers.
-        training_usd: cost of all updates, also of those that made no policy.
+        avoided_usd: of our policies' answers if upstream had given them.
+        gpu_usd: of the engine's GPUs.
+        training_usd: of all updates, also of those that made no policy.
         notes: sentences on amounts that are not known, or were spent in vain.
     """
 
@@ -38,7 +36,7 @@ class Money:
 
     @property
     def spent_usd(self) -> float | None:
-        """Cost of serving and training together."""
+        """Cost of serving, judging and training together."""
         return _sum(self.gpu_usd, self.judge_usd, self.training_usd)
 
     @property
@@ -53,12 +51,12 @@ class Money:
 
 
 def count_money(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None) -> Money:
-    """Return what was paid and saved.
+    """Return the costs and savings of the report's time.
 
     Args:
-        usage: the calls and the times of engine and updates.
+        usage: the calls, and the times of engine and updates.
         prices: upstream's prices by model.
-        gpu_usd_per_hour: of all GPUs that the engine uses; an update is taken to use as many. `None`: not known.
+        gpu_usd_per_hour: price of all GPUs of the engine; an update is assumed to use as many. `None`: not known.
     """
     notes: list[str] = []
     upstream_usd, avoided_usd, unpriced = _upstream(usage.served, prices)
@@ -91,7 +89,7 @@ def count_money(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None)
 
 
 def _upstream(served: Iterable[Served], prices: Prices) -> tuple[float | None, float | None, list[str]]:
-    """Return the cost of upstream's answers, the cost that ours would have had, and the models without a price."""
+    """Return upstream's cost of its own answers and of our policies' answers, and the models without a price."""
     sums: list[float | None] = [0.0, 0.0]
     unpriced: set[str] = set()
     for each in served:

@@ -1,13 +1,11 @@
-"""The champion's answers against upstream's -> "switch", "do not switch" or "not enough data", and the reasons.
+"""Compares the champion's answers with upstream's: "switch", "do not switch" or "not enough data", with reasons.
 
 Quality decides first: the champion may not be worse than upstream by more than a margin, and may not fail more often.
-Then money: answers that are as good and cost more are no reason to switch; better ones may be. Where prices are not
-known the verdict rests on quality alone and says so. With too few scores there is no verdict, however much is saved.
+Then money decides: answers that are as good and cost more are no reason to switch; better answers are. Without known
+prices the verdict rests on quality alone and says so. With too few scores there is no verdict, however much is saved.
 
-Two comparisons, because scores mean two things. A reward that users or their code gave has one scale for all runs, so
-the means of both sides are compared. A judge's score only has a meaning among siblings, so each group with runs of both
-sides gives one difference, and the limits are those of `gate.lower_bound`, from both sides. Only runs that one policy
-answered alone count. Runs without a score are reported separately, never counted as zero.
+Only runs in which one policy, or upstream, answered all calls are compared. Runs without a score are reported
+separately, never counted as zero.
 """
 
 from __future__ import annotations
@@ -25,31 +23,26 @@ from art_patch.types import RunValue, Served, Usage
 
 Answer = Literal["switch", "do not switch", "not enough data"]
 
-MIN_CALLS = 100
-"""Calls that each side needs before their failures are compared."""
 LEVEL = 0.95
-MIN_RUNS = 30
-"""Runs with a reward that each side needs."""
-MIN_GROUPS = 12
-"""Judged groups with runs of both sides that are needed."""
+MIN_CALLS = 100  # of each side, before their failures are compared
+MIN_RUNS = 30  # with a reward, of each side
+MIN_GROUPS = 12  # that were judged with runs of both sides in them
 _MOST_GROUPS = 1_000  # more would take seconds and make the limits hardly narrower
-_MORE_FAILURES = 0.01
-_MANY_FALLBACKS = 0.05
-_SLOWER = 1.5
+_MORE_FAILURES = 0.01  # difference of the shares of failed calls that does not matter
+_MANY_FALLBACKS = 0.05  # share of calls; above it a caution is given
+_SLOWER = 1.5  # ratio of the 95th percentiles of latency; above it a caution is given
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The comparison by one kind of score.
+    """The champion (`ours`) and upstream (`theirs`), compared by one kind of score.
 
     Attributes:
-        kind: `reward`, from users or code; `judged`, among siblings.
-        ours: the champion's mean; `None` where no run is scored.
-        theirs: upstream's mean; `None` where no run is scored.
-        ours_scored: the champion's runs with such a score; for `judged`, the groups with runs of both sides.
-        theirs_scored: the same for upstream.
-        low: the difference is above this with 97.5 % confidence; `None` with too few scores to say.
-        high: the difference is below this with 97.5 % confidence; `None` with too few scores to say.
+        kind: `reward`: scores of users or code. `judged`: scores of the judge among siblings.
+        ours: mean score; `None` if no run is scored.
+        ours_scored: number of runs with such a score; for `judged`, of groups with runs of both sides.
+        low: the difference of the means is above this with 97.5 % confidence; `None`: too few scores.
+        high: the difference of the means is below this with 97.5 % confidence; `None`: too few scores.
     """
 
     kind: Literal["reward", "judged"]
@@ -62,21 +55,18 @@ class Comparison:
 
     @property
     def difference(self) -> float | None:
-        """The champion's mean above upstream's; `None` where one of them is not scored."""
+        """The champion's mean minus upstream's; `None` if one of them is not known."""
         return None if self.ours is None or self.theirs is None else self.ours - self.theirs
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One column of the report; a value that is not known is `None`.
+    """One column of the report: a policy, `other policies` or `upstream`. A value that is not known is `None`.
 
     Attributes:
-        name: name of the policy, `other policies`, or `upstream`.
-        calls: number of calls that it answered.
-        share: share of all calls that it answered.
+        calls: number of calls that it answered; `share` is their share of all calls.
         failed: share of its calls that ended in an error.
-        p50_ms: half of its answers took no longer.
-        p95_ms: 95 % of its answers took no longer.
+        p95_ms: 95 % of its answers took no longer than this.
     """
 
     name: str
@@ -89,21 +79,17 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Whether it is worth it.
+    """The advice whether to switch from upstream to the champion. Times are seconds since the epoch.
 
     Attributes:
-        since: beginning of the report's time, seconds since the epoch.
-        until: end of the report's time, seconds since the epoch.
-        verdict: `switch`, `do not switch` or `not enough data`.
         reasons: sentences that give the reasons for the verdict.
         cautions: sentences on why the verdict may mislead.
         sides: the champion, all other policies, upstream.
         fell_back: share of the calls meant for our policies that upstream answered after all.
         fallbacks: number of such calls, by reason.
-        comparisons: the comparison by rewards and the one by the judge.
-        unscored: runs of the champion and of upstream without any score.
-        mixed: runs that more than one policy answered.
-        money: what was paid and saved.
+        comparisons: the comparison by rewards, and the one by the judge.
+        unscored: number of runs of the champion and of upstream without any score.
+        mixed: number of runs that more than one policy answered.
     """
 
     since: float
@@ -121,13 +107,12 @@ class Report:
 
 
 def make_report(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None = None, margin: float = 0.05) -> Report:
-    """Return the report.
+    """Return the advice for the time that `usage` covers.
 
     Args:
-        usage: the calls, scores and costs of the report's time.
         prices: upstream's prices by model.
-        gpu_usd_per_hour: price of all GPUs that the engine uses together; `None`: not known.
-        margin: how much worse the champion's mean score may be and still count as good.
+        gpu_usd_per_hour: price of all GPUs of the engine together; `None`: not known.
+        margin: by how much the champion's mean score may be below upstream's and still count as good.
     """
     champion, upstream, others = _three(usage)
     money = count_money(usage, prices, gpu_usd_per_hour=gpu_usd_per_hour)
@@ -169,12 +154,7 @@ def make_report(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None 
 
 
 def _verdict(
-    usage: Usage,
-    champion: Served,
-    upstream: Served,
-    comparisons: Sequence[Comparison],
-    money: Money,
-    margin: float,
+    usage: Usage, champion: Served, upstream: Served, comparisons: Sequence[Comparison], money: Money, margin: float
 ) -> tuple[Answer, list[str]]:
     if usage.champion is None:
         return "not enough data", ["no policy serves; start `art-patch serve --base MODEL`"]
@@ -274,7 +254,8 @@ def quantile(ordered: Sequence[float], share: float) -> float | None:
 
 
 def compare_rewards(runs: Sequence[RunValue], champion: str | None) -> Comparison:
-    """Compare what users and code gave the champion's runs and upstream's."""
+    """Compare the champion's and upstream's runs by the rewards of users and code."""
+    # These rewards have one scale for all runs, so the means of both sides can be compared.
     ours = [run.reward for run in runs if run.policy == champion and run.reward is not None and champion is not None]
     theirs = [run.reward for run in runs if run.policy is None and run.reward is not None]
     means = (fmean(ours) if ours else None, fmean(theirs) if theirs else None)
@@ -284,13 +265,17 @@ def compare_rewards(runs: Sequence[RunValue], champion: str | None) -> Compariso
 
 
 def compare_judged(runs: Sequence[RunValue], champion: str | None) -> Comparison:
-    """Compare both sides within each group that holds both; copies of calls that the app never saw count, too."""
+    """Compare the champion's and upstream's runs by the judge's scores, within each group that holds runs of both.
+
+    Copies of calls that no user saw count, too.
+    """
+    # A judge's score has a meaning only among siblings, so each group gives one difference.
     groups: defaultdict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for run in runs:
         if run.group_id is not None and run.judged is not None and run.policy in (champion, None):
             groups[run.group_id][run.policy is None].append(run.judged)
     pairs = [(fmean(ours), fmean(theirs)) for ours, theirs in groups.values() if ours and theirs]
-    # The newest ones, as the dictionary keeps the order of the runs.
+    # The newest groups: the dictionary keeps the order of the runs, and these come oldest first.
     pairs = pairs[-_MOST_GROUPS:]
     # Without a champion every run here is upstream's, and there is nothing to compare.
     if champion is None or not pairs:
@@ -306,11 +291,11 @@ def compare_judged(runs: Sequence[RunValue], champion: str | None) -> Comparison
 
 
 def difference_interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % limits of the difference of two means, after Agresti and Caffo.
+    """Return the 95 % limits of the difference of two means.
 
-    "Simple and effective confidence intervals for proportions", The American Statistician 54, 2000; here for any value
-    with bounds: one value at each end of the scale is added to either side. The scale is 0 to 1, or wider if the values
-    are.
+    The method is Agresti and Caffo's, "Simple and effective confidence intervals for proportions", The American
+    Statistician 54, 2000, extended from proportions to values within bounds: one value at each end of the scale is
+    added to either side. The scale is 0 to 1, or wider if the values are.
     """
     low, high = min(0.0, *ours, *theirs), max(1.0, *ours, *theirs)
     a, b = ([*values, low, high] for values in (ours, theirs))

@@ -1,6 +1,6 @@
-"""Running the app's own `replayable` functions again, in processes of the app.
+"""Runs the app's own `replayable` functions again, in processes of the app.
 
-`processes` is the job's side: it starts them, asks them and keeps idle ones. `worker` is the program they run.
+`processes` is the job's side: it starts such processes, asks them and keeps idle ones. `worker` is their program.
 """
 
 # pyright: reportUnusedImport=false
@@ -13,9 +13,4 @@ from art_patch._lib.lazy import lazily
 if TYPE_CHECKING:
     from art_patch.replay.processes import AppProcesses, RunLost, question_of
 else:
-    __getattr__ = lazily(
-        __name__,
-        {
-            "processes": "AppProcesses RunLost question_of",
-        },
-    )
+    __getattr__ = lazily(__name__, {"processes": "AppProcesses RunLost question_of"})

@@ -1,9 +1,7 @@
-"""Processes of the app that run its `replayable` functions again, and a pool of idle ones.
+"""The job's side of a replay: processes of the app, each of which runs one `replayable` function, and a pool of them.
 
-One line of JSON asks a process (`art_patch.replay.worker`), one line answers. Whatever the app does to its process
-stays there. A process that takes too long is killed with everything it started, and its run is lost.
-
-A process knows one function. A function that cannot be loaded is not tried a second time. Threads may share a pool.
+One line of JSON asks a process (`art_patch.replay.worker`), and one line answers. A process that takes too long is
+killed with all processes that it started, and its run is lost. Threads may share a pool.
 """
 
 from __future__ import annotations
@@ -21,24 +19,25 @@ from art_patch._lib.process import Child
 from art_patch.grouping import Replay, ReplayConfig
 from art_patch.types import TrajectoryInfo
 
-_END_S = 10.0
-"""How long a process may take to end by itself once it has nothing more to do."""
+_END_S = 10.0  # a process that is told to end gets this time, for exit handlers of the app
 
 
 class RunLost(Exception):
-    """The process ended, or was killed, before it answered."""
+    """A run has no result: its process ended, or was killed, before it answered."""
 
 
 class AppProcess:
-    """One process, which knows one function."""
+    """One process of the app, which runs one function again and again."""
 
     def __init__(self, target: str, config: ReplayConfig, *, redacted: bool = False) -> None:
-        """Start it where we were started, in a process group of its own.
+        """Start the process in this process's working directory and in a process group of its own.
 
-        With `redacted` it repeats nothing unless what it records is redacted.
+        Args:
+            target: the function, as `MODULE:NAME` or `SCRIPT:NAME`.
+            redacted: run nothing unless the app's own settings redact what is recorded.
 
         Raises:
-            RunLost: if there is no such interpreter.
+            RunLost: the interpreter cannot be started.
         """
         self.target = target
         self.redacted = redacted
@@ -54,17 +53,17 @@ class AppProcess:
 
     @property
     def usable(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the process can be asked."""
         return not (self._late or self._gone) and self._process.poll() is None
 
     def ask(self, question: Mapping[str, Any] | None, timeout_s: float) -> Mapping[str, Any]:
-        """Return the answer, or with `None` the word with which it begins.
+        """Return the answer to a question. `None` asks nothing and returns the process's first line.
 
         Raises:
-            RunLost: if it ended or took too long.
+            RunLost: the process ended, or took longer than `timeout_s`.
         """
-        # A read from a pipe has no time-out: at the deadline the timer kills the group, and the read ends with the
-        # pipe.
+        # A read from a pipe has no timeout. At the deadline the timer kills the process group; that closes the pipe
+        # and ends the read.
         timer = Timer(timeout_s, self._overdue)
         timer.start()
         try:
@@ -73,7 +72,7 @@ class AppProcess:
                 self._process.stdin.write(json.dumps(question) + "\n")
             assert self._process.stdout is not None
             line = self._process.stdout.readline()
-        except (OSError, ValueError):  # a pipe without anybody at the other end, or one that `kill` has closed
+        except (OSError, ValueError):  # the other end of the pipe is closed, or `kill` has closed this one
             line = ""
         finally:
             timer.cancel()
@@ -83,16 +82,17 @@ class AppProcess:
         return json.loads(line)
 
     def end(self) -> None:
-        """Close its input, so that it ends by itself; kill it if it does not."""
+        """Close the process's input, so that it ends by itself; kill it if it does not."""
         with suppress(OSError, subprocess.TimeoutExpired):
             if self.usable:
                 self._process.communicate(timeout=_END_S)
         self.kill()
 
     def kill(self) -> None:
-        """End it now, and what it has started."""
+        """Kill the process and all processes that it started."""
+        # Once only: after `wait` the operating system may give the same number to another process.
         if self._gone:
-            return  # its number may be another's by now
+            return
         self._gone = True
         self._process.kill_group()
         self._process.wait()
@@ -111,10 +111,10 @@ class AppProcess:
 
 
 class AppProcesses:
-    """The pool: idle processes wait for the next run of the same function."""
+    """A pool of app processes: an idle process waits for the next run of its function."""
 
     def __init__(self, config: ReplayConfig) -> None:
-        """Prepare; `take` starts processes when they are needed."""
+        """Start with an empty pool; `take` starts processes when they are needed."""
         self._config = config
         self._lock = Lock()
         self._free: list[AppProcess] = []
@@ -123,10 +123,10 @@ class AppProcesses:
         self._stopped = False
 
     def take(self, target: str, *, redacted: bool) -> AppProcess:
-        """Return a process that knows the function.
+        """Return an idle process of this function, or start one. Idle processes of other functions are ended.
 
         Raises:
-            RunLost: if the function cannot be had.
+            RunLost: the function cannot be loaded, now or at an earlier attempt; or the pool was stopped.
         """
         with self._lock:
             same = (target, redacted)
@@ -134,7 +134,7 @@ class AppProcesses:
             mine = [process for process in self._free if (process.target, process.redacted) == same]
             process = mine.pop() if mine else None
             self._free = mine
-        # After the lock: ending may take seconds, and other threads give their processes back meanwhile.
+        # Outside the lock: ending takes up to `_END_S` each, and other threads give processes back meanwhile.
         for other in others:
             other.end()
         if process is not None and process.usable:
@@ -144,22 +144,23 @@ class AppProcesses:
         try:
             return self._started(target, redacted)
         except RunLost as error:
+            # A function that cannot be loaded is not tried again: each try may cost an import of minutes.
             self._broken[same] = str(error)
             raise
 
     def give_back(self, process: AppProcess) -> None:
-        """Let the process wait for the next run."""
+        """Return a process to the pool."""
         with self._lock:
             self._free.append(process)
 
     def stop(self) -> None:
-        """Start no more processes, and kill those that run."""
+        """Kill all processes, and start no more."""
         self._stopped = True
         for process in list(self._all):
             process.kill()
 
     def end(self) -> None:
-        """Let the processes that wait end."""
+        """End the idle processes."""
         for process in self._free:
             process.end()
         self._free.clear()
@@ -181,7 +182,7 @@ class AppProcesses:
 
 
 def question_of(one: Replay, info: TrajectoryInfo) -> Mapping[str, Any]:
-    """Return what a process is asked: to repeat a run under this trajectory."""
+    """Return the question that makes a process repeat a run, recorded as the trajectory `info`."""
     about = {name: getattr(info, name) for name in ("id", "name", "session_id", "user_id", "tags", "metadata")}
     about |= {"scenario": info.scenario_key}
     return {"trajectory": about, "group": info.group_key, "args": one.args, "kwargs": one.kwargs}

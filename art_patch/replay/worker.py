@@ -1,12 +1,12 @@
 """`python -m art_patch.replay.worker TARGET [redacted]`: a process of the app that repeats runs of one function.
 
-In: one line of JSON for each run, on standard input. Out: first a line that says whether the function was found, then
-one line for each run, on standard output. The app's own input and output are `/dev/null`. Calls go to the champion
-(mode `route`) and are recorded like any app's; settings come from the environment.
+In: one line of JSON for each run, on standard input. Out, on standard output: first a line that says whether the
+function was found, then one line for each run. Calls go to the champion (mode `route`) and are recorded like any app's
+calls. Settings come from the environment.
 
 Security: targets come from the store, and write access to the store must not become the right to run any code. A module
-or script is executed only if its source marks the function as `replayable` (`_offers`, which executes nothing), and a
-script only if it lies inside the working directory. Only marked functions are called.
+or script is executed only if its source marks the function as `replayable`, and a script only if it lies inside the
+working directory. Only marked functions are called.
 """
 
 from __future__ import annotations
@@ -35,12 +35,17 @@ from art_patch.recording import redacts
 _MODULE = "__replayed_main__"
 """Name under which a script is loaded, so that what it guards by `__name__ == "__main__"` does not run."""
 
-_READY_S = 10.0
-_FLUSH_S = 30.0
+_READY_S = 10.0  # seconds until a champion must serve; the first read of the store may take seconds
+_FLUSH_S = 30.0  # seconds that the recorder gets to write a run
 
 
 def main(target: str, *, redacted: bool) -> None:
-    """Load the function, and repeat runs until standard input ends; none if they have to be `redacted` and are not."""
+    """Load the function, and repeat runs until standard input ends.
+
+    Args:
+        target: the function, as `MODULE:NAME` or `SCRIPT:NAME`.
+        redacted: refuse all runs unless the app's own settings redact what is recorded.
+    """
     questions, answers = _own_pipes()
 
     def say(answer: Mapping[str, Any]) -> None:
@@ -58,26 +63,27 @@ def main(target: str, *, redacted: bool) -> None:
                 "top level of its module, or set ART_PATCH_REDACT for the job, too"
             )
         _wait_for_champion()
-    except BaseException as error:  # a module may do anything while it is imported, `sys.exit()` included
+    except BaseException as error:  # importing a module can raise anything, `SystemExit` included
         said = str(error) if isinstance(error, ArtPatchError) else f"{type(error).__name__}: {error}"
         say({"error": said[:300]})
         return
     say({"ready": True})
-    with asyncio.Runner() as loop:  # one for all runs, because clients keep connections that belong to theirs
+    # One event loop for all runs: an HTTP client keeps connections that belong to the loop of its first run.
+    with asyncio.Runner() as loop:
         for line in questions:
-            _patch(given)  # the run before may have undone it
+            _patch(given)  # again, because the previous run may have called `unpatch()`
             say(_repeat(function, json.loads(line), loop))
 
 
 def load(target: str) -> Callable[..., Any]:
-    """Import the module, or load the script, and return the function that it offers.
+    """Import the module, or load the script, and return its `replayable` function.
 
     Raises:
-        ConfigError: if there is no such function, or the script lies elsewhere.
-        BaseException: whatever the module raises.
+        ConfigError: there is no such function, or the script lies outside the working directory.
+        BaseException: an exception of the module itself.
     """
     module, _, name = target.rpartition(":")
-    # Resolved: what lies beside a link to the script is no part of the app, and would be imported first.
+    # Resolved, because modules beside the script are imported first. Beside a mere link to it could lie anything.
     script = Path(module).resolve() if os.path.isabs(module) else None
     source = _source_of_module(module) if script is None else _source_of_script(script)
     if not _offers(source, name):
@@ -88,7 +94,7 @@ def load(target: str) -> Callable[..., Any]:
         sys.argv[:] = [module]
         import_module(module)
     function = offered(module, name)
-    if function is None:  # it stands behind a condition
+    if function is None:  # the source has the mark, but behind a condition that is false here
         raise _not_offered(target)
     return function
 
@@ -107,7 +113,7 @@ def _source_of_script(path: Path) -> bytes:
 
 
 def _source_of_module(module: str) -> bytes:
-    """Return what importing the module would execute of it; empty if that is no Python file."""
+    """Return the source of a module without importing it; empty if it is no Python file."""
     first, *rest = module.split(".")
     try:
         spec = find_spec(first) if first else None
@@ -124,10 +130,10 @@ def _source_of_module(module: str) -> bytes:
 
 
 def _offers(source: bytes, name: str) -> bool:
-    """Whether the source, at its top level, has `@replayable` above a function of this name, or `replayable(name)`.
+    """Return whether the source marks a function of this name: `@replayable` above it, or a call `replayable(name)`.
 
-    `replayable` may be an attribute (`art.replayable`) or have been imported under another name. What is offered in
-    another way, such as by a loop over functions or by a decorator that calls `replayable`, is not seen.
+    Only marks at the top level count. `replayable` may be an attribute (`art.replayable`) or imported under another
+    name. Marks that code sets in other ways, such as in a loop over functions, are not found.
     """
     nodes = list(_top_level(ast.parse(source)))
     imports = [alias for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
@@ -152,7 +158,7 @@ def _is_name(node: ast.expr, names: set[str]) -> bool:
 
 
 def _top_level(node: ast.AST) -> Iterator[ast.AST]:
-    """What is executed when the module is: nothing inside functions and classes."""
+    """Yield the nodes that run when the module is imported: nothing inside functions and classes."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
@@ -172,8 +178,9 @@ def _load_script(path: Path) -> str:
 
 
 def _own_pipes() -> tuple[TextIO, TextIO]:
-    """Keep standard input and output for ourselves: what the app prints is no answer of ours."""
-    # Copied before they are replaced. `dup` makes descriptors that the app's own children do not inherit.
+    """Return standard input and output for questions and answers, and give the app `/dev/null` in their place."""
+    # Otherwise a `print` of the app would be read as an answer. `dup` makes descriptors that the app's children do not
+    # inherit.
     questions = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -183,7 +190,7 @@ def _own_pipes() -> tuple[TextIO, TextIO]:
 
 
 def _patch(given: Mapping[str, Any]) -> None:
-    """Patch as the job wants it, whatever the app has said: routed, and every run recorded."""
+    """Route and record every run, whatever settings the app gave to `patch()`."""
     patch_around(mode="route", sample_rate=1.0, **given)
 
 
@@ -201,10 +208,11 @@ def _repeat(function: Callable[..., Any], question: Mapping[str, Any], loop: asy
         with group(key) if key else nullcontext(), trajectory(**question["trajectory"]):
             result = function(*question["args"], **question["kwargs"])
             if inspect.isawaitable(result):
-                loop.run(_result_of(result), context=copy_context())  # else it would have the first run's
+                # With this run's context. A runner would otherwise reuse the context of the first run.
+                loop.run(_result_of(result), context=copy_context())
     except BaseException as error:  # a run may also end with `sys.exit()`
         raised = type(error).__name__
-    # Only when everything is in the store may the job read the run.
+    # The job reads the run as soon as it gets this answer, so the run must be in the store before.
     return {"raised": raised, "written": flush(_FLUSH_S)}
 
 
