@@ -1,8 +1,7 @@
-"""Records to files that other tools read, and back.
+"""Writes trajectories to files that other tools read, and reads such files.
 
-`conversation` takes the conversation out of a trajectory, `rows` makes rows of training files from it, `complete` keeps
-everything, `foreign` reads files of other tools, `files` writes rows to a disk and reads them. All but `files` are
-pure; the command line reads and writes the store.
+`conversation` takes the conversation out of a trajectory; `rows` makes rows of training files from it. `complete` keeps
+everything. `foreign` reads rows of other tools. `files` writes rows to a disk and reads them; all others are pure.
 """
 
 # pyright: reportUnusedImport=false

@@ -1,12 +1,10 @@
-"""Whole trajectories as JSON and back, nothing lost: `art_patch.trajectory/1`.
+"""Whole trajectories as JSON and back without any loss: the format `art_patch.trajectory/1`.
 
-A line holds everything that the store knows of one trajectory: its record (`trajectory`), its calls with all choices,
-token ids and log-probabilities, its scores, spans and corrections, and its group. Fields with their default are left
-out. `bases` are the fingerprints of the base models behind the policies that sampled its tokens, because a token id
-means something else to another base model.
+A line holds everything that the store knows of one trajectory: its record, its calls with all choices, token ids and
+log-probabilities, its scores, spans, corrections and group. Fields with their default value are left out.
 
-Reading is strict: a field that is unknown or of the wrong type is an error with the field's path. A wrong value would
-otherwise be trained on.
+Reading is strict, because a wrong value would be trained on: a field that is unknown or of the wrong type is an error
+with the field's path.
 """
 
 from __future__ import annotations
@@ -16,37 +14,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_origin, get_type_hints
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    create_model,
-)
+import pydantic
+from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from art_patch.errors import MalformedFile
-from art_patch.types import (
-    JSON,
-    REPLAY,
-    Call,
-    Choice,
-    Correction,
-    Record,
-    Score,
-    SpanInfo,
-    Trajectory,
-    TrajectoryInfo,
-)
+from art_patch.types import JSON, REPLAY, Call, Choice, Correction, Record, Score, SpanInfo, Trajectory, TrajectoryInfo
 
 FORMAT = "art_patch.trajectory/1"
-"""Name and version; a reader refuses a version that it does not know."""
+"""Name and version. A reader refuses a version that it does not know."""
 
 IMPORTED: Final = "imported"
-"""`TrajectoryInfo.origin` and `Call.untrainable` of trajectories that were not recorded here."""
+"""Value of `TrajectoryInfo.origin` and `Call.untrainable` in trajectories that were not recorded here."""
 
 _LAST_TOKEN_ID = (1 << 32) - 1
 _T = TypeVar("_T")
@@ -57,11 +36,10 @@ class Bundle:
     """A trajectory with everything that the store keeps beside it.
 
     Attributes:
-        trajectory: its record, calls and scores.
-        spans: the steps that were named or that a framework reported.
-        group: `id`, `scenario_key`, `how`, `held_out`, `state`, `created_at`, `reason` of its group, if it has one.
-        bases: fingerprint of the base model behind each policy that answered.
-        corrections: the answers that people say it should have given.
+        group: `id`, `scenario_key`, `how`, `held_out`, `state`, `created_at` and `reason` of its group, if it has one.
+        bases: name of each policy that answered -> fingerprint of its base model. To another base model, the same token
+            ids would mean another text.
+        corrections: answers that people say the run should have given.
     """
 
     trajectory: Trajectory
@@ -72,26 +50,26 @@ class Bundle:
 
     @property
     def records(self) -> list[Record]:
-        """The records to write, each after those that it refers to."""
+        """The records in the order to write them: each comes after the records that it refers to."""
         whole = self.trajectory
         return [whole.info, *self.spans, *whole.calls, *whole.scores, *self.corrections]
 
     @property
     def offers_replay(self) -> bool:
-        """Whether the run names a function that can be called again."""
+        """Whether the run names a function that can repeat it."""
         return self.trajectory.info.metadata.get(REPLAY) is not None
 
     def without_replay(self) -> Bundle:
-        """Return the bundle without the names of functions to call: a file must not say what the job executes."""
+        """Return the bundle without the function that repeats the run: a file must not say what the job executes."""
         info = self.trajectory.info
         metadata = {name: value for name, value in info.metadata.items() if name != "replay_of"}
-        # Kept as `null`: an erasure looks for this name to find the runs that were made of this one.
+        # Kept as `null`: an erasure looks for this name to find the replays of this run.
         if REPLAY in metadata:
             metadata[REPLAY] = None
         return replace(self, trajectory=replace(self.trajectory, info=replace(info, metadata=metadata)))
 
     def without_tokens_of(self, strangers: Iterable[str]) -> Bundle:
-        """Return the bundle with the calls of these policies marked as not trainable."""
+        """Return the bundle with the calls of these policies marked as untrainable."""
         unknown = set(strangers)
         calls = tuple(
             # A call that is untrainable already keeps its own reason.
@@ -102,17 +80,13 @@ class Bundle:
 
 
 def encode(bundle: Bundle) -> dict[str, Any]:
-    """Return the line's object."""
-    trajectory = bundle.trajectory
-    line: dict[str, Any] = {"format": FORMAT, "trajectory": _shown(trajectory.info)}
-    if trajectory.calls:
-        line["calls"] = [_shown(call, without="trajectory_id") for call in trajectory.calls]
-    if trajectory.scores:
-        line["scores"] = [_shown(score, without="trajectory_id") for score in trajectory.scores]
-    if bundle.spans:
-        line["spans"] = [_shown(span, without="trajectory_id") for span in bundle.spans]
-    if bundle.corrections:
-        line["corrections"] = [_shown(each, without="trajectory_id") for each in bundle.corrections]
+    """Return the JSON object of one line."""
+    whole = bundle.trajectory
+    line: dict[str, Any] = {"format": FORMAT, "trajectory": _shown(whole.info)}
+    parts = {"calls": whole.calls, "scores": whole.scores, "spans": bundle.spans, "corrections": bundle.corrections}
+    for name, records in parts.items():
+        if records:
+            line[name] = [_shown(record, without="trajectory_id") for record in records]
     if bundle.group is not None:
         line["group"] = dict(bundle.group)
     if bundle.bases:
@@ -121,7 +95,7 @@ def encode(bundle: Bundle) -> dict[str, Any]:
 
 
 def indexed(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of a table: the line as `record`, beside columns to search by."""
+    """Return a row for a Parquet table: the line as column `record`, beside columns to search by."""
     info = line["trajectory"]
     names = ("id", "started_at", "origin", "name", "user_id", "session_id", "scenario_key")
     row = {name: info.get(name) for name in names} | {"origin": info.get("origin", TrajectoryInfo("", 0.0).origin)}
@@ -129,18 +103,18 @@ def indexed(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decode(line: Mapping[str, Any]) -> Bundle:
-    """Undo `encode`. Calls that claim to be trainable and lack exact tokens are no longer.
+    """Return the bundle of one line. Calls without exact tokens are marked as untrainable, whatever the line says.
 
     Raises:
-        MalformedFile: with the path of the field that is wrong.
+        MalformedFile: a field is wrong; the message begins with the field's path.
     """
-    # Before everything else: of a later version no field may be judged by the rules of this one.
+    # First of all: the rules of this version do not apply to fields of a later one.
     if line.get("format") != FORMAT:
         said = line.get("format")
         raise MalformedFile(f"format is {said!r}, this release reads {FORMAT}; upgrade art-patch")
     try:
         given = _LINE.validate_python(dict(line))
-    except ValidationError as error:
+    except pydantic.ValidationError as error:
         raise _malformed(error) from None
     info = _record(TrajectoryInfo, given.trajectory)
     about = {"trajectory_id": info.id}
@@ -149,7 +123,7 @@ def decode(line: Mapping[str, Any]) -> Bundle:
     spans = [_record(SpanInfo, each, **about) for each in given.spans]
     corrections = [_record(Correction, each, **about) for each in given.corrections]
     _distinct((call.id for call in calls), "calls")
-    # In the order in which a store gives them, so that reading a file and reading a store give equal bundles.
+    # In the store's own order, so that reading a file and reading a store give equal bundles.
     calls.sort(key=lambda call: (call.started_at, call.id))
     scores.sort(key=lambda score: (score.at, score.id))
     spans.sort(key=lambda span: (span.started_at, span.id))
@@ -195,15 +169,15 @@ def _default(each: Any) -> Any:
     return MISSING if each.default_factory is MISSING else each.default_factory()
 
 
-# Reading. pydantic checks a line against the fields and types of the records themselves. The names below are the few
-# fields for which a file is held to more than the record's own type says.
+# Reading: pydantic models with the fields and types of the records themselves, so that a new field of a record is
+# checked without a change here. Only the types below are stricter than those of the records.
 
-_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+_STRICT = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _WRITTEN = ("inf", "-inf", "nan")
-"""Numbers that JSON does not have, as `encode` writes them."""
+"""The forms in which `encode` writes numbers that JSON does not have."""
 
 
-def _logprob(value: Any, finite: ValidatorFunctionWrapHandler) -> float:
+def _logprob(value: Any, finite: pydantic.ValidatorFunctionWrapHandler) -> float:
     return float(value) if value in _WRITTEN else finite(value)
 
 
@@ -220,7 +194,7 @@ _Name = Annotated[str, Field(min_length=1)]
 _Policy = Annotated[str, Field(pattern=r"^.+@\d+$")]
 # `strict=False`: JSON has lists where the records have tuples. What is inside them is still checked strictly.
 _TokenIds = Annotated[tuple[Annotated[int, Field(ge=0, le=_LAST_TOKEN_ID)], ...], Field(strict=False)]
-_Logprobs = Annotated[tuple[Annotated[float, WrapValidator(_logprob)], ...], Field(strict=False)]
+_Logprobs = Annotated[tuple[Annotated[float, pydantic.WrapValidator(_logprob)], ...], Field(strict=False)]
 
 
 def _model_of(record: type, **narrower: Any) -> Any:
@@ -236,11 +210,11 @@ def _model_of(record: type, **narrower: Any) -> Any:
 
 
 def _model(name: str, fields: dict[str, Any]) -> Any:
-    return create_model(name, __config__=_STRICT, **fields)
+    return pydantic.create_model(name, __config__=_STRICT, **fields)
 
 
 _CHOICE: Any = Annotated[
-    _model_of(Choice, token_ids=_TokenIds | None, logprobs=_Logprobs | None), AfterValidator(_as_choice)
+    _model_of(Choice, token_ids=_TokenIds | None, logprobs=_Logprobs | None), pydantic.AfterValidator(_as_choice)
 ]
 _CALL: Any = _model_of(
     Call, id=_Name, choices=tuple[_CHOICE, ...], policy=_Policy | None, prompt_token_ids=_TokenIds | None
@@ -260,7 +234,7 @@ _GROUP = _model(
         "reason": (str | None, None),
     },
 )
-_LINE = TypeAdapter[Any](
+_LINE = pydantic.TypeAdapter[Any](
     _model(
         "Line",
         {
@@ -300,7 +274,7 @@ def _record(cls: type[_T], given: Any, **about: Any) -> _T:
     return cls(**{name: getattr(given, name) for name in given.model_fields_set}, **about)
 
 
-def _malformed(error: ValidationError) -> MalformedFile:
+def _malformed(error: pydantic.ValidationError) -> MalformedFile:
     """Return the first of pydantic's errors, with the path of its field."""
     first = error.errors(include_url=False)[0]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")

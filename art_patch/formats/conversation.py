@@ -1,17 +1,10 @@
-"""A trajectory's conversation, its corrected form, and its messages in the formats that others read. Pure.
+"""The conversation of a trajectory, its corrected form, and its messages in the formats of OpenAI and TRL. Pure.
 
-The store keeps messages as they came, with everything that a client may add. Fine-tuning services refuse unknown keys,
-and many chat templates fail on `null`, so messages are cleaned on their way out:
+The store keeps messages as they came, with every key that a client added. Fine-tuning services refuse unknown keys, and
+many chat templates fail on `null`. So `openai_message` and `trl_message` clean messages on their way out.
 
-- `openai_message`: the keys of OpenAI's fine-tuning format, without nulls, arguments of tools as JSON text.
-- `trl_message`: the form that chat templates of open models read: the content is one text, `developer` becomes
-  `system`, arguments of tools are objects.
-
-Corrections are answers that people say should have been given. Of several corrections of a run the newest counts, and
-only the corrected answer is learned, at the end of the conversation before it. Later messages followed from the wrong
-answer, and other calls of the run may have led to it.
-
-`Unusable` says why a conversation cannot be written; the caller counts the reasons.
+A correction is an answer that a person says the run should have given. Only this answer is learned, at the end of the
+conversation before it: later messages followed from the wrong answer, and earlier answers may have led to it.
 """
 
 from __future__ import annotations
@@ -34,17 +27,15 @@ _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 class Unusable(Exception):
-    """Why a trajectory gives no row; the text is the same for all of its kind, so that reasons can be counted."""
+    """A trajectory gives no row. The text is the same for all of one kind, so that callers can count the reasons."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A trajectory as one conversation.
+    """A trajectory as one conversation: the `prompt` of the first request, and the `rest`, all later messages.
 
     Attributes:
-        prompt: the messages of the first request.
-        rest: all later messages: answers, results of tools, further turns.
-        tools: the tools that the last call offered; its messages are the whole conversation.
+        tools: the tools that the last call offered.
         params: the last call's sampling parameters.
         cut: whether the last answer is incomplete.
     """
@@ -65,9 +56,9 @@ def run_of(trajectory: Trajectory) -> Run:
     """Return the trajectory's main conversation.
 
     Raises:
-        Unusable: if nothing was recorded, or not the whole of it.
+        Unusable: no call was recorded, or not the whole conversation.
     """
-    call = main_call(trajectory)  # the one whose messages hold the whole conversation
+    call = main_call(trajectory)  # its messages hold the whole conversation
     if call is None or not call.messages:
         raise Unusable("no call was recorded")
     if call.api == "completions":
@@ -84,20 +75,16 @@ def run_of(trajectory: Trajectory) -> Run:
 
 
 def answered(run: Run) -> Run:
-    """Return the run if it ends with an answer.
-
-    Raises:
-        Unusable: if it does not.
-    """
+    """Return the run; raises `Unusable` if it does not end with an answer."""
     if not run.rest or run.rest[-1].get("role") != "assistant":
         raise Unusable("it ends without an answer")
     return run
 
 
 def _first_prompt(calls: Sequence[Call], messages: Sequence[JSON]) -> Sequence[JSON]:
-    """Return the prompt of the earliest call that the conversation goes on from."""
-    # Not everything before the first assistant message: apps put example answers into their prompts.
-    # Canonical forms are equal where a client sent an answer back with nulls or keys in another order.
+    """Return the prompt of the earliest call whose messages begin the conversation."""
+    # Not simply all messages before the first answer: apps put example answers into their prompts. Canonical forms,
+    # because clients send an answer back with nulls, or with keys in another order.
     whole = [canonical(message) for message in messages]
     for call in calls:
         prompt = [canonical(message) for message in call.messages]
@@ -107,7 +94,7 @@ def _first_prompt(calls: Sequence[Call], messages: Sequence[JSON]) -> Sequence[J
 
 
 def same_prompt(one: Run, other: Run) -> bool:
-    """Whether two runs have the same prompt and tools; random ids of tool calls do not count."""
+    """Return whether two runs have the same prompt and tools; random ids of tool calls do not count."""
 
     def key(run: Run) -> list[bytes]:
         return [canonical(message) for message in (*number_tool_calls(run.prompt), *run.tools)]
@@ -116,10 +103,10 @@ def same_prompt(one: Run, other: Run) -> bool:
 
 
 def openai_message(message: JSON) -> dict[str, Any]:
-    """Return the message with the keys that OpenAI's fine-tuning files have.
+    """Return a message with the keys of OpenAI's fine-tuning format, without nulls; tool arguments are JSON text.
 
     Raises:
-        Unusable: it is an empty answer, or holds media of which only the hash was kept.
+        Unusable: the message is an empty answer, or holds media of which only the hash was kept.
     """
     clean = {key: message[key] for key in _OPENAI_KEYS if message.get(key) is not None}
     _check_role(clean.get("role"))
@@ -136,10 +123,10 @@ def openai_message(message: JSON) -> dict[str, Any]:
 
 
 def trl_message(message: JSON) -> dict[str, Any]:
-    """Return the message as chat templates read it.
+    """Return a message for chat templates of open models: content is one text, tool arguments are objects.
 
     Raises:
-        Unusable: it is an empty answer, or holds an image, audio or file.
+        Unusable: the message is an empty answer, or holds an image, audio or file.
     """
     clean = {key: message[key] for key in _TRL_KEYS if message.get(key) is not None}
     _check_role(clean.get("role"))
@@ -147,11 +134,11 @@ def trl_message(message: JSON) -> dict[str, Any]:
         clean["role"] = "system"
     content, calls = _text(message.get("content")), message.get("tool_calls") or ()
     if clean["role"] == "assistant" and not (content or calls):
-        # Chat templates know no refusals; to a model it is the text of the answer.
+        # Chat templates have no refusals. To the model, a refusal is the text of its answer.
         content = message.get("refusal") or ""
         if not content:
             raise Unusable("an answer is empty")
-    # Never null: templates concatenate the content with strings.
+    # Never null, because templates concatenate the content with strings.
     shown: dict[str, Any] = {"role": clean.pop("role"), "content": content, **clean}
     if calls:
         shown["tool_calls"] = [_call_with_object(call) for call in calls]
@@ -159,15 +146,15 @@ def trl_message(message: JSON) -> dict[str, Any]:
 
 
 def openai_tool(tool: JSON) -> dict[str, Any]:
-    """Return a tool without nulls; servers add them."""
+    """Return a tool without the nulls that some servers add."""
     return _without_nulls(tool)
 
 
 def writable(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row as every reader of JSON takes it: halves of surrogate pairs become U+FFFD.
+    """Return the row in valid JSON: U+FFFD replaces halves of surrogate pairs.
 
     Raises:
-        Unusable: if it holds a number that JSON does not have.
+        Unusable: the row holds NaN or an infinite number.
     """
     try:
         text = json.dumps(row, ensure_ascii=False, allow_nan=False)
@@ -212,7 +199,7 @@ def _text(content: Any) -> str:
 
 
 def _check_media(content: Any) -> None:
-    # A text that looks like such a hash was written by somebody; only in parts it stands for media.
+    # Only a part of a content can be media. A plain text that looks like such a hash was written by a person.
     if not isinstance(content, str | None) and _HASHED_MEDIA.search(json.dumps(content)):
         raise Unusable("an image, audio or file was recorded as its hash only")
 
@@ -229,7 +216,7 @@ def _without_nulls(value: Any) -> dict[str, Any]:
 
 
 def corrected(trajectory: Trajectory, corrections: Sequence[Correction]) -> Trajectory:
-    """Return the run up to the newest corrected answer; unchanged if there is no correction.
+    """Return the run up to the answer of its newest correction; unchanged if there is no correction.
 
     Raises:
         Unusable: the corrected call is not in the run.
@@ -238,13 +225,13 @@ def corrected(trajectory: Trajectory, corrections: Sequence[Correction]) -> Traj
         return trajectory
     call, correction = _newest(trajectory, corrections)
     finish = "tool_calls" if correction.message.get("tool_calls") else "stop"
-    # Without tokens: nobody sampled it, so GRPO does not train on it.
+    # Without tokens: no policy sampled this answer, so GRPO must not train on it.
     answer = Choice(0, correction.message, finish)
     return replace(trajectory, calls=(replace(call, choices=(answer,), status="ok", error=None),))
 
 
 def right_and_wrong(trajectory: Trajectory, corrections: Sequence[Correction]) -> tuple[Trajectory, JSON]:
-    """Return the corrected run, and the answer that the model gave in its place.
+    """Return the corrected run, and the message that the model gave in place of the correction.
 
     Raises:
         Unusable: the model gave no answer, or the same answer.

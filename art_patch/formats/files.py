@@ -30,7 +30,7 @@ Write = Callable[[Row], None]
 
 
 def is_parquet(path: str, asked: bool) -> bool:
-    """Whether a file of this name is to be Parquet."""
+    """Return whether to write Parquet: if it was asked for, or by the file's name."""
     return asked or path.endswith(".parquet")
 
 
@@ -38,12 +38,12 @@ def is_parquet(path: str, asked: bool) -> bool:
 def writing(
     path: str, columns: Mapping[str, Kind] | None, *, parquet: bool = False, force: bool = False
 ) -> Generator[Write]:
-    """Give a function that writes a row. The file exists when the block ends well; if it raises, no file is left.
+    """Give a function that writes a row. The file appears when the block ends; if the block raises, no file is left.
 
     Args:
-        path: the file, or `-`.
+        path: name of the file; `-` is stdout.
         columns: the columns of a Parquet file; JSON lines take all keys of a row.
-        parquet: write Parquet in place of JSON lines.
+        parquet: write Parquet instead of JSON lines.
         force: replace an existing file.
 
     Raises:
@@ -72,11 +72,11 @@ def writing(
 
 @contextmanager
 def reading(path: str) -> Generator[Callable[[], Iterator[tuple[str, Row]]]]:
-    """Give a function that reads the rows from the start, each with its place (`line 3`); it can be called again.
+    """Give a function that yields all rows, each with its place (`line 3`). It can be called again and again.
 
     Raises:
         ConfigError: there is no such file.
-        MalformedFile: while rows are read, with the place.
+        MalformedFile: from the function: a row is malformed; the message holds its place.
     """
     with _opened(path) as file:
         magic = file.read(len(_MAGIC))

@@ -1,11 +1,8 @@
-"""Training files of other tools to trajectories. Pure.
+"""Makes trajectories from training files of OpenAI (fine-tuning, older function calls, preferences) and TRL. Pure.
 
-Read are OpenAI's fine-tuning files (also with the older function calls), its preference files, and TRL's formats.
-
-- A conversation becomes a trajectory with one call for each assistant message, in order; messages with `weight: 0`
-  are context only. None of the calls is trainable, because text comes without token ids.
-- A preference becomes a group of two, scored 1 and 0 unless the row brings scores.
-- Ids are hashes of the row, so that importing a file twice adds nothing. Two equal rows are one trajectory.
+- A conversation becomes a trajectory with one call for each assistant message; messages with `weight: 0` are context
+  only. The calls are untrainable, because text comes without token ids.
+- A preference becomes a group of two, scored 1 and 0 unless the row has scores.
 - Unknown columns are kept in the trajectory's metadata.
 """
 
@@ -37,15 +34,14 @@ _NO_METADATA = {
 
 
 def bundles_of(row: Row, *, expected: ImportFormat = "auto", at: float = 0.0) -> list[Bundle]:
-    """Return the trajectories of one row.
+    """Return the trajectories of one row: one, or two for a preference.
 
     Args:
-        row: a line of a JSON-lines file, or a row of a Parquet file.
-        expected: the format that the user named; `auto` takes any.
-        at: time of the import; becomes the start of trajectories without a time of their own.
+        expected: the format that the user named; `auto` accepts every format.
+        at: time of the import, for trajectories without a time of their own.
 
     Raises:
-        MalformedFile: the row is wrong; the message does not hold the line's number.
+        MalformedFile: the row is malformed; the caller adds the line's number.
     """
     kind = kind_of(row)
     if expected not in ("auto", kind) and not (expected == "sft" and kind == "chat"):
@@ -55,7 +51,8 @@ def bundles_of(row: Row, *, expected: ImportFormat = "auto", at: float = 0.0) ->
         if not isinstance(record, dict):
             raise MalformedFile("record must be an object")
         return [decode(cast(Row, record))]
-    # The whole row, so that the same conversation with another score is another trajectory.
+    # A hash of the whole row: importing a file twice adds nothing, and the same conversation with another score is
+    # another trajectory.
     key = hashlib.blake2b(_stable(row), digest_size=16).hexdigest()
     if kind == "preference":
         return _pair(row, key, at)
@@ -70,11 +67,7 @@ def bundles_of(row: Row, *, expected: ImportFormat = "auto", at: float = 0.0) ->
 
 
 def kind_of(row: Row) -> ImportFormat:
-    """Return the row's format, by its keys.
-
-    Raises:
-        MalformedFile: no known format has these keys.
-    """
+    """Return the row's format by its keys; raises `MalformedFile` if no known format has these keys."""
     if isinstance(row.get("format"), str) and row["format"].startswith(_OURS):
         return "trajectories"
     if "messages" in row:
@@ -210,7 +203,7 @@ def _ends_with_answer(messages: list[Message], where: str) -> list[Message]:
 
 
 def _messages(value: Any, where: str, *, role: str = "") -> list[Message]:
-    """Return the messages in today's format; with `role`, a plain text is one message of that role."""
+    """Return the messages in OpenAI's present format. A plain text becomes one message of `role`, if that is given."""
     if isinstance(value, str) and role:
         return [{"role": role, "content": value}]
     if not isinstance(value, list) or not value:
@@ -309,7 +302,7 @@ def _tools(row: Row) -> list[Message]:
 
 
 def _stable(row: Row) -> bytes:
-    # Sorted: a file that was written again may have its keys in another order.
+    # Sorted, because another program may write the same row with its keys in another order.
     return json.dumps(row, sort_keys=True, separators=(",", ":"), default=repr).encode("ascii")
 
 

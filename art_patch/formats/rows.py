@@ -1,7 +1,7 @@
-"""Trajectories and groups to rows of training files. Pure.
+"""Makes rows of training files from trajectories and groups. Pure.
 
-`chat` is what OpenAI's fine-tuning takes; the others are TRL's: `sft` (conversational, or prompt and completion),
-`preference`, `grpo`. Every function returns its rows or raises `Unusable` with the reason for none.
+`chat` is OpenAI's fine-tuning format. The others are TRL's: `sft` (conversational, or prompt and completion),
+`preference` and `grpo`. Every function raises `Unusable` with the reason if it can make no row.
 """
 
 from __future__ import annotations
@@ -12,77 +12,51 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Literal
 
-from art_patch.formats.conversation import (
-    Run,
-    Unusable,
-    answered,
-    openai_message,
-    openai_tool,
-    right_and_wrong,
-    run_of,
-    same_prompt,
-    trl_message,
-    writable,
-)
+from art_patch.formats import conversation
+from art_patch.formats.conversation import Run, Unusable, answered, run_of, writable
 from art_patch.trajectories import chosen_choice
 from art_patch.types import JSON, Correction, Group, Trajectory
 
 Row = dict[str, Any]
 Kind = Literal["json", "json_list", "text", "number", "integer", "boolean"]
 
-COLUMNS: Mapping[str, Mapping[str, Kind]] = {
-    "chat": {"messages": "json_list", "tools": "json_list", "parallel_tool_calls": "boolean"},
-    "sft": {"messages": "json_list", "tools": "json_list"},
-    "sft-prompt": {"prompt": "json_list", "completion": "json_list", "tools": "json_list"},
-    "preference": {
-        "prompt": "json_list",
-        "chosen": "json_list",
-        "rejected": "json_list",
-        "tools": "json_list",
-        "score_chosen": "number",
-        "score_rejected": "number",
-        "scenario_key": "text",
-        "group_id": "text",
-    },
-    "grpo": {
-        "prompt": "json_list",
-        "tools": "json_list",
-        "scenario_key": "text",
-        "group_id": "text",
-        "reward": "number",
-        "best_reward": "number",
-        "siblings": "integer",
-    },
-    "trajectories": {
-        "format": "text",
-        "id": "text",
-        "started_at": "number",
-        "origin": "text",
-        "name": "text",
-        "user_id": "text",
-        "session_id": "text",
-        "scenario_key": "text",
-        "calls": "integer",
-        "record": "json",
-    },
+_COLUMNS_BY_KIND: Mapping[Kind, str] = {
+    "json_list": "messages prompt completion chosen rejected tools",
+    "json": "record",
+    "text": "format id origin name user_id session_id scenario_key group_id",
+    "number": "score_chosen score_rejected reward best_reward started_at",
+    "integer": "calls siblings",
+    "boolean": "parallel_tool_calls",
 }
-"""Columns of each format in a Parquet file, in order. Of `trajectories` only `record` is read back."""
+_COLUMNS_BY_FORMAT = {
+    "chat": "messages tools parallel_tool_calls",
+    "sft": "messages tools",
+    "sft-prompt": "prompt completion tools",
+    "preference": "prompt chosen rejected tools score_chosen score_rejected scenario_key group_id",
+    "grpo": "prompt tools scenario_key group_id reward best_reward siblings",
+    "trajectories": "format id started_at origin name user_id session_id scenario_key calls record",
+}
+_KINDS: Mapping[str, Kind] = {name: kind for kind, names in _COLUMNS_BY_KIND.items() for name in names.split()}
+COLUMNS: Mapping[str, Mapping[str, Kind]] = {
+    name: {column: _KINDS[column] for column in columns.split()} for name, columns in _COLUMNS_BY_FORMAT.items()
+}
+"""Columns of each format in a Parquet file, in order. An import of `trajectories` reads only `record`."""
 
 
 def chat_row(trajectory: Trajectory) -> Row:
-    """Return one line of an OpenAI fine-tuning file."""
+    """Return a row of an OpenAI fine-tuning file for a whole run."""
     run = answered(run_of(trajectory))
-    row: Row = {"messages": [openai_message(message) for message in run.messages]}
+    row: Row = {"messages": [conversation.openai_message(message) for message in run.messages]}
     if run.tools:
-        row["tools"] = [openai_tool(tool) for tool in run.tools]
-        # The key only has a meaning beside tools.
+        row["tools"] = [conversation.openai_tool(tool) for tool in run.tools]
+        # Without tools the key has no meaning.
         if isinstance(run.params.get("parallel_tool_calls"), bool):
             row["parallel_tool_calls"] = run.params["parallel_tool_calls"]
     return writable(row)
 
 
 def sft_row(trajectory: Trajectory) -> Row:
-    """Return one conversation to learn as a whole."""
+    """Return a row for TRL's SFT that teaches a whole run."""
     run = answered(run_of(trajectory))
     if run.cut:
         raise Unusable("the last answer was cut")
@@ -90,7 +64,7 @@ def sft_row(trajectory: Trajectory) -> Row:
 
 
 def sft_prompt_rows(trajectory: Trajectory) -> list[Row]:
-    """Return a prompt and its answer for each call that was answered, as the model saw them."""
+    """Return a row for TRL's SFT for each answered call: its prompt and its answer, as the model saw them."""
     rows: list[Row] = []
     for position, call in enumerate(trajectory.calls):
         choice = chosen_choice(call, trajectory.calls[position + 1 :])
@@ -106,16 +80,15 @@ def sft_prompt_rows(trajectory: Trajectory) -> list[Row]:
 def preference_rows(
     group: Group, rewards_G: Sequence[float | None], *, all_pairs: bool = False, margin: float = 0.0
 ) -> Iterator[Row]:
-    """Yield pairs of a better and a worse answer to the same prompt.
+    """Yield rows for TRL's preference trainers: a better and a worse answer to the same prompt.
 
     Args:
-        group: the siblings to compare.
-        rewards_G: the reward of each sibling; `None` where there is none.
-        all_pairs: every pair instead of the best against the worst.
-        margin: pairs whose rewards differ by this much or less are left out.
+        rewards_G: the rewards of the G siblings; `None`: not scored.
+        all_pairs: yield every pair, not only the best against the worst.
+        margin: leave out pairs whose rewards differ by this much or less.
 
     Raises:
-        Unusable: if there is no such pair.
+        Unusable: the group has no such pair.
     """
     runs: list[tuple[float, Run]] = []
     for trajectory, reward in zip(group.trajectories, rewards_G, strict=True):
@@ -129,8 +102,8 @@ def preference_rows(
     runs.sort(key=lambda pair: pair[0], reverse=True)
     found = 0
     for (better, chosen), (worse, rejected) in combinations(runs, 2) if all_pairs else _extremes(runs):
-        # Siblings may differ in their prompt, such as in a date; such a pair would teach the date.
-        if better - worse > margin and same_prompt(chosen, rejected):
+        # Prompts of siblings may differ, for instance in a date. Such a pair would teach the date.
+        if better - worse > margin and conversation.same_prompt(chosen, rejected):
             found += 1
             row: Row = {"prompt": _trl(chosen.prompt), "chosen": _trl(chosen.rest), "rejected": _trl(rejected.rest)}
             row |= _tools(chosen.tools) | {"score_chosen": better, "score_rejected": worse}
@@ -140,12 +113,9 @@ def preference_rows(
 
 
 def correction_row(trajectory: Trajectory, corrections: Sequence[Correction]) -> Row:
-    """Return a pair for `preference`: the answer that a person says is right, and the answer that was given.
-
-    Their scores are null, because no one scored them.
-    """
-    # The wrong answer stands alone: messages after it followed from it.
-    right, wrong = right_and_wrong(trajectory, corrections)
+    """Return a preference row of a correction and the answer that was given; both are without scores."""
+    # Of the wrong answer one message only: the messages after it followed from it.
+    right, wrong = conversation.right_and_wrong(trajectory, corrections)
     run = answered(run_of(right))
     row: Row = {"prompt": _trl(run.prompt), "chosen": _trl(run.rest), "rejected": _trl([wrong])}
     row |= _tools(run.tools) | {"score_chosen": None, "score_rejected": None}
@@ -153,12 +123,11 @@ def correction_row(trajectory: Trajectory, corrections: Sequence[Correction]) ->
 
 
 def grpo_row(trajectory: Trajectory, *, group: Group | None = None, rewards_G: Sequence[float | None] = ()) -> Row:
-    """Return a prompt to sample from, and the rewards of the recorded answers to it.
+    """Return a row for TRL's GRPO trainer: a prompt to sample from, and the rewards of its recorded answers.
 
     Args:
-        trajectory: the run with the prompt.
-        group: its siblings, which the row stands for, if it was grouped.
-        rewards_G: the reward of each sibling.
+        group: the trajectory's siblings if it was grouped; the row then stands for all of them.
+        rewards_G: the rewards of the G siblings.
     """
     run = run_of(trajectory)
     if run.prompt[-1].get("role") == "assistant":
@@ -178,16 +147,16 @@ def grpo_row(trajectory: Trajectory, *, group: Group | None = None, rewards_G: S
 
 
 def digest(*values: Any) -> bytes:
-    """Return 16 bytes that are equal for equal JSON values."""
+    """Return a hash of 16 bytes; equal JSON values have equal hashes, whatever the order of their keys."""
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).digest()
 
 
 def _extremes(runs: Sequence[tuple[float, Run]]) -> Iterator[tuple[tuple[float, Run], tuple[float, Run]]]:
-    """Yield the best and the worst run of each prompt in the group."""
+    """Yield the best and the worst run of each prompt in the group. `runs` come best first."""
     left = list(runs)  # best first
     while len(left) > 1:
         best = left[0]
-        same = [pair for pair in left if same_prompt(best[1], pair[1])]
+        same = [pair for pair in left if conversation.same_prompt(best[1], pair[1])]
         left = [pair for pair in left if pair not in same]
         if len(same) > 1:
             yield best, same[-1]
@@ -203,8 +172,8 @@ def _usable(trajectory: Trajectory) -> Run | None:
 
 
 def _trl(messages: Sequence[JSON]) -> list[dict[str, Any]]:
-    return [trl_message(message) for message in messages]
+    return [conversation.trl_message(message) for message in messages]
 
 
 def _tools(tools: Sequence[JSON]) -> Row:
-    return {"tools": [openai_tool(tool) for tool in tools]} if tools else {}
+    return {"tools": [conversation.openai_tool(tool) for tool in tools]} if tools else {}

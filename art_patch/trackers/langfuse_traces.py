@@ -1,9 +1,7 @@
-"""Episodes in Langfuse: a trace a run, a generation a call, its session, user and scores; and each policy's training.
+"""Runs and policies in Langfuse. A run is a trace, a call a generation; a policy is a trace `training NAME@STEP`.
 
 Spans go to Langfuse's OpenTelemetry endpoint as `otlp` makes them. Scores do not arrive that way, so they go through
 the API of Langfuse's own client. Langfuse replaces an item that comes again under the same id.
-
-A policy is a trace `training NAME@STEP` with its metrics as metadata. It is sent again when they change.
 """
 
 from __future__ import annotations
@@ -46,14 +44,12 @@ class Langfuse(Otlp):
     keys = "LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY"
 
     def __init__(self, base_url: str, *, public_key: str, secret_key: str, service: str, content: bool = False) -> None:
-        """Open nothing yet; connections are made when something is written.
+        """Make the clients with the keys of a project in Langfuse; no connection is opened yet.
 
         Args:
             base_url: address of Langfuse, without a path.
-            public_key: public key of the project in Langfuse.
-            secret_key: secret key of the same project.
             service: `service.name` of the spans.
-            content: whether the texts of calls, spans and scores are sent.
+            content: whether texts of people and models are sent.
         """
         root = base_url.rstrip("/")
         login = base64.b64encode(f"{public_key}:{secret_key}".encode()).decode()
@@ -63,7 +59,7 @@ class Langfuse(Otlp):
         self._api = langfuse_api(root, public_key, secret_key)
 
     def of_step(self, step: TrainingStep) -> Iterable[Item]:
-        """Return the training of a policy as a trace of one span."""
+        """Return the training of a policy as a trace of one span, which is sent again when a metric changes."""
         policy = step.policy
         metrics = {**step.metrics, "state": policy.state, "parent": policy.parent, "base": policy.base}
         prefix = "langfuse.trace.metadata."

@@ -1,14 +1,9 @@
-"""Episodes as OpenTelemetry traces over OTLP/HTTP with protobuf: one trace a run, with `gen_ai.*` attributes.
+"""Runs of the agent as OpenTelemetry traces over OTLP/HTTP with protobuf, with the attributes of the GenAI conventions.
 
-The run is the span `invoke_agent NAME`. Below it are its own spans, and each call as `chat MODEL` under the span in
-which it was made. Scores are log records `gen_ai.evaluation.result` of the run's span, as the conventions say. Texts of
-people and models are sent only with `content`.
+A run is the span `invoke_agent NAME`. Below it are its own spans, and each call as `chat MODEL` under the span in which
+it was made. Scores are log records `gen_ai.evaluation.result` of the run's span.
 
-Sending twice makes the same ids. The trace id is the trajectory's id if that is a valid trace id, else a hash of it. A
-uuid7 is a valid one, and so is the id of a run that an app's own trace identified: the run joins that trace. Span ids
-are hashes.
-
-The client is OpenTelemetry's own and reads its variables (`OTEL_EXPORTER_OTLP_HEADERS`, `_TIMEOUT`, ...).
+OpenTelemetry's own client sends them, and reads its variables (`OTEL_EXPORTER_OTLP_HEADERS`, `_TIMEOUT`, ...).
 """
 
 from __future__ import annotations
@@ -30,17 +25,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
+from art_patch import otel
 from art_patch._lib.version import __version__
 from art_patch.errors import TrackerError
-from art_patch.otel import (
-    as_json,
-    call_attributes,
-    content_attributes,
-    error_type,
-    operation_of,
-    trajectory_attributes,
-    without_empty,
-)
 from art_patch.trackers.episodes import Episode, Item, hash_of, trace_id_of, without_login
 from art_patch.types import Call, Score, SpanInfo, TrajectoryInfo
 
@@ -53,13 +40,13 @@ _SAMPLED = trace.TraceFlags(trace.TraceFlags.SAMPLED)
 _OPERATIONS = {"agent": "invoke_agent", "tool": "execute_tool", "retrieval": "retrieval"}
 _NAMES = {"agent": "gen_ai.agent.name", "tool": "gen_ai.tool.name"}
 _CONTENT: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "tool": (("input", "gen_ai.tool.call.arguments"), ("output", "gen_ai.tool.call.result")),
+    "tool": (("input", "gen_ai.tool.call.arguments"), ("output", "gen_ai.tool.call.result"))
 }
 _OTHER_CONTENT = (("input", "input.value"), ("output", "output.value"))
 
 
 class Otlp:
-    """A collector, or any backend that speaks OTLP."""
+    """An OpenTelemetry collector, or any backend that speaks OTLP."""
 
     name = "otlp"
     keys = "OTEL_EXPORTER_OTLP_HEADERS"
@@ -72,13 +59,13 @@ class Otlp:
         content: bool = False,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Open nothing yet; connections are made when something is written.
+        """Make the exporters; no connection is opened yet.
 
         Args:
             endpoint: address of the collector, without `/v1/traces`.
             service: `service.name` of the spans.
-            content: whether the texts of calls, spans and scores are sent.
-            headers: sent with every request; those of OpenTelemetry's variables unless given.
+            content: whether texts of people and models are sent.
+            headers: sent with every request; default: those of OpenTelemetry's variables.
         """
         root = endpoint.rstrip("/")
         self.target = f"otlp {without_login(root)}"
@@ -88,7 +75,7 @@ class Otlp:
         self._logs = OTLPLogExporter(f"{root}/v1/logs", headers=headers, compression=Compression.Gzip)
 
     def of_episode(self, episode: Episode) -> Iterable[Item]:
-        """Return the run, its spans, calls and scores."""
+        """Return items for the run, its spans, calls and scores."""
         trajectory = episode.trajectory
         run = context_of(trajectory.id, f"trajectory:{trajectory.id}")
         inside = {span.id: context_of(trajectory.id, f"span:{span.id}") for span in trajectory.spans}
@@ -96,7 +83,7 @@ class Otlp:
         # follows its value.
         yield Item(f"trajectory:{trajectory.id}", "", self._run(episode, run), trajectory.id)
         for span in trajectory.spans:
-            # A parent that was not recorded leaves the span directly under the run.
+            # A span whose parent was not recorded is shown directly under the run.
             parent = inside.get(span.parent_id or "", run)
             yield Item(f"span:{span.id}", "", self._span(span, inside[span.id], parent, episode), trajectory.id)
         for call in trajectory.calls:
@@ -108,11 +95,11 @@ class Otlp:
             yield Item(f"score:{score.id}", digest, self.of_score(score, run, episode), trajectory.id)
 
     def of_all(self, info: TrajectoryInfo) -> dict[str, Any]:
-        """Return the attributes that every span of a run has."""
-        return trajectory_attributes(info)
+        """Return the attributes that all spans of a run share."""
+        return otel.trajectory_attributes(info)
 
     def of_score(self, score: Score, run: trace.SpanContext, episode: Episode) -> Any:
-        """Return a score as it is sent."""
+        """Return a score in the form that `write` sends."""
         del episode
         attributes: dict[str, Any] = {
             "gen_ai.evaluation.name": score.name,
@@ -151,7 +138,7 @@ class Otlp:
                     raise self.refused(f"scores as logs ({told.first})")
 
     def refused(self, what: str) -> TrackerError:
-        """Return the error for items that were not taken."""
+        """Return the error for items that the collector refused."""
         return TrackerError(
             f"{self.target} did not take {what}; look at the address, its log, and {self.keys}, then send again"
         )
@@ -185,21 +172,21 @@ class Otlp:
         if self.content:
             for key, attribute in _CONTENT.get(span.kind, _OTHER_CONTENT):
                 value = span.attributes.get(key)
-                attributes[attribute] = value if value is None or isinstance(value, str) else as_json(value)
+                attributes[attribute] = value if value is None or isinstance(value, str) else otel.as_json(value)
         name = span.name if operation is None else f"{operation} {span.name}"
         # A span whose end was not recorded ends with the run.
         return self.span(name, own, parent, attributes, span.started_at, span.ended_at or episode.ended_at, span.error)
 
     def _call(self, call: Call, own: trace.SpanContext, parent: trace.SpanContext, episode: Episode) -> ReadableSpan:
         info = episode.trajectory.info
-        attributes = call_attributes(call, info) | self.of_all(info)
+        attributes = otel.call_attributes(call, info) | self.of_all(info)
         attributes["gen_ai.provider.name"] = "openai" if call.policy is None else "vllm"
         if self.content:
-            attributes |= content_attributes(call)
+            attributes |= otel.content_attributes(call)
         # A stream that the app abandoned is no failure of the call: only `error` is.
         until = call.started_at + call.duration_ms / 1000
         failed = (call.error or "") if call.status == "error" else None
-        name = f"{operation_of(call.api)} {call.requested_model}"
+        name = f"{otel.operation_of(call.api)} {call.requested_model}"
         return self.span(name, own, parent, attributes, call.started_at, until, failed, kind="CLIENT")
 
     def span(
@@ -214,8 +201,8 @@ class Otlp:
         *,
         kind: Literal["INTERNAL", "CLIENT"] = "INTERNAL",
     ) -> ReadableSpan:
-        """Return a span; attributes without a value are left out."""
-        found = dict(attributes) | ({} if error is None else {"error.type": error_type(error)})
+        """Return a finished span; attributes without a value are left out."""
+        found = dict(attributes) | ({} if error is None else {"error.type": otel.error_type(error)})
         status = trace.Status() if error is None else trace.Status(trace.StatusCode.ERROR, error)
         # Made directly: a tracer would choose ids and times itself.
         return ReadableSpan(
@@ -223,7 +210,7 @@ class Otlp:
             own,
             parent,
             self._resource,
-            without_empty(found),
+            otel.without_empty(found),
             kind=trace.SpanKind[kind],
             status=status,
             start_time=_ns(start),
@@ -249,7 +236,7 @@ class _ExportErrors(logging.Handler):
 
 @contextmanager
 def _export_errors() -> Generator[_ExportErrors]:
-    """Catch the client's log while the block runs."""
+    """Collect what the client logs while the block runs."""
     # The exporters return only success or failure. The reason is in their log, once for each retry.
     logger, told = logging.getLogger("opentelemetry.exporter"), _ExportErrors()
     # Else the same lines would also appear on stderr, once for each retry.
@@ -263,7 +250,9 @@ def _export_errors() -> Generator[_ExportErrors]:
 
 
 def context_of(trajectory_id: str, key: str) -> trace.SpanContext:
-    """Return the ids of a span of a run: `key` names it among all spans."""
+    """Return the ids of a span of a run; `key` is unique among all spans."""
+    # Hashes, so that sending twice makes the same ids. The run's own id is the trace id where that is valid: a run that
+    # an app's own OpenTelemetry trace identified joins that trace.
     trace_id = int(trace_id_of(trajectory_id), 16)
     return trace.SpanContext(trace_id, int.from_bytes(hash_of(key, 8)), is_remote=False, trace_flags=_SAMPLED)
 

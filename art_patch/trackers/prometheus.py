@@ -1,11 +1,4 @@
-"""The facts of `art-patch status` in Prometheus' text format, version 0.0.4. Pure.
-
-In: the facts, as `status --json` prints them. Out: text without any words of users.
-
-Counts of the store can fall (`prune`, `erase`), so they are gauges. Counts of an app's process only grow until the
-process ends, so they are counters, with the process in the label `process`. Units are Prometheus' own: seconds since
-the epoch, shares from 0 to 1.
-"""
+"""The numbers of `art-patch status` in Prometheus' text format, version 0.0.4, without any words of users. Pure."""
 
 from __future__ import annotations
 
@@ -16,6 +9,8 @@ from typing import Any, Literal, get_args
 
 from art_patch.types import JSON, Mode
 
+# Counts of the store are gauges, because `prune` and `erase` lower them. Counts of an app's process only grow until the
+# process ends, so they are counters.
 _RECORDED = {
     "calls": "Calls that apps made, copies not counted.",
     "calls_by_policy": "Calls that one of our policies answered.",
@@ -59,7 +54,7 @@ class _Family:
 
 
 def exposition(facts: JSON, *, version: str) -> str:
-    """Return the facts that `art-patch status --json` prints as Prometheus' text; `version` is this package's."""
+    """Return Prometheus' text for the facts that `art-patch status --json` prints. Shares are 0 to 1, not per cent."""
     mine = {"project": str(facts["project"])}
     families = [
         _Family("art_patch_info", "Version of art_patch.", samples=[(mine | {"version": version}, 1)]),
