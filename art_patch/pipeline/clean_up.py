@@ -15,10 +15,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from art_patch import policies, promotion
 from art_patch.errors import ArtPatchError, EngineError
 from art_patch.pipeline.cycle_run import Cycle, CycleConfig, Progress
-from art_patch.policies import remove_adapter, remove_unpublished
-from art_patch.promotion import unwanted
 from art_patch.store import Store
 from art_patch.types import Policy
 
@@ -35,14 +34,15 @@ def sweep_leftovers(run: Cycle, champion: Policy) -> None:
         if job.name in known:
             shutil.rmtree(job)
     shutil.rmtree(run.adapters.parent / GATE_RUNS, ignore_errors=True)
-    remove_unpublished(run.adapters)
+    policies.remove_unpublished(run.adapters)
+    # Each candidate was to be tested against its parent. Against another champion it would start from older weights.
     for policy in ledger.policies():
         if policy.state == "candidate" and policy.path and policy.parent != champion.name:
             reason = f"{champion.name} became champion before it was tested against {policy.parent}"
             ledger.move(policy.name, "rejected", who=run.who, reason=reason)
     # While the engine is down, unused policies stay loaded; the next cycle unloads them.
     with suppress(EngineError):
-        for name in unwanted(ledger, run.engine.models()):
+        for name in promotion.unwanted(ledger, run.engine.models()):
             run.engine.unload(name)
 
 
@@ -54,12 +54,10 @@ def unfinished_jobs(project: Path) -> list[Path]:
 def discard_job(job: Path, adapters: Path, known: Collection[str]) -> None:
     """Delete an update that no cycle will continue, and its adapter unless the ledger knows the policy.
 
-    Args:
-        job: the update's directory.
-        known: names of all policies in the ledger.
+    `known` holds the names of all policies in the ledger.
     """
     if job.name not in known:
-        remove_adapter(adapters, job.name)
+        policies.remove_adapter(adapters, job.name)
     shutil.rmtree(job)
 
 
@@ -77,6 +75,7 @@ def forget_unfinished(directory: Path, known: Collection[str]) -> bool:
     left = [path for name in ("training", GATE_RUNS) if (path := directory / name).exists()]
     if not left:
         return True
+    # Under the cycle's own lock file. The store's lease is not needed: these files are on this machine only.
     try:
         with FileLock(directory / "cycle.lock", timeout=0):
             for job in unfinished_jobs(directory):

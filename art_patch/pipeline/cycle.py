@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from art_patch.errors import ArtPatchError, JudgeError
@@ -49,7 +49,7 @@ def retrain(
     now: float | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> CycleReport:
-    """Run one cycle.
+    """Run one cycle, group to promote, and return its report.
 
     Args:
         adapters: directory of the published policies; its parent is the project's directory.
@@ -71,6 +71,7 @@ def retrain(
     ):
         limit = _TimeLimit(held.guarding(progress), config.max_minutes, began, clock)
         run = Cycle(held.store, judge, config, limit, at, engine, adapters, who)
+        # Read under the lock, so no other cycle can change it. A person still can; the step `promote` looks again.
         champion = run.store.ledger.champion()
         name = None if champion is None else champion.name
 
@@ -83,6 +84,7 @@ def retrain(
         except _OutOfTime as time_is_up:
             why = f"{time_is_up}; what was done is kept, and the next cycle goes on from here"
             return keep(CycleReport("out of time", why, name, None, run.metrics))
+        # A report for errors with a remedy only. Ctrl-C and bugs show themselves to whoever started the cycle.
         except ArtPatchError as error:
             keep(failed(error, name, run.metrics))
             raise
@@ -96,11 +98,13 @@ def _cycle(run: Cycle, champion: Policy | None, limit: _TimeLimit) -> CycleRepor
         return _look_after_challenger(run, challenger, limit)
     if (busy := _why_not_idle(run)) is not None:
         return CycleReport("not idle", busy, champion.name)
+    # What an earlier cycle trained is gated first: its training was paid for.
     candidate = _left_over(run.store, champion)
     if candidate is None:
         candidate, why_not = _make_candidate(run, champion, limit)
         if candidate is None:
             return CycleReport("nothing to do", why_not, champion.name, None, run.metrics)
+    # It passed its gate in an earlier cycle and waits for a person; another gate could only cost more.
     elif run.config.promotion == "approve" and "waits" in candidate.metrics:
         reason = candidate.metrics["waits"]["reason"]
         return promote_policy.waits_for_approval(run, champion, candidate, reason)
@@ -115,6 +119,7 @@ def _make_candidate(run: Cycle, champion: Policy, limit: _TimeLimit) -> tuple[Po
     """Return a new candidate; or `None` and the reason why none was trained."""
     check_can_train(run, champion)
     found = group(run)
+    # Replays are siblings of runs that had none, so groups are formed once more.
     if repeated := replay(run, found):
         found = group(run, repeated)
     limit.check()
@@ -127,6 +132,7 @@ def _make_candidate(run: Cycle, champion: Policy, limit: _TimeLimit) -> tuple[Po
 
 def _left_over(store: Store, champion: Policy) -> Policy | None:
     """Return a candidate that an earlier cycle trained from this champion and that no gate has decided on."""
+    # Without a path it has no adapter; a directory that is gone was deleted by a person.
     waiting = [p for p in store.ledger.policies() if p.state == "candidate" and p.parent == champion.name and p.path]
     return waiting[-1] if waiting and Path(waiting[-1].path or "").is_dir() else None
 
@@ -192,26 +198,26 @@ class _OutOfTime(Exception):
     """`max_minutes` are over, so no further unit of work begins."""
 
 
+@dataclass(frozen=True, slots=True)
 class _TimeLimit:
     """A progress callback that ends the cycle between two units of work once `max_minutes` are over."""
 
-    def __init__(self, progress: Progress, max_minutes: float | None, began: float, clock: Callable[[], float]) -> None:
-        self._progress = progress
-        self._max_minutes = max_minutes
-        self._began = began
-        self._clock = clock
+    progress: Progress
+    max_minutes: float | None
+    began: float
+    clock: Callable[[], float]
 
     def __call__(self, stage: str, done: int, total: int, note: str = "") -> None:
-        self._progress(stage, done, total, note)
+        self.progress(stage, done, total, note)
+        # Not after the last unit: the step has yet to write its metrics, and takes no time any more.
         if stage in _STOPPABLE and done < total:
             self.check()
 
     def check(self) -> None:
         """Raise `_OutOfTime` if the time is over."""
-        minutes = self._max_minutes
-        if minutes is not None and self.elapsed_s() >= minutes * 60:
-            raise _OutOfTime(f"{minutes:g} minutes are over")
+        if self.max_minutes is not None and self.elapsed_s() >= self.max_minutes * 60:
+            raise _OutOfTime(f"{self.max_minutes:g} minutes are over")
 
     def elapsed_s(self) -> float:
         """Return the seconds since the cycle began."""
-        return self._clock() - self._began
+        return self.clock() - self.began

@@ -102,14 +102,13 @@ def exclusive_cycle(
 
     Args:
         store: the store whose policies the cycle changes.
-        directory: the project's directory.
         who: the name in the audit log if the lease is taken over from a dead process.
         beat_s: seconds between two renewals.
         watch_s: seconds without a renewal after which an owner on another machine counts as dead.
         clock: seconds since the epoch. People see this time; no decision depends on it.
 
     Raises:
-        Busy: another cycle runs.
+        Busy: another process runs a cycle in this directory or on this store.
     """
     with project_lock(directory), owning() as me:
         lease = _take(store.leases, me, who=who, watch_s=watch_s, clock=clock)

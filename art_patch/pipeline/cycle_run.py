@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from art_patch import grouping, rewards, serving, training
 from art_patch.gate import GateConfig
-from art_patch.grouping import Embed, ReplayConfig, ResampleConfig
 from art_patch.promotion import CanaryConfig
-from art_patch.rewards import RULER, Check, Combination, DefenceConfig, OrderedJudge
-from art_patch.serving import Engine
 from art_patch.store import Store
-from art_patch.training import TrainConfig
 
 
 class Progress(Protocol):
@@ -51,19 +48,19 @@ class CycleConfig:
         keep_trajectories: at the end, keep only this many of the newest trajectories.
     """
 
-    settle_s: float = 60.0
+    settle_s: float = 60.0  # a sub-agent or a tool may take that long before the next call
     min_group_size: int = 4
     max_group_size: int = 16
     holdout_share: float = 0.2
     across: bool = False
-    embed: Embed | None = None
+    embed: grouping.Embed | None = None
     min_groups: int = 4
-    replay: ReplayConfig | None = None
-    resample: ResampleConfig | None = None
-    checks: Sequence[Check] = ()
-    combination: Combination = RULER
-    defence: DefenceConfig = field(default_factory=DefenceConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
+    replay: grouping.ReplayConfig | None = None
+    resample: grouping.ResampleConfig | None = None
+    checks: Sequence[rewards.Check] = ()
+    combination: rewards.Combination = rewards.RULER
+    defence: rewards.DefenceConfig = field(default_factory=rewards.DefenceConfig)
+    train: training.TrainConfig = field(default_factory=training.TrainConfig)
     gate: GateConfig = field(default_factory=GateConfig)
     promotion: Literal["auto", "approve", "canary"] = "auto"
     canary_percent: float = 5.0
@@ -74,9 +71,10 @@ class CycleConfig:
     keep_trajectories: int | None = None
 
 
+# `art-patch score` has no engine, so grouping and scoring take a `Run`. A `Cycle` is one, too.
 @dataclass(slots=True)
 class Run:
-    """The parts that grouping and scoring need.
+    """The parts that the steps `group` and `score` share.
 
     Attributes:
         now: when the cycle began, seconds since the epoch. All steps use this one time.
@@ -84,7 +82,7 @@ class Run:
     """
 
     store: Store
-    judge: OrderedJudge
+    judge: rewards.OrderedJudge
     config: CycleConfig
     progress: Progress
     now: float
@@ -93,13 +91,13 @@ class Run:
 
 @dataclass(slots=True)
 class Cycle(Run):
-    """The parts that a whole cycle needs.
+    """The parts that all steps of a cycle share.
 
     Attributes:
         adapters: directory of the published policies; its parent is the project's directory.
         who: the person or job that the ledger and the audit log name.
     """
 
-    engine: Engine
+    engine: serving.Engine
     adapters: Path
     who: str

@@ -13,13 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any
 
-from art_patch import gate
+from art_patch import gate, promotion
 from art_patch._lib.ids import new_id
 from art_patch.pipeline.cycle_run import Cycle
 from art_patch.pipeline.gate_scores import Scored, check_findings, checked_by_side, compared_in, judge_both
 from art_patch.pipeline.replay_runs import Reruns, rerun
 from art_patch.pipeline.resample_turns import answer_again
-from art_patch.promotion import ensure_loaded
 from art_patch.types import Policy
 
 _CONCURRENCY = 16
@@ -35,8 +34,8 @@ def run_gate(run: Cycle, candidate: Policy, champion: Policy) -> gate.Verdict:
     # The candidate's step as seed: the same candidate is asked the same questions if a killed gate runs again.
     config, checks, seed = run.config.gate, run.config.checks, candidate.step
     held_out = _held_out(run, seed=seed)
-    ensure_loaded(run.engine, candidate.name)
-    ensure_loaded(run.engine, champion.name)
+    promotion.ensure_loaded(run.engine, candidate.name)
+    promotion.ensure_loaded(run.engine, champion.name)
     reruns = rerun(run, held_out, candidate, champion)
     turns = [turn for turn in held_out.turns if turn.scenario_key not in reruns.keys]
     answers = _ask_both(run, (*turns, *config.suite), candidate, champion)
@@ -46,6 +45,7 @@ def run_gate(run: Cycle, candidate: Policy, champion: Policy) -> gate.Verdict:
     compared = compared_in(answers, reruns.repeated)
     checked = checked_by_side(compared, checks)
     scored = judge_both(run, contests, reruns.repeated, [score for side in checked for score in side.scores])
+    # A lost run is a scenario without a score, and not one that was never asked: too many of them reject.
     judged = replace(scored.judged, unscored=(*scored.judged.unscored, *(turn.scenario_key for turn in reruns.lost)))
     # The suite is a check of its own: its prompts were chosen by a person and say nothing about traffic.
     traffic = [pair for pair in judged.pairs if not pair[0].startswith(gate.PREFIX)]
@@ -157,6 +157,7 @@ def _counts(
 
 
 def _reason(verdict: gate.Verdict, held_out: gate.HeldOut) -> str:
+    # With too few scenarios the gate rejects, so a rejection says why others were not asked.
     if verdict.promote or not held_out.left:
         return verdict.reason
     left = "; ".join(f"{count} {why}" for why, count in held_out.left.items())

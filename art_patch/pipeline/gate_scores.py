@@ -58,6 +58,7 @@ def judge_both(
     ]
     reports = _judge_reports(run, [*(group for _, group, _ in turns), *unknown])
     of_turns = {sibling.id for _, group, _ in turns for sibling in group.trajectories}
+    # Scores of turns come from the judge alone: an answer to a single turn has no reward of the app.
     orders = [{s.trajectory_id: s.value for s in report.scores if s.trajectory_id in of_turns} for report in reports]
     rewards_of_runs = [
         {
@@ -87,6 +88,7 @@ def _judge_reports(run: Cycle, groups: Sequence[Group]) -> list[rewards.JudgeRep
         report = run.judge.score_groups(
             groups,
             order=order,
+            # `known` stays empty: old scores were given beside other siblings, and the gate compares these two.
             purpose="gate",
             on_judgement=run.store.ledger.add_judgement,
             progress=lambda done, _, before=before, total=total: run.progress("gate: judge", before + done, total),

@@ -14,12 +14,10 @@ from dataclasses import asdict, dataclass, field
 from threading import Event
 from typing import Any, Literal
 
-from art_patch import promotion
+from art_patch import gate, promotion, serving
 from art_patch.errors import AdapterRejected, ArtPatchError, EngineError, TransitionError
-from art_patch.gate import Verdict
 from art_patch.pipeline.cycle_run import Cycle
 from art_patch.pipeline.report import CycleReport, Outcome
-from art_patch.serving import Engine
 from art_patch.store import Store
 from art_patch.types import JSON, Policy, PolicyState
 
@@ -58,13 +56,14 @@ def load_candidate(run: Cycle, candidate: Policy, champion: Policy) -> CycleRepo
     return None
 
 
-def act_on_verdict(run: Cycle, candidate: Policy, champion: Policy, verdict: Verdict) -> CycleReport:
+def act_on_verdict(run: Cycle, candidate: Policy, champion: Policy, verdict: gate.Verdict) -> CycleReport:
     """Promote, test or reject the candidate, and return the cycle's report."""
     won, reason, metrics = verdict.promote, verdict.reason, {"gate": verdict.metrics}
     # A gate takes minutes to hours. Meanwhile a person may have promoted, rejected or rolled back by command.
     if (decided := decided_elsewhere(run, candidate.name)) is not None:
         return decided
     present = run.store.ledger.champion() or champion
+    # The verdict compares the candidate with a policy that no longer serves. It proves nothing about the present one.
     if present.name != champion.name:
         won, reason = False, f"{present.name} serves since; it was tested against {champion.name}"
     if won:
@@ -78,6 +77,7 @@ def _promote(run: Cycle, champion: Policy, candidate: Policy, reason: str, metri
     """Treat a candidate that passed the gate as `CycleConfig.promotion` says."""
     ledger, engine = run.store.ledger, run.engine
     if run.config.promotion == "approve":
+        # The state stays `candidate`; the verdict in the ledger keeps the next cycle from gating it again.
         ledger.keep_verdict(candidate.name, metrics=metrics, who=run.who, reason=reason, now=run.now)
         return waits_for_approval(run, champion, candidate, reason)
     run.progress("promote", 0, 1, candidate.name)
@@ -135,7 +135,7 @@ class WatchReport:
 
 
 def watch_once(
-    store: Store, engine: Engine | None, config: promotion.CanaryConfig, *, who: str, now: float | None = None
+    store: Store, engine: serving.Engine | None, config: promotion.CanaryConfig, *, who: str, now: float | None = None
 ) -> WatchReport:
     """Compare the challenger with the champion on the traffic so far, and promote or reject it if that is decided.
 
@@ -158,6 +158,7 @@ def watch_once(
     evidence = promotion.evidence_of(traffic, challenger=challenger, champion=champion, state=state)
     hours = (at - route.challenger_since) / 3600
     verdict = promotion.decide(evidence, state=state, hours=hours, config=config)
+    # Two processes may reach this line with the same verdict. The ledger refuses the second move.
     try:
         outcome, reason = _act_on_watch(store, engine, challenger, verdict, who=who, at=at)
     except TransitionError as error:
@@ -166,7 +167,13 @@ def watch_once(
 
 
 def _act_on_watch(
-    store: Store, engine: Engine | None, challenger: str, verdict: promotion.WatchVerdict, *, who: str, at: float
+    store: Store,
+    engine: serving.Engine | None,
+    challenger: str,
+    verdict: promotion.WatchVerdict,
+    *,
+    who: str,
+    at: float,
 ) -> tuple[WatchOutcome, str]:
     metrics = {"watch": dict(verdict.metrics) | {"verdict": verdict.action}}
     if verdict.action == "go on":
@@ -187,7 +194,7 @@ def _act_on_watch(
 
 def watch(
     store: Store,
-    engine: Engine | None,
+    engine: serving.Engine | None,
     config: promotion.CanaryConfig,
     *,
     who: str,

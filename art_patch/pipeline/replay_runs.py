@@ -194,6 +194,7 @@ def _sorted(
     made: Mapping[str, _Both],
     left: Mapping[str, int],
 ) -> Reruns:
+    # Looked up again after the runs: a user may have been erased while they went on.
     known = run.store.read.known([one.original.id for one in chosen.values()])
     turn_of = {turn.scenario_key: turn for turn in reversed(held_out.turns)}
     repeated: list[gate.Repeated] = []
@@ -273,14 +274,14 @@ def _make(
     return made
 
 
+@dataclass(frozen=True, slots=True)
 class _Side:
     """One policy with its scratch store, and the app processes whose calls it answers."""
 
-    def __init__(self, store: Store, policy: Policy, config: grouping.ReplayConfig) -> None:
-        self._store = store
-        self._policy = policy
-        self._timeout_s = config.timeout_s
-        self.processes = AppProcesses(config)
+    store: Store
+    policy: Policy
+    timeout_s: float
+    processes: AppProcesses
 
     @classmethod
     @contextmanager
@@ -288,16 +289,17 @@ class _Side:
         """Open a scratch store in which the policy is champion, served by the project's engine."""
         url, route = f"sqlite:///{path}", run.store.ledger.route()
         store = open_store(url)
+        # As a base: the ledger makes the first base of a store its champion, and apps call a champion only.
         store.ledger.add_base(policy.name, policy.base, policy.base_sha256, who=run.who)
         store.ledger.set_engine(route.base_url, key_file=route.key_file, who=run.who)
         # The app's own deadlines protect its users. Here they would only send calls of a busy machine upstream, and a
         # run with an answer of upstream is lost.
         patience = dict.fromkeys(_DEADLINES, f"{config.timeout_s:g}")
-        side = cls(store, policy, replace(config, environment={**config.environment, **patience, "store": url}))
+        processes = AppProcesses(replace(config, environment={**config.environment, **patience, "store": url}))
         try:
-            yield side
+            yield cls(store, policy, config.timeout_s, processes)
         finally:
-            side.processes.end()
+            processes.end()
             store.close()
 
     def make(self, one: grouping.Replay, lock: Lock) -> _Made:
@@ -306,18 +308,19 @@ class _Side:
             process = self.processes.take(one.target, redacted=one.redacted)
         except RunLost as error:
             return _Made(None, f"{one.target}: {error}", begun=False)
+        # A new id, because both policies repeat the same run, several times.
         info = replace(_replay_info(one, time.time()), id=new_id())
         try:
-            answer = process.ask(question_of(one, info), self._timeout_s)
+            answer = process.ask(question_of(one, info), self.timeout_s)
         except RunLost as error:
             process.kill()
             return _Made(None, str(error))
         self.processes.give_back(process)
         with lock:
-            found = self._store.read.trajectories([info.id]) if answer["written"] else ()
+            found = self.store.read.trajectories([info.id]) if answer["written"] else ()
         if not found:
             return _Made(None, "nothing of it was recorded")
-        if not gate.speaks_of(found[0], self._policy.name):
+        if not gate.speaks_of(found[0], self.policy.name):
             return _Made(None, "upstream answered in its place")
         return _Made(found[0])
 

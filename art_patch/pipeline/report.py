@@ -64,6 +64,7 @@ def write_report(report: CycleReport, directory: Path, *, who: str, began_at: fl
         The JSON file. `None`: it could not be written. That fails no cycle, because the cycle's work is done.
     """
     folder = directory / "cycles"
+    # The time sorts the files; the end of an id keeps two cycles of one second apart.
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(began_at))}-{new_id()[-8:]}"
     facts: dict[str, Any] = asdict(report) | {"began_at": began_at, "took_s": round(took_s, 3), "who": who}
     facts["metrics"] = _without_text(report.metrics)
@@ -92,6 +93,7 @@ def to_markdown(facts: JSON) -> str:
     lines = [
         f"# {facts['outcome']}" + (f": {facts['candidate']}" if facts["candidate"] else ""),
         "",
+        # One line, because a reason may quote an error message with line breaks or Markdown's headings.
         _one_line(str(facts["reason"])),
         "",
         f"- began {began}, took {facts['took_s']:,.0f} s",

@@ -14,12 +14,10 @@ from datetime import datetime
 from threading import Lock
 from typing import Any
 
-from art_patch import grouping
+from art_patch import grouping, serving, trajectories
 from art_patch._lib.ids import new_id
 from art_patch.errors import ConfigError, EngineError
 from art_patch.pipeline.cycle_run import Cycle
-from art_patch.serving import Engine
-from art_patch.trajectories import why_untrainable
 from art_patch.types import Call, Choice, Group, Policy
 
 _GIVE_UP_AFTER = 3  # failures of the engine in a row
@@ -146,6 +144,7 @@ def _ask(
             requested_model=turn.call.requested_model,
             messages=turn.call.messages,
             tools=turn.call.tools,
+            # One call for each answer: siblings are trajectories, and a trajectory goes on from one answer.
             choices=(replace(choice, index=0),),
             params={**limits, "temperature": temperature},
             policy=champion.name,
@@ -153,7 +152,7 @@ def _ask(
             prompt_tokens=len(answers.prompt_token_ids),
             completion_tokens=len(choice.token_ids or ()),
         )
-        made.append(replace(call, untrainable=why_untrainable(call)))
+        made.append(replace(call, untrainable=trajectories.why_untrainable(call)))
     return made
 
 
@@ -191,19 +190,18 @@ class _Pace:
 
 
 def answer_again(
-    engine: Engine, policy: str, call: Call, samples: int, *, temperature: float | None, priority: int = 0
+    engine: serving.Engine, policy: str, call: Call, samples: int, *, temperature: float | None, priority: int = 0
 ) -> Answers:
     """Return what a policy answers to the prompt of a recorded call, with log-probabilities.
 
     Args:
-        samples: number of answers.
         temperature: `None`: the engine's default, which is 1.
         priority: as in vLLM: a request with a larger number waits for smaller ones; the app's own calls have 0.
 
     Raises:
         OtherPrompt: the engine's prompt differs from the recorded one. Upstream's calls have no recorded token ids, so
             their prompts are not compared.
-        EngineError: the engine failed.
+        EngineError: the engine did not answer, or with an error.
     """
     body: dict[str, Any] = {"model": policy, "messages": list(call.messages), "n": samples, "logprobs": True}
     # Of the recorded parameters only those that limit an answer's length or change how its prompt is rendered.
@@ -215,6 +213,7 @@ def answer_again(
     if priority:
         body["priority"] = priority
     started = time.monotonic()
+    # The ids of the prompt and of the answer: without them nothing could be trained on or compared to the token.
     answer = engine.chat(**body, return_token_ids=True)
     prompt = tuple(answer["prompt_token_ids"])
     if call.prompt_token_ids is not None and prompt != call.prompt_token_ids:

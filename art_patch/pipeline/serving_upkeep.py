@@ -14,9 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Event
 
+from art_patch import promotion, serving
 from art_patch.errors import ArtPatchError, EngineError
-from art_patch.promotion import unwanted
-from art_patch.serving import EngineClient
 from art_patch.store import Ledger
 from art_patch.types import Route
 
@@ -33,7 +32,9 @@ log = logging.getLogger("art_patch.serve")
 class ServingUpkeep:
     """Keeps one server of a project ready, from a thread beside it."""
 
-    def __init__(self, ledger: Ledger, engine: EngineClient, address: str, take: Callable[[Route], bool]) -> None:
+    def __init__(
+        self, ledger: Ledger, engine: serving.EngineClient, address: str, take: Callable[[Route], bool]
+    ) -> None:
         """Keep the arguments; nothing is asked yet.
 
         Args:
@@ -80,7 +81,7 @@ class ServingUpkeep:
         served = self._engine.models()
         # A list, because `any` over a generator would stop after the first policy.
         if any([self._load(name) for name in must if name not in served]):
-            for old in unwanted(self._ledger, self._engine.models()):
+            for old in promotion.unwanted(self._ledger, self._engine.models()):
                 with suppress(EngineError):
                     self._engine.unload(old)
 
@@ -97,7 +98,7 @@ class ServingUpkeep:
 
     def _is_left(self, address: str, route: Route) -> bool:
         """Return whether no server answers at the route's address, `MISSES` times in a row."""
-        with EngineClient(address) as other:
+        with serving.EngineClient(address) as other:
             alive = other.answers()
         if alive:
             self._taken_from, self._missed = None, (None, None, 0)

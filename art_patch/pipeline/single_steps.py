@@ -14,18 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from art_patch import promotion
+from art_patch import gate, promotion, rewards, serving, training
 from art_patch.errors import AdapterRejected, ConfigError, EngineError, StoreError
-from art_patch.gate import Verdict
-from art_patch.pipeline.clean_up import discard_job, sweep_leftovers, unfinished_jobs
+from art_patch.pipeline import clean_up, gate_run, train_policy
 from art_patch.pipeline.cycle_lock import exclusive_cycle
 from art_patch.pipeline.cycle_run import Cycle, CycleConfig, Progress
-from art_patch.pipeline.gate_run import run_gate
-from art_patch.pipeline.train_policy import train_groups
-from art_patch.rewards import OrderedJudge
-from art_patch.serving import Engine
 from art_patch.store import Store
-from art_patch.training import TrainConfig, require_evaluation
 from art_patch.types import JSON, Policy
 
 REASON = "trained by hand; no gate was asked"
@@ -33,8 +27,8 @@ REASON = "trained by hand; no gate was asked"
 
 def evaluate(
     store: Store,
-    engine: Engine,
-    judge: OrderedJudge,
+    engine: serving.Engine,
+    judge: rewards.OrderedJudge,
     adapters: Path,
     config: CycleConfig,
     policy: str,
@@ -43,7 +37,7 @@ def evaluate(
     who: str,
     progress: Progress,
     now: float | None = None,
-) -> tuple[str, Verdict]:
+) -> tuple[str, gate.Verdict]:
     """Compare two policies on held-out scenarios with the gate; promote and reject nothing.
 
     The engine loads both for the time of the comparison. In the verdict's metrics, `candidate` is `policy` and
@@ -57,7 +51,7 @@ def evaluate(
         The name of the other policy, and the verdict. `promote` says whether `policy` is better.
 
     Raises:
-        Busy: a cycle runs.
+        Busy: a cycle or an update runs on this store.
         ConfigError: a policy is compared with itself.
         StoreError: there is no such policy, or no champion.
         EngineError: the engine failed, or cannot serve one of them.
@@ -68,7 +62,7 @@ def evaluate(
         at = time.time() if now is None else now
         run = Cycle(held.store, judge, config, held.guarding(progress), at, engine, adapters, who)
         with _unloading(run, ours.name, theirs.name):
-            return theirs.name, run_gate(run, ours, theirs)
+            return theirs.name, gate_run.run_gate(run, ours, theirs)
 
 
 def _policies(store: Store, policy: str, against: str | None) -> tuple[Policy, Policy]:
@@ -110,7 +104,6 @@ class ExplicitUpdate:
         champion: name of the policy that serves now.
         path: directory of its adapter; `None` for the base model.
         reason: why nothing was learned; empty if something was.
-        metrics: of the update.
     """
 
     champion: str
@@ -121,9 +114,9 @@ class ExplicitUpdate:
 
 def run_explicit_update(
     store: Store,
-    engine: Engine,
+    engine: serving.Engine,
     adapters: Path,
-    config: TrainConfig,
+    config: training.TrainConfig,
     group_ids: Sequence[str],
     *,
     evaluation: Sequence[str] = (),
@@ -143,26 +136,27 @@ def run_explicit_update(
         EngineError: the engine cannot serve the policy; the champion stays. A policy that it refuses is rejected.
         StoreError: no policy serves yet.
     """
-    require_evaluation(config, evaluation)
+    training.require_evaluation(config, evaluation)
     with exclusive_cycle(store, adapters.parent, who=who) as held:
         ledger, read = held.store.ledger, held.store.read
         champion = ledger.champion()
         if champion is None:
             raise StoreError("no policy serves yet; start `art-patch serve --base MODEL`")
-        no_judge = cast("OrderedJudge", None)  # the groups are scored, so no step below asks a judge
+        no_judge = cast("rewards.OrderedJudge", None)  # the groups are scored, so no step below asks a judge
         at = time.time() if now is None else now
         settings, report = CycleConfig(train=config), held.guarding(progress)
         run = Cycle(held.store, no_judge, settings, report, at, engine, adapters, who)
-        sweep_leftovers(run, champion)
+        clean_up.sweep_leftovers(run, champion)
         # A script samples new runs after a kill, so its killed update is not continued. If the update was a cycle's,
         # its groups stay scored and the next cycle trains on them.
         known = {policy.name for policy in ledger.policies()}
-        for job in unfinished_jobs(adapters.parent):
-            discard_job(job, adapters, known)
-        candidate, reason = train_groups(
+        for job in clean_up.unfinished_jobs(adapters.parent):
+            clean_up.discard_job(job, adapters, known)
+        candidate, reason = train_policy.train_groups(
             run, champion, read.groups_of(group_ids), evaluation=read.groups_of(evaluation)
         )
         metrics = run.metrics["train"]
+        # Not an error: a batch of equal rewards is frequent in scripts, and the next batch may differ.
         if candidate is None:
             return ExplicitUpdate(champion.name, champion.path, reason, metrics)
         try:

@@ -32,10 +32,10 @@ _UPTO = "corrections_upto"
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Answers to learn besides the groups.
+    """The answers that an update learns besides its scored groups.
 
     Attributes:
-        demonstrations: answers to imitate.
+        demonstrations: good answers, to imitate.
         pairs: a good and a bad answer to the same prompt.
         others: ids of the trajectories that these come from, outside of the groups.
         metrics: why answers were not used, and the time up to which corrections are learned.
@@ -112,40 +112,30 @@ def _is_held_out(run: Trajectory, config: CycleConfig) -> bool:
     return scenario is not None and grouping.is_held_out(scenario[0], config.holdout_share)
 
 
-@dataclass(frozen=True, slots=True)
-class Rehearsal:
-    """The policy's own earlier successes, which an update imitates against forgetting.
+def rehearsal_rows(run: Cycle, champion: Policy) -> tuple[tuple[training.Row, ...], tuple[str, ...], JSON]:
+    """Return the policy's earlier successes, which an update imitates against forgetting.
 
-    Attributes:
-        rows: newest first. They have no log-probabilities, because they are imitated and not compared with a policy.
-        others: ids of the trajectories that the rows come from.
-        metrics: number of rows, and why other runs of earlier groups were left out.
+    These are rows of runs with a reward of `rehearse_from` or more, newest first; the ids of these runs; and metrics:
+    the number of rows, and why other runs were left out.
     """
-
-    rows: tuple[training.Row, ...] = ()
-    others: tuple[str, ...] = ()
-    metrics: JSON = field(default_factory=dict[str, Any])
-
-
-def rehearsal_rows(run: Cycle, champion: Policy) -> Rehearsal:
-    """Return the earlier successes with a reward of `rehearse_from` or more; nothing if that is unset."""
     config = run.config.train
     if config.rehearse_from is None:
-        return Rehearsal()
+        return (), (), {}
     left_out: Counter[str] = Counter()
     rows: dict[training.Row, str] = {}
     for trajectory in _successes(run, champion, config.rehearse_from, left_out):
         found, _ = training.rows_and_report(
             trajectory, max_tokens=config.max_tokens, learn_truncated=config.learn_truncated
         )
-        # Siblings often give the same answer. Each row is learned once, or frequent answers would crowd out others.
+        # Without log-probabilities: these rows are imitated, and compared with no policy. Siblings often give the same
+        # answer. Each row is learned once, or frequent answers would crowd out others.
         imitated = [replace(row, logprobs_T=(0.0,) * len(row.ids_T)) for row in found]
         new = [row for row in imitated if row not in rows]
         rows |= dict.fromkeys(new[: _ROWS - len(rows)], trajectory.id)
         if not new:
             left_out["nothing in it is new" if found else "nothing in it may be trained"] += 1
     metrics = {"rows": len(rows), "left_out": dict(left_out)}
-    return Rehearsal(tuple(rows), tuple(dict.fromkeys(rows.values())), {"rehearsal": metrics})
+    return tuple(rows), tuple(dict.fromkeys(rows.values())), {"rehearsal": metrics}
 
 
 def _successes(run: Cycle, champion: Policy, least: float, left_out: Counter[str]) -> Iterator[Trajectory]:

@@ -50,7 +50,7 @@ def check_can_train(run: Cycle, champion: Policy) -> None:
 
 
 def train(run: Cycle, champion: Policy) -> tuple[Policy | None, str]:
-    """Return the candidate; or `None` and the reason why there is none.
+    """Train a candidate from the scored groups of the store; or return `None` and the reason against it.
 
     Raises:
         TrainingError: the update failed; nothing was published.
@@ -69,7 +69,7 @@ def train(run: Cycle, champion: Policy) -> tuple[Policy | None, str]:
 def train_groups(
     run: Cycle, champion: Policy, groups: Sequence[Group], *, evaluation: Sequence[Group] = ()
 ) -> tuple[Policy | None, str]:
-    """Return the candidate that these scored groups make; or `None` and the reason why they make none.
+    """Train a candidate from these scored groups; or return `None` and the reason against it.
 
     Args:
         evaluation: groups that the update measures itself on and never learns from.
@@ -78,6 +78,7 @@ def train_groups(
         TrainingError: the update failed; nothing was published.
         ConfigError: this machine cannot train with this configuration.
     """
+    # The name is taken before the update, so that a killed update and its continuation have one name.
     target = run.adapters / f"{champion.model}@{_next_step(run, champion)}"
     job = make_job(run, champion, groups, target, evaluation=evaluation)
     if job is None:
@@ -196,7 +197,6 @@ def make_job(
     Groups that teach nothing are moved to the state `dead` or `stale`, so that no later update looks at them again.
 
     Args:
-        groups: scored groups.
         target: directory where the policy will be published.
         evaluation: groups that the update measures itself on.
     """
@@ -207,7 +207,7 @@ def make_job(
     found = [each.group for each in made]
     text = base_text(champion.base, [each for group in groups for each in group.trajectories])
     also = given_rows(run, champion, text, list(zip(groups, rewards_of_groups, strict=True)))
-    again = rehearsal_rows(run, champion)
+    rehearsal, of_rehearsal, rehearsal_metrics = rehearsal_rows(run, champion)
     evaluated = _evaluated(run, champion, evaluation)
     put_aside = {each.group.id: each.put_aside for each in made if each.put_aside is not None}
     mean_reward = sum(rewards) / len(rewards) if rewards else None
@@ -218,7 +218,7 @@ def make_job(
         "rows": asdict(sum((each.report for each in made), training.RowsReport())),
         "round_trips": round_trip_metrics(run, text),
         **also.metrics,
-        **again.metrics,
+        **rehearsal_metrics,
         **({} if config.eval_steps is None else {"evaluation": _evaluation_metrics(evaluated)}),
     }
     # With demonstrations or pairs, a group without a difference in reward may have given one of them. It is kept.
@@ -237,9 +237,9 @@ def make_job(
         groups=tuple(found),
         demonstrations=also.demonstrations,
         pairs=also.pairs,
-        rehearsal=again.rows,
+        rehearsal=rehearsal,
         evaluation=tuple(group for group, why in evaluated if not why),
-        others=(*also.others, *again.others),
+        others=(*also.others, *of_rehearsal),
         mean_reward=mean_reward,
         metrics=run.metrics["train"],
     )

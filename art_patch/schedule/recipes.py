@@ -171,8 +171,6 @@ def with_entry(crontab: str, directory: str, lines: str) -> str:
     Two comments around the lines name the project's directory. All other text stays the same, byte for byte.
 
     Args:
-        crontab: the present text.
-        directory: the project's directory.
         lines: the new lines; the last one ends with a line break.
 
     Raises:
