@@ -33,7 +33,7 @@ class CollapseConfig:
 
 @dataclass(frozen=True, slots=True)
 class GateConfig:
-    """When a candidate wins the gate.
+    """The gate's settings: what is asked, and when a candidate wins.
 
     Raises:
         ConfigError: a number is out of its range.

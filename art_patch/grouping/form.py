@@ -35,7 +35,7 @@ from art_patch.types import Call, Group, SpanInfo, Trajectory, TrajectoryInfo
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """What became of the trajectories."""
+    """The result of `form_groups`: groups of siblings, and the runs that are in no group, with the reason."""
 
     groups: tuple[Group, ...]  # by each scenario's oldest member; groups of sibling spans last
     left: Mapping[str, int]  # reason -> number of trajectories that were not grouped
@@ -74,7 +74,7 @@ def form_groups(
     embed: Embed | None = None,
     similar: float = 0.95,
 ) -> Grouping:
-    """Group siblings.
+    """Put trajectories of one task into groups of siblings; report why other trajectories are in no group.
 
     Args:
         trajectories: finished ones that no group holds yet, oldest first.

@@ -20,7 +20,7 @@ REPLAYED = "replayed"
 
 @dataclass(frozen=True, slots=True)
 class ReplayConfig:
-    """How runs are repeated."""
+    """Settings for repeating recorded runs by calling the app's own function again."""
 
     # Repetitions of a run whose task has no other runs, at most 15; other runs of the task are subtracted. A run that
     # cannot be trained on is repeated once more.
@@ -36,7 +36,7 @@ class ReplayConfig:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A run to repeat."""
+    """A recorded run that is to be repeated, with the function and its arguments."""
 
     original: Trajectory
     number: int  # which repetition in the run's life it is, from 1; 0 for a comparison of two policies

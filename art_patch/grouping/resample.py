@@ -53,7 +53,7 @@ _TROUBLE = ("error", "exception", "traceback", "not found", "no such", "invalid"
 
 @dataclass(frozen=True, slots=True)
 class ResampleConfig:
-    """How siblings are made from a run's turns."""
+    """Settings for answering some turns of a run again, to make siblings."""
 
     samples: int = 7  # new answers to each turn
     turns: int = 1  # of each run, at most
@@ -70,7 +70,7 @@ class ResampleConfig:
 
 @dataclass(frozen=True, slots=True)
 class ResampleTurn:
-    """A turn that is answered again."""
+    """A recorded turn that the served policy answers again."""
 
     trajectory: Trajectory
     call: Call

@@ -26,7 +26,7 @@ _sorted = json.JSONEncoder(sort_keys=True, default=repr).encode
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a run was asked, as far as its texts tell."""
+    """A run's task, as far as the texts of its first call and its tools tell."""
 
     setting: str  # hash of the tools and of all before the first user message, masked
     attached: tuple[str, ...]  # hashes of images, audio and files in the first user message

@@ -41,7 +41,7 @@ LATEST = 10
 
 
 class Observation(NamedTuple):
-    """One value of one arm."""
+    """One observed value of the challenger or the champion."""
 
     at: float  # when the value became known, seconds since the epoch; a late score stands where it came
     challenger: bool  # whether the value is the challenger's; else the champion's
@@ -97,7 +97,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything observed of both arms since the test began."""
+    """Everything observed of challenger and champion since the canary test began."""
 
     challenger: Arm = Arm()
     champion: Arm = Arm()

@@ -2,9 +2,10 @@
 
 In: paired comparisons from live traffic (`Evidence`). Out: go on, roll back, promote, or stop without an answer.
 
-**Hypotheses.** For each signal in `SIGNALS`: the challenger is worse by more than its tolerance (then it is rolled
-back); for rewards and feedback also: the challenger is better than the champion by more than `margin` (then it is
-promoted). After `max_hours` without proof the test ends, and nothing is promoted.
+**Hypotheses.** For each signal in `SIGNALS`, the null hypothesis is that the challenger is worse by at most the
+signal's tolerance; a rejection rolls it back. For rewards and feedback, a second null hypothesis is that it is better
+by at most `margin`; a rejection promotes it. After `max_hours` without a rejection the test ends, and nothing is
+promoted.
 
 **Error rates**, each over all looks of one test together:
 

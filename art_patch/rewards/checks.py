@@ -43,7 +43,7 @@ Returned = float | bool | None | Mapping[str, float | bool | None]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A function that scores a trajectory."""
+    """A function of the user's that scores a trajectory."""
 
     name: str  # of the function, and of its score unless it returns a dict
     function: Callable[[Trajectory], Returned]

@@ -36,11 +36,9 @@ def with_scores(group: Group, scores: Iterable[Score]) -> Group:
 
 
 def newest(trajectory: Trajectory, name: str, sources: Collection[str], *, group_id: str | None = None) -> float | None:
-    """Return the value of the score that counts, or `None`.
+    """Return the value of the newest score with this name and one of these sources, or `None`.
 
-    Args:
-        sources: the origins that are accepted, such as `("user", "code")`.
-        group_id: the group in which the score must have been given; a judge's rank means something in one group only.
+    `group_id` restricts it to scores given in that group: a judge's rank means something in one group only.
     """
     found: Score | None = None
     for score in trajectory.scores:

@@ -35,7 +35,7 @@ _MIN_USERS = 4
 
 @dataclass(frozen=True, slots=True)
 class DefenceConfig:
-    """How far a judge is trusted. All shares and scores are from 0 to 1.
+    """Settings of the defences against a judge that can be fooled. All shares and scores are from 0 to 1.
 
     Raises:
         ConfigError: a number is out of its range.
@@ -227,7 +227,7 @@ class PlantedAnswer:
 
 
 def plant(groups: Sequence[Group], config: DefenceConfig, rng: random.Random) -> tuple[PlantedAnswer, ...]:
-    """Return planted answers made of the groups' own material; the kinds take turns."""
+    """Return copies of some groups, each with one more sibling that is bad for certain; the kinds of it take turns."""
     hosts = [group for group in groups if all(map(transcript, group.trajectories))]
     wanted = max(_MIN_PLANTED, math.ceil(config.planted_share * len(groups))) if config.planted_share else 0
     kinds = rng.sample(list(_BAD), len(_BAD))

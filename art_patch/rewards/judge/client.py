@@ -28,7 +28,7 @@ _REASON_LENGTH = 400
 
 
 class AskError(Exception):
-    """The judge gave no answer."""
+    """Raised if the judge gave no answer, with the reason and what is at fault."""
 
     def __init__(
         self, reason: str, at_fault: Literal["judge", "question", "length", "budget"], *, failed: bool = True

@@ -65,7 +65,7 @@ def context_tokens(model: str) -> int:
 
 
 def price_usd(model: str, prompt_tokens: int, completion_tokens: int) -> float | None:
-    """Return the price of such a request by litellm's price list; `None` if the model is not on it."""
+    """Return the price of a request with so many tokens by litellm's price list; `None` if the model is not on it."""
     try:
         prompt_usd, completion_usd = load_litellm().cost_per_token(
             model=model, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
@@ -171,7 +171,7 @@ class Budget:
 
 @dataclass(slots=True)
 class Usage:
-    """What was spent. `cost_usd` is `None` as soon as the price of one answer is unknown."""
+    """Requests, tokens and USD that judging spent. `cost_usd` is `None` if the price of one answer is unknown."""
 
     calls: int = 0
     prompt_tokens: int = 0
@@ -179,7 +179,7 @@ class Usage:
     cost_usd: float | None = 0.0
 
     def add(self, other: Usage) -> None:
-        """Add what was spent elsewhere."""
+        """Add the requests, tokens and costs of another count."""
         self.calls += other.calls
         self.prompt_tokens += other.prompt_tokens
         self.completion_tokens += other.completion_tokens

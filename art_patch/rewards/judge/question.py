@@ -56,7 +56,7 @@ class Question:
     followed: tuple[str, ...] = ()
 
     def of(self, attempts: Iterable[Attempt]) -> Question:
-        """Return the same question about other attempts."""
+        """Return the question about the same group with other attempts."""
         return replace(self, attempts=tuple(attempts))
 
     def turned(self, order: Order) -> Question:

@@ -52,7 +52,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The questions to the judge about one group."""
+    """The prompts that judge one group, or the reason why it cannot be judged."""
 
     group_id: str
     attempts: int  # distinct transcripts

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, cast
+from functools import wraps
+from typing import Any, ParamSpec, Protocol, Self, TypeVar, cast
 
 from art_patch.errors import JudgeError
-from art_patch.rewards.judge.cost import Budget
 from art_patch.rewards.judge.prompt import DEFAULT_RUBRIC, Rubric
 from art_patch.rewards.judge.ruler import Judge
 from art_patch.types import JSON, Call, Choice, Group, Trajectory, TrajectoryInfo
@@ -50,63 +50,8 @@ class Rankable(Protocol):
 
 
 AnyGroup = TypeVar("AnyGroup", bound="Group | Rankable")
-
-
-class JudgeAddress(TypedDict, total=False):
-    """Where the judge is, and what it may cost: further arguments of the functions below."""
-
-    base_url: str | None  # if it is not the provider's own address
-    api_key: str | None  # if litellm does not find it in the environment
-    budget: Budget | None
-
-
-async def ruler(
-    message_lists: Sequence[Sequence[JSON]],
-    judge_model: str | None,
-    extra_litellm_params: Mapping[str, Any] | None = None,
-    rubric: Rubric | str | None = None,
-    tools: Sequence[JSON] | None = None,
-    **judge: Unpack[JudgeAddress],
-) -> list[TrajectoryScore]:
-    """Score attempts at one task against each other, without blocking the event loop; none for no attempts.
-
-    Args:
-        message_lists: one list of OpenAI messages for each attempt; the last message is the answer.
-        judge_model: litellm's name of the judge, such as `openai/o3` or `hosted_vllm/NAME`.
-        extra_litellm_params: further arguments of `litellm.completion`, such as `reasoning_effort`.
-        rubric: what the judge should value; the default rubric if omitted.
-        tools: the tools that were offered, as OpenAI JSON.
-        judge: `base_url`, `api_key` and `budget`, as in `Judge`.
-
-    Raises:
-        JudgeError: no judge is named, it gave no valid scores, or the budget is used up.
-    """
-    given = (message_lists, judge_model, extra_litellm_params, rubric, tools)
-    return await asyncio.to_thread(ruler_sync, *given, **judge)
-
-
-async def ruler_score_group(
-    group: AnyGroup,
-    judge_model: str | None,
-    extra_litellm_params: Mapping[str, Any] | None = None,
-    rubric: Rubric | str | None = None,
-    *,
-    swallow_exceptions: bool = False,
-    **judge: Unpack[JudgeAddress],
-) -> AnyGroup | None:
-    """Score the siblings of one group against each other, without blocking the event loop.
-
-    Args:
-        group: the siblings; it comes back with a score for each, in a `TrajectoryGroup` as the reward.
-        judge_model: as in `ruler`, like the next two.
-        swallow_exceptions: return `None` where a `JudgeError` would be raised.
-        judge: `base_url`, `api_key` and `budget`, as in `Judge`.
-
-    Raises:
-        JudgeError: no judge is named, it gave no valid scores, or the budget is used up.
-    """
-    given = (group, judge_model, extra_litellm_params, rubric)
-    return await asyncio.to_thread(ruler_score_group_sync, *given, swallow_exceptions=swallow_exceptions, **judge)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def ruler_sync(
@@ -117,7 +62,19 @@ def ruler_sync(
     tools: Sequence[JSON] | None = None,
     **judge: Any,
 ) -> list[TrajectoryScore]:
-    """Do the same as `ruler`, and block; `judge` takes all further arguments of `Judge`."""
+    """Score attempts at one task against each other; none for no attempts. `ruler` does the same for `await`.
+
+    Args:
+        message_lists: one list of OpenAI messages for each attempt; the last message is the answer.
+        judge_model: litellm's name of the judge, such as `openai/o3` or `hosted_vllm/NAME`.
+        extra_litellm_params: further arguments of `litellm.completion`, such as `reasoning_effort`.
+        rubric: what the judge should value; the default rubric if omitted.
+        tools: the tools that were offered, as OpenAI JSON.
+        judge: further arguments of `Judge`, such as `base_url`, `api_key` and `budget`.
+
+    Raises:
+        JudgeError: no judge is named, it gave no valid scores, or the budget is used up.
+    """
     if not message_lists:
         return []
     siblings = [_trajectory(str(n), messages, tools or ()) for n, messages in enumerate(message_lists, start=1)]
@@ -137,7 +94,17 @@ def ruler_score_group_sync(
     swallow_exceptions: bool = False,
     **judge: Any,
 ) -> AnyGroup | None:
-    """Do the same as `ruler_score_group`, and block; `judge` takes all further arguments of `Judge`."""
+    """Score the siblings of one group against each other. `ruler_score_group` does the same for `await`.
+
+    Args:
+        group: the siblings. It comes back with a score for each; in a `TrajectoryGroup` the score is the reward.
+        judge_model: as in `ruler_sync`, like the next two.
+        swallow_exceptions: return `None` where a `JudgeError` would be raised.
+        judge: further arguments of `Judge`, such as `base_url`, `api_key` and `budget`.
+
+    Raises:
+        JudgeError: no judge is named, it gave no valid scores, or the budget is used up.
+    """
     asked = group if isinstance(group, Group) else cast("Rankable", group).as_group()
     try:
         standard = Rubric(rubric) if isinstance(rubric, str) else rubric or DEFAULT_RUBRIC
@@ -152,6 +119,22 @@ def ruler_score_group_sync(
     siblings = tuple(replace(t, scores=(*t.scores, score_of[t.id])) for t in asked.trajectories)
     scored = replace(asked, trajectories=siblings)
     return cast("AnyGroup", scored if isinstance(group, Group) else cast("Rankable", group).ranked(scored))
+
+
+def _in_thread(blocking: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Return a coroutine function that runs the blocking function in a thread, so the event loop goes on."""
+
+    @wraps(blocking)
+    async def awaitable(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.to_thread(blocking, *args, **kwargs)
+
+    awaitable.__name__ = blocking.__name__.removesuffix("_sync")
+    return awaitable
+
+
+# Names and order of arguments are those of OpenPipe ART.
+ruler = _in_thread(ruler_sync)
+ruler_score_group = _in_thread(ruler_score_group_sync)
 
 
 def _trajectory(key: str, messages: Sequence[JSON], tools: Sequence[JSON]) -> Trajectory:

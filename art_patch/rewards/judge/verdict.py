@@ -58,7 +58,7 @@ class Verdict:
 
 
 def parse_verdict(text: str, ids: Collection[str]) -> dict[str, Verdict]:
-    """Return the verdict for each of the ids.
+    """Parse the judge's answer; return the verdict for each of the ids.
 
     Raises:
         VerdictError: the text is not one valid verdict for each id.
@@ -133,7 +133,7 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JudgeReport:
-    """The result of judging some groups."""
+    """The result of judging some groups: scores, reasons for missing scores, and costs."""
 
     scores: tuple[Score, ...]  # one for each trajectory of each group that was judged, or was known already
     unscored: dict[str, str]  # group id -> reason
@@ -182,7 +182,7 @@ def make_scores(
 
 
 def spent(reports: Iterable[JudgeReport]) -> Usage:
-    """Return what several reports spent together."""
+    """Return the sum of the requests, tokens and costs of several reports."""
     total = Usage()
     for each in reports:
         total.add(Usage(each.calls, each.prompt_tokens, each.completion_tokens, each.cost_usd))
