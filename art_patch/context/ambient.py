@@ -25,6 +25,7 @@ from opentelemetry.context.context import Context
 
 from art_patch.types import Score, SpanInfo, TrajectoryInfo
 
+# One key for everything: each `set_value` copies the whole context, and each call reads it.
 _KEY = otel.create_key("art-patch-ambient")
 
 
@@ -148,6 +149,7 @@ def enter(now: Ambient) -> Entered:
     # A block that has ended is skipped, so that it is not kept alive by those inside it.
     now.outer, now.thread = _open_ones(was), threading.get_ident()
     inside = otel.set_value(_KEY, now, before)
+    # The token is not kept; `leave` says why.
     otel.attach(inside)
     return Entered(before, inside, was, now)
 
@@ -192,6 +194,7 @@ def lasting() -> Context:
     """Return the current context, in which the blocks that are open now never end."""
     current = otel.get_current()
     here = ambient_of(current)
+    # A copy was never entered by a thread, so it never ends.
     return current if here is _NOTHING else otel.set_value(_KEY, _in_force(here).copy(), current)
 
 

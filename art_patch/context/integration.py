@@ -39,6 +39,7 @@ R = TypeVar("R")
 _Keep: TypeAlias = "Callable[[SpanInfo], None]"
 
 MOST_CHARS = 4096
+# Limits of one step: items of a list or object, and levels of nesting.
 _MOST_ITEMS = 64
 _DEEPEST = 6
 # These are checked for every value: a tuple is checked three times as fast as a union, and its first entry before the
@@ -115,6 +116,8 @@ class Run:
         if here.open is not None or around is not None:
             self._open = here.open or cast(ambient.RegisteredSpan, around).open
         else:
+            # A trace of the app's own tracing is the run, and the app ends it. Only a run that is made here is ended
+            # here.
             info = ambient.identify(using=False).trajectory
             self._own = info is None
             info = info or TrajectoryInfo(id or new_id(), time.time(), "explicit", group_key=here.group_key)

@@ -173,6 +173,7 @@ def trajectory(
         "scenario_key": scenario,
         "session_id": session_id,
         "user_id": user_id,
+        # A single label in place of a list is an easy mistake, and its letters would become tags.
         "tags": (tags,) if isinstance(tags, str) else tuple(tags),
         "metadata": {key: value for key, value in (metadata or {}).items() if key != REPLAY},
     }
@@ -232,6 +233,7 @@ def bind(function: Callable[P, R]) -> Callable[P, R]:
 
         return StreamingResponse(art.bind(answer)(question))
     """
+    # Taken now and not when the function is called: the block may have ended by then.
     inside = ambient.lasting()
     return carry(function, lambda: _Captured(inside))
 

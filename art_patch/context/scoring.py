@@ -42,6 +42,7 @@ def score(
     """
     if not name:
         raise ConfigError("a score needs a name, such as 'thumbs'")
+    # `True` and `False` are numbers, too: 1 and 0.
     if not isinstance(value, int | float) or not math.isfinite(value):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"score {name!r} must be a finite number, not {value!r}")
     target = _target(f"give the score {name!r} to", trajectory_id)

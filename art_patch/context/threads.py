@@ -53,6 +53,7 @@ class _Carrier:
             self._wrap(threading.Thread, "start", _starting)
             if _POOLS in sys.modules:
                 self._wrap_pools(sys.modules[_POOLS])
+            # The module is not imported for this: many apps never use a thread pool.
             elif not self._hooked:
                 self._hooked = True
                 wrapt.register_post_import_hook(self._wrap_pools, _POOLS)

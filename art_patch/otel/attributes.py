@@ -38,6 +38,7 @@ def _request_attributes(params: JSON) -> dict[str, Any]:
             found[f"gen_ai.request.{attribute}"] = kind(value)
     n, stop = params.get("n"), params.get("stop")
     if isinstance(n, int) and n != 1:
+        # The conventions want this attribute only if it is not 1.
         found["gen_ai.request.choice.count"] = n
     if isinstance(stop, str | list):
         found["gen_ai.request.stop_sequences"] = [text for text in ([stop] if isinstance(stop, str) else stop) if text]
@@ -98,6 +99,7 @@ def trajectory_attributes(info: TrajectoryInfo) -> dict[str, Any]:
 
 def error_type(error: str) -> str:
     """Return the class in `Class: message`; `_OTHER` if the text names none."""
+    # Records keep errors as `Class: message`.
     name = error.partition(":")[0]
     return name if name.isidentifier() else "_OTHER"
 
@@ -124,6 +126,7 @@ def _parts(message: JSON) -> list[JSON]:
     if message.get("role") == "tool":
         # The conventions describe the answer of a tool as a part of its own, not as a message with text.
         return [{"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content}]
+    # vLLM has named this field both ways.
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     parts: list[JSON] = [{"type": "reasoning", "content": reasoning}] if isinstance(reasoning, str) else []
     if isinstance(content, str):
@@ -139,6 +142,7 @@ def _parts(message: JSON) -> list[JSON]:
 def _part(part: JSON) -> JSON:
     if isinstance(part.get("text"), str):
         return {"type": "text", "content": part["text"]}
+    # An address is kept; a picture inside of the address (`data:`) is not.
     address = as_object(part.get("image_url")).get("url")
     if isinstance(address, str) and not address.startswith("data:"):
         return {"type": "uri", "modality": "image", "uri": address}

@@ -91,6 +91,7 @@ class Delivery:
                 middle = (len(batch) + 1) // 2
                 self._batches.extend(half for half in (batch[:middle], batch[middle:]) if half)
         if failed:
+            # The wait doubles with each failure: 0.5 s, 1 s, and so on up to 30 s.
             self.retry_at = now + min(MAX_RETRY_S, FIRST_RETRY_S * 2**self._failures)
             self._failures = min(self._failures + 1, 10)
         else:

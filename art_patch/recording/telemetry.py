@@ -36,6 +36,7 @@ CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 MAX_RUNS = 10_000
 
 _ON_SPANS = frozenset({"span_only", "span_and_event", "true"})
+# The first event of a stream names the model and the id. Parsing more would read the answer twice.
 _FIRST_EVENT_BYTES = 64 << 10
 
 # By the end of the host's name. All other hosts count as `openai`, whose protocol they speak.

@@ -35,6 +35,7 @@ def _counts_differ(call: Call) -> bool:
 
 def _usage_differs(call: Call) -> bool:
     sampled = sum(len(choice.token_ids or ()) for choice in call.choices)
+    # 0 is recorded where the server reported no usage.
     return call.completion_tokens not in (0, sampled)
 
 

@@ -42,6 +42,7 @@ def followed(trajectory: Trajectory, call: Call) -> tuple[JSON, ...]:
 
     They are those of the longest conversation that begins with the prompt of `call`.
     """
+    # Compared in canonical form, because clients echo messages with and without empty fields.
     prompt = [canonical(message) for message in call.messages]
     after: tuple[JSON, ...] = ()
     for other in trajectory.calls:

@@ -217,6 +217,7 @@ class Detector:
 
     def _count(self, bypass: Watched, *, recorded: bool) -> None:
         try:
+            # `using=False` below: a call that is only counted must not make its trajectory be stored.
             runtime = None if self._runtime is None else self._runtime()
             if runtime is None or runtime.target.mode == "off" or identify(using=False, call=True).suppressed:
                 return
