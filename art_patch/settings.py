@@ -35,41 +35,41 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
-    project: Annotated[str, Option()] = Field(default="default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    project: Annotated[str, Option(env=True)] = Field(default="default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """Name of the project: one agent's traffic and policies. Each project has its own directory and its own store. A
     store refuses every other project, and a process has one project."""
 
-    home: Annotated[Path | None, Option()] = None
+    home: Annotated[Path | None, Option(env=True)] = None
     """Directory of all projects. Default: the user's data directory. Stores and adapters live below it."""
 
-    store: Annotated[str | None, Option()] = Field(default=None, repr=False)
+    store: Annotated[str | None, Option(env=True)] = Field(default=None, repr=False)
     """Database of the project: a file, or a URL. Write a path, `sqlite:///PATH`, or
     `postgresql+psycopg://user@host/database` where several machines share the store. Default:
     `<home>/<project>/store.db`. The URL may hold a password, so it is never shown. A store belongs to the project that
     created it. Another project needs another file or database, or its own schema, named by
     `?options=-csearch_path%3DSCHEMA`."""
 
-    mode: Annotated[Mode, Option()] = "route"
+    mode: Annotated[Mode, Option(env=True)] = "route"
     """Who answers the app's calls: off, record, shadow, canary or route. `route`: the champion, or upstream if there is
     none. `canary`: the champion answers a share of the sessions. `shadow`: upstream answers, and the champion is asked
     in the background. `record`: upstream answers. `off`: art_patch does nothing. A mode that `art-patch mode` wrote to
     the store takes precedence while the app runs."""
 
-    match: Annotated[Match, Option()] = None
+    match: Annotated[Match, Option(env=True)] = None
     """Models whose calls are routed and recorded: a glob such as `gpt-*`, or re:EXPRESSION. In Python it may also be a
     compiled expression, or a function of the request's body. All other calls pass as if `patch()` had not been
     called."""
 
-    sample_rate: Annotated[float, Option()] = Field(default=1.0, ge=0, le=1)
+    sample_rate: Annotated[float, Option(env=True)] = Field(default=1.0, ge=0, le=1)
     """Share of trajectories to record, from 0 to 1. A hash of the trajectory's id decides, so a trajectory is recorded
     whole or not at all."""
 
-    canary_percent: Annotated[float, Option()] = Field(default=5.0, ge=0, le=100)
+    canary_percent: Annotated[float, Option(env=True)] = Field(default=5.0, ge=0, le=100)
     """Share of the sessions, in percent, that a canary answers. It is used by mode `canary` and by `promotion=canary`.
     A hash decides: of the session, else of the trajectory, else of the conversation's beginning. So no conversation
     changes sides."""
 
-    promotion: Annotated[Literal["auto", "approve", "canary"], Option()] = "auto"
+    promotion: Annotated[Literal["auto", "approve", "canary"], Option(env=True)] = "auto"
     """What happens to a candidate that won the gate: auto, approve or canary. `auto`: it becomes the champion.
     `approve`: it waits until a person runs `art-patch promote`. `canary`: it answers `canary_percent` of the sessions
     and becomes the champion if it does better there."""
@@ -94,7 +94,7 @@ class Settings(BaseModel):
     shadow_per_minute: int = Field(default=60, ge=0)
     """Largest number of background calls a minute. Calls beyond it are not repeated; they are counted as skipped."""
 
-    base_url: Annotated[str | None, Option()] = None
+    base_url: Annotated[str | None, Option(env=True)] = None
     """Address of the engine. Default: the address that `art-patch serve` wrote to the store."""
 
     engine_key_file: Path | None = None
@@ -115,7 +115,7 @@ class Settings(BaseModel):
     an app may refer to one by its id later; set this if yours never does. Calls with `store=False` need no such
     permission."""
 
-    redact: Annotated[Redact, Option()] = None
+    redact: Annotated[Redact, Option(env=True)] = None
     """What is removed from texts before they are written: `secrets` removes keys, tokens and passwords. In Python it
     may also be a function from text to text. A call whose texts changed is kept without token ids."""
 
@@ -156,16 +156,16 @@ class Settings(BaseModel):
     embeddings_api_key: str | None = Field(default=None, repr=False)
     """API key of the embedding model."""
 
-    judge: Annotated[str | None, Option()] = None
+    judge: Annotated[str | None, Option(env=True)] = None
     """Model that judges siblings, by its litellm name, such as `openai/gpt-5-mini` or `hosted_vllm/NAME`."""
 
-    judge_base_url: Annotated[str | None, Option()] = None
+    judge_base_url: Annotated[str | None, Option(env=True)] = None
     """Address of the judge. Default: the provider's own."""
 
     judge_api_key: str | None = Field(default=None, repr=False)
     """API key of the judge. Default: the key that litellm finds in the environment."""
 
-    rubric: Annotated[str | None, Option()] = None
+    rubric: Annotated[str | None, Option(env=True)] = None
     """Rubric for the judge: a file, or the text itself. Default: RULER's rubric."""
 
     reward: str = Field(default="ruler", pattern=r"^(ruler|criteria|[\w.]+:[\w.]+)$")

@@ -32,7 +32,7 @@ from openai import OpenAI
 
 from art_patch._lib.key_files import read_key
 from art_patch.cli.app import app
-from art_patch.cli.interruption import INTERRUPTED
+from art_patch.cli.output import INTERRUPTED
 from art_patch.errors import Busy, GateRejected
 from art_patch.serving import home_of, run_server
 from art_patch.serving.vllm import environment

@@ -1,22 +1,22 @@
-"""The command line: `art-patch run`, `serve`, `retrain`, `status`, `erase`, `store` and what `--help` lists besides.
+"""The command line: `art-patch run`, `serve`, `retrain`, `status` and the other commands that `--help` lists.
 
-Each command is a thin shell: settings in, one call, one answer out. Answers go to stdout (with `--json` as one JSON
+Each command reads its options, makes one call and prints one answer. Answers go to stdout (with `--json` as one JSON
 object on one line), progress and errors to stderr. Every error of `art_patch.errors` becomes one line and its own exit
-code; 0 is success, "nothing to do" included; 130 is Ctrl-C.
+code. 0 is success, "nothing to do" included; 130 is Ctrl-C.
 """
 
 from __future__ import annotations
 
 import sys
 
-from art_patch.cli.interruption import interrupted
+from art_patch.cli.output import interrupted
 
 
 def main() -> None:
-    """Entry point of `art-patch`."""
+    """Run the command line; the entry point of `art-patch`."""
     try:
-        from art_patch.cli.app import run
+        from art_patch.cli.app import run_app
 
-        run()
-    except KeyboardInterrupt:  # it may come while the first module is imported
+        run_app()
+    except KeyboardInterrupt:  # Ctrl-C may come while the first module is still being imported
         sys.exit(interrupted())

@@ -1,4 +1,4 @@
-"""The Typer application and the one place where errors become exit codes."""
+"""The Typer application: the commands by what a person wants, and the one place where errors become exit codes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from functools import wraps
 from io import StringIO
 from pathlib import Path
 from types import FrameType
@@ -16,49 +15,39 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from art_patch.cli.commands.analytics import analytics
-from art_patch.cli.commands.cron import app as cron
-from art_patch.cli.commands.demo import demo
-from art_patch.cli.commands.doctor import doctor
-from art_patch.cli.commands.erase import erase
-from art_patch.cli.commands.evaluate import evaluate
-from art_patch.cli.commands.export import export
-from art_patch.cli.commands.feedback import app as feedback
-from art_patch.cli.commands.feedback import serve_feedback
-from art_patch.cli.commands.feedback_import import import_feedback
-from art_patch.cli.commands.feedback_pull import app as pull
-from art_patch.cli.commands.feedback_pull import pull_langfuse, pull_langsmith
-from art_patch.cli.commands.groups import groups
-from art_patch.cli.commands.history import diff, history
-from art_patch.cli.commands.imports import import_file
-from art_patch.cli.commands.init import app as init
-from art_patch.cli.commands.init import vllm
-from art_patch.cli.commands.judge import app as judge
-from art_patch.cli.commands.judge import test_judge
-from art_patch.cli.commands.policies import app as policies
-from art_patch.cli.commands.policies import policies as list_policies
-from art_patch.cli.commands.policies import promote, reject, rollback
-from art_patch.cli.commands.policy_copies import export_policy, push
-from art_patch.cli.commands.proxy import proxy
-from art_patch.cli.commands.report import report
-from art_patch.cli.commands.retrain import retrain
-from art_patch.cli.commands.run import run as run_program
-from art_patch.cli.commands.score import score
-from art_patch.cli.commands.send import app as send
-from art_patch.cli.commands.send import langfuse, mlflow, otlp, tensorboard, wandb
-from art_patch.cli.commands.serve import serve
-from art_patch.cli.commands.status import mode, status
-from art_patch.cli.commands.store import backup, prune, stats, vacuum, verify
-from art_patch.cli.commands.trajectories import app as trajectories
-from art_patch.cli.commands.trajectories import list_trajectories, show
-from art_patch.cli.commands.watch import watch
-from art_patch.cli.interruption import interrupted
+from art_patch._lib.version import __version__
+from art_patch.cli import output
+from art_patch.cli.commands import (
+    cron,
+    demo,
+    evaluate,
+    export,
+    feedback,
+    imports,
+    policies,
+    policy_copies,
+    report,
+    retrain,
+    run,
+    send,
+    serve,
+    status,
+    store,
+    trajectories,
+)
 from art_patch.errors import ArtPatchError, ConfigError
 from art_patch.settings import PREFIX
 
+RUN, LOOK, LEARN = "Run an agent", "Look at its runs", "Learn from them"
+DECIDE, DATA, OPERATE = "Decide who serves", "Move and erase data", "Operate"
+PANELS = (RUN, LOOK, LEARN, DECIDE, DATA, OPERATE)
+"""The groups of commands in `--help` and in the reference documentation, in their order."""
+
+Commands = dict[str, Callable[..., None]]
+
 
 class _Commands(TyperGroup):
-    """`import scores ...` is the other name of `feedback import FILE` and of `feedback pull TRACKER`."""
+    """`import scores ...` is another name of `feedback import FILE` and of `feedback pull TRACKER`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that the arguments name."""
@@ -79,52 +68,93 @@ app = typer.Typer(
 )
 
 
-def interruptible(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command such that Ctrl-C ends it with our words; Typer would end it without any."""
-
-    @wraps(command)
-    def run_command(*args: Any, **kwargs: Any) -> None:
-        try:
-            command(*args, **kwargs)
-        except KeyboardInterrupt:
-            raise typer.Exit(interrupted()) from None
-
-    return run_command
+def _add(panel: str, commands: Commands) -> None:
+    for name, function in commands.items():
+        # The options of the program that `run` starts are not ours, even without `--` before them.
+        context = {"allow_interspersed_args": False} if name == "run" else None
+        app.command(name, rich_help_panel=panel, context_settings=context)(function)
 
 
-app.command(context_settings={"allow_interspersed_args": False})(interruptible(run_program))
-for each in (
-    proxy, serve, score, retrain, status, groups, doctor, mode, promote, rollback, reject, watch, history,
-    diff, report, analytics, export, erase, demo, evaluate,
-):  # fmt: skip
-    app.command()(interruptible(each))
+def _add_group(panel: str | None, name: str, help: str, commands: Commands, above: typer.Typer = app) -> typer.Typer:
+    group = typer.Typer(name=name, help=help, no_args_is_help=True, rich_markup_mode="rich")
+    for each, function in commands.items():
+        group.command(each)(function)
+    above.add_typer(group, rich_help_panel=panel)
+    return group
 
-store = typer.Typer(help="Look after the database: verify, stats, vacuum, backup, prune.", no_args_is_help=True)
-for each in (verify, stats, vacuum, backup, prune):
-    store.command()(interruptible(each))
-app.add_typer(store, name="store")
-app.add_typer(cron)
-init.command()(interruptible(vllm))
-app.add_typer(init)
-app.command("import")(interruptible(import_file))
-feedback.command("serve")(interruptible(serve_feedback))
-feedback.command("import")(interruptible(import_feedback))
-pull.command("langfuse")(interruptible(pull_langfuse))
-pull.command("langsmith")(interruptible(pull_langsmith))
-feedback.add_typer(pull)
-app.add_typer(feedback)
-judge.command("test")(interruptible(test_judge))
-app.add_typer(judge)
-for each in (otlp, langfuse, tensorboard, mlflow, wandb):
-    send.command()(interruptible(each))
-app.add_typer(send)
-policies.callback(invoke_without_command=True)(interruptible(list_policies))
-policies.command("export")(interruptible(export_policy))
-policies.command()(interruptible(push))
-app.add_typer(policies)
-trajectories.command("list")(interruptible(list_trajectories))
-trajectories.command()(interruptible(show))
-app.add_typer(trajectories)
+
+_add(RUN, {"run": run.run, "proxy": run.proxy, "serve": serve.serve, "demo": demo.demo})
+# The callback keeps `vllm` a command of `init`: Typer would make a group with one command that command.
+_add_group(RUN, "init", "Prepare this machine: vllm.", {"vllm": serve.init_vllm}).callback()(lambda: None)
+
+_add(LOOK, {"status": status.status})
+_add_group(
+    LOOK,
+    "trajectories",
+    "Look at recorded runs: list, show.",
+    {"list": trajectories.list_trajectories, "show": trajectories.show},
+)
+_add(LOOK, {"groups": report.groups, "report": report.report, "analytics": report.analytics})
+_add(LOOK, {"history": trajectories.history, "diff": trajectories.diff})
+
+_add(LEARN, {"retrain": retrain.retrain, "score": retrain.score})
+_add_group(LEARN, "judge", "Measure the judge: test.", {"test": evaluate.judge_test}).callback()(lambda: None)
+_feedback = _add_group(
+    LEARN,
+    "feedback",
+    "Let people score runs: serve, import, pull.",
+    {"serve": feedback.serve_feedback, "import": feedback.import_feedback},
+)
+_add_group(
+    None,
+    "pull",
+    "Read scores that people gave in other tools: langfuse, langsmith.",
+    {"langfuse": feedback.pull_langfuse, "langsmith": feedback.pull_langsmith},
+    above=_feedback,
+)
+_add_group(
+    LEARN,
+    "cron",
+    "Retrain every night: print, install, remove.",
+    {"print": cron.print_recipe, "install": cron.install, "remove": cron.remove},
+)
+
+_policies = typer.Typer(name="policies")
+_policies.callback(invoke_without_command=True)(policies.policies)
+_policies.command("export")(policy_copies.export_policy)
+_policies.command("push")(policy_copies.push)
+app.add_typer(_policies, rich_help_panel=DECIDE)
+_add(DECIDE, {"evaluate": evaluate.evaluate, "promote": policies.promote, "watch": policies.watch})
+_add(DECIDE, {"rollback": policies.rollback, "reject": policies.reject})
+
+_add(DATA, {"export": export.export, "import": imports.import_file})
+_add_group(
+    DATA,
+    "send",
+    "Send runs and policies to a tracker. Items that it has already are not sent again.",
+    {
+        "otlp": send.otlp,
+        "langfuse": send.langfuse,
+        "tensorboard": send.tensorboard,
+        "mlflow": send.mlflow,
+        "wandb": send.wandb,
+    },
+)
+_add(DATA, {"erase": store.erase})
+
+_add(OPERATE, {"doctor": status.doctor, "mode": status.mode})
+_add_group(
+    OPERATE,
+    "store",
+    "Look after the database: verify, stats, vacuum, backup, prune.",
+    {
+        "verify": store.verify,
+        "stats": store.stats,
+        "vacuum": store.vacuum,
+        "backup": store.backup,
+        "prune": store.prune,
+    },
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -137,8 +167,6 @@ def root(
 ) -> None:
     """Agents that learn from their own traffic."""
     if version:
-        from art_patch._lib.version import __version__
-
         typer.echo(__version__)
         raise typer.Exit
     if env_file is not None:
@@ -149,8 +177,8 @@ def read_env_file(path: Path) -> None:
     """Set the variables that a file of `NAME=VALUE` lines gives, unless they are set already.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is wrong. The message shows no text of the file: it may hold
-        keys.
+        ConfigError: the file cannot be read, or a line is wrong. The message shows no text of the file, which may hold
+            keys.
     """
     from dotenv import dotenv_values
     from dotenv.parser import parse_stream
@@ -176,18 +204,19 @@ def _is_assignment(binding: Any) -> bool:
     return binding.value is not None and re.fullmatch(r"[A-Za-z_]\w*", binding.key, re.ASCII) is not None
 
 
-def run() -> None:
+def run_app() -> None:
     """Run the command line and exit with its code."""
-    from art_patch.cli.views.output import fail
 
     def on_terminate(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt  # so that SIGTERM unwinds like Ctrl-C: locks freed, children stopped, exit code 130
 
     signal.signal(signal.SIGTERM, on_terminate)
+    # An empty variable is unset: for options, too, and for the programs that are started from here.
     for name in [name for name, value in os.environ.items() if name.startswith(PREFIX) and not value.strip()]:
-        del os.environ[name]  # an empty variable is unset: for options, too, and for what is started from here
+        del os.environ[name]
     try:
         app(standalone_mode=True)
     except ArtPatchError as error:
-        ours = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv  # the rest is a program's own
-        sys.exit(fail(error, as_json="--json" in ours))
+        # Behind `--` stand the options of another program, which may have a `--json` of its own.
+        ours = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv
+        sys.exit(output.fail(error, as_json="--json" in ours))

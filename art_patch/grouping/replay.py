@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from art_patch._lib.option import Option
 from art_patch.types import COPIES, REPLAY, Trajectory, TrajectoryInfo
 
 # Tag of a repeated run. Its metadata names the original in `replay_of`, and a repeated run is never repeated itself.
@@ -25,10 +26,17 @@ class ReplayConfig:
     # Repetitions of a run whose task has no other runs, at most 15; other runs of the task are subtracted. A run that
     # cannot be trained on is repeated once more.
     samples: int = 3
-    max_runs: int = 100  # of one cycle; the gate has a second budget of this size
-    timeout_s: float = 300.0  # for one run, and for the import of its module
+    max_runs: Annotated[  # of one cycle; the gate has a second budget of this size
+        int,
+        Option(name="replay-max", least=1, env=True, help="Largest number of replays in this cycle, and in its gate."),
+    ] = 100
+    timeout_s: Annotated[  # also for the import of its module
+        float, Option(name="replay-timeout-s", least=1.0, env=True, help="Seconds that one replay may take.")
+    ] = 300.0
     concurrency: int = 2  # processes at once
-    python: str | None = None  # interpreter of the app's environment; the job's own by default
+    python: Annotated[
+        str | None, Option(name="replay-python", env=True, help="Python interpreter of your app. Default: this one.")
+    ] = None
     # Settings by name (`project`, `home`, `store`) that the app's processes get beside the job's environment. Not in
     # the repr, because a store's URL may hold a password.
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)

@@ -14,8 +14,9 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from art_patch._lib.option import Option
 from art_patch.trajectories import chosen_choice, followed
 from art_patch.types import Call, Choice, Group, Trajectory, TrajectoryInfo
 
@@ -44,7 +45,7 @@ def can_be_asked_again(call: Call) -> bool:
     return call.api != "completions" and bool(call.choices) and call.untrainable in _NO_REASON_AGAINST
 
 
-Pick = Literal["last", "fault", "spread"]
+Pick = Literal["spread", "last", "fault"]
 
 # Words in the first 200 characters of a tool's result that suggest that the call was wrong. Only a hint of where to
 # look.
@@ -55,14 +56,25 @@ _TROUBLE = ("error", "exception", "traceback", "not found", "no such", "invalid"
 class ResampleConfig:
     """Settings for answering some turns of a run again, to make siblings."""
 
-    samples: int = 7  # new answers to each turn
-    turns: int = 1  # of each run, at most
+    samples: Annotated[
+        int,
+        Option(name="resample", least=0, env=True, help="New answers to a turn of a run without siblings; 0 for none."),
+    ] = 7
+    turns: Annotated[
+        int, Option(name="resample-turns", least=1, env=True, help="Turns of each such run that are answered again.")
+    ] = 1
     # `spread`: turns of all depths in rotation. `last`: the last turns. `fault`: the turn that a correction names, else
     # the turn before a tool's result that looks like an error, else the last.
-    pick: Pick = "spread"
-    max_turns: int = 200  # of one cycle
-    per_minute: float | None = None  # limit of turns a minute; `None` is no limit
-    window: str | None = None  # local time of day in which the engine may be asked, such as `22:00-06:00`
+    pick: Annotated[Pick, Option(name="resample-pick", env=True, help="Which turns of the run.")] = "spread"
+    max_turns: Annotated[
+        int, Option(name="resample-max", least=0, env=True, help="Largest number of such turns in this cycle.")
+    ] = 200
+    per_minute: Annotated[
+        float | None, Option(name="resample-per-minute", least=0.01, env=True, help="Largest number of turns a minute.")
+    ] = None
+    window: Annotated[
+        str | None, Option(name="resample-window", env=True, help="Local time of day to do it in, such as 22:00-06:00.")
+    ] = None
     temperature: float = 1.0  # where the app's own was 0 or is unknown, and so would not explore
     concurrency: int = 4  # turns that are asked at once
     priority: int = 100  # vLLM's: a larger number waits for a smaller; the app's own calls have 0

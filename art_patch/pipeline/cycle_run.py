@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from art_patch import grouping, rewards, serving, training
+from art_patch._lib.option import Option
 from art_patch.gate import GateConfig
 from art_patch.promotion import CanaryConfig
-from art_patch.store import Store
+
+if TYPE_CHECKING:  # so that the command line can read the options below without loading SQLAlchemy
+    from art_patch.store import Store
 
 
 class Progress(Protocol):
@@ -48,13 +51,16 @@ class CycleConfig:
         keep_trajectories: at the end, keep only this many of the newest trajectories.
     """
 
-    settle_s: float = 60.0  # a sub-agent or a tool may take that long before the next call
+    # A sub-agent or a tool may take that long before the next call.
+    settle_s: Annotated[float, Option(help="Seconds without a call after which a trajectory counts as finished.")] = (
+        60.0
+    )
     min_group_size: int = 4
     max_group_size: int = 16
     holdout_share: float = 0.2
     across: bool = False
     embed: grouping.Embed | None = None
-    min_groups: int = 4
+    min_groups: Annotated[int, Option(help="Smallest number of scored groups to train on.")] = 4
     replay: grouping.ReplayConfig | None = None
     resample: grouping.ResampleConfig | None = None
     checks: Sequence[rewards.Check] = ()
@@ -65,7 +71,10 @@ class CycleConfig:
     promotion: Literal["auto", "approve", "canary"] = "auto"
     canary_percent: float = 5.0
     canary: CanaryConfig = field(default_factory=CanaryConfig)
-    max_minutes: float | None = None
+    max_minutes: Annotated[
+        float | None,
+        Option(least=1, env=True, help="Begin no new piece of work after so many minutes. The next cycle continues."),
+    ] = None
     idle_minutes: float | None = None
     keep_days: float | None = None
     keep_trajectories: int | None = None

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
+from art_patch._lib.option import Option
 from art_patch.errors import ConfigError
 from art_patch.training.losses.loss_config import LossConfig, Scale
 
@@ -89,24 +90,45 @@ class TrainConfig:
             but not read.
     """
 
-    learning_rate: float = 1e-4
+    learning_rate: Annotated[float, Option(help="Peak learning rate of AdamW.")] = 1e-4
     epochs: int = 2
     minibatches: int = 8
-    batch_size: int | None = None
-    gradient_accumulation_steps: int = 1
+    batch_size: Annotated[
+        int | None, Option(least=1, help="Groups in an optimizer step. Default: an eighth of the groups.")
+    ] = None
+    gradient_accumulation_steps: Annotated[
+        int, Option(least=1, help="Batches that one optimizer step takes, one after another.")
+    ] = 1
     total_steps: int | None = None
     warmup_steps: int = 5
-    start: Start = "champion"
+    start: Annotated[Start, Option(help="Continue the champion's LoRA, or begin a new one on the base.")] = "champion"
     lora_rank: int = 8
     lora_alpha: int = 16
-    lora_dropout: float = 0.0
+    lora_dropout: Annotated[
+        float, Option(least=0.0, help="Share of the LoRA's inputs that each optimizer step leaves out, below 1.")
+    ] = 0.0
     loss: LossConfig = field(default_factory=LossConfig)
     reference: Reference = "base"
     advantage_scale: Scale = "group"
-    imitate_from: float | None = None
-    prefer_from: float | None = None
-    rehearse_from: float | None = None
-    rehearse_weight: float = 0.1
+    imitate_from: Annotated[
+        float | None,
+        Option(help="Imitate corrections, and upstream's answers in runs of at least this reward. Default: off."),
+    ] = None
+    prefer_from: Annotated[
+        float | None,
+        Option(
+            help="Learn preferences (DPO) from corrections, and from siblings whose rewards differ by at least this "
+            "much. Default: off."
+        ),
+    ] = None
+    rehearse_from: Annotated[
+        float | None,
+        Option(
+            help="Against forgetting: also imitate demonstrations, and the policy's own earlier runs of at least "
+            "this reward. Default: off."
+        ),
+    ] = None
+    rehearse_weight: Annotated[float, Option(help="Weight of that rehearsal beside the new groups.")] = 0.1
     preference_beta: float = 0.1
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
@@ -115,15 +137,24 @@ class TrainConfig:
     max_clip_fraction: float | None = None
     micro_batch_tokens: int = 16_384
     max_tokens: int = 32_768
-    learn_truncated: bool = True
+    learn_truncated: Annotated[
+        bool,
+        Option(off="--no-learn-truncated", help="Train on answers that were cut off at their length limit, or not."),
+    ] = True
     gradient_checkpointing: bool | None = None
     dtype: Dtype = "auto"
-    seed: int = 0
+    seed: Annotated[int, Option(least=0, help="Seed of a new LoRA's weights and of the order of groups.")] = 0
     checkpoint_every_s: float = 60.0
-    save_steps: int | None = None
-    eval_steps: int | None = None
-    processes: int = 1
-    backend: Backend = "auto"
+    save_steps: Annotated[
+        int | None,
+        Option(least=1, help="Keep a checkpoint every so many optimizer steps, besides the one each minute."),
+    ] = None
+    eval_steps: Annotated[
+        int | None,
+        Option(least=1, help="Evaluate on held-out groups with rewards every so many optimizer steps, and at the end."),
+    ] = None
+    processes: Annotated[int, Option(least=1, help="Training processes, each with its own GPU.")] = 1
+    backend: Annotated[Backend, Option(help="Trainer; auto takes Unsloth on CUDA if it is installed.")] = "auto"
     beta: InitVar[float | None] = None
     kl_penalty: InitVar[float | None] = None
     clip_range: InitVar[float | tuple[float, float] | None] = None

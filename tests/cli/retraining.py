@@ -7,7 +7,7 @@ import sys
 
 import art_patch.pipeline.cycle
 import art_patch.training.loop.update  # noqa: F401 - for the fork server
-from art_patch.cli.app import run
+from art_patch.cli.app import run_app
 from art_patch.rewards.judge.cost import load_litellm
 
 load_litellm()
@@ -17,4 +17,4 @@ def retrain(home: str, *arguments: str) -> None:
     """Run the command as a shell would; ends the process with its exit code."""
     os.environ["ART_PATCH_HOME"] = home
     sys.argv = ["art-patch", "retrain", *arguments]
-    run()
+    run_app()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from art_patch.cli.views.cycle_report import say
+from art_patch.cli.commands.retrain import say_cycle
 
 REPORT: dict[str, Any] = {
     "outcome": "promoted",
@@ -30,7 +30,7 @@ REPORT: dict[str, Any] = {
 
 
 def test_metrics_are_read_at_a_glance(capsys: pytest.CaptureFixture[str]):
-    say(REPORT, as_json=False)
+    say_cycle(REPORT, as_json=False)
     first, second, third, *metrics = capsys.readouterr().out.splitlines()
     assert first == "promoted agent@2: better"
     assert (second, third) == ("1 of 2 calls are what the chat template makes of them", "  before   '[/]'")
@@ -40,5 +40,5 @@ def test_metrics_are_read_at_a_glance(capsys: pytest.CaptureFixture[str]):
 
 
 def test_json_has_everything(capsys: pytest.CaptureFixture[str]):
-    say(REPORT, as_json=True)
+    say_cycle(REPORT, as_json=True)
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(REPORT))

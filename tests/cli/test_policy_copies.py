@@ -126,7 +126,7 @@ def test_an_export_is_refused_and_leaves_nothing(home: Path, base: Path, tmp_pat
     (home / "full").mkdir()
     (home / "full" / "mine.txt").touch()
     there = sorted(home.iterdir())
-    refused(ConfigError, "is no empty directory", "export", "agent@1", home / "full", "--merged")
+    refused(ConfigError, "is not an empty directory", "export", "agent@1", home / "full", "--merged")
     refused(ConfigError, "is the base model itself", "export", "agent@0", home / "out")
     refused(StoreError, "no policy 'agent@7'", "export", "agent@7", home / "out")
     refused(ConfigError, "give it with --merged", "export", "agent@1", home / "out", "--dtype", "float16")

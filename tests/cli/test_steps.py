@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from art_patch.cli.app import app
-from art_patch.cli.views.steps import steps_tree
+from art_patch.cli.conversation import steps_tree
 from art_patch.store import open_store
 from art_patch.types import Call, SpanInfo
 from tests.support.run_samples import tool_run

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from art_patch.cli.options.meaning import make_embed
+from art_patch.cli.options import make_embed
 from art_patch.errors import ConfigError
 from art_patch.pipeline import Run, group, to_judge
 from art_patch.pipeline.cycle_run import CycleConfig

@@ -1,112 +1,114 @@
-"""`art-patch cron`: `retrain` every night, by cron, systemd or Kubernetes.
+"""`art-patch cron`: run `retrain` every night, by cron, systemd or Kubernetes.
 
 Everything is checked before anything is written: the schedule, and the options, by the parser of `retrain` itself.
-Settings and keys never stand in a crontab, a unit or a manifest; `install` begins a file for them with the
-`ART_PATCH_*` variables that are set now, and leaves one that is there as it is.
+Settings and keys never stand in a crontab, a unit or a manifest, which others may read. `install` writes them, as far
+as they are set now, to a file of the project. If that file exists already, it is left as it is.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from art_patch.cli.options.opening import refuse_foreign
-from art_patch.cli.options.shared import HomeOption, JsonOption, ProjectOption, StoreOption
+from art_patch import schedule as recipes
+from art_patch import store
+from art_patch.cli import output
+from art_patch.cli.commands.retrain import retrain
+from art_patch.cli.options import Option, Project, ProjectPlace, command, refuse_foreign
+from art_patch.errors import Busy, ConfigError, GateRejected
+from art_patch.settings import Settings, variable_of
 
 if TYPE_CHECKING:
     from art_patch.schedule import Job
-    from art_patch.settings import Settings
 
-app = typer.Typer(name="cron", help="Retrain every night: print, install, remove.", no_args_is_help=True)
+_HANGS_S = 12 * 3_600  # a cycle without `--max-minutes` is ended from outside after this time
+_LATE_S = 15 * 60  # with `--max-minutes`, which ends a cycle between two steps, so much later
 
-_HANGS_S = 12 * 3_600
-"""When a cycle without `--max-minutes` is ended from outside."""
-_LATE_S = 15 * 60
-"""How long a cycle may take beyond `--max-minutes`, which ends it between two steps."""
+_NO_CRONTAB = ("no crontab for", "no such file")  # what `crontab -l` says then: Debian's and cronie's; busybox's
 
-ScheduleOption = Annotated[
-    str, typer.Option("--schedule", help="Minute, hour, day, month, weekday, as in a crontab; local time.")
-]
-OptionsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[-- RETRAIN OPTIONS]", help="Options of `art-patch retrain`.")
-]
-CronOption = Annotated[bool, typer.Option("--cron", help="A line of your crontab; the default.")]
-SystemdOption = Annotated[bool, typer.Option("--systemd", help="A service and a timer of your own systemd.")]
+CRON = Option(help="Write a line of your crontab. This is the default.")
+SYSTEMD = Option(help="Write a service and a timer for your user's systemd.")
 
 
-@app.command("print")
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What both `print` and `install` need: the time, and the options of `retrain`."""
+
+    schedule: Annotated[str, Option(help="Minute, hour, day, month, weekday, as in a crontab, in local time.")] = (
+        "17 3 * * *"
+    )
+
+
+OPTIONS = typer.Argument(metavar="[-- RETRAIN OPTIONS]", help="Options of `art-patch retrain`.")
+
+
+@command
 def print_recipe(
-    options: OptionsArgument = None,
-    cron: CronOption = False,
-    systemd: SystemdOption = False,
-    kubernetes: Annotated[bool, typer.Option("--kubernetes", help="A CronJob.")] = False,
+    plan: Plan,
+    project: ProjectPlace,
+    options: Annotated[list[str] | None, OPTIONS] = None,
+    cron: Annotated[bool, CRON] = False,
+    systemd: Annotated[bool, SYSTEMD] = False,
+    kubernetes: Annotated[bool, Option(help="Write a CronJob for Kubernetes.")] = False,
     image: Annotated[
-        str | None, typer.Option(help="With --kubernetes: made from examples/deploy/Containerfile.", show_default=False)
+        str | None, Option(help="With --kubernetes: image made from examples/deploy/Containerfile.")
     ] = None,
-    schedule: ScheduleOption = "17 3 * * *",
-    project: ProjectOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
-    """Print what makes `art-patch retrain` run by itself; nothing is written.
+    """Print a crontab line, systemd units or a CronJob that runs `art-patch retrain`. Nothing is installed.
 
-    Exit codes: 0 printed; 2 the schedule or an option says something impossible.
+    Exit codes: 0 printed; 2 the schedule or an option has an impossible value.
     """
-    from art_patch.cli.views.output import answer
-    from art_patch.errors import ConfigError
-    from art_patch.schedule import cron_job, cron_line, systemd_units
-
+    home = project.home
     if cron + systemd + kubernetes > 1:
         raise ConfigError("--cron, --systemd and --kubernetes are three ways; choose one")
     if image is not None and not kubernetes:
         raise ConfigError("--image goes with --kubernetes")
     if kubernetes and home is not None and not home.is_absolute():
         raise ConfigError(f"the volume cannot be mounted at {str(home)!r}; give --home as an absolute path")
-    job, _, _ = _job(schedule, options, project, home, with_home=not kubernetes)
+    job, _, _ = _job(plan, options, project, with_home=not kubernetes)
     if kubernetes:
-        files = cron_job(job, image=image or "art-patch:local", home=str(home or "/data"))
+        files = recipes.cron_job(job, image=image or "art-patch:local", home=str(home or "/data"))
     elif systemd:
-        files = systemd_units(job)
+        files = recipes.systemd_units(job)
     else:
-        files = {"crontab": f"# Settings and keys: {job.variables}\n{cron_line(job)}"}
-    if as_json:
-        answer({"project": job.project, "schedule": job.schedule.as_cron(), "files": files})
+        files = {"crontab": f"# Settings and keys: {job.variables}\n{recipes.cron_line(job)}"}
+    if project.as_json:
+        output.answer({"project": job.project, "schedule": job.schedule.as_cron(), "files": files})
         return
     for name, text in files.items():
         typer.echo((f"# {name}\n" if len(files) > 1 else "") + text, nl=len(files) > 1)
 
 
-@app.command()
+@command
 def install(
-    options: OptionsArgument = None,
-    cron: CronOption = False,
-    systemd: SystemdOption = False,
-    schedule: ScheduleOption = "17 3 * * *",
-    project: ProjectOption = None,
-    home: HomeOption = None,
-    store: StoreOption = None,
-    as_json: JsonOption = False,
+    plan: Plan,
+    project: Project,
+    options: Annotated[list[str] | None, OPTIONS] = None,
+    cron: Annotated[bool, CRON] = False,
+    systemd: Annotated[bool, SYSTEMD] = False,
 ) -> None:
-    """Retrain every night. Run it in the app's directory; run it again to change something.
+    """Run `art-patch retrain` every night. Run this in the app's directory; run it again to change something.
 
-    The crontab line, or the units of a project's name, replace those that were installed before. Kubernetes takes what
-    `cron print --kubernetes` prints.
-    Exit codes: 0 installed; 2 the schedule, an option, or the crontab says something impossible, and nothing changed.
+    The new crontab line, or the new units, replace those of this project. For Kubernetes apply what `cron print
+    --kubernetes` prints.
+
+    Exit codes: 0 installed; 2 the schedule, an option or the crontab is wrong, and nothing changed.
     """
-    from art_patch.cli.options.installing import read_crontab, unit_directory, write_crontab, write_new, write_units
-    from art_patch.cli.views.output import answer
-    from art_patch.errors import ConfigError
-    from art_patch.schedule import cron_line, systemd_units, variables_file, with_entry
-
     if cron and systemd:
         raise ConfigError("--cron and --systemd are two ways; choose one")
-    job, settings, variables = _job(schedule, options, project, home, store)
-    text = variables_file(variables)
+    job, settings, variables = _job(plan, options, project)
+    text = recipes.variables_file(variables)
+    then: list[str] = []
     if systemd:
-        units = systemd_units(job)
+        units = recipes.systemd_units(job)
         begun = write_new(job.variables, text)
         where = write_units(unit_directory(), units)
         then = [
@@ -115,32 +117,38 @@ def install(
             "loginctl enable-linger  # it runs while you are logged out, too",
         ]
     else:
-        crontab = with_entry(read_crontab(), str(settings.directory), cron_line(job))
+        # Read before anything is written: a crontab that cannot be read leaves everything as it was.
+        crontab = recipes.with_entry(read_crontab(), str(settings.directory), recipes.cron_line(job))
         begun = write_new(job.variables, text)
         write_crontab(crontab)
-        where, then = ["crontab"], []
+        where = ["crontab"]
     facts = {"installed": where, "variables": str(job.variables), "begun": begun, "then": then}
-    if as_json:
-        answer({"project": job.project, "schedule": job.schedule.as_cron(), **facts})
+    if project.as_json:
+        output.answer({"project": job.project, "schedule": job.schedule.as_cron(), **facts})
         return
-    _say_installed(job, facts, sorted(variables))
+    typer.echo(f"retrains {job.project} at {job.schedule.as_cron()} in {job.directory}: {', '.join(where)}")
+    if begun:
+        held = output.listed(sorted(variables), "nothing yet")
+        typer.echo(f"settings and keys: {job.variables} ({held}); add the key of the judge's provider")
+    else:
+        typer.echo(f"settings and keys: {job.variables}, left as it was")
+    typer.echo("output: " + (f"journalctl --user -u {job.unit}" if then else str(job.log)))
+    if then:
+        typer.echo("now run:")
+    _say_commands(then)
 
 
-@app.command()
-def remove(project: ProjectOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Take out what `install` put in for the project: the crontab line, and the units. The settings stay.
+@command
+def remove(project: ProjectPlace) -> None:
+    """Remove what `install` installed for the project: the crontab line and the units. The settings stay.
 
     Exit codes: 0 nothing of it is left; 2 the crontab cannot be read or is damaged, and nothing changed.
     """
-    from art_patch.cli.options.installing import has_crontab, read_crontab, unit_directory, write_crontab
-    from art_patch.cli.views.output import answer
-    from art_patch.schedule import has_entry, without_entry
-    from art_patch.settings import load_settings
-
-    settings = load_settings(project=project, home=home)
+    settings = project.settings()
     removed: list[str] = []
-    if has_crontab() and has_entry(crontab := read_crontab(), directory := str(settings.directory)):
-        write_crontab(without_entry(crontab, directory))
+    directory = str(settings.directory)
+    if has_crontab() and recipes.has_entry(crontab := read_crontab(), directory):
+        write_crontab(recipes.without_entry(crontab, directory))
         removed.append("crontab")
     timer = f"art-patch-retrain-{settings.project}.timer"
     for name in (timer, f"art-patch-retrain-{settings.project}.service"):
@@ -149,46 +157,35 @@ def remove(project: ProjectOption = None, home: HomeOption = None, as_json: Json
             path.unlink()
             removed.append(str(path))
     then = [f"systemctl --user stop {timer}", "systemctl --user daemon-reload"] if len(removed) > 1 else []
-    if as_json:
-        answer({"project": settings.project, "removed": removed, "then": then})
+    if project.as_json:
+        output.answer({"project": settings.project, "removed": removed, "then": then})
         return
     typer.echo(f"removed: {', '.join(removed)}" if removed else f"nothing was installed for {settings.project}")
-    for line in then:
+    _say_commands(then)
+
+
+def _say_commands(lines: list[str]) -> None:
+    for line in lines:
         typer.echo(f"  {line}")
 
 
 def _job(
-    schedule: str,
-    options: list[str] | None,
-    project: str | None,
-    home: Path | None,
-    store: str | None = None,
-    *,
-    with_home: bool = True,
+    plan: Plan, options: list[str] | None, project: ProjectPlace, *, with_home: bool = True
 ) -> tuple[Job, Settings, dict[str, str]]:
     """Return the job, the settings, and the variables that its file begins with."""
-    import sys
-
-    from art_patch.cli.interruption import INTERRUPTED
-    from art_patch.errors import Busy, GateRejected
-    from art_patch.schedule import Job, parse_schedule
-    from art_patch.settings import load_settings
-    from art_patch.store import absolute_url, waits_for_network
-
-    when = parse_schedule(schedule)
-    settings = load_settings(project=project, home=home, store=store)
-    if not waits_for_network(settings.store):
+    when = recipes.parse_schedule(plan.schedule)
+    settings = project.settings()
+    if not store.waits_for_network(settings.store):
         refuse_foreign(settings)
     given, known = _checked(options or [])
+    # The project and its home are options of the job itself.
+    known -= {variable_of("project"), variable_of("home")}
     variables = {name: os.environ[name] for name in sorted(known) if name in os.environ}
-    variables = {
-        name: value for name, value in variables.items() if name not in ("ART_PATCH_PROJECT", "ART_PATCH_HOME")
-    }
     if settings.store is not None:
-        variables["ART_PATCH_STORE"] = absolute_url(settings.store)
+        variables[variable_of("store")] = store.absolute_url(settings.store)
     minutes = given.get("max_minutes")
     where = ["--home", str(settings.directory.parent)] if with_home else []
-    job = Job(
+    job = recipes.Job(
         project=settings.project,
         schedule=when,
         options=("--project", settings.project, *where, *(options or [])),
@@ -197,52 +194,96 @@ def _job(
         variables=settings.directory / "retrain.env",
         log=settings.directory / "retrain.log",
         limit_s=_HANGS_S if minutes is None else int(minutes * 60) + _LATE_S,
-        quiet=(GateRejected.exit_code, Busy.exit_code, INTERRUPTED),
+        quiet=(GateRejected.exit_code, Busy.exit_code, output.INTERRUPTED),
     )
     return job, settings, variables
 
 
 def _checked(options: list[str]) -> tuple[dict[str, Any], set[str]]:
-    """Return what `retrain` reads from these options alone, and the variables that it and the settings know.
+    """Return what `retrain` reads from these options alone, and all variables that it and the settings know.
 
-    A mistake ends as it does in `retrain` itself: exit code 2.
-
-    Raises:
-        ConfigError: they name what stands before `--`.
+    A mistake ends as it does in `retrain` itself: with exit code 2.
     """
-    from art_patch.cli.commands.retrain import retrain
-    from art_patch.errors import ConfigError
-    from art_patch.settings import PREFIX, Settings
-
     parser = typer.Typer(add_completion=False)
     parser.command()(retrain)
     command = typer.main.get_command(parser)
     with command.make_context("art-patch retrain", list(options)) as context:
-        given = dict(context.params)
-        sources = {name: context.get_parameter_source(name) for name in given}
-    given = {
-        name: given[name] for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"
-    }
+        params = dict(context.params)
+        sources = {name: context.get_parameter_source(name) for name in params}
+    # Only what stands here: variables may have changed when the job runs.
+    written = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    given = {name: params[name] for name in written}
     if twice := [name for name in ("project", "home", "store") if name in given]:
         raise ConfigError(f"--{twice[0]} goes before the `--`: art-patch cron ... --{twice[0]} VALUE -- ...")
-    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields}
+    known = {variable_of(name) for name in Settings.model_fields}
     for parameter in command.params:
         variable = parameter.envvar
         known |= {variable} if isinstance(variable, str) else set(variable or ())
     return given, known
 
 
-def _say_installed(job: Job, facts: dict[str, Any], variables: list[str]) -> None:
-    typer.echo(
-        f"retrains {job.project} at {job.schedule.as_cron()} in {job.directory}: {', '.join(facts['installed'])}"
-    )
-    if facts["begun"]:
-        held = ", ".join(variables) or "nothing yet"
-        typer.echo(f"settings and keys: {job.variables} ({held}); add the key of the judge's provider")
-    else:
-        typer.echo(f"settings and keys: {job.variables}, left as it was")
-    typer.echo("output: " + (f"journalctl --user -u {job.unit}" if facts["then"] else str(job.log)))
-    if facts["then"]:
-        typer.echo("now run:")
-    for line in facts["then"]:
-        typer.echo(f"  {line}")
+# --- the crontab, the units and the file of settings ---
+
+
+def has_crontab() -> bool:
+    """Return whether this machine has a `crontab` command."""
+    return shutil.which("crontab") is not None
+
+
+def read_crontab() -> str:
+    """Return the user's crontab, which is empty if there is none.
+
+    Raises:
+        ConfigError: `crontab` is missing or refuses. So a crontab that could not be read is never overwritten.
+    """
+    done = _crontab("-l")
+    if done.returncode == 0:
+        return done.stdout
+    if any(words in done.stderr.lower() for words in _NO_CRONTAB):
+        return ""
+    raise ConfigError(f"`crontab -l` failed: {done.stderr.strip() or f'exit code {done.returncode}'}; nothing changed")
+
+
+def write_crontab(text: str) -> None:
+    """Replace the user's crontab. If `crontab` refuses the text, it keeps the old one."""
+    done = _crontab("-", given=text)
+    if done.returncode != 0:
+        raise ConfigError(f"`crontab` refused the new table: {done.stderr.strip()}; the old one stays")
+
+
+def _crontab(*words: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("crontab")
+    if program is None:
+        raise ConfigError("there is no `crontab` command on this machine; install cron, or use --systemd")
+    # In English, because `read_crontab` looks for words of the message.
+    environment = os.environ | {"LC_ALL": "C"}
+    return subprocess.run([program, *words], input=given, capture_output=True, text=True, env=environment, check=False)
+
+
+def unit_directory() -> Path:
+    """Return the directory of the user's own systemd units."""
+    configured = os.environ.get("XDG_CONFIG_HOME", "")
+    return (Path(configured) if configured.startswith("/") else Path.home() / ".config") / "systemd/user"
+
+
+def write_units(directory: Path, units: Mapping[str, str]) -> list[str]:
+    """Write the units and return their paths. Each file appears whole, so systemd never reads half of one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in units.items():
+        beside = directory / f".{name}.new"
+        beside.write_text(text)
+        beside.replace(directory / name)
+    return [str(directory / name) for name in units]
+
+
+def write_new(path: Path, text: str) -> bool:
+    """Write a file that its owner alone can read; return false, and leave it as it is, if it exists."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        # Created with its mode: with a later chmod the keys would be readable for a moment.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return False
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    return True

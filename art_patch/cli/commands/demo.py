@@ -3,87 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from art_patch import demo as demonstration
+from art_patch.cli import output
+from art_patch.cli.options import Option, Output, command, setting
+from art_patch.settings import load_settings
 
-from art_patch.cli.options.shared import HomeOption, JsonOption
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_BLOCKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"  # a column in eighths
 
 
+@dataclass(frozen=True, slots=True)
+class DemoPlace(Output):
+    """The options of where the demo lives; the project's name follows from the seed."""
+
+    home: Annotated[Path | None, setting("home")] = None
+
+
+@command
 def demo(
-    seed: Annotated[int, typer.Option("--seed", help="Of model, tasks and update.", min=0)] = 1,
-    cycles: Annotated[int | None, typer.Option("--cycles", help="How many to run.", min=1, show_default=False)] = None,
-    control: Annotated[bool, typer.Option("--control", help="Shuffle the rewards: success must not rise.")] = False,
-    single_shot: Annotated[
-        bool, typer.Option("--single-shot", help="Ask every question once; siblings are re-sampled.")
-    ] = False,
-    judge: Annotated[
-        str | None, typer.Option("--judge", envvar="ART_PATCH_JUDGE", help="A real judge instead of the stand-in.")
-    ] = None,
-    judge_base_url: Annotated[
-        str | None, typer.Option("--judge-base-url", envvar="ART_PATCH_JUDGE_BASE_URL", help="Where the judge answers.")
-    ] = None,
-    engine: Annotated[
-        str, typer.Option("--engine", help="vllm, embedded, or auto: vLLM on a GPU, else embedded.")
-    ] = "auto",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
+    place: DemoPlace,
+    seed: Annotated[int, Option(least=0, help="Seed of model, tasks and updates.")] = 1,
+    cycles: Annotated[int | None, Option(least=1, help="Number of cycles to run.")] = None,
+    control: Annotated[bool, Option(help="Shuffle the rewards. Then success must not rise.")] = False,
+    single_shot: Annotated[bool, Option(help="Ask each question once; siblings are re-sampled.")] = False,
+    judge: Annotated[str | None, Option(env=True, help="Real judge to use instead of the stand-in.")] = None,
+    judge_base_url: Annotated[str | None, setting("judge_base_url")] = None,
+    engine: Annotated[str, Option(help="vllm, embedded, or auto: vLLM on a GPU, else embedded.")] = "auto",
 ) -> None:
-    """Watch a tiny agent learn: traffic, judging, GRPO, gate, promotion, all on this machine.
+    """Watch a tiny agent learn on this machine: traffic, judging, GRPO, gate, promotion.
 
-    Run it again and it goes on from where it stopped. Needs `pip install "art-patch[demo]"`, no GPU and no key.
+    Run it again to continue. It needs `pip install "art-patch[demo]"`, no GPU and no key.
     """
-    from art_patch.cli.views.output import answer, bars, stdout
-    from art_patch.demo import CYCLES, run_demo
-    from art_patch.settings import load_settings
-
+    # A control run and its counterpart must not share what they learn, so each has a project of its own.
     project = f"demo-{seed}" + ("-single-shot" if single_shot else "") + ("-control" if control else "")
-    settings = load_settings(project=project, home=home, judge=judge, judge_base_url=judge_base_url)
-    with bars(quiet=as_json) as shown:
-        teller = _Teller(shown, quiet=as_json, judge=settings.judge, directory=str(settings.directory))
-        metrics = run_demo(
-            settings, seed=seed, cycles=cycles or CYCLES, control=control, tell=teller, engine=engine,
+    settings = load_settings(project=project, home=place.home, judge=judge, judge_base_url=judge_base_url)
+    with output.bars(quiet=place.as_json) as shown:
+        teller = _Teller(shown, judge=settings.judge, directory=str(settings.directory))
+        metrics = demonstration.run_demo(
+            settings, seed=seed, cycles=cycles or demonstration.CYCLES, control=control, tell=teller, engine=engine,
             single_shot=single_shot,
         )  # fmt: skip
-    if as_json:
-        answer(metrics)
+    if place.as_json:
+        output.answer(metrics)
     else:
-        _summary(stdout(), metrics, project, home is not None and str(settings.directory.parent))
-
-
-_BLOCKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+        home = f" --home {settings.directory.parent}" if place.home is not None else ""
+        _print_summary(output.stdout(), metrics, project, home)
 
 
 class _Teller:
-    def __init__(self, shown: Any, *, quiet: bool, judge: str | None, directory: str) -> None:
-        self._shown, self._quiet = shown, quiet
+    """Prints what happens during the demo, above the progress bars."""
+
+    def __init__(self, shown: output.Bars, *, judge: str | None, directory: str) -> None:
+        self.progress = shown
         self.say(f"[b]art-patch demo[/]: everything lives in {directory}")
         if judge is None:
             self.say("[dim]judge: a stand-in that follows a rule; name a model with --judge to use one[/]")
 
-    def progress(self, stage: str, done: int, total: int, note: str = "") -> None:
-        self._shown(stage, done, total, note)
-
     def say(self, sentence: str) -> None:
-        self._shown.print(sentence)
+        self.progress.print(sentence)
 
     def measured(self, row: Mapping[str, Any]) -> None:
-        self._shown.clear()
+        self.progress.clear()
         bar = "\u2588" * round(row["sampled"] * 30)
-        self._shown.print(
+        self.say(
             f"cycle {row['cycle']}  [b]{row['policy']:<9}[/] sampled {row['sampled']:>4.0%}  "
             f"greedy {row['greedy']:>4.0%}  [green]{bar}[/]"
         )
 
 
-def _summary(console: Any, metrics: Mapping[str, Any], project: str, home: object) -> None:
+def _print_summary(console: Console, metrics: Mapping[str, Any], project: str, home: str) -> None:
     from rich.table import Table
 
     table = Table(title="held-out questions answered right", title_justify="left", box=None, padding=(0, 3))
     for column in ("", "before", "after"):
         table.add_column(column, justify="left" if not column else "right")
-    table.add_row("sampled", f"{metrics['success_before']:.0%}", f"[b]{metrics['success_after']:.0%}[/]")
-    table.add_row("greedy", f"{metrics['greedy_before']:.0%}", f"[b]{metrics['greedy_after']:.0%}[/]")
+    for name, key in (("sampled", "success"), ("greedy", "greedy")):
+        table.add_row(name, f"{metrics[f'{key}_before']:.0%}", f"[b]{metrics[f'{key}_after']:.0%}[/]")
     console.print()
     console.print(table)
     console.print()
@@ -94,18 +95,17 @@ def _summary(console: Any, metrics: Mapping[str, Any], project: str, home: objec
         f"{metrics['promotions']} promotions in {metrics['cycles']} cycles; {metrics['wall_s']:.0f} s; "
         f"the agent's memory grew by {metrics['app_rss_added_mib']:.0f} MiB"
     )
-    where = f" --home {home}" if home else ""
     given = "".join(f" --{name.replace('_', '-')}" for name in ("single_shot", "control") if metrics[name])
-    again = f"art-patch demo --seed {metrics['seed']}{given}{where}"
+    again = f"art-patch demo --seed {metrics['seed']}{given}{home}"
     again += " --engine vllm" if metrics["engine"] == "vllm" else ""
     console.print(f"database  {metrics['store']}")
     console.print(f"next      [b]{again}[/]   goes on learning")
-    console.print(f"          [b]art-patch status --project {project}{where}[/]   who serves, and why")
+    console.print(f"          [b]art-patch status --project {project}{home}[/]   who serves, and why")
     console.print("          put [b]import art_patch as art; art.patch()[/] into an agent of yours")
 
 
 def _curve(values: list[float], height: int = 6) -> list[str]:
-    """The reward curve as one column of blocks a cycle; an eighth of a line is the smallest step."""
+    """Return the reward curve as lines of text: a column for each cycle, drawn to an eighth of a line."""
     lines: list[str] = []
     for line in range(height - 1, -1, -1):
         filled = (min(8, max(0, round(value * height * 8) - line * 8)) for value in values)

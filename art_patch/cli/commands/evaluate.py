@@ -1,117 +1,73 @@
-"""`art-patch evaluate`: one policy against another on held-out scenarios, and nothing is decided by it."""
+"""Measure without a consequence: `art-patch evaluate` compares two policies, `art-patch judge test` tests a judge."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from art_patch.cli.options.cycle import (
-    ReplayMaxOption,
-    ReplayOption,
-    ReplayPythonOption,
-    ReplayTimeoutOption,
-    SuiteOption,
-    replay_config,
-)
-from art_patch.cli.options.judging import (
-    CheckOption,
-    JudgeBaseUrlOption,
-    JudgeOption,
-    MaxCallsOption,
-    MaxUsdOption,
-    RubricOption,
-    make_judge,
-)
-from art_patch.cli.options.shared import HomeOption, JsonOption, ProjectOption, StoreOption, WhoOption, who_am_i
+from art_patch import formats, pipeline, rewards
+from art_patch.cli import output
+from art_patch.cli.commands.policies import find_engine
+from art_patch.cli.commands.retrain import Replays, Suite
+from art_patch.cli.options import ActingProject, JudgeModel, Judging, Option, Output, command, make_judge
+from art_patch.errors import ConfigError, EngineError, MalformedFile
+from art_patch.pipeline import CycleConfig
+from art_patch.settings import load_settings
+
+if TYPE_CHECKING:
+    from art_patch.rewards import JudgeMetrics, Labelled
 
 
+@command
 def evaluate(
-    policy: Annotated[str, typer.Argument(help="NAME@STEP, in whatever state.")],
-    against: Annotated[
-        str | None, typer.Option("--against", help="The other.  [default: the champion]", show_default=False)
-    ] = None,
-    judge: JudgeOption = None,
-    judge_base_url: JudgeBaseUrlOption = None,
-    rubric: RubricOption = None,
-    max_usd: MaxUsdOption = None,
-    max_calls: MaxCallsOption = None,
-    check: CheckOption = None,
-    replay: ReplayOption = 0,
-    replay_max: ReplayMaxOption = 100,
-    replay_timeout_s: ReplayTimeoutOption = 300.0,
-    replay_python: ReplayPythonOption = None,
-    suite: SuiteOption = None,
-    project: ProjectOption = None,
-    home: HomeOption = None,
-    store: StoreOption = None,
-    who: WhoOption = None,
-    as_json: JsonOption = False,
+    policy: Annotated[str, typer.Argument(help="NAME@STEP of a policy in any state.")],
+    judging: Judging,
+    replays: Replays,
+    suite: Suite,
+    project: ActingProject,
+    against: Annotated[str | None, Option(help="Policy to compare with. Default: the champion.")] = None,
 ) -> None:
-    """Compare two policies as the gate does: by the judge, on held-out scenarios. Nobody is promoted or rejected.
+    """Compare two policies on held-out scenarios with the judge, as the gate does. No policy is promoted or rejected.
 
-    The engine must be up. A policy that it does not serve is loaded for this and unloaded afterwards. Scenarios are
-    those that `art-patch score` or `art-patch retrain` found in the traffic; answering and judging cost what a gate
-    costs.
+    The engine must be up. It loads a policy that it does not serve, and unloads it afterwards. The scenarios are those
+    that `art-patch score` or `art-patch retrain` found in the traffic. Answers and judging cost as much as a gate.
 
-    Exit codes: 0 compared, whatever came out; 2 a setting is wrong; 5 a cycle is running; 6 the engine is down; 7 the
-    judge failed; 8 there is no such policy; 11 it cannot be served.
+    Exit codes: 0 compared, whatever the result; 2 a setting is wrong; 5 a cycle is running; 6 the engine is down; 7 the
+    judge failed; 8 there is no such policy; 11 the policy cannot be served.
     """
-    from art_patch.cli.commands.policies import find_engine
-    from art_patch.cli.options.opening import opened_store
-    from art_patch.cli.views.output import bars
-    from art_patch.errors import EngineError
-    from art_patch.gate import GateConfig, read_suite
-    from art_patch.pipeline import CycleConfig
-    from art_patch.pipeline import evaluate as compare
-    from art_patch.rewards import load_checks, load_combination
-
-    with opened_store(
-        project=project, home=home, store=store, judge=judge, judge_base_url=judge_base_url, rubric=rubric,
-        checks=tuple(check) if check else None,
-    ) as (settings, opened):  # fmt: skip
+    with project.opened(**judging.as_settings()) as (settings, opened):
         config = CycleConfig(
-            replay=replay_config(
-                settings, replay, at_most=replay_max, timeout_s=replay_timeout_s, python=replay_python
-            ),
-            checks=load_checks(settings.checks),
-            combination=load_combination(settings.reward, criteria=settings.criteria),
-            gate=GateConfig(suite=read_suite(suite) if suite else ()),
+            replay=replays.config(settings),
+            checks=rewards.load_checks(settings.checks),
+            combination=rewards.load_combination(settings.reward, criteria=settings.criteria),
+            gate=suite.gate_config(),
         )
-        chief = make_judge(settings, max_usd=max_usd, max_calls=max_calls)
+        judge = judging.limited_judge(settings)
         engine = find_engine(settings, opened.ledger)
         if engine is None:
             raise EngineError("no engine is running, so nobody can be asked; start `art-patch serve` and try again")
-        with bars(quiet=as_json) as progress:
-            other, verdict = compare(
-                opened, engine, chief, settings.adapters, config, policy, against, who=who_am_i(who, "evaluate"),
+        with output.bars(quiet=project.as_json) as progress:
+            other, verdict = pipeline.evaluate(
+                opened, engine, judge, settings.adapters, config, policy, against, who=project.actor("evaluate"),
                 progress=progress,
             )  # fmt: skip
     facts = {"policy": policy, "against": other, "better": verdict.promote, "reason": verdict.reason}
-    say(facts | {"metrics": dict(verdict.metrics)}, as_json=as_json)
+    say_comparison(facts | {"metrics": dict(verdict.metrics)}, as_json=project.as_json)
 
 
-def say(facts: dict[str, Any], *, as_json: bool) -> None:
-    """Print what came out: who is better, the metrics of the scenarios, and every check."""
-    from art_patch.cli.views.output import answer, stdout
-
+def say_comparison(facts: dict[str, Any], *, as_json: bool) -> None:
+    """Print which policy is better, the metrics of the held-out scenarios, and each check of the gate."""
     if as_json:
-        answer(facts)
+        output.answer(facts)
         return
-    console, policy, other, metrics = stdout(), facts["policy"], facts["against"], facts["metrics"]
+    policy, other, metrics = facts["policy"], facts["against"], facts["metrics"]
     colour, word = ("green", "is better than") if facts["better"] else ("yellow", "is not shown to be better than")
-    console.print(f"[b]{policy}[/] [{colour}]{word}[/] [b]{other}[/]", soft_wrap=True)
-    console.print(f"  {facts['reason']}", markup=False, soft_wrap=True)
-    for name, value in _rows(policy, other, metrics):
-        console.print(f"  {name:<22} {value}", markup=False, soft_wrap=True)
-    for row in metrics["checks"]:
-        console.print(f"  {'passed' if row['passed'] else 'FAILED':<7} {row['words']}", markup=False, soft_wrap=True)
-    console.print("nobody was promoted or rejected")
-
-
-def _rows(policy: str, other: str, metrics: dict[str, Any]) -> list[tuple[str, str]]:
+    output.stdout().print(f"[b]{policy}[/] [{colour}]{word}[/] [b]{other}[/]", soft_wrap=True)
+    output.say(f"  {facts['reason']}")
     rows = [("held-out scenarios", f"{metrics['scenarios']}, {metrics['turns']} turns or runs")]
-    if "difference" in metrics:
+    if "difference" in metrics:  # a gate that had too little to compare measured none
         rows += [
             (policy, f"{metrics['candidate']:.3f}"),
             (other, f"{metrics['champion']:.3f}"),
@@ -120,4 +76,84 @@ def _rows(policy: str, other: str, metrics: dict[str, Any]) -> list[tuple[str, s
         ]
     if metrics["judge"] is not None:
         rows.append(("judge", f"{metrics['judge']}, rubric {metrics['rubric']}, {metrics['judge_calls']} calls"))
-    return rows
+    for name, value in rows:
+        output.say(f"  {name:<22} {value}")
+    for row in metrics["checks"]:
+        output.say(f"  {'passed' if row['passed'] else 'FAILED':<7} {row['words']}")
+    output.stdout().print("nobody was promoted or rejected")
+
+
+@command
+def judge_test(
+    model: JudgeModel,
+    out: Output,
+    file: Annotated[str | None, typer.Argument(help="Labelled groups as JSON lines; `-` is stdin.")] = None,
+    builtin: Annotated[bool, Option(help="Use the twelve labelled groups that art_patch contains.")] = False,
+) -> None:
+    """Measure a judge on groups whose order people have decided, before anything is learned from its scores.
+
+    A line of the file is one group: {"task": "...", "attempts": [{"messages": [...], "label": 0..1}, ...]}. In place of
+    `task`, `messages` gives a longer beginning. `tools` lists the tools that were offered. In place of `label`, `rank`
+    counts from 1, the best. The judge is asked about four times for each group.
+
+    Exit codes: 0 measured, whatever the result; 2 a setting is wrong; 7 the judge failed; 15 a line is wrong, and
+    nothing was sent.
+    """
+    if (file is None) != builtin:
+        raise ConfigError("name a file of labelled groups, or --builtin for ours; one of both")
+    settings = load_settings(**model.as_settings())
+    labelled = _read(file or str(rewards.BUILTIN))
+    tested = make_judge(settings)
+    with output.bars(quiet=out.as_json) as progress:
+        metrics = rewards.measure(labelled, tested, progress=progress.counts("judge"))
+    if out.as_json:
+        output.answer({"judge": tested.model, "rubric": tested.rubric.version, **asdict(metrics)})
+    else:
+        _print_metrics(tested.model, metrics)
+
+
+def _read(file: str) -> list[Labelled]:
+    """Return the labelled groups. The whole file is read before the judge is asked: a wrong line costs nothing."""
+    name = "stdin" if file == formats.STREAM else file
+    labelled: list[Labelled] = []
+    with formats.reading(file) as rows:
+        for place, row in rows():
+            try:
+                labelled.append(rewards.read_labelled(row, place))
+            except MalformedFile as error:
+                raise MalformedFile(f"{name}, {place}: {error}; nothing was sent") from None
+    if not any(len(set(each.labels.values())) > 1 for each in labelled):
+        raise MalformedFile(
+            f"{name} has no group whose attempts are labelled differently, so there is nothing to compare with; "
+            "give better attempts higher labels; nothing was sent"
+        )
+    return labelled
+
+
+def _print_metrics(model: str, metrics: JudgeMetrics) -> None:
+    share = output.share
+    rows = (
+        ("agrees with the labels", share(metrics.pairwise_accuracy), f"of {metrics.pairs} pairs; by chance 50 %"),
+        ("Kendall's tau", _number(metrics.kendall_tau), "1 the same order, 0 chance, -1 the reverse"),
+        ("shown first, an attempt gets", _number(metrics.position_bias, "+.3f"), "more; 0 is fair"),
+        ("turned around by the order", share(metrics.flips), "of all pairs; 0 % is fair"),
+        ("differs by order", _number(metrics.order_difference), f"asked again: {_number(metrics.repeat_difference)}"),
+        ("agrees with itself", share(metrics.self_consistency), "of all pairs, asked twice in one order"),
+        ("resists pleas", share(metrics.resisted), f"of {metrics.injections} copies that talk to the judge"),
+    )
+    console = output.stdout()
+    console.print(f"{output.one_line(model)}: {metrics.groups} groups judged", markup=False)
+    table = output.grid("", "bold", "dim")
+    table.columns[1].justify, table.columns[1].no_wrap = "right", True
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    cost = "unknown price" if metrics.cost_usd is None else f"{metrics.cost_usd:.4f} USD"
+    tokens = f"{metrics.prompt_tokens} + {metrics.completion_tokens} tokens"
+    console.print(f"{metrics.calls} calls, {tokens}, {cost}")
+    for place, reason in metrics.unscored.items():
+        console.print(output.cell(f"not judged: {place}: {reason}", style="yellow"))
+
+
+def _number(value: float | None, form: str = ".3f") -> str:
+    return "-" if value is None else f"{value:{form}}"

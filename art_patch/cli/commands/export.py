@@ -2,115 +2,97 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from art_patch.cli.options import filters
-from art_patch.cli.options.opening import opened_store
-from art_patch.cli.options.shared import HomeOption, JsonOption, ProjectOption, StoreOption, WhoOption, who_am_i
+from art_patch import formats, rewards, store
+from art_patch.cli import output
+from art_patch.cli.options import ActingProject, Option, TrajectoryFilter, command, conditions, one_of
+from art_patch.errors import ConfigError
+from art_patch.types import Group
 
 if TYPE_CHECKING:
-    from art_patch.rewards import Combination
-    from art_patch.store import Filter, Store
     from art_patch.types import Trajectory
 
 FORMATS = ("chat", "trajectories", "sft", "preference", "grpo")
 _REMEMBERED_PROMPTS = 100_000
 
+_Rows = list[tuple[dict[str, Any], list[str]]]
+"""Rows of the file, each with the ids of the trajectories that it holds text of."""
 
-def export(
-    file: Annotated[str, typer.Argument(help="Where to; `-` is stdout. A name that ends in .parquet makes Parquet.")],
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The options of what a row looks like."""
+
     format: Annotated[
         str,
-        typer.Option(
-            "--format",
-            help="chat: OpenAI fine-tuning. sft, preference, grpo: TRL. trajectories: all of it, for import.",
+        Option(
+            help="chat: for OpenAI fine-tuning. sft, preference, grpo: for TRL. trajectories: complete, for import."
         ),
-    ] = "chat",
-    parquet: Annotated[bool, typer.Option("--parquet", help="Parquet, whatever the name.")] = False,
+    ] = "chat"
+    parquet: Annotated[bool, Option(help="Write Parquet, whatever the file's name.")] = False
     style: Annotated[
-        str, typer.Option("--style", help="sft: `messages`, or `prompt` and completion, a row for each answer.")
-    ] = "messages",
-    pairs: Annotated[
-        str, typer.Option("--pairs", help="preference: `best` against worst of each group, or `all` pairs.")
-    ] = "best",
-    margin: Annotated[
-        float, typer.Option("--margin", min=0.0, help="preference: rewards must differ by more than this.")
-    ] = 0.0,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="The newest so many trajectories.", show_default=False)
-    ] = None,
-    user: filters.UserOption = None,
-    session: filters.SessionOption = None,
-    scenario: filters.ScenarioOption = None,
-    group: filters.GroupOption = None,
-    tag: filters.TagOption = None,
-    name: filters.NameOption = None,
-    origin: filters.OriginOption = None,
-    policy: filters.PolicyOption = None,
-    since: filters.SinceOption = None,
-    until: filters.UntilOption = None,
-    min_reward: filters.MinRewardOption = None,
-    max_reward: filters.MaxRewardOption = None,
-    status: filters.StatusOption = None,
-    trainable: filters.TrainableOption = None,
-    project: ProjectOption = None,
-    home: HomeOption = None,
-    store: StoreOption = None,
-    who: WhoOption = None,
-    as_json: JsonOption = False,
+        str, Option(help="For sft: `messages`, or `prompt` and completion, with a row for each answer.")
+    ] = "messages"
+    pairs: Annotated[str, Option(help="For preference: `best` against worst of each group, or `all` pairs.")] = "best"
+    margin: Annotated[float, Option(least=0.0, help="For preference: rewards must differ by more than this.")] = 0.0
+
+    def check(self, wanted: TrajectoryFilter) -> None:
+        """Raise `ConfigError` for an unknown word, or for a filter that does not fit the format."""
+        one_of("--format", self.format, FORMATS)
+        one_of("--style", self.style, ("messages", "prompt"))
+        one_of("--pairs", self.pairs, ("best", "all"))
+        if self.format in ("preference", "grpo") and (wanted.min_reward, wanted.max_reward) != (None, None):
+            raise ConfigError("a group is exported with all its rewards; choose pairs with --margin, not by reward")
+
+
+@command
+def export(
+    file: Annotated[
+        str, typer.Argument(help="File to write; `-` is stdout. A name that ends in .parquet makes Parquet.")
+    ],
+    form: Form,
+    wanted: TrajectoryFilter,
+    project: ActingProject,
+    force: Annotated[bool, Option(help="Replace the file if it exists.")] = False,
+    limit: Annotated[int | None, Option(least=1, help="Number of trajectories to take, the newest.")] = None,
 ) -> None:
-    """Write trajectories to a file: JSON lines or Parquet, newest first.
+    """Write trajectories to a file of JSON lines or Parquet, newest first.
 
-    The file holds what users said. It can be read by you alone, and the store notes whose data it has, so that
-    erasing a user can name it. Trajectories that give no row are counted with the reason. What people said an answer
-    should have been (`art_patch.correct`) is the answer in chat and sft, and a pair of its own in preference.
+    The file holds users' text. It is readable by you alone, and the store notes whose data it holds, so that
+    `art-patch erase` can name it. Trajectories that give no row are counted, with the reason. A correction
+    (`art_patch.correct`) replaces the answer in chat and sft, and makes a pair in preference.
     """
-    from art_patch.cli.views.output import bars
-    from art_patch.errors import ConfigError
-    from art_patch.formats import STREAM, is_parquet, writing
-    from art_patch.rewards import load_combination
-
-    for option, value, known in (
-        ("--format", format, FORMATS),
-        ("--style", style, ("messages", "prompt")),
-        ("--pairs", pairs, ("best", "all")),
-    ):
-        if value not in known:
-            raise ConfigError(f"{option} {value!r} is not one of {', '.join(known)}")
-    if format in ("preference", "grpo") and (min_reward is not None or max_reward is not None):
-        raise ConfigError("a group is exported with all its rewards; choose pairs with --margin, not by reward")
-    wanted = filters.make_filter(
-        shadows=format == "trajectories", user=user, session=session, scenario=scenario, group=group, tag=tag,
-        name=name, origin=origin, policy=policy, since=since, until=until, min_reward=min_reward,
-        max_reward=max_reward, status=status, trainable=trainable,
-    )  # fmt: skip
-    with opened_store(project=project, home=home, store=store) as (settings, opened):
-        combination = load_combination(settings.reward, criteria=settings.criteria)
-        matching = opened.browse.count(wanted)
-        as_parquet = is_parquet(file, parquet)
-        options = _Options(format, style, pairs == "all", margin, as_parquet, combination)
-        source = _Source(opened, wanted, limit, options)
+    form.check(wanted)
+    chosen = wanted.chosen(shadows=form.format == "trajectories")
+    with project.opened() as (settings, opened):
+        combination = rewards.load_combination(settings.reward, criteria=settings.criteria)
+        matching = opened.browse.count(chosen)
+        as_parquet = formats.is_parquet(file, form.parquet)
+        source = _Source(opened, chosen, limit, form, as_parquet, combination)
         total = matching if limit is None else min(matching, limit)
-        path = file if file == STREAM else str(Path(file).absolute())
-        done = _Done(file, format)
-        with bars(quiet=as_json) as progress:
+        path = file if file == formats.STREAM else str(Path(file).absolute())
+        done = _Done(file, form.format)
+        with output.bars(quiet=project.as_json) as progress:
             try:
                 with (
                     opened.transfers.note_export(
-                        path, format, who=who_am_i(who, "export"), filters=filters.chosen(wanted)
+                        path, form.format, who=project.actor("export"), filters=conditions(chosen)
                     ) as note,
-                    writing(path, source.columns, parquet=as_parquet, force=force) as write,
+                    formats.writing(path, source.columns, parquet=as_parquet, force=force) as write,
                 ):
                     done.export = note.id
                     for page in source.pages() if matching else ():
+                        # Noted before the rows are written: a file that is cut short must not hold an unknown user.
                         note.add(key for _, members in page.rows for key in members)
                         for row, _ in page.rows:
                             write(row)
@@ -121,24 +103,27 @@ def export(
                         raise _Nothing
             except _Nothing:
                 done.export = None
-        _say(done, matching=matching, held=opened.browse.count(type(wanted)()), as_json=as_json, beside=file == STREAM)
+        held = opened.browse.count(store.Filter())
+    _say(done, matching=matching, held=held, as_json=project.as_json, beside=file == formats.STREAM)
 
 
 class _Nothing(Exception):
-    """No row: no file is made, and none is noted."""
+    """No row was written. Raised so that both context managers undo their work: no file, and no note of one."""
 
 
 @dataclass(slots=True)
 class _Page:
-    """Rows with the trajectories that each holds something of."""
+    """Some rows, the number of trajectories that were looked at for them, and why others gave no row."""
 
     looked_at: int
-    rows: list[tuple[dict[str, Any], list[str]]] = field(default_factory=list[tuple[dict[str, Any], list[str]]])
+    rows: _Rows = field(default_factory=_Rows)
     skipped: Counter[str] = field(default_factory=Counter[str])
 
 
 @dataclass(slots=True)
 class _Done:
+    """The answer of the command, as far as the export has come."""
+
     path: str
     format: str
     rows: int = 0
@@ -148,75 +133,69 @@ class _Done:
     export: str | None = None
 
     def add(self, page: _Page) -> None:
+        """Count a page that was written."""
         self.rows += len(page.rows)
         self.looked_at += page.looked_at
         self.skipped += page.skipped
 
 
-@dataclass(frozen=True, slots=True)
-class _Options:
-    format: str
-    style: str
-    all_pairs: bool
-    margin: float
-    parquet: bool
-    combination: Combination
-
-
+@dataclass(slots=True)
 class _Source:
-    """Pages of rows from the store."""
+    """Makes the rows of an export from the store, page by page, so that memory does not grow with the store."""
 
-    def __init__(self, store: Store, wanted: Filter, limit: int | None, options: _Options) -> None:
-        from art_patch.formats import COLUMNS
+    opened: store.Store
+    filter: store.Filter
+    limit: int | None
+    form: Form
+    parquet: bool
+    combination: rewards.Combination
+    columns: Any = None
+    bases: dict[str, str] = field(default_factory=dict[str, str])
+    prompts: OrderedDict[bytes, None] = field(default_factory=OrderedDict[bytes, None])
 
-        self._store = store
-        self._filter = wanted
-        self._limit = limit
-        self._options = options
-        self._prompts: OrderedDict[bytes, None] = OrderedDict()
-        key = "sft-prompt" if options.format == "sft" and options.style == "prompt" else options.format
-        self.columns = COLUMNS[key]
-        self._bases: dict[str, str] = {}
+    def __post_init__(self) -> None:
+        """Look up the columns of the format."""
+        prompts = self.form.format == "sft" and self.form.style == "prompt"
+        self.columns = formats.COLUMNS["sft-prompt" if prompts else self.form.format]
 
     def pages(self) -> Iterator[_Page]:
-        if self._options.format == "trajectories":
-            self._bases = self._store.transfers.bases()
+        """Yield all pages; in preference and grpo first those of groups, then those of single trajectories."""
+        if self.form.format == "trajectories":
+            self.bases = self.opened.transfers.bases()
             yield from self._by_trajectory(self._complete)
-        elif self._options.format in ("chat", "sft"):
+        elif self.form.format in ("chat", "sft"):
             yield from self._by_trajectory(self._training)
-        elif self._options.format == "preference":
+        elif self.form.format == "preference":
             yield from self._by_group()
             yield from self._by_correction()
         else:
             yield from self._by_group()
             yield from self._by_trajectory(self._prompt)
 
-    def _by_trajectory(self, rows_of: Callable[[Sequence[Trajectory], _Page], None]) -> Iterator[_Page]:
+    def _by_trajectory(self, add_rows: Callable[[Sequence[Trajectory], _Page], None]) -> Iterator[_Page]:
         for ids in self._ids():
             page = _Page(len(ids))
-            rows_of(self._store.read.trajectories(ids), page)
+            add_rows(self.opened.read.trajectories(ids), page)
             yield page
 
     def _by_correction(self) -> Iterator[_Page]:
-        from art_patch.formats import Unusable, correction_row
-
         for ids in self._ids():
-            corrections, page = self._store.corrections(ids), _Page(0)
-            for trajectory in self._store.read.trajectories([key for key in ids if key in corrections]):
+            corrections, page = self.opened.corrections(ids), _Page(0)
+            for trajectory in self.opened.read.trajectories([key for key in ids if key in corrections]):
                 try:
-                    page.rows.append((correction_row(trajectory, corrections[trajectory.id]), [trajectory.id]))
-                except Unusable as reason:
+                    row = formats.correction_row(trajectory, corrections[trajectory.id])
+                    page.rows.append((row, [trajectory.id]))
+                except formats.Unusable as reason:
                     page.skipped[str(reason)] += 1
             yield page
 
     def _ids(self) -> Iterator[list[str]]:
-        """Pages of matching trajectories."""
-        from art_patch.store import PAGE, Cursor
-
-        left = self._limit
-        after: Cursor | None = None
+        """Yield the ids of matching trajectories in pages, up to the limit."""
+        left = self.limit
+        after: store.Cursor | None = None
         while left is None or left > 0:
-            found = self._store.browse.ids(self._filter, after=after, limit=PAGE if left is None else min(PAGE, left))
+            size = store.PAGE if left is None else min(store.PAGE, left)
+            found = self.opened.browse.ids(self.filter, after=after, limit=size)
             if not found:
                 return
             after = found[-1]
@@ -224,48 +203,45 @@ class _Source:
             yield [key for _, key in found]
 
     def _complete(self, trajectories: Sequence[Trajectory], page: _Page) -> None:
-        from art_patch.formats import Bundle, encode, indexed
-
         ids = [trajectory.id for trajectory in trajectories]
-        spans, groups = self._store.transfers.spans(ids), self._store.transfers.groups_of(ids)
-        corrections = self._store.corrections(ids)
+        spans, groups = self.opened.transfers.spans(ids), self.opened.transfers.groups_of(ids)
+        corrections = self.opened.corrections(ids)
         for trajectory in trajectories:
-            policies = {call.policy for call in trajectory.calls if call.policy in self._bases}
-            bases = {policy: self._bases[policy] for policy in sorted(filter(None, policies))}
-            beside = tuple(corrections.get(trajectory.id, ()))
-            bundle = Bundle(trajectory, spans.get(trajectory.id, ()), groups.get(trajectory.id), bases, beside)
-            line = encode(bundle)
-            page.rows.append((indexed(line) if self._options.parquet else line, [trajectory.id]))
+            policies = {call.policy for call in trajectory.calls if call.policy in self.bases}
+            # With their bases, so that an import can tell whether token ids mean the same there.
+            bases = {policy: self.bases[policy] for policy in sorted(filter(None, policies))}
+            key = trajectory.id
+            bundle = formats.Bundle(
+                trajectory, spans.get(key, ()), groups.get(key), bases, tuple(corrections.get(key, ()))
+            )
+            line = formats.encode(bundle)
+            page.rows.append((formats.indexed(line) if self.parquet else line, [key]))
 
     def _training(self, trajectories: Sequence[Trajectory], page: _Page) -> None:
-        from art_patch.formats import Unusable, chat_row, corrected, sft_prompt_rows, sft_row
-
-        corrections = self._store.corrections([trajectory.id for trajectory in trajectories])
+        corrections = self.opened.corrections([trajectory.id for trajectory in trajectories])
         for recorded in trajectories:
             try:
-                trajectory = corrected(recorded, corrections.get(recorded.id, ()))
-                if self._options.format == "chat":
-                    rows = [chat_row(trajectory)]
-                elif self._options.style == "messages":
-                    rows = [sft_row(trajectory)]
+                trajectory = formats.corrected(recorded, corrections.get(recorded.id, ()))
+                if self.form.format == "chat":
+                    rows = [formats.chat_row(trajectory)]
+                elif self.form.style == "messages":
+                    rows = [formats.sft_row(trajectory)]
                 else:
-                    rows = sft_prompt_rows(trajectory)
-            except Unusable as reason:
+                    rows = formats.sft_prompt_rows(trajectory)
+            except formats.Unusable as reason:
                 page.skipped[str(reason)] += 1
             else:
                 page.rows += [(row, [recorded.id]) for row in rows]
 
     def _prompt(self, trajectories: Sequence[Trajectory], page: _Page) -> None:
-        """A prompt to sample from for what no group holds yet, each once."""
-        from art_patch.formats import Unusable, grpo_row
-
-        grouped = self._store.transfers.groups_of([trajectory.id for trajectory in trajectories])
+        """Add a prompt to sample from for each trajectory without a group; equal prompts once."""
+        grouped = self.opened.transfers.groups_of([trajectory.id for trajectory in trajectories])
         for trajectory in trajectories:
             if trajectory.id in grouped:
                 continue
             try:
-                row = grpo_row(trajectory)
-            except Unusable as reason:
+                row = formats.grpo_row(trajectory)
+            except formats.Unusable as reason:
                 page.skipped[str(reason)] += 1
                 continue
             if self._is_new(row):
@@ -274,68 +250,55 @@ class _Source:
                 page.skipped["its prompt is in the file already"] += 1
 
     def _is_new(self, row: dict[str, Any]) -> bool:
-        from art_patch.formats import digest
-
-        key = digest(row["prompt"], row.get("tools"))
-        if key in self._prompts:
+        key = formats.digest(row["prompt"], row.get("tools"))
+        if key in self.prompts:
             return False
-        # Bounded: a prompt that comes again much later is written again.
-        self._prompts[key] = None
-        if len(self._prompts) > _REMEMBERED_PROMPTS:
-            self._prompts.popitem(last=False)
+        # Bounded, so that memory does not grow: a prompt that comes again much later is written again.
+        self.prompts[key] = None
+        if len(self.prompts) > _REMEMBERED_PROMPTS:
+            self.prompts.popitem(last=False)
         return True
 
     def _by_group(self) -> Iterator[_Page]:
-        from art_patch.formats import Unusable, grpo_row, preference_rows
-        from art_patch.rewards import rewards_G
-        from art_patch.types import Group
-
-        pairs = self._options.format == "preference"
+        pairs = self.form.format == "preference"
         for key, scenario, how, ids in self._groups():
-            group = Group(key, scenario, how, self._store.read.trajectories(ids))
-            rewards = rewards_G(group, combination=self._options.combination)
+            group = Group(key, scenario, how, self.opened.read.trajectories(ids))
+            rewards_G = rewards.rewards_G(group, combination=self.combination)
+            # In grpo the trajectories are looked at once more, by `_prompt`, and counted there.
             page = _Page(len(ids) if pairs else 0)
             try:
                 if pairs:
-                    given = self._options
-                    rows = list(preference_rows(group, rewards, all_pairs=given.all_pairs, margin=given.margin))
+                    all_pairs, margin = self.form.pairs == "all", self.form.margin
+                    rows = list(formats.preference_rows(group, rewards_G, all_pairs=all_pairs, margin=margin))
                 else:
-                    rows = [grpo_row(group.trajectories[0], group=group, rewards_G=rewards)]
-                    self._is_new(rows[0])
-            except Unusable as reason:
+                    rows = [formats.grpo_row(group.trajectories[0], group=group, rewards_G=rewards_G)]
+                    self._is_new(rows[0])  # remembered: a lone run with the same prompt gets no row of its own
+            except formats.Unusable as reason:
                 page.skipped[str(reason)] += 1
             else:
                 page.rows += [(row, list(ids)) for row in rows]
             yield page
 
     def _groups(self) -> Iterator[tuple[str, str, str, list[str]]]:
-        from art_patch.store import PAGE
-
         after, given = "", count()
-        while found := self._store.browse.groups(self._filter, after=after, limit=PAGE):
+        while found := self.opened.browse.groups(self.filter, after=after, limit=store.PAGE):
             after = found[-1][0]
             for group in found:
-                if self._limit is not None and next(given) >= self._limit:
+                if self.limit is not None and next(given) >= self.limit:
                     return
                 yield group
 
 
 def _say(done: _Done, *, matching: int, held: int, as_json: bool, beside: bool) -> None:
-    """Tell what was written; on stderr if the rows went to stdout."""
-    import json
-    import sys
-
-    from art_patch.cli.views.output import answer, stderr, stdout
-    from art_patch.cli.views.safe_text import visible
-
-    facts = {name: value for name, value in asdict(done).items() if name != "looked_at"}
+    """Print the result; on stderr if the rows went to stdout (`beside`)."""
+    facts = {each.name: getattr(done, each.name) for each in fields(done) if each.name != "looked_at"}
     facts["skipped"] = dict(done.skipped.most_common())
     if as_json and not beside:
-        return answer(facts)
+        return output.answer(facts)
     if as_json:
         sys.stderr.write(json.dumps(facts) + "\n")
         return None
-    console = stderr() if beside else stdout()
+    console = output.stderr() if beside else output.stdout()
     if not held and not matching:
         console.print("the store has no trajectories yet; run your agent with art_patch.patch() first")
     elif not matching:
@@ -343,12 +306,9 @@ def _say(done: _Done, *, matching: int, held: int, as_json: bool, beside: bool) 
     elif not done.rows:
         console.print("no row came of it; nothing was written")
     else:
-        where = "stdout" if beside else visible(done.path)
-        console.print(
-            f"{done.rows} rows of {done.trajectories} trajectories in {where} ({done.format})",
-            markup=False,
-            soft_wrap=True,
-        )
+        where = "stdout" if beside else output.visible(done.path)
+        words = f"{done.rows} rows of {done.trajectories} trajectories in {where} ({done.format})"
+        console.print(words, markup=False, soft_wrap=True)
     for reason, number in done.skipped.most_common():
         console.print(f"  skipped {number}: {reason}", markup=False, soft_wrap=True)
     return None

@@ -1,54 +1,175 @@
-"""`art-patch feedback serve`: the server behind the links of `art_patch.feedback_url()`."""
+"""People's scores: `art-patch feedback serve` answers links; `import` and `pull` read scores given in other tools."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from art_patch.cli.options.shared import HomeOption, JsonOption, ProjectOption, RedactOption, StoreOption
+from art_patch import feedback
+from art_patch.cli import output
+from art_patch.cli.options import ActingProject, Option, Project, command, extra, moment, setting
+from art_patch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
+@command
 def serve_feedback(
-    host: Annotated[str, typer.Option("--host", help="Every request must show a signed link.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="0 takes a free one.", min=0, max=65535)] = 8702,
+    project: Project,
+    host: Annotated[str, Option(help="Address to listen on. Every request must show a signed link.")] = "127.0.0.1",
+    port: Annotated[int, Option(least=0, most=65535, help="Port to listen on; 0 takes a free one.")] = 8702,
     advertise: Annotated[
-        str | None,
-        typer.Option("--advertise", help="Address that people reach it by, such as https://feedback.example.com."),
+        str | None, Option(help="Address that people use, such as https://feedback.example.com.")
     ] = None,
-    project: ProjectOption = None,
-    home: HomeOption = None,
-    store: StoreOption = None,
-    redact: RedactOption = None,
-    as_json: JsonOption = False,
+    redact: Annotated[str | None, setting("redact")] = None,
 ) -> None:
-    """Answer feedback links: a page with thumbs up and down, and the same for apps as JSON.
+    """Serve feedback links: a page with thumbs up and down for people, JSON for apps.
 
-    Links are signed with ART_PATCH_FEEDBACK_SECRET, or with a key file in the project's directory. For people
-    elsewhere put it behind a proxy that does TLS, and say under which address with --advertise.
+    Links are signed with ART_PATCH_FEEDBACK_SECRET, or with a key file in the project's directory. If people on other
+    machines are to use them, put a proxy with TLS in front and give its address with --advertise.
     """
-    from art_patch.cli.views.output import answer, stdout
-    from art_patch.errors import ConfigError
-    from art_patch.settings import load_settings
-
-    try:
+    with extra("the feedback server", "proxy"):
         from art_patch.feedback import run_feedback
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("art_patch"):
-            raise
-        raise ConfigError(f'the feedback server needs {error.name}; run: pip install "art-patch[proxy]"') from None
-
-    settings = load_settings(project=project, home=home, store=store, redact=redact)
+    settings = project.settings(redact=redact)
 
     def on_ready(here: str) -> None:
-        if as_json:
-            answer({"base_url": here, "project": settings.project})
+        if project.as_json:
+            output.answer({"base_url": here, "project": settings.project})
             return
-        console = stdout()
+        console = output.stdout()
         console.print(f"[b]{here}[/] answers feedback links   (Ctrl-C stops it)")
         console.print(f"[dim]project {settings.project}; links: art_patch.feedback_url()[/]")
 
     run_feedback(settings, host=host, port=port, advertise=advertise, on_ready=on_ready)
 
 
-app = typer.Typer(name="feedback", help="Let people score what the agent did.", no_args_is_help=True)
+@dataclass(frozen=True, slots=True)
+class Renaming:
+    """The option of the scores' name."""
+
+    rename: Annotated[
+        str | None, Option(name="as", help="Name of the scores, such as `reward`. Default: the name they have there.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pulling(Renaming):
+    """The options of commands that ask a tracker for scores."""
+
+    since: Annotated[
+        str | None, Option(help="Scores given at or after this time: 2026-11-21, 2026-11-21T14:00, 7d, 12h.")
+    ] = None
+
+
+@command
+def import_feedback(
+    file: Annotated[
+        Path, typer.Argument(help="File with Langfuse's scores or LangSmith's feedback: JSON, JSON lines or CSV.")
+    ],
+    renaming: Renaming,
+    project: ActingProject,
+) -> None:
+    """Read scores that people gave in Langfuse or LangSmith, from a file.
+
+    A trace is found by its id, even if `art-patch send` made that id. Importing a file again only updates scores that
+    were changed there. Scores that `art-patch send` sent there stay as they are here. If one row is wrong, nothing is
+    imported.
+    """
+    try:
+        found = feedback.read_feedback(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from None
+    with project.opened() as (_, opened):
+        who = project.actor("feedback import")
+        metrics = feedback.write_feedback(opened, found, renaming.rename, source=str(file), who=who)
+    _say(metrics, "path", str(file), project.as_json)
+
+
+class _Source(Protocol):
+    source: str
+
+    def rows(self, since: float | None) -> Iterator[Any]: ...
+
+
+@command
+def pull_langfuse(
+    pulling: Pulling,
+    project: ActingProject,
+    base_url: Annotated[
+        str, Option(env="LANGFUSE_BASE_URL", help="Address of Langfuse.")
+    ] = "https://cloud.langfuse.com",
+) -> None:
+    """Read scores from Langfuse.
+
+    LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY name the project there. A trace is found by its id, even if `art-patch
+    send` made that id. Scores that `art-patch send` sent there stay as they are here.
+    """
+    public_key, secret_key = langfuse_keys()
+    _pull(
+        lambda: feedback.LangfuseScores(base_url, public_key=public_key, secret_key=secret_key),
+        "langfuse", pulling, project,
+    )  # fmt: skip
+
+
+@command
+def pull_langsmith(
+    pulling: Pulling,
+    project: ActingProject,
+    endpoint: Annotated[
+        str, Option(env="LANGSMITH_ENDPOINT", help="Address of LangSmith's API.")
+    ] = "https://api.smith.langchain.com",
+    langsmith_project: Annotated[
+        str | None, Option(env="LANGSMITH_PROJECT", help="Project in LangSmith. Default: all projects.")
+    ] = None,
+) -> None:
+    """Read feedback from LangSmith.
+
+    LANGSMITH_API_KEY names the workspace. A run is found by its own id or by that of its trace.
+    """
+    key = os.environ.get("LANGSMITH_API_KEY", "")
+    if not key:
+        raise ConfigError("set LANGSMITH_API_KEY; LangSmith makes one in its settings")
+    _pull(
+        lambda: feedback.LangSmithFeedback(endpoint, api_key=key, project=langsmith_project),
+        "langsmith", pulling, project,
+    )  # fmt: skip
+
+
+def langfuse_keys() -> tuple[str, str]:
+    """Return the public and the secret key of Langfuse from the environment."""
+    public, secret = (os.environ.get(f"LANGFUSE_{name}_KEY", "") for name in ("PUBLIC", "SECRET"))
+    if not (public and secret):
+        raise ConfigError(
+            "set LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY; Langfuse shows them in a project's settings"
+        )
+    return public, secret
+
+
+def _pull(made: Callable[[], _Source], name: str, pulling: Pulling, project: ActingProject) -> None:
+    after = None if pulling.since is None else moment(pulling.since, "--since", time.time())
+    with extra(f"pulling from {name}", name):
+        source = made()
+    with project.opened() as (_, opened):
+        # All are read before any is written: a tracker that fails midway leaves the store as it was.
+        found = feedback.feedback_of(source.rows(after))
+        who = project.actor(f"pull {name}")
+        metrics = feedback.write_feedback(opened, found, pulling.rename, source=source.source, who=who)
+    _say(metrics, "source", source.source, project.as_json)
+
+
+def _say(metrics: Counter[str], kind: str, source: str, as_json: bool) -> None:
+    names = ("read", "written", "already_there", "ours", "no_number", "unknown_run")
+    facts = {name: metrics[name] for name in names}
+    if as_json:
+        return output.answer({kind: source, **facts})
+    rest = ", ".join(f"{facts[name]} {name.replace('_', ' ')}" for name in names[2:] if facts[name])
+    words = f"{facts['written']} scores of {facts['read']} rows of {output.visible(source)} written"
+    return output.say(words + (f"; {rest}" if rest else ""))

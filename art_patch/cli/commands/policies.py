@@ -1,187 +1,250 @@
-"""`art-patch promote`, `art-patch rollback`, `art-patch reject`, and `art-patch policies` where it lists them."""
+"""Who serves: `art-patch promote`, `rollback`, `reject`, `policies`, `watch`; and the watching threads of `serve`."""
 
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import asdict
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from art_patch.cli.options.opening import opened_store
-from art_patch.cli.options.shared import HomeOption, JsonOption, ProjectOption, StoreOption, WhoOption, who_am_i
-
-app = typer.Typer(name="policies")
+from art_patch import pipeline, promotion, serving, store
+from art_patch.cli import output
+from art_patch.cli.options import ActingProject, Option, Project, command, given_on_the_command_line, open_existing
+from art_patch.errors import ConfigError, EngineError, GateRejected
 
 if TYPE_CHECKING:
-    from art_patch.serving import EngineClient
     from art_patch.settings import Settings
-    from art_patch.store import Ledger
     from art_patch.types import Policy, Route
 
+POLICY = typer.Argument(help="NAME@STEP of a candidate, of a policy being tested, or of a retired policy.")
 
+
+@command
 def promote(
-    policy: Annotated[str, typer.Argument(help="NAME@STEP of a candidate, a challenger or a retired policy.")],
+    policy: Annotated[str, POLICY],
+    project: ActingProject,
     canary: Annotated[
         float | None,
-        typer.Option(
-            "--canary",
+        Option(
             metavar="PERCENT",
-            help="Test it: it answers this share of the sessions. Of a canary: its share changes, its test goes on.",
+            help="Test the policy on this share of the sessions. For a canary: change its share; the test goes on.",
         ),
     ] = None,
     shadow: Annotated[
-        bool, typer.Option("--shadow", help="Test it: it is asked in the background what the app asks.")
+        bool, Option(help="Test the policy in the background: it is asked whatever the app asks, and nobody sees it.")
     ] = False,
-    reason: Annotated[
-        str | None, typer.Option("--reason", help="Why, for the ledger.  [default: promoted, or tested, by hand]")
-    ] = None,
-    project: ProjectOption = None,
-    home: HomeOption = None,
-    store: StoreOption = None,
-    who: WhoOption = None,
-    as_json: JsonOption = False,
+    reason: Annotated[str | None, Option(help="Reason, for the ledger. Default: promoted, or tested, by hand.")] = None,
 ) -> None:
-    """Make a policy serve, or test it beside the champion, without the gate.
+    """Let a policy serve, or test it beside the champion, without the gate.
 
-    The engine must be up: it proves the policy first; a canary whose share changes is served already. One policy at a
-    time is tested; `art-patch rollback` ends it.
+    The engine must be up: it loads and checks the policy first. Changing the share of a canary needs no engine. One
+    policy is tested at a time; `art-patch rollback` ends the test.
     """
-    from art_patch import promotion
-    from art_patch.errors import ConfigError, EngineError
-
     if shadow and canary is not None:
         raise ConfigError("--canary and --shadow exclude each other; a shadow can become a canary later")
     if canary is not None and not 0 < canary <= 100:
         raise ConfigError(f"--canary {canary:g} is no share of the sessions; give a percentage above 0 and up to 100")
-    with opened_store(project=project, home=home, store=store) as (settings, opened):
-        ledger = opened.ledger
-        me, tested, present = who_am_i(who, "promote"), shadow or canary is not None, ledger.policy(policy)
+    with project.opened() as (settings, opened):
+        ledger, who = opened.ledger, project.actor("promote")
+        tested, present = shadow or canary is not None, ledger.policy(policy)
         is_canary = present is not None and present.state == "canary"
         why = reason or ("its share changed by hand" if tested and is_canary else None)
         why = why or ("tested by hand" if tested else "promoted by hand")
         if canary is not None and is_canary:
-            promotion.change_share(ledger, policy, canary, who=me, reason=why)
+            promotion.change_share(ledger, policy, canary, who=who, reason=why)
         elif (engine := find_engine(settings, ledger)) is None:
             raise EngineError(
                 "no engine is running, so the policy cannot be proven; start `art-patch serve` and try again"
             )
         elif tested:
             state = "shadow" if shadow else "canary"
-            promotion.challenge(ledger, engine, policy, state=state, percent=canary, who=me, reason=why)
+            promotion.challenge(ledger, engine, policy, state=state, percent=canary, who=who, reason=why)
         else:
-            promotion.promote(ledger, engine, policy, who=me, reason=why)
+            promotion.promote(ledger, engine, policy, who=who, reason=why)
         route = ledger.route()
-    _say_served(route, policy, as_json)
+    _say_served(route, policy, project.as_json)
 
 
+@command
 def rollback(
-    reason: Annotated[str, typer.Option("--reason", help="Why, for the ledger.")] = "rolled back by hand",
-    project: ProjectOption = None,
-    home: HomeOption = None,
-    store: StoreOption = None,
-    who: WhoOption = None,
-    as_json: JsonOption = False,
+    project: ActingProject,
+    reason: Annotated[str, Option(help="Reason, for the ledger.")] = "rolled back by hand",
 ) -> None:
-    """Give up the policy that is tested; where none is, go back to the champion before this one.
+    """Reject the policy that is being tested. If none is, return to the previous champion.
 
-    Works with the engine down, too.
+    It also works while the engine is down.
     """
-    from art_patch import promotion
-    from art_patch.cli.views.output import answer, stdout
-
-    with opened_store(project=project, home=home, store=store) as (settings, opened):
-        ledger, me = opened.ledger, who_am_i(who, "rollback")
-        rejected = promotion.give_up(ledger, None, who=me, reason=reason)  # before an engine that hangs is waited for
+    with project.opened() as (settings, opened):
+        ledger, who = opened.ledger, project.actor("rollback")
+        # The ledger comes first: an engine that hangs must not delay what takes a bad policy off the traffic.
+        rejected = promotion.give_up(ledger, None, who=who, reason=reason)
         if rejected is None:
-            champion = promotion.rollback(ledger, find_engine(settings, ledger, within_s=1.0), who=me, reason=reason)
+            champion = promotion.rollback(ledger, find_engine(settings, ledger, within_s=1.0), who=who, reason=reason)
         else:
             champion = ledger.champion()
-            _let_go(settings, ledger, rejected)
+            _unload(settings, ledger, rejected)
     serves = champion.name if champion else None
-    if as_json:
-        answer({"champion": serves, "rejected": rejected})
+    if project.as_json:
+        output.answer({"champion": serves, "rejected": rejected})
     elif rejected is not None:
-        stdout().print(f"{rejected} is given up; [b]{serves}[/] answers every session, in running apps within a second")
+        output.stdout().print(
+            f"{rejected} is rejected; [b]{serves}[/] answers every session, in running apps within a second"
+        )
     else:
-        stdout().print(f"[b]{serves}[/] serves again; running apps follow within a second")
+        output.stdout().print(f"[b]{serves}[/] serves again; running apps follow within a second")
 
 
+@command
 def reject(
-    policy: Annotated[str, typer.Argument(help="NAME@STEP of a candidate, a challenger or a retired policy.")],
-    reason: Annotated[str, typer.Option("--reason", help="Why, for the ledger.")],
-    project: ProjectOption = None,
-    home: HomeOption = None,
-    store: StoreOption = None,
-    who: WhoOption = None,
-    as_json: JsonOption = False,
+    policy: Annotated[str, POLICY],
+    reason: Annotated[str, Option(help="Reason, for the ledger.")],
+    project: ActingProject,
 ) -> None:
-    """Give it up for good: it never serves again, and nobody goes back to it. Of one that is tested, ends the test.
+    """Reject a policy for good. It never serves again; if it is being tested, the test ends.
 
-    Works with the engine down, too; one that is up unloads it. What serves is not rejected: `art-patch rollback` first.
-    Exit codes: 0 rejected; 8 there is no such policy; 14 it serves, or is rejected already.
+    It also works while the engine is down; a running engine unloads the policy. The champion cannot be rejected: run
+    `art-patch rollback` first.
+
+    Exit codes: 0 rejected; 8 there is no such policy; 14 it is the champion, or rejected already.
     """
-    from art_patch import promotion
-    from art_patch.cli.views.output import answer, stdout
-
-    with opened_store(project=project, home=home, store=store) as (settings, opened):
+    with project.opened() as (settings, opened):
         ledger = opened.ledger
         present = ledger.policy(policy)
-        promotion.reject(ledger, None, policy, who=who_am_i(who, "reject"), reason=reason)  # as in a rollback
-        unloaded = policy not in promotion.wanted(ledger) and _let_go(settings, ledger, policy)
+        # Before the engine is asked, for the same reason as in a rollback.
+        promotion.reject(ledger, None, policy, who=project.actor("reject"), reason=reason)
+        unloaded = policy not in promotion.wanted(ledger) and _unload(settings, ledger, policy)
         route = ledger.route()
     was = present.state if present else None
-    if as_json:
-        answer({"champion": route.champion, "rejected": policy, "was": was, "unloaded": unloaded})
+    if project.as_json:
+        output.answer({"champion": route.champion, "rejected": policy, "was": was, "unloaded": unloaded})
         return
-    rest = "the engine let it go" if unloaded else "the engine did not have to let it go"
-    stdout().print(f"{policy} is rejected for good, was {was}; [b]{route.champion}[/] serves; {rest}")
+    rest = "the engine unloaded it" if unloaded else "the engine did not have to unload it"
+    output.stdout().print(f"{policy} is rejected for good, was {was}; [b]{route.champion}[/] serves; {rest}")
 
 
-def policies(
-    context: typer.Context,
-    project: ProjectOption = None,
-    home: HomeOption = None,
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Every policy: where it stands, what it came from, how the gate found it, and its share of the sessions."""
-    from dataclasses import asdict
-
-    from art_patch.cli.views.output import answer
-    from art_patch.errors import ConfigError
-
-    if (command := context.invoked_subcommand) is not None:
-        given = [name for name in context.params if _is_given(context, name)]
-        if given:
-            raise ConfigError(f"options of `art-patch policies {command}` go behind its name; there are some before it")
+@command
+def policies(context: typer.Context, project: Project) -> None:
+    """List all policies: state, parent, age, result of the gate, and share of the sessions."""
+    if (words := context.invoked_subcommand) is not None:
+        if any(given_on_the_command_line(context, name) for name in context.params):
+            raise ConfigError(f"options of `art-patch policies {words}` go behind its name; there are some before it")
         return
-
-    with opened_store(project=project, home=home, store=store) as (_, opened):
+    with project.opened() as (_, opened):
         found, route = opened.ledger.policies(), opened.ledger.route()
-    if as_json:
-        answer({"policies": [asdict(policy) | {"percent": _percent(policy, route)} for policy in found]})
+    if project.as_json:
+        output.answer({"policies": [asdict(policy) | {"percent": _percent(policy, route)} for policy in found]})
     else:
-        _print(found, route, time.time())
+        _print_policies(found, route, time.time())
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+@command
+def watch(
+    project: ActingProject,
+    once: Annotated[bool, Option(help="Look once instead of until the test is over.")] = False,
+    every: Annotated[float, Option(least=0.1, help="Seconds between two looks.")] = 5.0,
+) -> None:
+    """Watch the policy that is being tested beside the champion, until the test promotes or rejects it.
+
+    A running `art-patch serve` does the same. With `--json` each look is a line.
+
+    Exit codes: 0 promoted, still being tested, or nothing is tested; 4 rejected.
+    """
+    settings = project.settings()
+    opened, stop = open_existing(settings), Event()
+    engine = serving.EngineClient.of_route(settings, opened.ledger.route())
+    config, who = canary_config(settings), project.actor("watch")
+    seen: list[pipeline.WatchReport] = []
+
+    def on_report(report: pipeline.WatchReport) -> None:
+        if report.outcome == "nothing to watch" and (tested := seen[-1].challenger if seen else report.challenger):
+            # Another process, such as `art-patch serve`, has decided between two looks.
+            report = _ended(opened, tested)
+        is_over = once or report.outcome != "goes on"
+        _say_look(
+            report,
+            as_json=project.as_json,
+            whole=is_over or not seen,
+            news=not seen or report.reason != seen[-1].reason,
+        )
+        seen.append(report)
+        if is_over:
+            stop.set()
+
+    if once:
+        on_report(pipeline.watch_once(opened, engine, config, who=who))
+    else:
+        pipeline.watch(opened, engine, config, who=who, stop=stop, every_s=every, on_report=on_report)
+    opened.close()
+    if seen[-1].outcome == "rejected":
+        raise typer.Exit(GateRejected.exit_code)
 
 
-def find_engine(settings: Settings, ledger: Ledger, *, within_s: float = 5.0) -> EngineClient | None:
-    """The project's engine, if it answers."""
-    from art_patch.serving import EngineClient
+def canary_config(settings: Settings) -> promotion.CanaryConfig:
+    """Return the rules of the canary test as the project's settings have them."""
+    return promotion.CanaryConfig(
+        min_sessions=settings.canary_sessions,
+        max_hours=settings.canary_hours,
+        margin=settings.canary_margin,
+        latency_ratio=settings.canary_latency_ratio,
+    )
 
-    engine = EngineClient.of_route(settings, ledger.route())
+
+def find_engine(settings: Settings, ledger: store.Ledger, *, within_s: float = 5.0) -> serving.EngineClient | None:
+    """Return a client of the project's engine, or `None` if the engine does not answer in time."""
+    engine = serving.EngineClient.of_route(settings, ledger.route())
     return engine if engine is not None and engine.health(timeout_s=within_s) else None
 
 
-def _let_go(settings: Settings, ledger: Ledger, rejected: str) -> bool:
-    """Have the engine unload a policy that nobody is sent to any more; the next promotion does it otherwise."""
-    from art_patch.errors import ConfigError, EngineError
+def watch_beside(
+    settings: Settings,
+    engine: serving.EngineClient,
+    address: str,
+    key_file: Callable[[], str | None],
+    *,
+    who: str,
+    stop: Event,
+) -> list[Thread]:
+    """Start the threads of a server that watch the canary test and keep the champion loaded, until `stop` is set.
 
+    Args:
+        settings: of the project that is served.
+        engine: a client of this server.
+        address: URL under which apps reach this server.
+        key_file: writes the server's key where apps find it, and returns that path.
+        who: name for the ledger.
+        stop: ends the threads.
+    """
+    config = canary_config(settings)
+
+    def look_after_challengers() -> None:
+        # Each thread has a connection of its own, so that neither waits for a transaction of the other.
+        with closing(store.open_store(settings.store_url, create=False, project=settings.project)) as own:
+            pipeline.watch(own, engine, config, who=who, stop=stop)
+
+    def keep() -> None:
+        with closing(store.open_store(settings.store_url, create=False, project=settings.project)) as own:
+
+            def take(before: Route) -> bool:
+                return own.ledger.replace_engine(before, address, key_file=key_file(), who=who)
+
+            pipeline.ServingUpkeep(own.ledger, engine, address, take).keep(stop)
+
+    threads = [
+        Thread(target=look_after_challengers, name="art_patch-watch", daemon=True),
+        Thread(target=keep, name="art_patch-keep", daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def _unload(settings: Settings, ledger: store.Ledger, rejected: str) -> bool:
+    """Ask the engine to unload a policy that gets no more calls; return whether it did."""
+    # Nothing is lost if this fails: the next promotion unloads what is not wanted.
     with suppress(ConfigError, EngineError):
         if (engine := find_engine(settings, ledger)) is not None:
             engine.unload(rejected)
@@ -190,54 +253,45 @@ def _let_go(settings: Settings, ledger: Ledger, rejected: str) -> bool:
 
 
 def _say_served(route: Route, policy: str, as_json: bool) -> None:
-    from art_patch.cli.views.output import answer, stdout
-
     state = route.challenger_state if route.challenger == policy else "champion"
     if as_json:
-        share = route.challenger_percent if state == "canary" else None
-        answer({"champion": route.champion, "policy": policy, "state": state, "percent": share})
+        percent = route.challenger_percent if state == "canary" else None
+        output.answer({"champion": route.champion, "policy": policy, "state": state, "percent": percent})
         return
     said = {
         "shadow": f"[b]{policy}[/] is asked in the background what apps ask; {route.champion} serves",
         "canary": f"[b]{policy}[/] answers {route.challenger_percent or 0:g} % of the sessions, {route.champion} all "
         "others",
     }.get(state or "", f"[b]{policy}[/] serves")
-    stdout().print(f"{said}; running apps follow within a second")
+    output.stdout().print(f"{said}; running apps follow within a second")
 
 
 def _percent(policy: Policy, route: Route) -> float | None:
-    """Its share of the sessions that a policy answers; `None` where it answers none."""
+    """Return the percentage of the sessions that a policy answers, or `None` if it answers none."""
     canary = (route.challenger_percent or 0.0) if route.challenger_state == "canary" else 0.0
     if policy.name == route.champion:
         return 100 - canary
     return canary if canary and policy.name == route.challenger else None
 
 
-def _print(found: tuple[Policy, ...], route: Route, now: float) -> None:
-    from rich.table import Table
-
-    from art_patch.cli.views.output import ago, stdout
-
+def _print_policies(found: tuple[Policy, ...], route: Route, now: float) -> None:
     if not found:
-        stdout().print("no policies yet; start `art-patch serve --base MODEL`")
+        output.stdout().print("no policies yet; start `art-patch serve --base MODEL`")
         return
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    table.add_column("policy", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("from", no_wrap=True)
-    table.add_column("made", justify="right", no_wrap=True)
-    table.add_column("gate", overflow="fold")
-    table.add_column("sessions", justify="right", no_wrap=True)
+    table = output.table(
+        "policy", "state", "from", "made", "gate", "sessions",
+        right=("made", "sessions"), whole=("policy", "state", "from", "made", "sessions"),
+    )  # fmt: skip
     for policy in found:
-        share = _percent(policy, route)
+        percent = _percent(policy, route)
         name = f"[b]{policy.name}[/]" if policy.state == "champion" else policy.name
-        made, sessions = f"{ago(now - policy.created_at)} ago", "" if share is None else f"{share:g} %"
+        made, sessions = f"{output.ago(now - policy.created_at)} ago", "" if percent is None else f"{percent:g} %"
         table.add_row(name, policy.state, policy.parent or "the base", made, _gate(policy), sessions)
-    stdout().print(table)
+    output.stdout().print(table)
 
 
 def _gate(policy: Policy) -> str:
-    """What the gate measured, as far as it came."""
+    """Return the metrics of the gate in words. A gate that stopped early has not measured all of them."""
     gate: Any = policy.metrics.get("gate") or {}
     words: list[str] = []
     if "candidate" in gate and "champion" in gate:
@@ -246,4 +300,38 @@ def _gate(policy: Policy) -> str:
         words.append(f"difference above {gate['lower_bound']:+.3f}")
     if "scenarios" in gate:
         words.append(f"{gate['scenarios']} scenarios")
-    return ", ".join(words) or "-"
+    return output.listed(words, "-")
+
+
+def _ended(opened: store.Store, name: str) -> pipeline.WatchReport:
+    """Return the report of a test that another process ended, from the ledger."""
+    policy, champion = opened.ledger.policy(name), opened.ledger.champion()
+    reason = next((move["reason"] for move in opened.ledger.history() if move["policy"] == name), "no reason was noted")
+    serves = policy is not None and policy.state == "champion"
+    return pipeline.WatchReport("promoted" if serves else "rejected", reason, name, champion.name if champion else None)
+
+
+def _say_look(report: pipeline.WatchReport, *, as_json: bool, whole: bool, news: bool) -> None:
+    if as_json:
+        output.answer(report.as_json())
+        return
+    from rich.markup import escape
+
+    if news or whole:
+        name = f"[b]{report.challenger}[/] " if report.challenger else ""
+        against = f" against {report.champion}" if report.state else ""
+        output.stdout().print(f"{name}{report.outcome}{against}: {escape(report.reason)}", soft_wrap=True)
+    if whole and report.metrics:
+        _print_signals(report)
+
+
+def _print_signals(report: pipeline.WatchReport) -> None:
+    from rich.table import Table
+
+    table = Table("", f"{report.challenger}", f"{report.champion}", "compared", "", box=None, pad_edge=False)
+    for name in ("calls", "sessions", "failed"):
+        table.add_row(name, *(str(report.metrics[arm][name]) for arm in ("challenger", "champion")), "", "")
+    for name, signal in report.metrics["signals"].items():
+        both = (f"{signal[arm]:.3g}" if arm in signal else "" for arm in ("challenger", "champion"))
+        table.add_row(name, *both, str(signal["compared"]), signal["says"])
+    output.stdout().print(table)

@@ -1,4 +1,4 @@
-"""`art-patch policies export` and `art-patch policies push`: a policy's weights for tools that know nothing of us."""
+"""`art-patch policies export` and `art-patch policies push`: a policy's weights for other tools and for model hubs."""
 
 from __future__ import annotations
 
@@ -12,175 +12,148 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from art_patch.cli.options.opening import opened_store
-from art_patch.cli.options.shared import HomeOption, JsonOption, ProjectOption, StoreOption, WhoOption, who_am_i
+from art_patch import policies as adapters
+from art_patch._lib.atomic_files import placing
+from art_patch.cli import output
+from art_patch.cli.options import ActingProject, Option, command
+from art_patch.errors import AdapterRejected, ConfigError, StoreError
 from art_patch.policies import Dtype
 
 if TYPE_CHECKING:
-    from art_patch.policies import BaseModel, Merged, ValidatedAdapter
     from art_patch.settings import Settings
     from art_patch.store import Store
     from art_patch.types import Policy
 
-PolicyArgument = Annotated[str, typer.Argument(help="NAME@STEP, in whatever state.")]
-MergedOption = Annotated[
-    bool, typer.Option("--merged", help="Base and LoRA as one model, instead of the LoRA in PEFT's layout.")
-]
-DtypeOption = Annotated[
-    Dtype, typer.Option("--dtype", help="Of merged weights: the base's own, or float32, bfloat16, float16.")
-]
-BaseOption = Annotated[
-    Path | None,
-    typer.Option("--base", help="Where the base model lies, if it was moved since.", show_default=False),
-]
-BaseIdOption = Annotated[
-    str | None,
-    typer.Option("--base-id", help="The base's name on the hub, ORG/NAME; known of one from the hub's cache."),
-]
-LicenseOption = Annotated[
-    str | None, typer.Option("--license", help="For the card, as the hub writes it: apache-2.0; none unless given.")
-]
+POLICY = typer.Argument(help="NAME@STEP of a policy in any state.")
+_ANY_RANK = 1 << 16  # a copy is not served, so no engine limits its rank
 
 
+@dataclass(frozen=True, slots=True)
+class Copying:
+    """The options of what a copy of a policy holds."""
+
+    merged: Annotated[bool, Option(help="Merge base and LoRA into one model. Default: the LoRA in PEFT's layout.")] = (
+        False
+    )
+    dtype: Annotated[
+        Dtype, Option(help="Precision of merged weights: auto for the base's own, or float32, bfloat16, float16.")
+    ] = "auto"
+    base: Annotated[Path | None, Option(help="Directory of the base model, if it has been moved.")] = None
+    base_id: Annotated[
+        str | None, Option(help="Name of the base on the hub, ORG/NAME. Default: the name in the hub's cache.")
+    ] = None
+    license: Annotated[str | None, Option(help="License for the model card, such as apache-2.0. Default: none.")] = None
+
+
+@command
 def export_policy(
-    policy: PolicyArgument,
-    directory: Annotated[Path, typer.Argument(help="Where to; is made, or empty.")],
-    merged: MergedOption = False,
-    dtype: DtypeOption = "auto",
-    base: BaseOption = None,
-    base_id: BaseIdOption = None,
-    license: LicenseOption = None,
-    project: ProjectOption = None,
-    home: HomeOption = None,
-    store: StoreOption = None,
-    who: WhoOption = None,
-    as_json: JsonOption = False,
+    policy: Annotated[str, POLICY],
+    directory: Annotated[Path, typer.Argument(help="Directory to write; it is created, or must be empty.")],
+    copying: Copying,
+    project: ActingProject,
 ) -> None:
-    """Write a policy as PEFT reads a LoRA, or merged, as transformers, vLLM and llama.cpp read a model.
+    """Write a policy to a directory: as a LoRA for PEFT, or merged for transformers, vLLM and llama.cpp.
 
-    The LoRA is checked against its manifest and its base first. The directory appears when it is whole, and can be read
-    by you alone; the audit log says who took what. Needs no engine.
-    Exit codes: 0 written; 2 the directory is not empty; 8 there is no such policy; 9 the base is gone; 11 the LoRA is
-    damaged, or of another base.
+    The LoRA is checked against its manifest and its base first. The directory appears when it is complete and is
+    readable by you alone. The audit log notes who took which policy. No engine is needed.
+
+    Exit codes: 0 written; 2 the directory is not empty; 8 there is no such policy; 9 the base is missing; 11 the LoRA
+    is damaged, or belongs to another base.
     """
-    from art_patch._lib.atomic_files import placing
-    from art_patch.cli.views.output import answer, bars, stdout
-    from art_patch.cli.views.safe_text import visible
-
-    _require(merged)
-    target, given = directory.absolute(), _Given(merged, dtype, base, base_id, license)
-    with opened_store(project=project, home=home, store=store) as (settings, opened):
-        source = _read(settings, opened, policy, given)
-        with placing(target) as work, bars(quiet=as_json) as progress:
+    _require(copying.merged)
+    target = directory.absolute()
+    with project.opened() as (settings, opened):
+        source = _read(settings, opened, policy, copying)
+        with placing(target) as work, output.bars(quiet=project.as_json) as progress:
             local = source.base_id or str(source.base.directory.absolute())
-            copy = _write(source, given, work, base_name=local, progress=progress)
+            copy = _write(source, copying, work, base_name=local, progress=progress)
             detail = copy.detail() | {"directory": str(target)}
-            opened.transfers.note_copy("export policy", who=who_am_i(who, "policies export"), detail=detail)
-    if as_json:
-        answer(copy.facts() | {"directory": str(target)})
+            opened.transfers.note_copy("export policy", who=project.actor("policies export"), detail=detail)
+    if project.as_json:
+        output.answer(copy.facts() | {"directory": str(target)})
         return
-    stdout().print(f"{copy.words()} in {visible(str(target))}", markup=False, soft_wrap=True)
+    output.say(f"{copy.words()} in {output.visible(str(target))}")
 
 
+@command
 def push(
-    policy: PolicyArgument,
-    repository: Annotated[str, typer.Argument(metavar="REPO", help="OWNER/NAME on the hub.")],
-    merged: MergedOption = False,
-    dtype: DtypeOption = "auto",
+    policy: Annotated[str, POLICY],
+    repository: Annotated[str, typer.Argument(metavar="REPO", help="Repository on the hub: OWNER/NAME.")],
+    copying: Copying,
+    project: ActingProject,
     private: Annotated[
-        bool | None,
-        typer.Option("--private/--public", help="Who sees a new repository.  [default: private]", show_default=False),
+        bool | None, Option(off="--public", help="Visibility of a new repository. Default: private.")
     ] = None,
     update: Annotated[
-        bool, typer.Option("--update", help="Add a commit to a repository that is there; its model files give way.")
+        bool, Option(help="Add a commit to an existing repository; it replaces the model files there.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Make the files, say what would be sent, and ask nobody.")
-    ] = False,
-    base: BaseOption = None,
-    base_id: BaseIdOption = None,
-    license: LicenseOption = None,
-    project: ProjectOption = None,
-    home: HomeOption = None,
-    store: StoreOption = None,
-    who: WhoOption = None,
-    as_json: JsonOption = False,
+    dry_run: Annotated[bool, Option(help="Make the files, print what would be sent, and contact no hub.")] = False,
 ) -> None:
-    """Send a policy to a model hub: Hugging Face's, or the one of HF_ENDPOINT. HF_TOKEN or `hf auth login` is needed.
+    """Upload a policy to a model hub: Hugging Face's, or the one that HF_ENDPOINT names.
 
-    Weights, configuration, tokenizer and a card that says what was measured; nothing that was recorded, no path of
-    yours. Private unless you say --public. The audit log says who sent what before it is sent.
-    Exit codes: 0 sent, or shown; 2 no token, or an option is wrong; 8 there is no such policy; 9 the base is gone; 11
-    the LoRA is damaged, or of another base; 16 the hub refused, or cannot be reached.
+    HF_TOKEN or `hf auth login` is needed. The upload holds weights, configuration, tokenizer and a model card with the
+    gate's metrics. It holds no recorded text and no path of this machine. The audit log notes who sends which policy
+    before anything is sent.
+
+    Exit codes: 0 sent, or shown; 2 no token, or an option is wrong; 8 there is no such policy; 9 the base is missing;
+    11 the LoRA is damaged, or belongs to another base; 16 the hub refused, or cannot be reached.
     """
-    from art_patch.cli.views.output import bars
-    from art_patch.errors import ConfigError
-    from art_patch.policies import Hub, check_repository
-
     if update and private is not None:
         raise ConfigError("--update leaves a repository as visible as it is; leave --private and --public out")
-    check_repository(repository)
-    _require(merged, "huggingface_hub")
-    hub, given = None if dry_run else Hub(), _Given(merged, dtype, base, base_id, license)
-    with opened_store(project=project, home=home, store=store) as (settings, opened):
-        source = _read(settings, opened, policy, given)
-        with tempfile.TemporaryDirectory(prefix=".push.", dir=settings.directory) as work, bars(quiet=as_json) as shown:
-            copy = _write(source, given, Path(work), base_name=source.base_id, progress=shown)
+    adapters.check_repository(repository)
+    _require(copying.merged, "huggingface_hub")
+    hub = None if dry_run else adapters.Hub()
+    with project.opened() as (settings, opened):
+        source = _read(settings, opened, policy, copying)
+        with (
+            tempfile.TemporaryDirectory(prefix=".push.", dir=settings.directory) as work,
+            output.bars(quiet=project.as_json) as shown,
+        ):
+            copy = _write(source, copying, Path(work), base_name=source.base_id, progress=shown)
             facts: dict[str, Any] = {"repository": repository, "private": private is not False, "dry_run": dry_run}
             if update:
-                facts["private"] = None  # as it is
+                facts["private"] = None  # the repository keeps its visibility, whichever that is
             if hub is None:
-                _say_push(copy, facts, as_json)
+                _say_push(copy, facts, project.as_json)
                 return
             opened_there = hub.open_repository(repository, private=private is not False, update=update)
             facts |= {"url": opened_there.url, "private": opened_there.private}
-            me, detail = who_am_i(who, "policies push"), copy.detail() | facts
-            opened.transfers.note_copy("push policy", who=me, detail=detail)
-            sizes = copy.files
+            who, detail, sizes = project.actor("policies push"), copy.detail() | facts, copy.files
+            # Noted before and after: an upload that breaks off may have reached the hub.
+            opened.transfers.note_copy("push policy", who=who, detail=detail)
             facts["commit"] = hub.upload(
                 opened_there, Path(work), list(sizes), message=f"{policy} by art-patch",
                 sent=lambda done, name: shown("upload", done, len(sizes), f"{name}, {_size(sizes[name])}"),
             )  # fmt: skip
-            opened.transfers.note_copy("pushed policy", who=me, detail=detail | {"commit": facts["commit"]})
-    _say_push(copy, facts, as_json)
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """What the command line says about the copy."""
-
-    merged: bool
-    dtype: Dtype
-    base: Path | None
-    base_id: str | None
-    license: str | None
+            opened.transfers.note_copy("pushed policy", who=who, detail=detail | {"commit": facts["commit"]})
+    _say_push(copy, facts, project.as_json)
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A policy that was checked."""
+    """A policy that was checked against its manifest and its base."""
 
     policy: Policy
-    base: BaseModel
+    base: adapters.BaseModel
     base_id: str | None
-    adapter: ValidatedAdapter
+    adapter: adapters.ValidatedAdapter
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A policy's files, written."""
+    """The files of a policy as they were written, with their sizes in bytes."""
 
     source: _Source
-    merged: Merged | None
+    merged: adapters.Merged | None
     files: dict[str, int]
 
     def facts(self) -> dict[str, Any]:
-        """What the command answers."""
+        """Return the command's answer."""
         gap_nats, left_out = (self.merged.gap_nats, self.merged.left_out) if self.merged else (None, ())
         return self.detail() | {"probe_gap_nats": gap_nats, "left_out": list(left_out), "files": self.files}
 
     def detail(self) -> dict[str, Any]:
-        """What the audit log keeps."""
+        """Return the part of the answer that the audit log keeps."""
         policy = self.source.policy
         kind, dtype = ("merged", self.merged.dtype) if self.merged else ("adapter", None)
         return {
@@ -189,9 +162,7 @@ class _Copy:
         }  # fmt: skip
 
     def words(self) -> str:
-        """The same for a reader."""
-        from art_patch.policies import some
-
+        """Return the answer in words."""
         size = f"{len(self.files)} files, {_size(sum(self.files.values()))}"
         if self.merged is None:
             return f"{self.source.policy.name}: LoRA, {size}"
@@ -199,14 +170,12 @@ class _Copy:
         if self.merged.gap_nats is not None:
             words += f", within {self.merged.gap_nats:.1g} nats of what its trainer computed"
         if self.merged.left_out:
-            words += f", without {some(list(self.merged.left_out))}, which transformers does not load"
+            words += f", without {adapters.some(list(self.merged.left_out))}, which transformers does not load"
         return words
 
 
 def _require(merged: bool, *more: str) -> None:
-    """Name what has to be installed, before anything is done."""
-    from art_patch.errors import ConfigError
-
+    """Raise `ConfigError` for a package that is missing, before any file is read or written."""
     for package in ("numpy", "safetensors", *(("torch", "transformers", "peft") if merged else ()), *more):
         try:
             import_module(package)
@@ -214,69 +183,60 @@ def _require(merged: bool, *more: str) -> None:
             raise ConfigError(f'a copy of a policy needs {package}; run: pip install "art-patch[train]"') from None
 
 
-def _read(settings: Settings, store: Store, name: str, given: _Given) -> _Source:
-    """Check the policy against its manifest and its base, before anything is written."""
-    from art_patch.errors import AdapterRejected, ConfigError, StoreError
-    from art_patch.policies import hub_id_of, read_base_model, validate_adapter
-
-    if given.dtype != "auto" and not given.merged:
+def _read(settings: Settings, opened: Store, name: str, copying: Copying) -> _Source:
+    if copying.dtype != "auto" and not copying.merged:
         raise ConfigError("--dtype is of merged weights; give it with --merged")
-    policy = store.ledger.policy(name)
+    policy = opened.ledger.policy(name)
     if policy is None:
         raise StoreError(f"there is no policy {name!r}; `art-patch policies` lists them")
     if policy.path is None:
         raise ConfigError(f"{name} is the base model itself, which lies at {policy.base}; there is nothing to copy")
-    base = read_base_model(given.base or Path(policy.base))
+    base = adapters.read_base_model(copying.base or Path(policy.base))
+    # A LoRA on another base would load without an error and answer nonsense.
     if base.sha256 != policy.base_sha256:
         raise AdapterRejected(
             f"{name} was trained on {policy.base} (fingerprint {policy.base_sha256[:12]}), and what lies at "
             f"{base.directory} is another model ({base.sha256[:12]}); name its own with --base"
         )
-    adapter = validate_adapter(settings.adapters, name, base, max_rank=_ANY_RANK)
-    return _Source(policy, base, given.base_id or hub_id_of(policy.base), adapter)
-
-
-_ANY_RANK = 1 << 16
-"""No engine serves it, so none sets a limit."""
+    adapter = adapters.validate_adapter(settings.adapters, name, base, max_rank=_ANY_RANK)
+    return _Source(policy, base, copying.base_id or adapters.hub_id_of(policy.base), adapter)
 
 
 def _write(
-    source: _Source, given: _Given, work: Path, *, base_name: str | None, progress: Callable[[str, int, int, str], None]
+    source: _Source,
+    copying: Copying,
+    work: Path,
+    *,
+    base_name: str | None,
+    progress: Callable[[str, int, int, str], None],
 ) -> _Copy:
-    from art_patch.policies import Copied, write_adapter, write_card, write_merged
-
     merged = None
-    if given.merged:
-        merged = write_merged(source.adapter, source.base, work, dtype=given.dtype, step=partial(progress, "merge"))
+    if copying.merged:
+        step = partial(progress, "merge")
+        merged = adapters.write_merged(source.adapter, source.base, work, dtype=copying.dtype, step=step)
     else:
-        write_adapter(source.adapter, work, base_name=base_name)
-    dtype = merged.dtype if merged else None
-    card = Copied(source.policy, source.adapter.sha256, source.adapter.rank, dtype, source.base_id, given.license)
-    write_card(card, work)
+        adapters.write_adapter(source.adapter, work, base_name=base_name)
+    dtype, found = merged.dtype if merged else None, source.adapter
+    card = adapters.Copied(source.policy, found.sha256, found.rank, dtype, source.base_id, copying.license)
+    adapters.write_card(card, work)
     return _Copy(source, merged, {path.name: path.stat().st_size for path in sorted(work.iterdir())})
 
 
 def _say_push(copy: _Copy, facts: dict[str, Any], as_json: bool) -> None:
-    from art_patch.cli.views.output import answer, stdout
-
     if as_json:
-        answer(copy.facts() | facts)
+        output.answer(copy.facts() | facts)
         return
-    console = stdout()
     seen = {True: "private", False: "public", None: "as visible as it is"}[facts["private"]]
     if facts["dry_run"]:
-        console.print(
-            f"nothing was sent; to {facts['repository']} ({seen}) would go {copy.words()}", markup=False, soft_wrap=True
-        )
+        output.say(f"nothing was sent; to {facts['repository']} ({seen}) would go {copy.words()}")
     else:
-        console.print(
-            f"{copy.words()}, at {facts['url']} ({seen}), commit {facts['commit'][:12]}", markup=False, soft_wrap=True
-        )
+        output.say(f"{copy.words()}, at {facts['url']} ({seen}), commit {facts['commit'][:12]}")
     for name, size in copy.files.items():
-        console.print(f"  {name}  {_size(size)}", markup=False, soft_wrap=True)
+        output.say(f"  {name}  {_size(size)}")
 
 
 def _size(size: float) -> str:
+    """Return a size in units of 1000, as model hubs show it."""
     for unit in ("B", "kB", "MB"):
         if size < 1_000:
             return f"{size:.3g} {unit}"

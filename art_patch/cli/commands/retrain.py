@@ -1,198 +1,307 @@
-"""`art-patch retrain`: one cycle, for cron or by hand."""
+"""`art-patch retrain`, one cycle, and `art-patch score`, the first half of one: judging without training."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from art_patch.cli.options.cycle import (
-    BackendOption,
-    BatchSizeOption,
-    CanaryPercentOption,
-    EvalStepsOption,
-    GradientAccumulationStepsOption,
-    IdleMinutesOption,
-    IdleOnlyOption,
-    ImitateFromOption,
-    KlOption,
-    LearningRateOption,
-    LearnTruncatedOption,
-    LoraDropoutOption,
-    LossOption,
-    MaxMinutesOption,
-    MinGroupsOption,
-    PreferFromOption,
-    ProcessesOption,
-    PromotionOption,
-    RehearseFromOption,
-    RehearseWeightOption,
-    ReplayMaxOption,
-    ReplayOption,
-    ReplayPythonOption,
-    ReplayTimeoutOption,
-    ResampleMaxOption,
-    ResampleOption,
-    ResamplePerMinuteOption,
-    ResamplePickOption,
-    ResampleTurnsOption,
-    ResampleWindowOption,
-    SaveStepsOption,
-    SeedOption,
-    SettleOption,
-    StartOption,
-    SuiteOption,
-    replay_config,
+from art_patch import gate, pipeline, rewards, serving, store
+from art_patch.cli import output
+from art_patch.cli.commands.policies import canary_config
+from art_patch.cli.options import (
+    ActingProject,
+    Judging,
+    Only,
+    Option,
+    Project,
+    command,
+    make_embed,
+    open_existing,
+    setting,
 )
-from art_patch.cli.options.judging import (
-    CheckOption,
-    JudgeBaseUrlOption,
-    JudgeOption,
-    MaxCallsOption,
-    MaxUsdOption,
-    RubricOption,
-    make_judge,
-)
-from art_patch.cli.options.opening import open_existing
-from art_patch.cli.options.shared import HomeOption, JsonOption, ProjectOption, StoreOption, WhoOption, who_am_i
+from art_patch.errors import ConfigError, EngineError, GateRejected
+from art_patch.grouping import ReplayConfig, ResampleConfig
+from art_patch.pipeline import CycleConfig
+from art_patch.training import LossConfig, TrainConfig
+
+if TYPE_CHECKING:
+    from art_patch.settings import Settings
+    from art_patch.types import Group
+
+SETTLE_ONLY = Only(("settle_s",))
+_COLOURS = {"promoted": "green", "rejected": "yellow", "waits for approval": "cyan", "canary": "cyan"}
 
 
+@dataclass(frozen=True, slots=True)
+class Replays(ReplayConfig):
+    """The options of `ReplayConfig`. Here the default is no replay, because a replay runs the user's code."""
+
+    samples: Annotated[
+        int,
+        Option(
+            name="replay",
+            least=0,
+            most=15,
+            env=True,
+            help="Replays of a run without siblings, by calling your replayable function again; 0 for none. The gate "
+            "also replays held-out runs, with both policies.",
+        ),
+    ] = 0
+
+    def config(self, settings: Settings) -> ReplayConfig | None:
+        """Return how to replay, in processes that work in this project; `None` if nothing is to be replayed."""
+        environment = {
+            "project": settings.project,
+            "home": str(settings.directory.parent),
+            # Replays may run in another directory, where a relative path would name another store.
+            "store": store.absolute_url(settings.store_url),
+        }
+        return replace(self, environment=environment) if self.samples else None
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """The option of commands that run a gate."""
+
+    suite: Annotated[
+        Path | None,
+        Option(
+            env=True, help="File of prompts that no candidate may get worse at: JSON lines with messages and tools."
+        ),
+    ] = None
+
+    def gate_config(self) -> gate.GateConfig:
+        """Return the gate's settings with the prompts of the file."""
+        return gate.GateConfig(suite=gate.read_suite(self.suite) if self.suite else ())
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """The options of cycles that keep out of the apps' way."""
+
+    idle_only: Annotated[bool, Option(help="Do nothing while apps make calls; see --idle-minutes.")] = False
+    idle_minutes: Annotated[float, Option(least=0.1, help="Minutes without a call after which apps are idle.")] = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """The options of what happens to a candidate that won."""
+
+    promotion: Annotated[str | None, setting("promotion")] = None
+    canary_percent: Annotated[float | None, setting("canary_percent")] = None
+
+
+@command
 def retrain(
-    judge: JudgeOption = None,
-    judge_base_url: JudgeBaseUrlOption = None,
-    rubric: RubricOption = None,
-    max_usd: MaxUsdOption = None,
-    max_calls: MaxCallsOption = None,
-    check: CheckOption = None,
-    replay: ReplayOption = 0,
-    replay_max: ReplayMaxOption = 100,
-    replay_timeout_s: ReplayTimeoutOption = 300.0,
-    replay_python: ReplayPythonOption = None,
-    resample: ResampleOption = 7,
-    resample_turns: ResampleTurnsOption = 1,
-    resample_pick: ResamplePickOption = "spread",
-    resample_max: ResampleMaxOption = 200,
-    resample_per_minute: ResamplePerMinuteOption = None,
-    resample_window: ResampleWindowOption = None,
-    settle_s: SettleOption = 60.0,
-    min_groups: MinGroupsOption = 4,
-    learning_rate: LearningRateOption = 1e-4,
-    batch_size: BatchSizeOption = None,
-    gradient_accumulation_steps: GradientAccumulationStepsOption = 1,
-    save_steps: SaveStepsOption = None,
-    eval_steps: EvalStepsOption = None,
-    lora_dropout: LoraDropoutOption = 0.0,
-    loss: LossOption = "dapo",
-    kl: KlOption = 0.0,
-    start: StartOption = "champion",
-    imitate_from: ImitateFromOption = None,
-    prefer_from: PreferFromOption = None,
-    rehearse_from: RehearseFromOption = None,
-    rehearse_weight: RehearseWeightOption = 0.1,
-    learn_truncated: LearnTruncatedOption = True,
-    processes: ProcessesOption = 1,
-    backend: BackendOption = "auto",
-    seed: SeedOption = 0,
-    suite: SuiteOption = None,
-    max_minutes: MaxMinutesOption = None,
-    idle_only: IdleOnlyOption = False,
-    idle_minutes: IdleMinutesOption = 5.0,
-    promotion: PromotionOption = None,
-    canary_percent: CanaryPercentOption = None,
-    project: ProjectOption = None,
-    home: HomeOption = None,
-    store: StoreOption = None,
-    who: WhoOption = None,
-    as_json: JsonOption = False,
+    judging: Judging,
+    replays: Replays,
+    resampling: ResampleConfig,
+    cycle: CycleConfig,
+    idle: Idle,
+    train: TrainConfig,
+    loss: LossConfig,
+    suite: Suite,
+    promotion: Promotion,
+    project: ActingProject,
 ) -> None:
-    """Group, score, train, gate and promote, once; or look after the policy that is tested on the apps' traffic.
+    """Run one cycle: group, score, train, gate, promote. While a policy is being tested, look after that test instead.
 
-    Each cycle leaves its report in the project's directory, `cycles/`, as JSON and Markdown.
+    Each cycle writes a report, as JSON and Markdown, to `cycles/` in the project's directory.
 
-    Exit codes: 0 promoted, waiting for approval, being tested, out of time, not idle, or nothing to do; 4 the candidate
-    was rejected; 5 another cycle is running, or took this one's lease over; 6 the engine is down; 7 the judge failed; 8
-    the store cannot be used; 13 the update failed; others as in the docs. Serving is never touched by a failed cycle.
+    Exit codes: 0 promoted, waiting for approval, being tested, out of time, apps not idle, or nothing to do; 4 the
+    candidate was rejected; 5 another cycle is running, or took over from this one; 6 the engine is down; 7 the judge
+    failed; 8 the store cannot be used; 13 the update failed. The docs list all codes. A failed cycle never changes
+    what serves.
     """
-    from art_patch.cli.commands.watch import canary_config
-    from art_patch.cli.options.meaning import make_embed
-    from art_patch.cli.views.cycle_report import say
-    from art_patch.cli.views.output import bars
-    from art_patch.errors import EngineError, GateRejected
-    from art_patch.gate import GateConfig, read_suite
-    from art_patch.grouping import ResampleConfig
-    from art_patch.pipeline import CycleConfig, prune
-    from art_patch.pipeline import retrain as run
-    from art_patch.rewards import load_checks, load_combination
-    from art_patch.serving import EngineClient
-    from art_patch.settings import load_settings
-    from art_patch.training import LossConfig, TrainConfig
-
-    settings = load_settings(
-        project=project, home=home, store=store, judge=judge, judge_base_url=judge_base_url, rubric=rubric,
-        checks=tuple(check) if check else None, promotion=promotion, canary_percent=canary_percent,
-    )  # fmt: skip
-    config = CycleConfig(
-        settle_s=settle_s,
-        min_groups=min_groups,
-        across=settings.group_across,
-        embed=make_embed(settings),
-        replay=replay_config(settings, replay, at_most=replay_max, timeout_s=replay_timeout_s, python=replay_python),
-        resample=None
-        if not resample
-        else ResampleConfig(
-            resample, resample_turns, resample_pick, resample_max, resample_per_minute, resample_window
-        ),
-        checks=load_checks(settings.checks),
-        combination=load_combination(settings.reward, criteria=settings.criteria),
-        train=TrainConfig(
-            learning_rate=learning_rate,
-            batch_size=batch_size,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            save_steps=save_steps,
-            eval_steps=eval_steps,
-            lora_dropout=lora_dropout,
-            loss=LossConfig(name=loss, kl_coefficient=kl),
-            advantage_scale="none" if loss == "dr_grpo" else "group",
-            start=start,
-            imitate_from=imitate_from,
-            prefer_from=prefer_from,
-            rehearse_from=rehearse_from,
-            rehearse_weight=rehearse_weight,
-            learn_truncated=learn_truncated,
-            processes=processes,
-            backend=backend,
-            seed=seed,
-        ),
-        gate=GateConfig(suite=read_suite(suite) if suite else ()),
+    settings = project.settings(**judging.as_settings(), **asdict(promotion))
+    config = replace(
+        with_settings(cycle, settings),
+        replay=replays.config(settings),
+        resample=resampling if resampling.samples else None,
+        # Dr. GRPO does not divide advantages by the spread of a group's rewards: that is half of its name.
+        train=replace(train, loss=loss, advantage_scale="none" if loss.name == "dr_grpo" else "group"),
+        gate=suite.gate_config(),
         promotion=settings.promotion,
         canary_percent=settings.canary_percent,
         canary=canary_config(settings),
-        max_minutes=max_minutes,
-        idle_minutes=idle_minutes if idle_only else None,
+        idle_minutes=idle.idle_minutes if idle.idle_only else None,
         keep_days=settings.keep_days,
         keep_trajectories=settings.keep_trajectories,
     )
-    opened = open_existing(settings)
-    if opened.ledger.champion() is None or not opened.read.counts()["calls"]:
-        with bars(quiet=as_json) as progress:
-            prune(opened, config, progress, who=who_am_i(who, "retrain"))
-        say({"outcome": "nothing to do", "reason": _what_is_missing(opened)}, as_json=as_json)
+    opened, who = open_existing(settings), project.actor("retrain")
+    # Neither judge nor engine is needed, or asked for, where there is nothing to learn from.
+    if (missing := _what_is_missing(opened)) is not None:
+        with output.bars(quiet=project.as_json) as progress:
+            pipeline.prune(opened, config, progress, who=who)
+        say_cycle({"outcome": "nothing to do", "reason": missing}, as_json=project.as_json)
         return
-    chief = make_judge(settings, max_usd=max_usd, max_calls=max_calls)
-    engine = EngineClient.of_route(settings, opened.ledger.route())
+    judge = judging.limited_judge(settings)
+    engine = serving.EngineClient.of_route(settings, opened.ledger.route())
     if engine is None:
         raise EngineError("no engine is running, so no candidate could be tested; start `art-patch serve` first")
     engine.wait_ready(timeout_s=10.0)
-    with bars(quiet=as_json) as progress:
-        report = run(opened, engine, chief, settings.adapters, config, who=who_am_i(who, "retrain"), progress=progress)
+    with output.bars(quiet=project.as_json) as progress:
+        report = pipeline.retrain(opened, engine, judge, settings.adapters, config, who=who, progress=progress)
     opened.close()
-    say(asdict(report), as_json=as_json)
+    say_cycle(asdict(report), as_json=project.as_json)
     if report.outcome == "rejected":
         raise typer.Exit(GateRejected.exit_code)
 
 
-def _what_is_missing(store: Any) -> str:
-    if store.ledger.champion() is None:
+def with_settings(config: CycleConfig, settings: Settings) -> CycleConfig:
+    """Return the configuration with the project's settings of how runs are grouped and scored."""
+    return replace(
+        config,
+        across=settings.group_across,
+        embed=make_embed(settings),
+        checks=rewards.load_checks(settings.checks),
+        combination=rewards.load_combination(settings.reward, criteria=settings.criteria),
+    )
+
+
+def _what_is_missing(opened: store.Store) -> str | None:
+    if opened.ledger.champion() is None:
         return "no policy serves yet; start `art-patch serve --base MODEL`"
-    return "no calls are recorded yet; run your agent with art_patch.patch()"
+    return None if opened.read.counts()["calls"] else "no calls are recorded yet; run your agent with art_patch.patch()"
+
+
+def say_cycle(report: dict[str, Any], *, as_json: bool) -> None:
+    """Print a `CycleReport`, given as a dictionary: the outcome, a warning if there is one, a line for each stage."""
+    if as_json:
+        output.answer(report)
+        return
+    from rich.text import Text
+
+    console, metrics = output.stdout(), dict(report.get("metrics") or {})
+    colour = _COLOURS.get(report["outcome"], "dim")
+    console.print(f"[{colour}]{report['outcome']}[/] {report.get('candidate') or ''}: {report['reason']}")
+    if odd := metrics.pop("round_trips", None):
+        console.print(odd["first"], style="yellow", markup=False)
+    for stage, values in metrics.items():
+        shown = pipeline.metrics_line({key: value for key, value in values.items() if key not in pipeline.LONG})
+        console.print(Text.assemble("  ", (f"{stage:<6}", "dim"), " ", output.one_line(shown)))
+
+
+@command
+def score(
+    judging: Judging,
+    cycle: Annotated[CycleConfig, SETTLE_ONLY],
+    project: Project,
+    max_prompt_tokens: Annotated[
+        int | None, Option(help="Split groups whose prompt has more tokens than this.")
+    ] = None,
+    dry_run: Annotated[bool, Option(help="Print what the judge would be sent, and send nothing.")] = False,
+    show: Annotated[bool, Option(help="With --dry-run: print the whole prompt of the first group.")] = False,
+) -> None:
+    """Let the judge score the groups that wait, without training.
+
+    Each score is stored as it arrives, so the command may be stopped and run again at any time.
+
+    Exit codes: 0 scored, nothing to do, or the budget is used up; 5 a cycle is running; 7 the judge failed at every
+    question, even if that used the budget up; 1 and above for other errors.
+    """
+    if show and not dry_run:
+        raise ConfigError("--show shows what would be sent; give it with --dry-run")
+    settings = project.settings(**judging.as_settings())
+    judge = judging.limited_judge(settings, max_prompt_tokens=max_prompt_tokens)
+    opened = open_existing(settings)
+    config = with_settings(cycle, settings)
+    with output.bars(quiet=project.as_json) as progress:
+        run = pipeline.Run(opened, judge, config, progress, time.time())
+        if dry_run:
+            _show_plans(judge, settings.judge_base_url, pipeline.to_judge(run), show=show, as_json=project.as_json)
+        else:
+            # A cycle groups and scores, too: at the same time, both would pay for the same groups.
+            with pipeline.project_lock(settings.adapters.parent):
+                pipeline.group(run)
+                pipeline.score(run)
+            _say_scores(run.metrics, project.as_json)
+    if unheard := run.metrics.get("group", {}).get("embeddings"):
+        typer.echo(f"grouped by words alone: {unheard}", err=True)
+    opened.close()
+
+
+def _say_scores(metrics: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        output.answer(metrics)
+        return
+    done: dict[str, Any] = metrics["score"]
+    quarantined: dict[str, int] = done.get("quarantined", {})
+    total = done["groups"] + done["unscored"] + sum(quarantined.values())
+    if not total:
+        typer.echo("no group waits for scores")
+        return
+    spent = ""
+    if "calls" in done:
+        sent, written = done["prompt_tokens"], done["completion_tokens"]
+        spent = f": {done['calls']} calls, {sent:,} tokens sent, {written:,} written, {_usd(done['cost_usd'])}"
+    typer.echo(f"scored {done['groups']} of {total} groups{spent}")
+    for reason, count in done.get("reasons", {}).items():
+        typer.echo(f"  {count} not scored, and waiting: {output.one_line(reason)}")
+    for reason, count in quarantined.items():
+        typer.echo(f"  {count} quarantined: {output.one_line(reason)}")
+    for alarm in done.get("alarms", ()):
+        typer.echo(f"  alarm: {output.one_line(alarm)}")
+
+
+def _show_plans(
+    judge: rewards.Judge, base_url: str | None, groups: Sequence[Group], *, show: bool, as_json: bool
+) -> None:
+    plans = [judge.plan(group) for group in groups]
+    requests = [request for plan in plans for request in plan.requests]
+    prices = [request.estimate_usd for request in requests]
+    # One unknown price makes the sum unknown: a sum of the others would look like the whole.
+    estimate_usd = None if None in prices else sum(price for price in prices if price is not None)
+    defence = rewards.DefenceConfig()
+    # `DefenceConfig`: at least two groups are copied with a planted answer, and a share is judged a second time.
+    planted, double = defence.planted_share * len(plans), defence.double_share * len(plans)
+    checking = max(2, ceil(planted)) + ceil(double) if plans else 0
+    tokens = sum(request.prompt_tokens for request in requests)
+    first = next((plan for plan in plans if plan.requests), None) if show else None
+    if as_json:
+        facts = {
+            "sent": False,
+            "judge": judge.model,
+            "base_url": base_url,
+            "rubric": judge.rubric.version,
+            "calls": len(requests),
+            "checking_calls": checking,
+            "prompt_tokens": tokens,
+            "estimate_usd": estimate_usd,
+            "groups": [_plan_as_json(plan) for plan in plans],
+        }
+        prompts = {"prompts": [list(request.prompt.messages) for request in first.requests]} if first else {}
+        output.answer(facts | prompts)
+        return
+    where = base_url or "its provider's own address"
+    typer.echo(f"nothing was sent to judge {judge.model} at {where}, rubric {judge.rubric.version}")
+    for plan in plans:
+        size = plan.too_long or ", ".join(f"{request.prompt_tokens:,} tokens" for request in plan.requests)
+        typer.echo(f"  group {plan.group_id}: {plan.attempts} attempts, {size}")
+    typer.echo(
+        f"{len(plans)} groups wait: {len(requests)} calls if every answer is valid, {tokens:,} tokens to send, "
+        f"about {_usd(estimate_usd)}; up to {checking} calls more to check the judge (planted answers, second looks)"
+    )
+    for request in first.requests if first else ():
+        for message in request.prompt.messages:
+            typer.echo(f"\n--- {message['role']} ---\n{message['content']}")
+
+
+def _plan_as_json(plan: rewards.Plan) -> dict[str, Any]:
+    return {
+        "id": plan.group_id,
+        "attempts": plan.attempts,
+        "prompt_tokens": [request.prompt_tokens for request in plan.requests],
+        "estimate_usd": [request.estimate_usd for request in plan.requests],
+        "too_long": plan.too_long,
+    }
+
+
+def _usd(value: float | None) -> str:
+    return "an unknown price" if value is None else f"${value:.4f}"

@@ -1,85 +1,112 @@
-"""`art-patch run -- COMMAND`: a program and its children, patched without a line in them."""
+"""`art-patch run` and `art-patch proxy`: record and route an app without changing a line of it."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from art_patch.cli.options.opening import refuse_foreign
-from art_patch.cli.options.shared import (
-    BaseUrlOption,
-    HomeOption,
-    JsonOption,
-    MatchOption,
-    ModeOption,
-    ProjectOption,
-    RedactOption,
-    SampleRateOption,
-    StoreOption,
-)
+from art_patch import patching, store
+from art_patch._lib.key_files import read_key
+from art_patch.cli import output
+from art_patch.cli.options import AppSettings, Option, Project, command, extra, refuse_foreign, setting
+from art_patch.errors import CommandNotFound, ConfigError
+from art_patch.settings import load_settings
 
 
+@command
 def run(
+    project: Project,
+    app: AppSettings,
     command: Annotated[
-        list[str] | None, typer.Argument(help="What to run, after `--`.", show_default=False, metavar="COMMAND")
+        list[str] | None, typer.Argument(help="Program to run, after `--`.", show_default=False, metavar="COMMAND")
     ] = None,
-    project: ProjectOption = None,
-    home: HomeOption = None,
-    store: StoreOption = None,
-    mode: ModeOption = None,
-    match: MatchOption = None,
-    sample_rate: SampleRateOption = None,
-    redact: RedactOption = None,
-    base_url: BaseUrlOption = None,
-    as_json: JsonOption = False,
+    base_url: Annotated[str | None, setting("base_url")] = None,
 ) -> None:
-    """Run a program, and what it starts, as if it began with `art_patch.patch()`.
+    """Run a program as if it, and each program that it starts, began with `art_patch.patch()`.
 
     art-patch run --project support-bot -- python app.py --its-own-option
 
-    It takes this process's place: signals, exit code, input and output are its own.
-    Not reached: Python started with -S, -E or -I, or without art_patch installed.
+    The program replaces this process: signals, exit code, input and output are the program's own.
+    Python started with -S, -E or -I, or without art_patch installed, is not reached.
     """
-    from art_patch.errors import ConfigError
-    from art_patch.settings import load_settings
-    from art_patch.store import absolute_url, waits_for_network
-
     if not command:
         raise ConfigError("there is nothing to run; write it after `--`: art-patch run -- python app.py")
     given = {
-        "project": project,
-        "home": None if home is None else Path(home).absolute(),  # the program may change its directory
-        "store": store,
-        "mode": mode,
-        "match": match,
-        "sample_rate": sample_rate,
-        "redact": redact,
+        "project": project.project,
+        # Absolute, because the program may change its working directory before it reads the setting.
+        "home": None if project.home is None else Path(project.home).absolute(),
+        "store": project.store,
+        **asdict(app),
         "base_url": base_url,
     }
     settings = load_settings(**given)
-    if not waits_for_network(settings.store):  # a program that is started waits for no server
+    if not store.waits_for_network(settings.store):  # starting a program must not wait for a database server
         refuse_foreign(settings)
     if settings.store is not None:
-        given["store"] = absolute_url(settings.store)
+        given["store"] = store.absolute_url(settings.store)
     _become(command, {name: str(value) for name, value in given.items() if value is not None})
 
 
-def _become(command: list[str], settings: dict[str, str]) -> NoReturn:
-    import os
-    import signal
-    import sys
-
+def _become(words: list[str], settings: dict[str, str]) -> NoReturn:
+    """Replace this process by the program."""
     from art_patch.autostart import environment
-    from art_patch.errors import CommandNotFound
 
-    sys.stdout.flush()
-    # Python ignores these two, and the program would inherit that.
+    sys.stdout.flush()  # the buffer would be lost with this process
+    # Python ignores these two signals, and a program inherits what is ignored: `head` would not stop it then.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
-        os.execvpe(command[0], command, environment(settings, os.environ))
+        os.execvpe(words[0], words, environment(settings, os.environ))
     except OSError as error:
         reason = "there is no such program" if isinstance(error, FileNotFoundError) else error.strerror
-        raise CommandNotFound(f"cannot run {command[0]!r} ({reason}); check the name and your PATH") from None
+        raise CommandNotFound(f"cannot run {words[0]!r} ({reason}); check the name and your PATH") from None
+
+
+@command
+def proxy(
+    project: Project,
+    app: AppSettings,
+    upstream: Annotated[
+        str, Option(env="OPENAI_BASE_URL", help="Address of your provider.")
+    ] = "https://api.openai.com/v1",
+    host: Annotated[str, Option(help="Address to listen on. Beyond loopback a key is required.")] = "127.0.0.1",
+    port: Annotated[int, Option(least=0, most=65535, help="Port to listen on; 0 takes a free one.")] = 8701,
+    key_file: Annotated[
+        Path | None, Option(help="File, mode 600, with the key that callers must send as x-art-key.")
+    ] = None,
+) -> None:
+    """Route and record the requests that arrive at an address, for other languages and other HTTP clients.
+
+    Point a client's base URL at that address and keep the provider's own key. The key is sent to your provider alone.
+
+    Headers for context: x-art-trajectory-id, x-art-scenario, x-art-session-id, x-art-user-id, x-art-group,
+    traceparent.
+    """
+    with extra("the proxy", "proxy"):
+        from art_patch.proxy import run_proxy
+    given: dict[str, Any] = {"project": project.project, "home": project.home, "store": project.store, **asdict(app)}
+    settings = load_settings(**given)
+    refuse_foreign(settings)
+    key = read_key(None if key_file is None else str(key_file))
+
+    def on_ready(here: str) -> None:
+        now = patching.status()
+        if project.as_json:
+            shown = store.without_password(settings.store_url)
+            facts = {"base_url": here, "upstream": upstream, "project": settings.project, "store": shown}
+            output.answer(facts | {"mode": now.mode, "champion": now.champion})
+            return
+        console = output.stdout()
+        who = f"champion [b]{now.champion}[/]" if now.champion else "no champion yet: calls go upstream"
+        console.print(f"[b]{here}[/] stands in for {upstream}   (Ctrl-C stops it)")
+        console.print(f"[dim]project {settings.project}, mode {now.mode}, {who}[/]")
+        for sentence in now.degraded:
+            console.print(f"[yellow]{sentence}[/]")
+
+    run_proxy(upstream, host=host, port=port, key=key, on_ready=on_ready, **given)

@@ -1,157 +1,133 @@
-"""`art-patch serve`: the engine, and the route that tells the apps where it is."""
+"""`art-patch serve`: the engine, and the route that leads apps to it. `art-patch init` prepares vLLM."""
 
 from __future__ import annotations
 
 import json
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
 import typer
 
-from art_patch.cli.options.shared import HomeOption, JsonOption, ProjectOption, StoreOption, WhoOption, who_am_i
+from art_patch import policies as adapters
+from art_patch import promotion, serving, store
+from art_patch._lib.key_files import ADMIN_KEY_FILE, key_for_apps, made_key, read_key
+from art_patch.cli import output
+from art_patch.cli.commands.policies import watch_beside
+from art_patch.cli.options import ActingProject, Option, Output, command
+from art_patch.errors import ConfigError
+from art_patch.settings import load_settings
 
 if TYPE_CHECKING:
-    from art_patch.policies import BaseModel
-    from art_patch.serving import Choice, Served
     from art_patch.settings import Settings
-    from art_patch.store import Ledger
 
-_VLLM = "vLLM"
-
-_LAST_LOOK_S = 10.0
-"""How long the end waits for a look at the challenger that is under way."""
+_LAST_LOOK_S = 10.0  # how long the end waits for a look at the canary that has begun
 
 
-class _Asked(NamedTuple):
-    """What the command line says about the engine; `None` is not given."""
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """The options of the model, for both engines. `None` stands for the engine's own default."""
 
-    name: str
-    device: str
-    dtype: str
-    threads: int | None
-    max_model_len: int | None
-    max_lora_rank: int | None
-    replicas: int | None
-    tensor_parallel_size: int | None
-    gpu_memory_utilization: float | None
-    tool_parser: str | None
-    extra: list[str] | None
+    name: Annotated[str, Option(help="Name of the policies; they are served as NAME@STEP.")] = "agent"
+    device: Annotated[str, Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto"
+    dtype: Annotated[str, Option(help="Precision: auto, float32, bfloat16 or float16.")] = "auto"
+    threads: Annotated[int | None, Option(least=1, help="CPU threads. Default: all cores.")] = None
+    max_model_len: Annotated[
+        int | None, Option(least=16, help="Largest number of tokens of prompt and answer. Default: the model's own.")
+    ] = None
+    max_lora_rank: Annotated[
+        int | None, Option(help="Largest rank of an adapter. Default: 16; 64 with the embedded engine.")
+    ] = None
 
 
+@dataclass(frozen=True, slots=True)
+class VllmServer:
+    """The options that only vLLM has."""
+
+    PANEL: ClassVar[str] = "vLLM"
+
+    replicas: Annotated[int | None, Option(least=1, help="Number of vLLM processes.")] = None
+    tensor_parallel_size: Annotated[int | None, Option(least=1, help="GPUs of each replica.")] = None
+    gpu_memory_utilization: Annotated[
+        float | None, Option(least=0.05, most=1, help="Share of a GPU's memory to use.")
+    ] = None
+    tool_parser: Annotated[str | None, Option(help="vLLM's --tool-call-parser. Default: by the model's type.")] = None
+
+
+@command
 def serve(
-    base: Annotated[str, typer.Option("--base", help="Model directory or Hugging Face id.")],
+    base: Annotated[str, Option(help="Base model: a directory, or a Hugging Face id.")],
+    model: ModelOptions,
+    vllm: VllmServer,
+    project: ActingProject,
     extra: Annotated[
         list[str] | None,
-        typer.Argument(help="More arguments for vLLM, after `--`.", show_default=False, metavar="VLLM_ARGUMENTS"),
+        typer.Argument(help="Further arguments for vLLM, after `--`.", show_default=False, metavar="VLLM_ARGUMENTS"),
     ] = None,
-    name: Annotated[str, typer.Option("--name", help="Policies are served as NAME@STEP.")] = "agent",
-    engine: Annotated[
-        str, typer.Option("--engine", help="vllm, embedded, or auto: vLLM on a GPU, else embedded.")
-    ] = "auto",
-    host: Annotated[str, typer.Option("--host", help="Beyond loopback a key is required.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="0 takes a free one.", min=0, max=65535)] = 8700,
-    api_key_file: Annotated[
-        Path | None, typer.Option("--api-key-file", help="File with the key that callers must send; mode 600.")
-    ] = None,
+    engine: Annotated[str, Option(help="vllm, embedded, or auto: vLLM on a GPU, else embedded.")] = "auto",
+    host: Annotated[str, Option(help="Address to listen on. Beyond loopback a key is required.")] = "127.0.0.1",
+    port: Annotated[int, Option(least=0, most=65535, help="Port to listen on; 0 takes a free one.")] = 8700,
+    api_key_file: Annotated[Path | None, Option(help="File, mode 600, with the key that callers must send.")] = None,
     advertise: Annotated[
-        str | None,
-        typer.Option("--advertise", help="Address that apps on other machines call, such as http://gpu1:8700."),
+        str | None, Option(help="Address that apps on other machines call, such as http://gpu1:8700.")
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    dtype: Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")] = "auto",
-    threads: Annotated[
-        int | None, typer.Option("--threads", help="CPU threads; all cores unless given.", min=1)
-    ] = None,
-    max_model_len: Annotated[
-        int | None, typer.Option("--max-model-len", help="Tokens of prompt and answer; the model's own.", min=16)
-    ] = None,
-    max_lora_rank: Annotated[
-        int | None, typer.Option("--max-lora-rank", help="Largest rank that may serve.  [default: 16; embedded: 64]")
-    ] = None,
-    replicas: Annotated[
-        int | None, typer.Option("--replicas", help="vLLM processes.", min=1, rich_help_panel=_VLLM)
-    ] = None,
-    tensor_parallel_size: Annotated[
-        int | None, typer.Option("--tensor-parallel-size", help="GPUs of a replica.", min=1, rich_help_panel=_VLLM)
-    ] = None,
-    gpu_memory_utilization: Annotated[
-        float | None,
-        typer.Option(
-            "--gpu-memory-utilization", help="Share of a GPU's memory.", min=0.05, max=1, rich_help_panel=_VLLM
-        ),
-    ] = None,
-    tool_parser: Annotated[
-        str | None,
-        typer.Option("--tool-parser", help="vLLM's --tool-call-parser; goes by the model.", rich_help_panel=_VLLM),
-    ] = None,
-    project: ProjectOption = None,
-    home: HomeOption = None,
-    store: StoreOption = None,
-    who: WhoOption = None,
-    as_json: JsonOption = False,
 ) -> None:
-    """Serve the base model and its policies; apps of the project follow at once. A canary is looked after.
+    """Serve the base model and its policies. The project's apps follow at once.
 
-    The base becomes the champion NAME@0 if there is none yet. Stop it with Ctrl-C or SIGTERM: running requests are
-    finished, and the apps go to another server of the project that runs, else back to their provider.
+    The base becomes the champion NAME@0 if there is no champion yet. The server also watches a canary test. Stop it
+    with Ctrl-C or SIGTERM: running requests are finished, and the apps go to another running server of the project,
+    else back to their provider.
     """
-    from art_patch._lib.http_server import listen
-    from art_patch._lib.key_files import ADMIN_KEY_FILE, key_for_apps, made_key, read_key
-    from art_patch.cli.commands.watch import watch_beside
-    from art_patch.cli.views.output import answer, stdout
-    from art_patch.policies import check_name, read_base_model, resolve_model_dir
-    from art_patch.promotion import wanted
-    from art_patch.serving import EngineClient, choose, run_server
-    from art_patch.settings import load_settings
-    from art_patch.store import open_store
+    from art_patch._lib.http_server import listen  # here, because it imports uvicorn
 
-    settings = load_settings(project=project, home=home, store=store)
+    settings = project.settings()
     names = _names(advertise)
     key_file = str(api_key_file.absolute()) if api_key_file else None
-    key, me = read_key(key_file), who_am_i(who, "serve")
-    check_name(f"{name}@0")
-    choice = choose(engine, device, python=settings.vllm_python, environments=settings.environments)
+    key, who = read_key(key_file), project.actor("serve")
+    adapters.check_name(f"{model.name}@0")
+    choice = serving.choose(engine, model.device, python=settings.vllm_python, environments=settings.environments)
     own_key = made_key(settings.directory / ADMIN_KEY_FILE) if key is None else None
     # The port is checked before seconds go into loading the model.
     listen(host, port, key=key, what="the model").close()
-    opened = open_store(settings.store_url, project=settings.project)
-    _check_model(opened.ledger, name)
-    asked = _Asked(
-        name, device, dtype, threads, max_model_len, max_lora_rank, replicas, tensor_parallel_size,
-        gpu_memory_utilization, tool_parser, extra,
-    )  # fmt: skip
-    if not as_json:
+    opened = store.open_store(settings.store_url, project=settings.project)
+    _check_model(opened.ledger, model.name)
+    if not project.as_json:
         kind = "vLLM" if choice.vllm else "the embedded engine"
-        stdout().print(f"loading [b]{base}[/] into {kind} ({choice.why}) ...")
-    checkpoint = read_base_model(resolve_model_dir(base))
+        output.stdout().print(f"loading [b]{base}[/] into {kind} ({choice.why}) ...")
+    checkpoint = adapters.read_base_model(adapters.resolve_model_dir(base))
     _check_base(opened.ledger, checkpoint, base)
-    served = _make(asked, choice, checkpoint, settings)
-    opened.ledger.add_base(served.base_policy, str(checkpoint.directory.absolute()), checkpoint.sha256, who=me)
+    if choice.vllm is None:
+        served = _embedded(model, vllm, extra, checkpoint, settings)
+    else:
+        served = _vllm(model, vllm, extra, choice, checkpoint, settings)
+    opened.ledger.add_base(served.base_policy, str(checkpoint.directory.absolute()), checkpoint.sha256, who=who)
     here: list[str] = []
     key_file_for_apps = partial(key_for_apps, key, settings.directory)
     stop, watchers, watching = Event(), list[Thread](), ExitStack()
 
     def on_ready(url: str) -> None:
         here.append(f"{(advertise or url).rstrip('/').removesuffix('/v1')}/v1")
-        opened.ledger.set_engine(here[0], key_file=key_file_for_apps(), who=me)
-        own = EngineClient(url, key, admin_key=own_key)
+        # Apps read the route from the store, so they send their next call here.
+        opened.ledger.set_engine(here[0], key_file=key_file_for_apps(), who=who)
+        own = serving.EngineClient(url, key, admin_key=own_key)
         watching.callback(own.close)
-        watchers.extend(watch_beside(settings, own, here[0], key_file_for_apps, who=me, stop=stop))
+        watchers.extend(watch_beside(settings, own, here[0], key_file_for_apps, who=who, stop=stop))
         champion = opened.ledger.champion()
         serves = champion.name if champion else None
-        if as_json:
+        if project.as_json:
             kind = "vllm" if choice.vllm else "embedded"
-            answer({"base_url": here[0], "champion": serves, "models": served.policies(), "engine": kind})
+            output.answer({"base_url": here[0], "champion": serves, "models": served.policies(), "engine": kind})
         else:
-            stdout().print(f"[b]{serves}[/] serves at {here[0]}   (Ctrl-C stops it)")
+            output.stdout().print(f"[b]{serves}[/] serves at {here[0]}   (Ctrl-C stops it)")
 
     try:
-        champion, *spare = wanted(opened.ledger)  # no other policy keeps this one from serving
-        run_server(
+        # Only the champion must load. A policy being tested whose files are damaged is reported and left out.
+        champion, *spare = promotion.wanted(opened.ledger)
+        serving.run_server(
             served, host=host, port=port, api_key=key, admin_key=own_key, names=names,
             policies=(champion,), spare=spare, on_ready=on_ready, serves=partial(_serves, opened.ledger),
         )  # fmt: skip
@@ -160,15 +136,14 @@ def serve(
         for watcher in watchers:
             watcher.join(_LAST_LOOK_S)
         watching.close()
+        # Compare and replace: another server of the project may take the route at this moment.
         if here and (route := opened.ledger.route()).base_url == here[0]:
-            opened.ledger.replace_engine(route, None, who=me)  # unless another server takes it this moment
+            opened.ledger.replace_engine(route, None, who=who)
         opened.close()
 
 
 def _names(advertised: str | None) -> list[str]:
-    """Return the name in the advertised address: a reverse proxy on this machine may pass it on."""
-    from art_patch.errors import ConfigError
-
+    """Return the host name of the advertised address, which a reverse proxy may pass on in requests."""
     if advertised is None:
         return []
     try:
@@ -180,14 +155,12 @@ def _names(advertised: str | None) -> list[str]:
     return [address.hostname]
 
 
-def _serves(ledger: Ledger, name: str) -> str | None:
+def _serves(ledger: store.Ledger, name: str) -> str | None:
     champion = ledger.champion()
     return champion.name if champion is not None and champion.model == name else None
 
 
-def _check_model(ledger: Ledger, name: str) -> None:
-    from art_patch.errors import ConfigError
-
+def _check_model(ledger: store.Ledger, name: str) -> None:
     champion = ledger.champion()
     if champion is not None and champion.model != name:
         raise ConfigError(
@@ -195,9 +168,7 @@ def _check_model(ledger: Ledger, name: str) -> None:
         )
 
 
-def _check_base(ledger: Ledger, checkpoint: BaseModel, base: str) -> None:
-    from art_patch.errors import ConfigError
-
+def _check_base(ledger: store.Ledger, checkpoint: adapters.BaseModel, base: str) -> None:
     champion = ledger.champion()
     if champion is not None and champion.base_sha256 != checkpoint.sha256:
         raise ConfigError(
@@ -206,65 +177,110 @@ def _check_base(ledger: Ledger, checkpoint: BaseModel, base: str) -> None:
         )
 
 
-def _make(asked: _Asked, choice: Choice, checkpoint: BaseModel, settings: Settings) -> Served:
-    return _embedded(asked, checkpoint, settings) if choice.vllm is None else _vllm(asked, choice, checkpoint, settings)
-
-
-def _embedded(asked: _Asked, checkpoint: BaseModel, settings: Settings) -> Served:
-    from art_patch.errors import ConfigError
-
-    for option in ("replicas", "tensor_parallel_size", "gpu_memory_utilization", "tool_parser", "extra"):
-        if getattr(asked, option):
-            shown = "an argument after `--`" if option == "extra" else f"--{option.replace('_', '-')}"
-            raise ConfigError(
-                f"{shown} is for vLLM, and the embedded engine serves; add --engine vllm, or leave it out"
-            )
+def _embedded(
+    model: ModelOptions, vllm: VllmServer, extra: list[str] | None, checkpoint: adapters.BaseModel, settings: Settings
+) -> serving.Served:
+    for option in VllmServer.__slots__:
+        if getattr(vllm, option):
+            raise _only_for_vllm(f"--{option.replace('_', '-')}")
+    if extra:
+        raise _only_for_vllm("an argument after `--`")
 
     import torch
 
-    from art_patch.serving import EmbeddedEngine, EngineLimits
-
-    if asked.threads is not None:
-        torch.set_num_threads(asked.threads)
-    limits = {"max_model_len": asked.max_model_len, "max_lora_rank": asked.max_lora_rank}
-    return EmbeddedEngine.from_pretrained(
+    if model.threads is not None:
+        torch.set_num_threads(model.threads)
+    limits = {"max_model_len": model.max_model_len, "max_lora_rank": model.max_lora_rank}
+    return serving.EmbeddedEngine.from_pretrained(
         checkpoint.directory,
-        name=asked.name,
+        name=model.name,
         adapters_root=settings.adapters,
-        device=asked.device,
-        dtype=asked.dtype,
-        limits=EngineLimits(**{key: value for key, value in limits.items() if value is not None}),
+        device=model.device,
+        dtype=model.dtype,
+        limits=serving.EngineLimits(**{key: value for key, value in limits.items() if value is not None}),
     )
 
 
-def _vllm(asked: _Asked, choice: Choice, checkpoint: BaseModel, settings: Settings) -> Served:
-    from art_patch.serving import VllmEngine, VllmOptions, check_extra, check_rank, share_out
+def _only_for_vllm(option: str) -> ConfigError:
+    return ConfigError(f"{option} is for vLLM, and the embedded engine serves; add --engine vllm, or leave it out")
 
+
+def _vllm(
+    model: ModelOptions,
+    vllm: VllmServer,
+    extra: list[str] | None,
+    choice: serving.Choice,
+    checkpoint: adapters.BaseModel,
+    settings: Settings,
+) -> serving.Served:
     assert choice.vllm is not None
     config: dict[str, Any] = json.loads((checkpoint.directory / "config.json").read_bytes())
-    replicas, each, on_cpu = asked.replicas or 1, asked.tensor_parallel_size or 1, choice.vllm.device == "cpu"
-    # The trainer computes in the same: float32 on a CPU, bfloat16 on a GPU.
-    dtype = ("float32" if on_cpu else "bfloat16") if asked.dtype == "auto" else asked.dtype
-    options = VllmOptions(
+    replicas, each, on_cpu = vllm.replicas or 1, vllm.tensor_parallel_size or 1, choice.vllm.device == "cpu"
+    # The trainer computes in the same precision, float32 on a CPU and bfloat16 on a GPU. With another one here, the
+    # log-probabilities that are recorded would differ from those that training computes.
+    dtype = ("float32" if on_cpu else "bfloat16") if model.dtype == "auto" else model.dtype
+    options = serving.VllmOptions(
         python=choice.vllm.python,
         base=checkpoint.directory.absolute(),
-        name=asked.name,
+        name=model.name,
         model_type=str(config.get("model_type", "")),
         device=choice.vllm.device,
         dtype=dtype,
-        max_model_len=asked.max_model_len,
-        max_lora_rank=check_rank(asked.max_lora_rank or 16),
-        gpu_memory_utilization=asked.gpu_memory_utilization,
+        max_model_len=model.max_model_len,
+        max_lora_rank=serving.check_rank(model.max_lora_rank or 16),
+        gpu_memory_utilization=vllm.gpu_memory_utilization,
         tensor_parallel_size=each,
-        threads=asked.threads,
-        tool_parser=asked.tool_parser,
-        extra=check_extra(asked.extra or ()),
+        threads=model.threads,
+        tool_parser=vllm.tool_parser,
+        extra=serving.check_extra(extra or ()),
     )
-    return VllmEngine(
+    return serving.VllmEngine(
         options,
         checkpoint,
         adapters_root=settings.adapters,
         home=settings.directory / "vllm",
         replicas=replicas,
-        gpus=None if on_cpu else share_out(choice.gpus, replicas, each),
+        gpus=None if on_cpu else serving.share_out(choice.gpus, replicas, each),
     )
+
+
+@command
+def init_vllm(
+    out: Output,
+    cpu: Annotated[bool, Option(help="Install the build for CPUs, even if there is a GPU.")] = False,
+    cuda: Annotated[bool, Option(help="Install the build for NVIDIA GPUs, even if none is found.")] = False,
+) -> None:
+    """Build the Python environment for vLLM, where `art-patch serve` looks for it.
+
+    vLLM needs an environment of its own because it requires its own version of torch. With a GPU the build is vLLM's
+    own, else one for CPUs (1.9 GB, some minutes). It is safe to run this again: a complete environment is kept.
+    """
+    if cpu and cuda:
+        raise ConfigError("--cpu and --cuda exclude each other; leave both out to go by what is here")
+    environments, found = load_settings().environments, serving.gpus()
+    device: Any = "cuda" if cuda or (found and not cpu) else "cpu"
+    console = output.stdout()
+    here = there = serving.built(environments, device)
+    if not out.as_json:
+        why = f"{len(found)} GPU(s) found" if found else "no GPU found"
+        console.print(f"vLLM for [b]{device}[/]" + ("" if cpu or cuda else f" ({why})"))
+    if here is None and out.as_json:
+        here = serving.build(environments, device, lambda _: None)
+    elif here is None:
+        with console.status("starting") as shown:
+
+            def tell(line: str) -> None:
+                # A log file shows no spinner, so it gets lines; one for each package would be too many.
+                if console.is_terminal:
+                    shown.update(line)
+                elif not line.startswith("Collecting "):
+                    console.print(line, highlight=False)
+
+            here = serving.build(environments, device, tell)
+    assert here is not None
+    if out.as_json:
+        output.answer({"python": str(here.python), "device": device, "versions": here.versions})
+    else:
+        word = "is ready" if there is None else "was there already,"
+        console.print(f"vLLM {here.vllm} {word} in {serving.home_of(environments, device)}")
+        console.print("next: [b]art-patch serve --engine vllm --base MODEL[/]")

@@ -1,175 +1,153 @@
-"""`art-patch store verify | stats | vacuum | backup | prune`: looking after the database."""
+"""Look after recorded data: `art-patch store verify | stats | vacuum | backup | prune`, and `art-patch erase`."""
 
 from __future__ import annotations
 
+import re
+import shlex
+import time
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from art_patch.cli.options.opening import opened_store
-from art_patch.cli.options.shared import HomeOption, JsonOption, ProjectOption, StoreOption, WhoOption, who_am_i
+from art_patch import pipeline
+from art_patch.cli import output
+from art_patch.cli.options import ActingProject, Option, Project, command
+from art_patch.cli.output import counted
+from art_patch.errors import ConfigError, StoreError
+from art_patch.types import CHALLENGERS
+
+if TYPE_CHECKING:
+    from art_patch.store import Erasure
+    from art_patch.types import Policy
 
 _DAY_S = 86_400.0
+_UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": _DAY_S, "w": 7 * _DAY_S}
 
 
-def verify(
-    project: ProjectOption = None, home: HomeOption = None, store: StoreOption = None, as_json: JsonOption = False
-) -> None:
-    """Prove the store sound: every row, every message's hash, the audit chain. Reads all of it.
+@command
+def verify(project: Project) -> None:
+    """Check the whole store: every row, the hash of every message, the audit chain.
 
-    Exit codes: 0 sound; 8 not.
+    Exit codes: 0 the store is sound; 8 it is not.
     """
-    from art_patch.cli.views.output import answer, stdout
-    from art_patch.errors import StoreError
-
-    with opened_store(project=project, home=home, store=store) as (_, opened):
+    with project.opened() as (_, opened):
         found = opened.verify()
         calls = opened.read.counts()["calls"]
-    if as_json:
-        answer({"sound": not found, "found": found})
+    if project.as_json:
+        output.answer({"sound": not found, "found": found})
     elif not found:
-        stdout().print(f"sound: nothing is missing, and nothing was altered ({calls} calls)")
+        output.stdout().print(f"sound: nothing is missing, and nothing was altered ({calls} calls)")
     else:
-        console = stdout()
-        console.print("[red]not sound[/]:")
+        output.stdout().print("[red]not sound[/]:")
         for line in found:
-            console.print(f"  {line}", markup=False, soft_wrap=True)
-        console.print("-> `art-patch store backup` keeps what is readable; then restore a backup that is sound")
+            output.say(f"  {line}")
+        output.say("-> `art-patch store backup` keeps what is readable; then restore a backup that is sound")
     if found:
         raise typer.Exit(StoreError.exit_code)
 
 
-def stats(
-    project: ProjectOption = None, home: HomeOption = None, store: StoreOption = None, as_json: JsonOption = False
-) -> None:
-    """Rows and bytes of each table, and what a trajectory costs."""
-    from dataclasses import asdict
-
-    from art_patch.cli.views.output import answer
-
-    with opened_store(project=project, home=home, store=store) as (_, opened):
+@command
+def stats(project: Project) -> None:
+    """Show rows and bytes of each table, and the bytes of a trajectory."""
+    with project.opened() as (_, opened):
         metrics = asdict(opened.maintain.stats())
-    answer(metrics) if as_json else _print(metrics)
+    output.answer(metrics) if project.as_json else _print_stats(metrics)
 
 
-def vacuum(
-    project: ProjectOption = None, home: HomeOption = None, store: StoreOption = None, as_json: JsonOption = False
-) -> None:
-    """Delete what nothing refers to, and give the space back to the disk.
+@command
+def vacuum(project: Project) -> None:
+    """Delete rows that no other row refers to, and return the space to the disk.
 
-    Writers wait while the file is written anew, about a second for each 100 MiB; apps queue their calls meanwhile.
-    Needs free disk space of twice the file's size.
+    The file is rewritten, which needs free disk space of twice its size. Writers wait for about a second for each
+    100 MiB; apps queue their calls meanwhile.
     """
-    from dataclasses import asdict
-
-    from art_patch.cli.views.output import answer, stdout
-
-    with opened_store(project=project, home=home, store=store) as (_, opened):
+    with project.opened() as (_, opened):
         done = opened.maintain.vacuum()
-    if as_json:
-        answer(asdict(done))
+    if project.as_json:
+        output.answer(asdict(done))
         return
-    orphans = [
-        f"{count} {name}"
-        for count, name in ((done.messages, "messages"), (done.blocks, "blocks of ids"), (done.tools, "lists of tools"))
-        if count
-    ]
+    found = ((done.messages, "messages"), (done.blocks, "blocks of ids"), (done.tools, "lists of tools"))
+    orphans = [f"{count} {name}" for count, name in found if count]
     gone = f"deleted {', '.join(orphans)} that nothing referred to" if orphans else "nothing was left over"
-    stdout().print(f"{gone}; {_size(done.bytes_before)} before, {_size(done.bytes_after)} now")
+    output.stdout().print(f"{gone}; {_size(done.bytes_before)} before, {_size(done.bytes_after)} now")
 
 
+@command
 def backup(
-    file: Annotated[Path, typer.Argument(help="Where to; must not exist.", show_default=False)],
-    project: ProjectOption = None,
-    home: HomeOption = None,
-    store: StoreOption = None,
-    as_json: JsonOption = False,
+    file: Annotated[Path, typer.Argument(help="File to write; it must not exist.", show_default=False)],
+    project: Project,
 ) -> None:
     """Copy the store while apps go on writing. The copy is checked, and readable by you alone.
 
-    Restore: stop the apps, move the copy to the store's path, delete what lies beside it ending in -wal and -shm.
+    To restore: stop the apps, move the copy to the store's path, and delete the files beside it that end in -wal and
+    -shm.
     """
-    from art_patch.cli.views.output import answer, stdout
-
-    with opened_store(project=project, home=home, store=store) as (_, opened):
+    with project.opened() as (_, opened):
         size = opened.maintain.backup(file.absolute())
-    if as_json:
-        answer({"path": str(file.absolute()), "bytes": size})
+    if project.as_json:
+        output.answer({"path": str(file.absolute()), "bytes": size})
     else:
-        stdout().print(f"{file.absolute()}: {_size(size)}, checked", markup=False, soft_wrap=True)
+        output.say(f"{file.absolute()}: {_size(size)}, checked")
 
 
+DRY_RUN = Option(help="Print what would be deleted, and delete nothing.")
+YES = Option(help="Delete without asking.")
+
+
+@command
 def prune(
-    older_than: Annotated[
-        str | None, typer.Option("--older-than", help="Delete what is older: 90d, 12h.", show_default=False)
-    ] = None,
-    keep: Annotated[
-        int | None, typer.Option("--keep", help="Keep no more than the newest N.", min=0, show_default=False)
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    project: ProjectOption = None,
-    home: HomeOption = None,
-    store: StoreOption = None,
-    who: WhoOption = None,
-    as_json: JsonOption = False,
+    project: ActingProject,
+    older_than: Annotated[str | None, Option(help="Delete trajectories older than this: 90d, 12h.")] = None,
+    keep: Annotated[int | None, Option(least=0, help="Keep only this many trajectories, the newest.")] = None,
+    dry_run: Annotated[bool, DRY_RUN] = False,
+    yes: Annotated[bool, YES] = False,
 ) -> None:
-    """Delete old trajectories, while apps go on. Those that wait for training are no exception.
+    """Delete old trajectories while apps go on, even those that wait for training.
 
-    Without options: what ART_PATCH_KEEP_DAYS and ART_PATCH_KEEP_TRAJECTORIES say, as `art-patch retrain` does each
-    time.
+    Without --older-than and --keep, the settings ART_PATCH_KEEP_DAYS and ART_PATCH_KEEP_TRAJECTORIES decide, as they
+    do at the end of each `art-patch retrain`.
     """
-    from dataclasses import asdict
-
-    from art_patch.cli.options.asking import ask, seconds
-    from art_patch.cli.views.output import answer, bars, stdout
-    from art_patch.errors import ConfigError
-    from art_patch.settings import load_settings
-
     age = None if older_than is None else seconds(older_than)
     if age is None and keep is None:
-        settings = load_settings(project=project, home=home, store=store)
+        settings = project.settings()
         age = None if settings.keep_days is None else settings.keep_days * _DAY_S
         keep = settings.keep_trajectories
     if age is None and keep is None:
         raise ConfigError("say what to keep: --older-than 90d, --keep 10000, or ART_PATCH_KEEP_DAYS=90")
-    limits: dict[str, Any] = {"older_than_s": age, "keep": keep}
-    with opened_store(project=project, home=home, store=store) as (_, opened):
-        done = opened.rights.prune(**limits, dry_run=True)
+    with project.opened() as (_, opened):
+        run = partial(opened.rights.prune, older_than_s=age, keep=keep)
+        done = run(dry_run=True)  # first only counted, for the question
         if done.trajectories and not dry_run:
-            if not ask(f"{done.trajectories} trajectories with {done.calls} calls. Delete them?", yes=yes):
-                stdout().print("nothing was deleted")
+            if not output.confirmed(f"{done.trajectories} trajectories with {done.calls} calls. Delete them?", yes=yes):
+                output.stdout().print("nothing was deleted")
                 return
-            with bars(quiet=as_json) as progress:
-                done = opened.rights.prune(
-                    **limits,
-                    who=who_am_i(who, "store prune"),
-                    progress=lambda finished, total: progress("prune", finished, total),
-                )
-    if as_json:
-        answer(asdict(done))
+            with output.bars(quiet=project.as_json) as progress:
+                done = run(who=project.actor("store prune"), progress=progress.counts("prune"))
+    if project.as_json:
+        output.answer(asdict(done))
     elif not done.trajectories:
-        stdout().print("nothing is that old")
+        output.stdout().print("nothing is that old")
     else:
         verb = "would delete" if done.dry_run else "deleted"
         messages = "" if done.messages is None else f", {done.messages} messages"
         dead = f"; {done.dead_groups} groups that waited for training are dead" if done.dead_groups else ""
-        stdout().print(f"{verb} {done.trajectories} trajectories, {done.calls} calls{messages}{dead}")
+        output.stdout().print(f"{verb} {done.trajectories} trajectories, {done.calls} calls{messages}{dead}")
 
 
-def _print(metrics: dict[str, Any]) -> None:
-    import time
+def seconds(duration: str) -> float:
+    """Return a duration such as `90d`, `12h`, `30min` or `45s` in seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", duration.strip().lower())
+    if match is None or match[2] not in _UNITS_S:
+        raise ConfigError(f"{duration!r} is no duration; write a number and s, min, h, d or w, like 90d")
+    return float(match[1]) * _UNITS_S[match[2]]
 
-    from rich.table import Table
 
-    from art_patch.cli.views.output import ago, stdout
-
-    console, now = stdout(), time.time()
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    table.add_column("table")
-    for column in ("rows", "bytes"):
-        table.add_column(column, justify="right")
+def _print_stats(metrics: dict[str, Any]) -> None:
+    console, now = output.stdout(), time.time()
+    table = output.table("table", "rows", "bytes", right=("rows", "bytes"))
     for name, one in sorted(metrics["tables"].items(), key=lambda item: -(item[1]["bytes"] or 0)):
         if one["rows"]:
             table.add_row(name, f"{one['rows']:,}", "" if one["bytes"] is None else _size(one["bytes"]))
@@ -181,7 +159,7 @@ def _print(metrics: dict[str, Any]) -> None:
     if metrics["compression"]:
         lines.append(f"messages are kept in {100 / metrics['compression']:.0f} % of their text's bytes")
     if metrics["first_call_at"]:
-        first, last = (ago(now - metrics[key]) for key in ("first_call_at", "last_call_at"))
+        first, last = (output.ago(now - metrics[key]) for key in ("first_call_at", "last_call_at"))
         lines.append(f"first call {first} ago, last {last} ago")
     console.print()
     for line in lines:
@@ -189,7 +167,133 @@ def _print(metrics: dict[str, Any]) -> None:
 
 
 def _size(count: int) -> str:
+    """Return a size in units of 1024, as file systems have it."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} B"
+
+
+# --- erase ---
+
+
+@command
+def erase(
+    project: ActingProject,
+    user: Annotated[str | None, Option(help="Erase the trajectories of this user_id.")] = None,
+    session: Annotated[str | None, Option(help="Erase the trajectories of this session_id.")] = None,
+    trajectory: Annotated[str | None, Option(help="Erase the trajectory with this id.")] = None,
+    dry_run: Annotated[bool, DRY_RUN] = False,
+    yes: Annotated[bool, YES] = False,
+) -> None:
+    """Delete the recorded data of a user, a session or a trajectory, while apps go on.
+
+    Messages that other trajectories share are kept for those. Run the command again if it was interrupted. Exports,
+    backups and trained policies are not changed; the command lists them and says what to do.
+    """
+    with project.opened() as (settings, opened):
+        subject = {"user": user, "session": session, "trajectory": trajectory}
+        run = partial(opened.rights.erase, user=user, session=session, trajectory=trajectory)
+        erasure = run(dry_run=True)  # first only counted, for the question; it also refuses more than one subject
+        policies = opened.ledger.policies()
+        ((what, value),) = [(key, one) for key, one in subject.items() if one is not None]
+        whose = f"{what} {value}"
+        if erasure.found and not dry_run:
+            if not output.confirmed(f"{_sentence(erasure, whose)}. Delete it?", yes=yes):
+                output.stdout().print("nothing was deleted")
+                return
+            with output.bars(quiet=project.as_json) as progress:
+                erasure = run(who=project.actor("erase"), progress=progress.counts("erase"))
+    todo = advice(erasure, policies, settings.project)
+    names = [one.name for one in policies]
+    if erasure.found and not dry_run and not pipeline.forget_unfinished(settings.directory, names):
+        todo.append("A cycle is at work; if it trains, its copy of what it learns from is deleted when it has ended.")
+    if project.as_json:
+        output.answer(asdict(erasure) | {"found": erasure.found, "subject": {what: value}, "todo": todo})
+        return
+    for line in _lines(erasure, whose, todo):
+        output.say(line)
+
+
+def advice(erasure: Erasure, policies: tuple[Policy, ...], project: str) -> list[str]:
+    """Return the work that is left for a person, in sentences with the exact commands."""
+    todo: list[str] = []
+    if erasure.exports:
+        todo.append("Delete these exports, and the copies that were made of them.")
+    if erasure.in_training:
+        todo.append(
+            "A cycle is training on some of it right now. When it has ended, do not promote its candidate: "
+            "`art-patch status` names it."
+        )
+    serving = next((one.name for one in erasure.policies if one.serves), None)
+    tested = next((one for one in policies if one.state in CHALLENGERS), None)
+    # The test also ends if the tested policy is clean and the champion is not: a rollback would reject it first.
+    if tested is not None and (serving is not None or tested.name in {one.name for one in erasure.policies}):
+        todo.append(f"{tested.name} is {tested.state}: end its test with `art-patch rollback --project {project}`.")
+    if serving is not None:
+        todo.append(f"A LoRA cannot forget, and {serving} serves. {_way_back(serving, erasure, policies, project)}")
+    elif erasure.policies:
+        todo.append("A LoRA cannot forget, but none of these serves, and the champion did not learn from it.")
+    idle = [one.path for one in erasure.policies if one.path and not one.serves]
+    if idle:
+        todo.append(f"Delete the adapters that do not serve, so that nobody promotes them: `rm -r {shlex.join(idle)}`.")
+    if erasure.found and not erasure.dry_run:
+        todo.append("Backups that were made before hold it still.")
+    if not erasure.scrubbed:
+        todo.append("Somebody was reading the store, so its log holds some of it still. Run the same command again.")
+    return todo
+
+
+def _way_back(serving: str, erasure: Erasure, policies: tuple[Policy, ...], project: str) -> str:
+    """Return how to let a policy serve that did not learn from the data. The next cycle starts from that policy."""
+    tainted = {one.name for one in erasure.policies}
+    champion = next(one for one in policies if one.name == serving)
+    before = sorted((one for one in policies if one.state == "retired"), key=lambda one: one.step, reverse=True)
+    older = [one for one in before if one.model == champion.model and one.step < champion.step]
+    clean = [one.name for one in before if one.model == champion.model and one.name not in tainted]
+    if older and older[0].name not in tainted:
+        back = f"Go back to {older[0].name} with `art-patch rollback --project {project}`"
+    elif clean:
+        back = f"Go back to {clean[0]} with `art-patch promote {clean[0]} --project {project}`"
+    else:
+        return "No earlier policy is free of it: begin anew from the base in another --project."
+    return f"{back}; then `art-patch retrain --project {project}` trains from there, without it."
+
+
+def _sentence(erasure: Erasure, whose: str) -> str:
+    counts = [
+        (erasure.trajectories, "trajectory", "trajectories"),
+        (erasure.calls, "call", "calls"),
+        # Unknown while other trajectories may share messages with these.
+        (erasure.messages or 0, "message", "messages"),
+        (erasure.scores, "score", "scores"),
+        (erasure.spans, "span", "spans"),
+        (erasure.corrections, "correction", "corrections"),
+        (erasure.judgements, "judgement", "judgements"),
+    ]
+    found = [counted(*each) for each in counts if each[0]]
+    return f"{whose}: {output.listed(found, 'nothing left but the end of an erasure that was cut short')}"
+
+
+def _lines(erasure: Erasure, whose: str, todo: list[str]) -> list[str]:
+    if not erasure.found:
+        return [f"nothing is recorded of {whose}"]
+    now = time.time()
+    verb, will = ("would erase", "would be") if erasure.dry_run else ("erased", "are")
+    lines = [f"{verb} {_sentence(erasure, whose)}"]
+    if erasure.messages is None and erasure.calls:
+        lines.append("messages that other trajectories share stay")
+    if erasure.groups:
+        dead = f"; {len(erasure.dead_groups)} that waited for training {will} dead" if erasure.dead_groups else ""
+        lines.append(f"{counted(len(erasure.groups), 'group', 'groups')} held some of it{dead}")
+    if erasure.exports:
+        lines.append(f"{counted(len(erasure.exports), 'export holds', 'exports hold')} some of it:")
+        for one in erasure.exports:
+            path = "stdout" if one.path == "-" else output.one_line(one.path)
+            lines.append(f"  {path} ({one.format}, {output.ago(now - one.at)} ago, by {output.one_line(one.who)})")
+    if erasure.policies:
+        lines.append(f"{counted(len(erasure.policies), 'policy', 'policies')} learned from it:")
+        for one in erasure.policies:
+            how = "trained on it" if one.how == "trained" else "descends from one that was"
+            lines.append(f"  {one.name} ({how}; {'serves now' if one.serves else one.state})")
+    return [*lines, *(f"-> {one}" for one in todo)]

@@ -1,77 +1,53 @@
-"""`art-patch trajectories list` and `art-patch trajectories show`."""
+"""Look at runs and decisions: `art-patch trajectories list` and `show`, `art-patch history`, `art-patch diff`."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from art_patch.cli.options import filters
-from art_patch.cli.options.opening import opened_store
-from art_patch.cli.options.shared import HomeOption, JsonOption, ProjectOption, StoreOption
+from art_patch import formats, store
+from art_patch.cli import output
+from art_patch.cli.options import Option, Project, TrajectoryFilter, command
+from art_patch.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from art_patch.store import Summary
+    from art_patch.types import Call
 
-WIDE = 110
-"""Columns of a terminal that has room for who and which task."""
+UPSTREAM = "upstream"  # what commands call answers that no policy gave
+WIDE = 110  # columns of a terminal that has room for user and task
+NARROW = 80  # below so many columns tokens are left out and "answered by" is "by"; rich would cut the rewards off
 
-NARROW = 80
-"""Columns below which tokens are left out, and the heading is "by"; rich would cut the rewards off."""
-
-_SHORTEST_ID = 12
+_SHORTEST_ID = 12  # characters; an id begins with its time, so shorter beginnings are often alike
 
 
+@command
 def list_trajectories(
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many.")] = 20,
-    after: Annotated[
-        str | None, typer.Option("--after", help="Those before this one: its id.", show_default=False)
-    ] = None,
-    user: filters.UserOption = None,
-    session: filters.SessionOption = None,
-    scenario: filters.ScenarioOption = None,
-    group: filters.GroupOption = None,
-    tag: filters.TagOption = None,
-    name: filters.NameOption = None,
-    origin: filters.OriginOption = None,
-    policy: filters.PolicyOption = None,
-    since: filters.SinceOption = None,
-    until: filters.UntilOption = None,
-    min_reward: filters.MinRewardOption = None,
-    max_reward: filters.MaxRewardOption = None,
-    status: filters.StatusOption = None,
-    trainable: filters.TrainableOption = None,
-    project: ProjectOption = None,
-    home: HomeOption = None,
-    store: StoreOption = None,
-    as_json: JsonOption = False,
+    wanted: TrajectoryFilter,
+    project: Project,
+    limit: Annotated[int, Option(also=("-n",), least=1, help="Number of trajectories.")] = 20,
+    after: Annotated[str | None, Option(help="List those before this trajectory, by its id.")] = None,
 ) -> None:
-    """What was recorded, newest first."""
-    from art_patch.cli.views.output import answer, stdout
-    from art_patch.store import Filter
-
-    wanted = filters.make_filter(
-        user=user, session=session, scenario=scenario, group=group, tag=tag, name=name, origin=origin, policy=policy,
-        since=since, until=until, min_reward=min_reward, max_reward=max_reward, status=status, trainable=trainable,
-    )  # fmt: skip
-    with opened_store(project=project, home=home, store=store) as (_, opened):
-        browse = opened.browse
-        cursor = None
+    """List recorded trajectories, newest first."""
+    chosen = wanted.chosen()
+    with project.opened() as (_, opened):
+        browse, cursor = opened.browse, None
         if after is not None:
             (start,) = browse.summaries([the_one(opened, after)])
             cursor = (start.last_call_at, start.id)
-        found = [key for _, key in browse.ids(wanted, after=cursor, limit=limit)]
+        found = [key for _, key in browse.ids(chosen, after=cursor, limit=limit)]
         summaries = browse.summaries(found, openings=True)
-        matching, held = browse.count(wanted), browse.count(Filter())
-    if as_json:
+        matching, held = browse.count(chosen), browse.count(store.Filter())
+    if project.as_json:
         shown = [asdict(one) | {"status": one.status, "duration_s": one.duration_s} for one in summaries]
-        answer({"trajectories": shown, "matching": matching, "held": held})
+        output.answer({"trajectories": shown, "matching": matching, "held": held})
         return
-    console = stdout()
+    console = output.stdout()
     if not summaries:
         if after is not None and matching:
             console.print("no more")
@@ -84,118 +60,101 @@ def list_trajectories(
     if len(summaries) < matching:
         note = f"\n{len(summaries)} of {matching}"
         note += f"; older ones: --after {summaries[-1].id}" if len(summaries) == limit else ""
-        console.print(note, markup=False, soft_wrap=True, style="dim")
+        output.say(note, style="dim")
 
 
+@command
 def show(
-    trajectory: Annotated[str, typer.Argument(help="Its id, or as much of its beginning as makes it the only one.")],
-    full: Annotated[bool, typer.Option("--full", help="Long texts to their end.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Messages as the JSON that was recorded.")] = False,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Token ids and log-probabilities in metrics.")] = False,
-    project: ProjectOption = None,
-    home: HomeOption = None,
-    store: StoreOption = None,
-    as_json: JsonOption = False,
+    trajectory: Annotated[str, typer.Argument(help="Id of the trajectory, or a beginning of it that no other id has.")],
+    project: Project,
+    full: Annotated[bool, Option(help="Print long texts to their end.")] = False,
+    raw: Annotated[bool, Option(help="Print messages as the recorded JSON.")] = False,
+    tokens: Annotated[bool, Option(help="Print numbers of token ids, and log-probabilities.")] = False,
 ) -> None:
-    """One run of the agent: its steps, what was said, who answered, how it was judged.
+    """Show one run of the agent: steps, messages, who answered, scores.
 
-    `--json` is what export writes.
+    `--json` prints it in the format of `art-patch export --format trajectories`.
     """
-    from art_patch.cli.views.conversation import print_trajectory
-    from art_patch.cli.views.output import answer, stdout
-    from art_patch.formats import Bundle, encode
-
-    with opened_store(project=project, home=home, store=store) as (_, opened):
+    with project.opened() as (_, opened):
         key = the_one(opened, trajectory)
         (whole,) = opened.read.trajectories([key])
         spans, groups = opened.transfers.spans([key]), opened.transfers.groups_of([key])
         corrections = tuple(opened.corrections([key]).get(key, ()))
-        bundle = Bundle(whole, spans.get(key, ()), groups.get(key), corrections=corrections)
+        bundle = formats.Bundle(whole, spans.get(key, ()), groups.get(key), corrections=corrections)
         (summary,) = opened.browse.summaries([key])
-    if as_json:
-        answer(encode(bundle))
-    else:
-        print_trajectory(stdout(), bundle, summary, full=full, raw=raw, tokens=tokens)
+    if project.as_json:
+        output.answer(formats.encode(bundle))
+        return
+    from art_patch.cli.conversation import Page, print_trajectory
+
+    print_trajectory(Page(output.stdout(), full=full, raw=raw, tokens=tokens), bundle, summary)
 
 
-def the_one(store: Any, prefix: str) -> str:
-    """Return the id that begins so.
+def the_one(opened: store.Store, prefix: str) -> str:
+    """Return the id that begins with the prefix.
 
     Raises:
-        ConfigError: if none or several do.
+        ConfigError: no id does, or several do.
     """
-    from art_patch.cli.views.safe_text import one_line
-    from art_patch.errors import ConfigError
-
     limit = 6
-    ids = store.browse.resolve(prefix, limit=limit) if prefix else []
+    ids = opened.browse.resolve(prefix, limit=limit) if prefix else []
     if len(ids) == 1:
         return ids[0]
+    shown = output.one_line(prefix)
     if not ids:
-        raise ConfigError(
-            f"no trajectory has an id that begins with {one_line(prefix)!r}; `art-patch trajectories list`"
-        )
-    several = ", ".join(map(one_line, ids[: limit - 1])) + (", ..." if len(ids) == limit else "")
-    raise ConfigError(f"several ids begin with {one_line(prefix)!r}: {several}; say more of it")
+        raise ConfigError(f"no trajectory has an id that begins with {shown!r}; `art-patch trajectories list`")
+    several = ", ".join(map(output.one_line, ids[: limit - 1])) + (", ..." if len(ids) == limit else "")
+    raise ConfigError(f"several ids begin with {shown!r}: {several}; say more of it")
 
 
-def _print_list(console: Console, summaries: list[Summary], *, now: float) -> None:
+def _print_list(console: Console, summaries: Sequence[store.Summary], *, now: float) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from art_patch.cli.views.output import ago, seconds
-    from art_patch.cli.views.safe_text import one_line
-
     wide, narrow = console.width >= WIDE, console.width < NARROW
     length = _id_length([one.id for one in summaries])
-    rows: list[list[Text]] = []
+    by = "by" if narrow else "answered by"
+    rows: list[dict[str, Text]] = []
     for one in summaries:
-        about = Text(one_line(one.name or ""), style="bold")
+        about = output.cell(one.name or "", "bold")
         if one.opening:
-            about.append((" " if one.name else "") + one_line(one.opening), style="not bold")
+            about.append((" " if one.name else "") + output.one_line(one.opening), style="not bold")
         if one.status == "error":
             about = Text("failed ", style="red").append_text(about)
-        by = "imported" if one.origin == "imported" else ", ".join(map(one_line, one.policies))
-        who = (Text(one_line(one.user_id or "")), Text(one_line(one.scenario_key or ""))) if wide else ()
-        tokens = () if narrow else (Text(short_number(one.prompt_tokens + one.completion_tokens)),)
-        took = (Text(seconds(one.duration_s) if one.calls else ""),) if wide else ()
-        rows.append(
-            [
-                Text(one_line(one.id)[:length]),
-                Text(ago(now - (one.last_call_at or one.started_at))),
-                about,
-                *who,
-                Text(str(one.calls)),
-                *tokens,
-                *took,
-                Text(by),
-                Text("" if one.reward is None else f"{one.reward:.2f}"),
-            ]
-        )
-    by = "by" if narrow else "answered by"
-    names = ["id", "ago", "about", *(("user", "task") if wide else ()), "calls", *(() if narrow else ("tokens",))]
-    names += [*(("took",) if wide else ()), by, "reward"]
+        row = {
+            "id": output.cell(output.one_line(one.id)[:length]),
+            "ago": Text(output.ago(now - (one.last_call_at or one.started_at))),
+            "about": about,
+            "user": output.cell(one.user_id or ""),
+            "task": output.cell(one.scenario_key or ""),
+            "calls": Text(str(one.calls)),
+            "tokens": Text(short_number(one.prompt_tokens + one.completion_tokens)),
+            "took": Text(output.seconds(one.duration_s) if one.calls else ""),
+            by: Text("imported" if one.origin == "imported" else ", ".join(map(output.one_line, one.policies))),
+            "reward": Text("" if one.reward is None else f"{one.reward:.2f}"),
+        }
+        hidden = (() if wide else ("user", "task", "took")) + (("tokens",) if narrow else ())
+        rows.append({name: text for name, text in row.items() if name not in hidden})
     longest = {"user": 20, "task": 20, by: 20 if wide else 12}
     gap = 2 if wide else 1
-    widths = [
-        min(max(len(name), *(row[index].cell_len for row in rows)), longest.get(name, console.width))
-        for index, name in enumerate(names)
-    ]
-    place = names.index("about")
-    # What is left of the line; rich would take it from the other columns, too.
-    rest = console.width - sum(widths) + widths[place] - gap * (len(names) - 1)
-    widths[place] = min(widths[place], max(rest, 10))
+    widths = {
+        name: min(max(len(name), *(row[name].cell_len for row in rows)), longest.get(name, console.width))
+        for name in rows[0]
+    }
+    # "about" gets what is left of the line. Without a width of its own rich would shrink the other columns, too.
+    rest = console.width - (sum(widths.values()) - widths["about"]) - gap * (len(widths) - 1)
+    widths["about"] = min(widths["about"], max(rest, 10))
     table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
-    for name, width in zip(names, widths, strict=True):
+    for name, width in widths.items():
         right = name in ("ago", "calls", "tokens", "took", "reward")
         table.add_column(name, no_wrap=True, overflow="ellipsis", width=width, justify="right" if right else "left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*row.values())
     console.print(table)
 
 
 def _id_length(ids: list[str]) -> int:
-    """How much of the ids tells those on this page apart; ids of one moment begin alike."""
+    """Return how many characters tell the ids of this page apart; ids of one moment begin alike."""
     for length in range(_SHORTEST_ID, max(map(len, ids), default=0)):
         if len({key[:length] for key in ids}) == len(ids):
             return length
@@ -203,11 +162,100 @@ def _id_length(ids: list[str]) -> int:
 
 
 def short_number(value: int) -> str:
-    """Return `812`, `4.1k`, `23k`, `1.2M`."""
+    """Return a number in at most four characters or so: `812`, `4.1k`, `23k`, `1.2M`."""
     for unit, size in (("M", 1_000_000), ("k", 1_000)):
         if value >= size:
             return f"{value / size:.1f}{unit}" if value < 10 * size else f"{value / size:.0f}{unit}"
     return str(value)
 
 
-app = typer.Typer(name="trajectories", help="Look at what was recorded.", no_args_is_help=True, rich_markup_mode="rich")
+@command
+def history(
+    project: Project, limit: Annotated[int, Option(also=("-n",), least=1, help="Number of decisions.")] = 20
+) -> None:
+    """List each change of a policy's state, newest first: when, from which state to which, by whom, why.
+
+    The history cannot be changed.
+    """
+    with project.opened() as (_, opened):
+        moves = opened.ledger.history(limit=limit)
+    if project.as_json:
+        output.answer({"history": moves})
+        return
+    if not moves:
+        output.stdout().print("nothing was decided yet; start `art-patch serve --base MODEL`")
+        return
+    table = output.table("when", "policy", "from", "to", "by", "why", whole=("when", "policy", "from", "to"))
+    for move in moves:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(move["at"]))
+        before, after = _state(move, "from_state", "percent_before"), _state(move, "to_state", "percent")
+        table.add_row(when, move["policy"], before, after, output.cell(move["who"]), output.cell(move["reason"]))
+    output.stdout().print(table)
+
+
+def _state(move: dict[str, Any], which: str, share: str) -> str:
+    """Return the state before or after a move; for a canary with its share of the sessions, if it is known."""
+    state: str | None = move[which]
+    percent = move["metrics"].get(share) if state == "canary" else None
+    return f"{state or 'new'}" if percent is None else f"{state} {percent:g} %"
+
+
+@command
+def diff(
+    a: Annotated[str, typer.Argument(help="NAME@STEP of a policy, or upstream.")],
+    b: Annotated[str, typer.Argument(help="NAME@STEP of another policy, or upstream.")],
+    project: Project,
+    limit: Annotated[int, Option(also=("-n",), least=1, help="Number of prompts.")] = 10,
+) -> None:
+    """Show the answers of two policies to the same recorded prompts, side by side, newest first."""
+    with project.opened() as (_, opened):
+        for name in (a, b):
+            if name != UPSTREAM and opened.ledger.policy(name) is None:
+                raise StoreError(f"there is no policy {name!r}; `art-patch policies` lists them")
+        count, pairs = opened.answered_by_both(*(None if name == UPSTREAM else name for name in (a, b)), limit=limit)
+    if project.as_json:
+        shown = [{"messages": pair.a.messages, "a": _facts(pair.a), "b": _facts(pair.b)} for pair in pairs]
+        output.answer({"a": a, "b": b, "prompts": count, "pairs": shown})
+    elif not pairs:
+        output.say(
+            f"no prompt is recorded that both {a} and {b} answered; "
+            "`art-patch promote POLICY --shadow` asks a policy what the champion answers"
+        )
+    else:
+        _print_pairs(a, b, count, pairs)
+
+
+def _facts(call: Call) -> dict[str, Any]:
+    return {
+        "call": call.id,
+        "trajectory": call.trajectory_id,
+        "at": call.started_at,
+        "answers": [choice.message for choice in call.choices],
+        "completion_tokens": call.completion_tokens,
+        "duration_ms": call.duration_ms,
+        "shadow_of": call.shadow_of,
+    }
+
+
+def _print_pairs(a: str, b: str, count: int, pairs: Sequence[store.Pair]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from art_patch.cli.conversation import words_of
+
+    console, same = output.stdout(), 0
+    for pair in pairs:
+        asked = f"{pair.a.messages[-1].get('role', '?')}: {words_of(pair.a.messages[-1])}" if pair.a.messages else ""
+        answers = [output.visible("\n--\n".join(words_of(choice.message) for choice in call.choices)) for call in pair]
+        same += answers[0] == answers[1]
+        table = Table.grid(padding=(0, 2), expand=True)
+        for _ in pair:
+            table.add_column(ratio=1, overflow="fold")
+        took = (f"{call.completion_tokens} tokens, {output.seconds(call.duration_ms / 1000)}" for call in pair)
+        table.add_row(*(Text(f"{name}  {each}", style="dim") for name, each in zip((a, b), took, strict=True)))
+        table.add_row(*(Text(text) for text in answers))
+        console.print(Text(output.one_line(asked), style="bold", overflow="ellipsis", no_wrap=True))
+        console.print(table)
+        console.print()
+    rest = f", the newest {len(pairs)} of them above" if count > len(pairs) else ""
+    output.say(f"{count} prompts were answered by both{rest}; {same} of these alike", style="dim")

@@ -28,8 +28,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeGuard, get_args
+from typing import Annotated, Literal, TypeGuard, get_args
 
+from art_patch._lib.option import Option
 from art_patch.errors import ConfigError
 
 LossName = Literal["grpo", "dr_grpo", "dapo", "cispo", "gspo", "sapo", "vespo", "luspo"]
@@ -170,14 +171,16 @@ class LossConfig:
             learned from (DeepSeek-V3.2). It is still held near the reference. `None`: off.
     """
 
-    name: LossName = "dapo"
+    name: Annotated[LossName, Option(name="loss", help="Loss to minimise, as in its paper.")] = "dapo"
     level: Level | None = None
     clip_low: float | None = None
     clip_high: float | None = None
     clip_max: float | None = None
     ratio_cap: float | None = None
     max_completion_tokens: int | None = None
-    kl_coefficient: float = 0.0
+    kl_coefficient: Annotated[
+        float, Option(name="kl", least=0.0, help="Weight of the KL divergence that keeps the policy near the base.")
+    ] = 0.0
     kl_estimator: Estimator = "k3"
     importance_cap: float | None = 3.0
     off_policy_nats: float | None = None

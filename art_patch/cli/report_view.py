@@ -1,4 +1,4 @@
-"""How `art-patch report` looks: on a terminal of 80 columns, as Markdown, and as facts for `--json`."""
+"""The report of `art-patch report` in three forms: for a terminal of 80 columns, as Markdown, and as JSON."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from art_patch.cli.views.safe_text import one_line
+from art_patch.cli.output import cell, one_line, share
 from art_patch.insights import Report
 
 _COLOURS = {"switch": "green", "do not switch": "red", "not enough data": "yellow"}
 _NAMES = {"reward": "by your rewards", "judged": "by the judge"}
 
 Rows = list[list[str]]
-"""A head and rows below it; the first cell of each is a name."""
+"""A header row and the rows below it. The first cell of each row is its name."""
 
 
 def as_facts(report: Report) -> dict[str, Any]:
-    """Return all of it for JSON; `null` is not known."""
+    """Return the report for JSON, with its sums and differences. Unknown numbers are `None`."""
     facts = asdict(report)
     money = report.money
     facts["money"] |= {
@@ -36,7 +36,7 @@ def as_facts(report: Report) -> dict[str, Any]:
 
 
 def show(report: Report, project: str, console: Console) -> None:
-    """Print it."""
+    """Print the report: verdict, reasons, tables, cautions."""
     colour = _COLOURS[report.verdict]
     console.print(f"{project}, {_when(report)}", style="dim", markup=False)
     console.print(f"[b {colour}]{report.verdict}[/]")
@@ -57,7 +57,7 @@ def show(report: Report, project: str, console: Console) -> None:
 
 
 def as_markdown(report: Report, project: str) -> str:
-    """Return it as Markdown."""
+    """Return the report as Markdown."""
     lines = [f"# {project}: {report.verdict}", "", f"{_when(report).capitalize()}.", ""]
     lines += [f"- {_escaped(reason)}" for reason in report.reasons]
     for rows in _tables(report):
@@ -74,8 +74,8 @@ def _tables(report: Report) -> Iterator[Rows]:
     yield [
         ["", *(side.name for side in sides)],
         ["calls", *(f"{side.calls:,}" for side in sides)],
-        ["share", *(_share(side.share) for side in sides)],
-        ["failed", *(_share(side.failed) for side in sides)],
+        ["share", *(share(side.share) for side in sides)],
+        ["failed", *(share(side.failed) for side in sides)],
         ["latency p50", *(_ms(side.p50_ms) for side in sides)],
         ["latency p95", *(_ms(side.p95_ms) for side in sides)],
     ]
@@ -105,6 +105,7 @@ def _scores(report: Report) -> Rows:
 
 def _money(report: Report) -> Rows:
     money = report.money
+    # One unknown part makes a sum unknown; it is never counted as zero.
     every = None if money.avoided_usd is None or money.upstream_usd is None else money.avoided_usd + money.upstream_usd
     costs = (("GPU", money.gpu_usd), ("judge", money.judge_usd), ("updates", money.training_usd))
     return [
@@ -123,14 +124,15 @@ def _notes(report: Report) -> Iterator[str]:
         reasons = ", ".join(f"{one_line(reason)} {count:,}" for reason, count in report.fallbacks.items())
         yield f"calls that went upstream after all: {reasons}"
     if report.mixed:
-        yield f"{report.mixed:,} runs were answered by several and count for nobody's quality"
+        yield f"{report.mixed:,} runs were answered by several policies and count in no side's quality"
 
 
 def _bullet(console: Console, text: str) -> None:
+    # A grid, so that the second line of a long text is indented like its first.
     row = Table.grid(padding=(0, 1, 0, 0))
     row.add_column()
     row.add_column(overflow="fold")
-    row.add_row("·", Text(one_line(text)))
+    row.add_row("·", cell(text))
     console.print(row)
 
 
@@ -140,11 +142,8 @@ def _when(report: Report) -> str:
 
 
 def _escaped(text: str) -> str:
+    # Recorded reasons may hold a pipe, which would end the cell, or a tag, which a browser would obey.
     return one_line(text).replace("|", "\\|").replace("<", "&lt;")
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
 
 
 def _ms(value: float | None) -> str:
@@ -154,4 +153,5 @@ def _ms(value: float | None) -> str:
 def _usd(value: float | None) -> str:
     if value is None:
         return "unknown"
+    # -0.004 is shown as $0.00, without a sign.
     return f"-${-value:,.2f}" if round(value, 2) < 0 else f"${abs(value):,.2f}"

@@ -1,0 +1,326 @@
+"""A trajectory on a terminal: facts and scores, the tree of steps, and what was said call by call."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from art_patch.cli.output import ago, one_line, seconds, visible
+from art_patch.trajectories import canonical
+from art_patch.types import JSON, Call, Choice, Score, SpanInfo
+
+if TYPE_CHECKING:
+    from art_patch.formats import Bundle
+    from art_patch.store import Summary
+
+_LONGEST_TEXT = 1_500  # characters of a message
+_LINES = 24
+_LONGEST_VALUE = 200  # characters of a step's input or output
+_COLOURS = {"system": "magenta", "developer": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The console with the user's wishes: long texts to their end, messages as JSON, metrics of tokens."""
+
+    console: Console
+    full: bool = False
+    raw: bool = False
+    tokens: bool = False
+
+    def message(self, message: JSON, label: str = "") -> None:
+        """Print a message with its role, or the label, as heading."""
+        role = one_line(message.get("role", "?"))
+        head = Text(label or role, style=f"bold {_COLOURS.get(role, 'white')}")
+        for key in ("name", "tool_call_id"):
+            if message.get(key):
+                head.append(f" {one_line(message[key])}", style="dim")
+        self.console.print(head)
+        if self.raw:
+            self._text(json.dumps(message, indent=2))
+            return
+        for key in ("reasoning_content", "reasoning", "refusal"):
+            if isinstance(message.get(key), str) and message[key]:
+                self._text(f"({key.removesuffix('_content')}) {message[key]}", style="dim")
+        if message.get("content"):
+            self._text(_content(message["content"]))
+        for call in message.get("tool_calls") or ():
+            self._text(_tool_call(call), style="yellow")
+        if not (message.get("content") or message.get("tool_calls")):
+            self._text("(nothing)", style="dim")
+
+    def note(self, words: str, style: str = "dim") -> None:
+        """Print an indented line about what stands above it."""
+        self.console.print(Padding(Text(words, style=style), (0, 0, 0, 2)))
+
+    def _text(self, text: str, style: str = "") -> None:
+        kept = text if self.full else "\n".join(text[:_LONGEST_TEXT].split("\n")[:_LINES])
+        left = len(text) - len(kept)
+        if left <= _LONGEST_TEXT // 10:  # not worth a note that text is missing
+            kept, left = text, 0
+        self.console.print(Padding(Text(visible(kept), style=style), (0, 0, 0, 2)))
+        if left:
+            self.note(f"... {left:,} more characters; --full shows them")
+
+
+def print_trajectory(page: Page, bundle: Bundle, summary: Summary, *, now: float | None = None) -> None:
+    """Print a trajectory with its scores, steps and calls; `now` is in seconds since the epoch."""
+    _print_facts(page, bundle, summary, time.time() if now is None else now)
+    if bundle.spans:
+        page.console.print()
+        page.console.print(steps_tree(bundle.spans, bundle.trajectory.calls, full=page.full, raw=page.raw))
+    said: list[list[bytes]] = []
+    for number, call in enumerate(bundle.trajectory.calls, 1):
+        _print_call(page, bundle, number, call, said)
+    if not bundle.trajectory.calls:
+        page.console.print()
+        page.note("no call was recorded")
+
+
+def _print_facts(page: Page, bundle: Bundle, summary: Summary, now: float) -> None:
+    info = bundle.trajectory.info
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.started_at))
+    took = f"; took {seconds(summary.duration_s)}" if summary.calls else ""
+    trainable = f"{summary.trainable_calls} trainable, {summary.failed_calls} failed"
+    calls = f"{summary.calls} ({trainable}) by {', '.join(summary.policies)}" if summary.calls else "none"
+    facts: list[tuple[str, object]] = [
+        ("trajectory", info.id),
+        ("name", info.name),
+        ("started", f"{started}, {ago(now - info.started_at)} ago{took}"),
+        ("identity", info.origin),
+        ("user", info.user_id),
+        ("session", info.session_id),
+        ("task", info.scenario_key),
+        ("tags", ", ".join(info.tags)),
+        ("metadata", json.dumps(dict(info.metadata)) if info.metadata else None),
+        ("group", _group(bundle)),
+        ("calls", calls),
+        ("tokens", f"{summary.prompt_tokens:,} in, {summary.completion_tokens:,} out"),
+        ("reward", None if summary.reward is None else f"{summary.reward:.3g}"),
+    ]
+    for name, value in facts:
+        if value not in (None, ""):
+            table.add_row(name, Text(one_line(value)))
+    if info.error:
+        table.add_row("failed", Text(one_line(info.error), style="red"))
+    for score in bundle.trajectory.scores:
+        table.add_row("score", _score(score))
+    for correction in bundle.corrections:
+        of_call = "" if correction.call_id is None else f"of call {one_line(correction.call_id)}, "
+        by = f"  {of_call}by {one_line(correction.source)}"
+        line = Text("it should have been", style="bold").append(by, style="not bold dim")
+        said = filter(None, (words_of(correction.message), correction.comment))
+        line.append("".join(f"\n{visible(part)}" for part in said), style="not bold")
+        table.add_row("correction", line)
+    page.console.print(table)
+
+
+def _score(score: Score) -> Text:
+    by = f"  by {one_line(score.judge or score.source)}"
+    line = Text(f"{one_line(score.name)} {score.value:.3g}", style="bold").append(by, style="not bold dim")
+    return line.append("\n" + visible(score.comment), style="not bold") if score.comment else line
+
+
+def _group(bundle: Bundle) -> str | None:
+    info, group = bundle.trajectory.info, bundle.group
+    if group is None:
+        return info.group_key
+    held_out = ", held out" if group["held_out"] else ""
+    return f"{group['id']} ({group['scenario_key']}, by {group['how']}, {group['state']}{held_out})"
+
+
+# --- calls ---
+
+
+def _print_call(page: Page, bundle: Bundle, number: int, call: Call, said: list[list[bytes]]) -> None:
+    """Print the messages of the call that no earlier call has, and append the call's conversation to `said`."""
+    prompt = [canonical(message) for message in call.messages]
+    # An agent sends the whole conversation with each call. Sub-agents branch off, so any earlier call may be the one
+    # that this call continues: the one with the longest common beginning.
+    shared, before = max(((_shared(prompt, other), len(other)) for other in said), default=(0, 0))
+    answer = [canonical(call.choices[0].message)] if call.choices else []
+    said.append(prompt + answer)
+    page.console.print()
+    head = Text(f"call {number}", style="bold").append(f"  {one_line(call.policy or 'upstream')}", style="not bold")
+    page.console.print(Rule(head, align="left", style="dim", characters="\u2500"))
+    span = next((span.name for span in bundle.spans if span.id == call.span_id), None)
+    page.note(_metrics(call) + (f"  in {one_line(span)}" if span else ""))
+    for reason, style in ((call.error, "red"), (call.fallback and f"fell back: {call.fallback}", "yellow")):
+        if reason:
+            page.note(one_line(reason), style)
+    if call.untrainable:
+        page.note(f"not trainable: {one_line(call.untrainable)}")
+    if shared and shared < before:
+        page.note(f"goes on after message {shared} of what was said before")
+    elif number > 1 and not shared and prompt:
+        page.note("another conversation")
+    if call.tools and number == 1:
+        page.note(f"tools: {', '.join(_tool_name(tool) for tool in call.tools)}")
+    for message in call.messages[shared:]:
+        page.message(message)
+    if page.tokens:
+        ids = call.prompt_token_ids
+        page.note(f"prompt: {'token ids are not known' if ids is None else f'{len(ids):,} token ids'}")
+    for choice in call.choices:
+        label = "" if len(call.choices) == 1 else f"assistant, answer {choice.index + 1} of {len(call.choices)}"
+        page.message(choice.message, label)
+        if page.tokens:
+            page.note(_token_metrics(choice))
+    if not call.choices:
+        page.note("no answer")
+
+
+def _shared(prompt: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """Return with how many equal messages both begin."""
+    shared = 0
+    while shared < min(len(prompt), len(other)) and prompt[shared] == other[shared]:
+        shared += 1
+    return shared
+
+
+def _metrics(call: Call) -> str:
+    parts = [one_line(call.requested_model) if call.policy is None else f"asked for {one_line(call.requested_model)}"]
+    if call.status != "ok":
+        parts.append(call.status)
+    parts += sorted({one_line(choice.finish_reason or "cut") for choice in call.choices})
+    if call.prompt_tokens or call.completion_tokens:
+        parts.append(f"{call.prompt_tokens:,} + {call.completion_tokens:,} tokens")
+    if call.duration_ms:
+        first = f" (first token {seconds(call.ttft_ms / 1000)})" if call.ttft_ms is not None else ""
+        parts.append(seconds(call.duration_ms / 1000) + first)
+    named = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "n", "seed")
+    parts += [f"{name} {call.params[name]}" for name in named if call.params.get(name) is not None]
+    return one_line(" \u00b7 ".join(parts))
+
+
+def _token_metrics(choice: Choice) -> str:
+    if choice.token_ids is None:
+        return "answer: token ids are not known"
+    words = f"answer: {len(choice.token_ids):,} token ids"
+    finite = [value for value in choice.logprobs or () if math.isfinite(value)]
+    if not finite:
+        return f"{words}, no log-probabilities"
+    mean = sum(finite) / len(finite)
+    return f"{words}, log-probability mean {mean:.3f}, lowest {min(finite):.3f}, perplexity {math.exp(-mean):.2f}"
+
+
+# --- messages as words: what providers and frameworks recorded may have any shape ---
+
+
+def words_of(message: JSON) -> str:
+    """Return a message's text and tool calls as plain text. It is not yet safe for a terminal: see `visible`."""
+    said = [_content(message.get("content") or "")]
+    said += [_tool_call(call) for call in message.get("tool_calls") or ()]
+    return "\n".join(part for part in said if part)
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    parts: list[str] = []
+    for part in cast("Sequence[Any]", content) if isinstance(content, Sequence) else (content,):
+        pairs = _pairs(part)
+        text = pairs.get("text")
+        parts.append(text if isinstance(text, str) else f"[{pairs.get('type', '?')}] {json.dumps(part)[:200]}")
+    return "\n".join(parts)
+
+
+def _tool_name(tool: JSON) -> str:
+    return one_line(_pairs(tool.get("function", tool)).get("name", "?"))
+
+
+def _tool_call(call: Any) -> str:
+    pairs = _pairs(call)
+    inner = _pairs(pairs.get("function") or pairs.get("custom"))
+    arguments: Any = inner.get("arguments", inner.get("input", ""))
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return f"\u2192 {inner.get('name', '?')}({text})  {pairs.get('id') or ''}".rstrip()
+
+
+def _pairs(value: Any) -> JSON:
+    return cast(JSON, value) if isinstance(value, Mapping) else {}
+
+
+# --- the tree of steps ---
+
+
+def steps_tree(spans: Sequence[SpanInfo], calls: Sequence[Call], *, full: bool = False, raw: bool = False) -> Tree:
+    """Return the spans and calls of a trajectory as a tree; siblings stand in the order in which they started.
+
+    Each span and each call stands in the tree once, below its parent span. If the parent is unknown, or a broken record
+    makes a span its own ancestor, it stands below the root. Calls are numbered in the order given.
+
+    Args:
+        spans: the steps: agents, nodes, tools.
+        calls: the calls made in them.
+        full: print long values to their end.
+        raw: print attributes as the recorded JSON.
+    """
+    known = {span.id for span in spans}
+    below: dict[str | None, list[tuple[float, SpanInfo | None, Text]]] = defaultdict(list)
+    for span in spans:
+        above = span.parent_id if span.parent_id in known else None
+        below[above].append((span.started_at, span, _step(span, full=full, raw=raw)))
+    for number, call in enumerate(calls, 1):
+        above = call.span_id if call.span_id in known else None
+        below[above].append((call.started_at, None, _step_call(number, call)))
+    root = Tree(Text("steps", style="bold"), guide_style="dim")
+    below.setdefault(None, [])
+    # A second round is needed only for spans that are their own ancestors: no walk from the root reaches them.
+    while below:
+        waiting: list[tuple[Tree, str | None]] = [(root, next(iter(below)) if None not in below else None)]
+        while waiting:
+            branch, key = waiting.pop()
+            for _, span, label in sorted(below.pop(key, ()), key=lambda one: one[0]):
+                added = branch.add(label)
+                if span is not None:
+                    waiting.append((added, span.id))
+    return root
+
+
+def _step(span: SpanInfo, *, full: bool, raw: bool) -> Text:
+    label = Text("" if span.kind == "span" else f"{span.kind} ", style="yellow" if span.kind == "tool" else "cyan")
+    label.append(one_line(span.name), style="not dim bold")
+    ended = "has not ended" if span.ended_at is None else seconds(max(span.ended_at - span.started_at, 0.0))
+    label.append(f"  {ended}", style="dim")
+    if span.error is not None:
+        label.append(f"\nfailed: {_value(span.error, full)}", style="red")
+    if raw:
+        lines = [visible(json.dumps(dict(span.attributes), indent=2))] if span.attributes else []
+    else:
+        first = [name for name in ("input", "output") if name in span.attributes]
+        rest = [name for name in span.attributes if name not in first]
+        lines = [f"{one_line(name)}: {_value(span.attributes[name], full)}" for name in (*first, *rest)]
+    for line in lines:
+        label.append(f"\n{line}", style="default")
+    return label
+
+
+def _step_call(number: int, call: Call) -> Text:
+    label = Text(f"call {number}").append(f"  {one_line(call.policy or 'upstream')}", style="dim")
+    return label if call.status == "ok" else label.append(f"  {call.status}", style="red")
+
+
+def _value(value: object, full: bool) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if full:
+        return visible(text)
+    left = len(text) - _LONGEST_VALUE
+    if left <= _LONGEST_VALUE // 10:  # not worth a note that text is missing
+        return one_line(text)
+    return f"{one_line(text[:_LONGEST_VALUE])} ... {left:,} more characters; --full shows them"

@@ -1,0 +1,431 @@
+"""Options of the command line, made from typed records: each option is stated once, in the dataclass that holds it.
+
+In: a function whose parameters are dataclasses, arguments of Typer, or single values marked with `Option`. Out: a
+command. Its options are the marked fields of the dataclasses; when it runs, the function receives the dataclasses
+built.
+
+Below the mechanism are the records that several commands share: the project, the filter of trajectories, the judge.
+"""
+
+from __future__ import annotations
+
+import ast
+import getpass
+import inspect
+import re
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from datetime import datetime
+from functools import cache, wraps
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, get_args, get_origin, get_type_hints
+
+import typer
+
+from art_patch import grouping, rewards, settings, store, types
+from art_patch._lib.gc_pause import uncollected
+from art_patch._lib.option import Option
+from art_patch.cli.output import interrupted
+from art_patch.errors import ArtPatchError, ConfigError, StoreError, WrongProject
+
+if TYPE_CHECKING:
+    from art_patch.settings import Settings
+    from art_patch.store import Store
+
+# --- the mechanism ---
+
+
+class Only(NamedTuple):
+    """Makes options of some fields of a dataclass alone: `cycle: Annotated[CycleConfig, Only(("settle_s",))]`."""
+
+    names: tuple[str, ...]
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that Typer can read: an option for each marked field of the dataclasses that `function` takes.
+
+    The returned function builds the dataclasses, calls `function`, and turns Ctrl-C into one line and exit code 130.
+    Python code may call it with the options as keyword arguments; options that are left out get their defaults.
+    """
+    parameters: dict[str, inspect.Parameter] = {}
+    records: dict[str, tuple[type, dict[str, str]]] = {}
+    hints = get_type_hints(function, include_extras=True)
+    for name, parameter in inspect.signature(function).parameters.items():
+        record, *marks = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
+        if not (isinstance(record, type) and is_dataclass(record)):
+            parameters[name] = _parameter(name, hints[name], parameter.default)
+            continue
+        records[name] = record, {}
+        only = next((mark.names for mark in marks if isinstance(mark, Only)), None)
+        for field, hint, mark, default in marked_fields(record):
+            if only is not None and field not in only:
+                continue
+            # Two records may have a field of one name, such as `samples`; the options' names differ.
+            key = mark.name.replace("-", "_") if field in parameters else field
+            parameters[key] = _parameter(key, hint, default, panel=getattr(record, "PANEL", None))
+            records[name][1][key] = field
+    # Python wants parameters without a default first; the sort is stable, so that `--help` keeps our order.
+    ordered = sorted(parameters.values(), key=lambda one: one.default is not inspect.Parameter.empty)
+    signature = inspect.Signature(ordered)
+
+    @wraps(function)
+    def run(*args: Any, **given: Any) -> None:
+        bound = signature.bind(*args, **given)
+        bound.apply_defaults()
+        values = bound.arguments
+        for name, (record, keys) in records.items():
+            values[name] = record(**{field: values.pop(key) for key, field in keys.items()})
+        try:
+            function(**values)
+        except KeyboardInterrupt:
+            # Typer would end the process without a word.
+            raise typer.Exit(interrupted()) from None
+
+    # Typer reads the signature and the annotations of what `__wrapped__` names, if that is there.
+    del run.__wrapped__
+    vars(run)["__signature__"] = signature
+    run.__annotations__ = {one.name: one.annotation for one in ordered}
+    return run
+
+
+@cache
+def marked_fields(record: type) -> tuple[tuple[str, Any, Option, Any], ...]:
+    """Return name, type, mark and default of each field of a dataclass that is an option."""
+    found: list[tuple[str, Any, Option, Any]] = []
+    for field in fields(record):
+        # Field by field, and not with `get_type_hints`: types of fields that are no options may not be imported here.
+        base = next(each for each in record.__mro__ if field.name in vars(each).get("__annotations__", ()))
+        hint: Any = field.type
+        if isinstance(hint, str) and hint.startswith("Annotated["):
+            hint = eval(hint, vars(sys.modules[base.__module__]))
+        if (mark := _mark(hint)) is not None:
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            found.append((field.name, hint, mark, default))
+    return tuple(found)
+
+
+def _mark(hint: Any) -> Option | None:
+    marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return next((mark for mark in marks if isinstance(mark, Option)), None)
+
+
+def _parameter(key: str, hint: Any, default: Any, panel: str | None = None) -> inspect.Parameter:
+    """Return the parameter as Typer reads it; without a mark of ours it is Typer's already, such as an argument."""
+    if (mark := _mark(hint)) is not None:
+        name = mark.name or key.replace("_", "-")
+        variable = f"{settings.PREFIX}{name.replace('-', '_').upper()}" if mark.env is True else mark.env or None
+        option = typer.Option(
+            f"--{name}/{mark.off}" if mark.off else f"--{name}", *mark.also, help=mark.help, envvar=variable,
+            min=mark.least, max=mark.most, metavar=mark.metavar, rich_help_panel=panel,
+        )  # fmt: skip
+        hint = Annotated[get_args(hint)[0], option]
+    return inspect.Parameter(key, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=hint)
+
+
+def setting(field: str) -> Option:
+    """Return the option of a setting: its mark, and as help the first sentence of the text below the field."""
+    mark = next(each for each in settings.Settings.model_fields[field].metadata if isinstance(each, Option))
+    first = " ".join(setting_texts()[field].split()).partition(". ")[0].rstrip(".")
+    return replace(mark, help=f"{first}.", name=mark.name or field.replace("_", "-"))
+
+
+@cache
+def setting_texts() -> dict[str, str]:
+    """Return the text below each field of `Settings`, read from the source: Python itself does not keep it."""
+    tree = ast.parse(inspect.getsource(settings))
+    (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Settings"]
+    texts: dict[str, str] = {}
+    for field, below in zip(found.body, found.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+            texts[field.target.id] = inspect.cleandoc(str(ast.literal_eval(below.value)))
+    return texts
+
+
+def given_on_the_command_line(context: typer.Context, name: str) -> bool:
+    """Return whether the user wrote the option; false if it comes from a variable or is the default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+@contextmanager
+def extra(what: str, name: str) -> Generator[None]:
+    """Turn a package that is missing in the block into an error which names the extra to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("art_patch"):  # a mistake of ours, which no installation mends
+            raise
+        raise ConfigError(f'{what} needs {error.name}; run: pip install "art-patch[{name}]"') from None
+
+
+# --- the project and its store ---
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The option that every command has."""
+
+    as_json: Annotated[bool, Option(name="json", help="Print one JSON object instead of text.")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectPlace(Output):
+    """The options of commands that need a project but no store."""
+
+    project: Annotated[str | None, setting("project")] = None
+    home: Annotated[Path | None, setting("home")] = None
+
+    def settings(self, **more: Any) -> Settings:
+        """Return the settings that these options and `more` give, over the environment variables."""
+        given = {name: getattr(self, name, None) for name in ("project", "home", "store")}
+        return settings.load_settings(**given | more)
+
+
+@dataclass(frozen=True, slots=True)
+class Project(ProjectPlace):
+    """The options of commands that work with a project's store."""
+
+    store: Annotated[str | None, setting("store")] = None
+
+    @contextmanager
+    def opened(self, **more: Any) -> Generator[tuple[Settings, Store]]:
+        """Open the project's store for the block; it must exist. `more` are further settings."""
+        # Garbage collection during these imports costs a command forty milliseconds, and they leave no garbage.
+        with uncollected():
+            chosen = self.settings(**more)
+            found = open_existing(chosen)
+        try:
+            yield chosen, found
+        finally:
+            found.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ActingProject(Project):
+    """The options of commands that change something, and so leave a name in the ledger."""
+
+    who: Annotated[str | None, Option(help="Your name for the ledger. Default: your user name.")] = None
+
+    def actor(self, words: str) -> str:
+        """Return who acts by which command, as the ledger notes it: `USER (art-patch COMMAND)`."""
+        try:
+            user = self.who or getpass.getuser()
+        except (KeyError, OSError):  # a container without an entry in /etc/passwd
+            user = "unknown"
+        return f"{user} (art-patch {words})"
+
+
+def open_existing(chosen: Settings) -> Store:
+    """Open the project's store. A missing store is an error and is not created: its name may be mistyped."""
+    require_project(chosen)
+    return store.open_store(chosen.store_url, create=False, project=chosen.project)
+
+
+def require_project(chosen: Settings) -> None:
+    """Check that the project's directory holds a store, unless settings place the store elsewhere.
+
+    Raises:
+        StoreError: there is none, but there are other projects. The message names them.
+    """
+    home, name = chosen.directory.parent, chosen.directory.name
+    if chosen.store is None and not _holds_store(chosen.directory):
+        others = sorted(path.parent.name for path in home.glob("*/store.db") if _holds_store(path.parent))
+        if others:
+            raise StoreError(
+                f"there is no store of a project {name!r} in {home}, but of: {', '.join(others)}; name one of these "
+                "with --project, or run your agent with art_patch.patch() first"
+            )
+
+
+def _holds_store(directory: Path) -> bool:
+    try:
+        return (directory / "store.db").stat().st_size > 0
+    except OSError:
+        return False
+
+
+def refuse_foreign(chosen: Settings) -> None:
+    """Raise `WrongProject` if the store belongs to another project; for commands that do not open the store.
+
+    A store that cannot be read is passed over: the process that opens it later reports that better.
+    """
+    try:
+        owner = store.read_route(chosen.store_url).project
+    except (ArtPatchError, sqlite3.Error, OSError, ValueError):
+        return
+    if owner not in (None, chosen.project):
+        raise WrongProject(store.of_another_project(chosen.store_url, str(owner), chosen.project))
+
+
+# --- settings of an app that records ---
+
+
+@dataclass(frozen=True, slots=True)
+class AppSettings:
+    """The settings of `art_patch.patch()` that `run` and `proxy` take as options."""
+
+    mode: Annotated[str | None, setting("mode")] = None
+    match: Annotated[str | None, setting("match")] = None
+    sample_rate: Annotated[float | None, setting("sample_rate")] = None
+    redact: Annotated[str | None, setting("redact")] = None
+
+
+# --- which trajectories ---
+
+SINCE = Option(help="Last call at or after this time: 2026-11-21, 2026-11-21T14:00, or an age such as 7d or 12h.")
+_AGES_S = {"m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+
+
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """The options that choose trajectories in every command that reads many."""
+
+    PANEL: ClassVar[str] = "Which trajectories"
+
+    user: Annotated[str | None, Option(help="Trajectories of this user.")] = None
+    session: Annotated[str | None, Option(help="Trajectories of this session.")] = None
+    scenario: Annotated[str | None, Option(help="Trajectories of this task, by its key.")] = None
+    tag: Annotated[str | None, Option(help="Trajectories with this tag.")] = None
+    name: Annotated[str | None, Option(help="Trajectories of this name.")] = None
+    policy: Annotated[str | None, Option(help="Trajectories answered by NAME@STEP, or by upstream.")] = None
+    since: Annotated[str | None, SINCE] = None
+    until: Annotated[str | None, Option(help="Last call before this time, written as for --since.")] = None
+
+    def chosen(self, *, shadows: bool = False, now: float | None = None) -> store.Filter:
+        """Return the store's filter. `shadows` includes shadow calls; `now` is in seconds since the epoch.
+
+        Raises:
+            ConfigError: an option has an impossible value.
+        """
+        at = time.time() if now is None else now
+        given: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name in ("since", "until"):
+            if given[name] is not None:
+                given[name] = moment(given[name], f"--{name}", at)
+        if None not in (given["since"], given["until"]) and given["since"] >= given["until"]:
+            raise ConfigError("--since is not before --until, so nothing can match")
+        for name, known in (("origin", get_args(types.Origin)), ("status", ("ok", "error"))):
+            if given.get(name) is not None:
+                one_of(f"--{name}", given[name], known)
+        policy = given["policy"]
+        if policy is not None and policy != "upstream" and not re.fullmatch(r".+@\d+", policy):
+            raise ConfigError(f"--policy {policy!r} is neither NAME@STEP nor upstream")
+        return store.Filter(shadows=shadows, **given)
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryFilter(RunFilter):
+    """The options that choose trajectories in `export` and `trajectories list`."""
+
+    group: Annotated[str | None, Option(help="Trajectories in this group: its id, or the key given to group().")] = None
+    origin: Annotated[
+        str | None,
+        Option(help="How the identity was found: explicit, otel, stitched, single, imported or shadow."),
+    ] = None
+    min_reward: Annotated[float | None, Option(help="Reward of at least this much.")] = None
+    max_reward: Annotated[float | None, Option(help="Reward of at most this much.")] = None
+    status: Annotated[str | None, Option(help="ok, or error: the block or one of its calls failed.")] = None
+    trainable: Annotated[
+        bool | None, Option(off="--not-trainable", help="With, or without, a call that can be trained on.")
+    ] = None
+
+
+def conditions(chosen: store.Filter) -> dict[str, Any]:
+    """Return the conditions of a filter by name, for notes of what was exported or sent."""
+    return {name: value for name, value in asdict(chosen).items() if value is not None and name != "shadows"}
+
+
+def moment(text: str, option: str, now: float) -> float:
+    """Return the time that the text names, in seconds since the epoch; a date without a zone is in local time."""
+    if found := re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", text.strip()):
+        return now - float(found[1]) * _AGES_S[found[2]]
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except (ValueError, OverflowError, OSError):
+        why = f"{option} {text!r} is neither a date such as 2026-11-21 nor an age such as 7d or 12h"
+        raise ConfigError(why) from None
+
+
+def one_of(option: str, value: str, known: tuple[str, ...]) -> None:
+    """Raise `ConfigError` unless the value is one of the known words."""
+    if value not in known:
+        raise ConfigError(f"{option} {value!r} is not one of {', '.join(known)}")
+
+
+# --- the judge and the embedding model ---
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeModel:
+    """The options that name a judge."""
+
+    judge: Annotated[str | None, setting("judge")] = None
+    judge_base_url: Annotated[str | None, setting("judge_base_url")] = None
+    rubric: Annotated[str | None, setting("rubric")] = None
+
+    def as_settings(self) -> dict[str, Any]:
+        """Return these options as arguments of `load_settings`."""
+        return {name: getattr(self, name) for name in ("judge", "judge_base_url", "rubric")}
+
+
+@dataclass(frozen=True, slots=True)
+class Judging(JudgeModel):
+    """The options of commands that let the judge and your own checks score trajectories."""
+
+    max_usd: Annotated[
+        float | None,
+        Option(env=True, also=("--budget-usd",), help="Largest cost of the judge in US dollars."),
+    ] = None
+    max_calls: Annotated[int | None, Option(env=True, help="Largest number of calls to the judge.")] = None
+    check: Annotated[list[str] | None, setting("checks")] = None
+
+    def as_settings(self) -> dict[str, Any]:
+        """Return these options as arguments of `load_settings`."""
+        # Not `super()`: a class with slots is made twice, and its methods would look for the first one.
+        return JudgeModel.as_settings(self) | {"checks": tuple(self.check) if self.check else None}
+
+    def limited_judge(self, chosen: Settings, *, max_prompt_tokens: int | None = None) -> rewards.Judge:
+        """Return the judge within the limits of these options."""
+        return make_judge(chosen, rewards.Budget(self.max_usd, self.max_calls), max_prompt_tokens)
+
+
+def make_judge(
+    chosen: Settings, budget: rewards.Budget | None = None, max_prompt_tokens: int | None = None
+) -> rewards.Judge:
+    """Return the judge that the settings name.
+
+    Raises:
+        JudgeError: the settings name none.
+        ConfigError: a limit or the rubric has an impossible value.
+    """
+    return rewards.Judge(
+        chosen.judge,
+        base_url=chosen.judge_base_url,
+        api_key=chosen.judge_api_key,
+        rubric=rewards.load_rubric(chosen.rubric),
+        budget=budget,
+        max_prompt_tokens=max_prompt_tokens,
+    )
+
+
+def make_embed(chosen: Settings) -> grouping.Embed | None:
+    """Return the function that asks the embedding model, or `None` if settings name no model. Nothing is sent yet.
+
+    Raises:
+        ConfigError: the model has no address, or numpy is missing.
+    """
+    if chosen.embeddings is None:
+        return None
+    if chosen.embeddings_base_url is None:
+        raise ConfigError(
+            f"embeddings names {chosen.embeddings} and no address; set ART_PATCH_EMBEDDINGS_BASE_URL, such as "
+            "http://127.0.0.1:8000/v1: what users asked would be sent there, so it is not guessed"
+        )
+    if find_spec("numpy") is None:
+        raise ConfigError('grouping by meaning needs numpy; run: pip install "art-patch[train]"')
+    return grouping.embed_with(chosen.embeddings_base_url, chosen.embeddings, api_key=chosen.embeddings_api_key)

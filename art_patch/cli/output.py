@@ -1,0 +1,243 @@
+"""How answers, progress and errors look. Stdout carries the answer, stderr everything else.
+
+Recorded text is shown and never obeyed. Strangers who talk to an agent decide what is recorded: an escape sequence in
+it could rename the window, hide what follows or answer for the user, and a change of direction could make a text read
+as another one. So every such character is shown as its escape, and texts reach rich as `Text`, whose brackets are no
+markup.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from art_patch.errors import ArtPatchError, ConfigError
+
+# Rich is imported by the functions that draw: an answer in JSON, which scripts wait for, needs none of it.
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+    from rich.text import Text
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+# C0 without tab and newline, DEL, C1, marks and overrides of direction, line separators, halves of surrogate pairs.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+
+
+# --- answers ---
+
+
+def answer(value: dict[str, Any]) -> None:
+    """Print the answer as one line of JSON."""
+    sys.stdout.write(json.dumps(value, default=str) + "\n")
+    sys.stdout.flush()  # a server that started goes on, and scripts wait for this line
+
+
+def say(text: str, **style: Any) -> None:
+    """Print a line whose brackets are no markup and which is not wrapped, so that paths in it can be copied."""
+    stdout().print(text, markup=False, soft_wrap=True, **style)
+
+
+def fail(error: ArtPatchError, *, as_json: bool) -> int:
+    """Print the error in one line and return its exit code."""
+    if as_json:
+        message = " ".join(str(error).split())
+        answer({"error": type(error).__name__, "message": message, "exit_code": error.exit_code})
+    else:
+        sys.stderr.write(f"art-patch: {one_line(error)}\n")  # the message may quote a server
+    return error.exit_code
+
+
+def interrupted() -> int:
+    """Print that the command was interrupted, and return its exit code."""
+    sys.stderr.write("art-patch: interrupted; what was recorded and published is kept, run it again to go on\n")
+    return INTERRUPTED
+
+
+def confirmed(question: str, *, yes: bool) -> bool:
+    """Return whether to delete data: `yes` was given, or the user at the terminal agrees.
+
+    Raises:
+        ConfigError: there is no terminal, so no user can be asked.
+    """
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise ConfigError("this deletes data and nobody can be asked here; add --yes, or --dry-run to only look")
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+# --- recorded text on a terminal ---
+
+
+def visible(text: object) -> str:
+    r"""Return the text with each character that a terminal would obey replaced by its escape, such as `\x1b`."""
+    return _UNSAFE.sub(lambda found: _escape(found[0]), str(text).replace("\r\n", "\n"))
+
+
+def one_line(text: object) -> str:
+    """Return `visible` text without line breaks and tabs."""
+    return " ".join(visible(text).split())
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def cell(text: object, style: str = "") -> Text:
+    """Return recorded text for a table: one line, without markup."""
+    from rich.text import Text
+
+    return Text(one_line(text), style=style)
+
+
+# --- consoles and tables ---
+
+
+def stdout() -> Console:
+    """Return the console for answers."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def stderr() -> Console:
+    """Return the console for progress."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def table(
+    *columns: str,
+    right: Collection[str] = (),
+    whole: Collection[str] = (),
+    padding: tuple[int, int] | tuple[int, int, int, int] = (0, 2),
+) -> Table:
+    """Return a table without lines. Columns in `right` are aligned to the right; those in `whole` are never wrapped."""
+    from rich.table import Table
+
+    made = Table(box=None, padding=padding, header_style="dim")
+    for name in columns:
+        justify = "right" if name in right else "left"
+        made.add_column(name, justify=justify, no_wrap=name in whole, overflow="fold")
+    return made
+
+
+def grid(*styles: str, gap: int = 2) -> Table:
+    """Return a table without header, with one column for each style; an empty style is the console's own."""
+    from rich.table import Table
+
+    made = Table.grid(padding=(0, gap))
+    for style in styles:
+        made.add_column(style=style, overflow="fold")
+    return made
+
+
+# --- progress ---
+
+
+class Bars:
+    """Progress of a cycle: one bar for each stage, or one line when a stage ends if stderr is no terminal."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        """Draw on `progress`; `None` prints nothing."""
+        self._progress = progress
+        self._tasks: dict[str, Any] = {}
+
+    def __call__(self, stage: str, done: int, total: int, note: str = "") -> None:
+        """Show that `done` of `total` pieces of a stage are done."""
+        if self._progress is None:
+            return
+        # A stage that begins again, as in the next cycle of a demo, gets a bar of its own.
+        if stage not in self._tasks or done < self._tasks[stage][1]:
+            self._tasks[stage] = (self._progress.add_task(stage, total=total, note=note), done)
+        task, _ = self._tasks[stage]
+        self._tasks[stage] = (task, done)
+        self._progress.update(task, completed=done, total=total, note=note)
+        if done >= total and not self._progress.console.is_terminal:
+            self._progress.console.print(f"{stage}: {done}/{total} {note}".rstrip())
+
+    def counts(self, stage: str) -> Callable[[int, int], None]:
+        """Return a function that shows progress of one stage, for work that knows no stages."""
+        return lambda done, total: self(stage, done, total)
+
+    def print(self, text: str) -> None:
+        """Print a line above the bars. It stays."""
+        if self._progress is not None:
+            self._progress.console.print(text)
+
+    def clear(self) -> None:
+        """Remove the bars, before the same stages run again."""
+        if self._progress is not None:
+            for task, _ in self._tasks.values():
+                self._progress.remove_task(task)
+        self._tasks.clear()
+
+
+@contextmanager
+def bars(*, quiet: bool) -> Generator[Bars]:
+    """Show progress on stderr while the block runs: bars on a terminal; in a log file lines, or nothing if `quiet`."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = stderr()
+    if quiet and not console.is_terminal:
+        yield Bars(None)
+        return
+    progress = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description:<14}"),
+        BarColumn(bar_width=28),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("[dim]{task.fields[note]}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with progress:
+        yield Bars(progress)
+
+
+# --- numbers ---
+
+
+def ago(seconds: float) -> str:
+    """Return a duration in the largest unit that fits: `42 s`, `3 min`, `5 h`, `2 d`."""
+    for limit, unit, size in ((120, "s", 1), (7_200, "min", 60), (172_800, "h", 3_600)):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def seconds(value: float) -> str:
+    """Return a duration in words: `40 ms`, `1.3 s`, `2 min`."""
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    return f"{value:.1f} s" if value < 120 else f"{value / 60:.0f} min"
+
+
+def share(value: float | None) -> str:
+    """Return a share as a percentage, or `-` if it is not known."""
+    return "-" if value is None else f"{value:.1%}"
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """Return the number with its noun: `1 call`, `2 calls`."""
+    return f"{number} {one if number == 1 else many}"
+
+
+def listed(parts: Sequence[str], otherwise: str) -> str:
+    """Return the parts with commas between them, or `otherwise` if there are none."""
+    return ", ".join(parts) or otherwise

@@ -1,1 +1,0 @@
-"""How answers look on a terminal."""
