@@ -6,7 +6,6 @@ copy can become outdated. `python docs/generated.py` prints the pages.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import textwrap
@@ -26,27 +25,45 @@ def pages() -> dict[str, str]:
 
 
 def command_line() -> str:
-    """Return one section for each command, from the Typer application."""
+    """Return one section for each command, grouped as in `art-patch --help`."""
     import typer
 
-    from art_patch.cli.app import app
+    from art_patch.cli.app import PANELS, app
 
+    root = typer.main.get_command(app)
     lines = [
         "# Command line",
         "",
         "This page is generated from the command line itself. `art-patch COMMAND --help` shows the same.",
         "Commands accept `--json`, and then print one JSON object. [Errors](errors.md) lists the exit codes.",
+        "",
+        "Options of `art-patch` itself stand before the command, as in `art-patch --env-file .env status`.",
+        *_table(root),
     ]
-    for words, command in _commands(typer.main.get_command(app), []):
-        lines += ["", f"## {' '.join(words)}", "", _plain(command.help or ""), ""]
-        rows = [row for each in command.params if not getattr(each, "hidden", False) and (row := _parameter(each))]
-        lines += ["| argument or option | meaning | default | variable |", "|---|---|---|---|", *rows] if rows else []
+    for panel in PANELS:
+        found = {name: each for name, each in root.commands.items() if each.rich_help_panel == panel}
+        names = ", ".join(
+            f"[{name}](#{name})" if not hasattr(each, "commands") else name for name, each in found.items()
+        )
+        lines += ["", f"**{panel}**: {names}"]
+    for panel in PANELS:
+        for name, each in root.commands.items():
+            if each.rich_help_panel == panel:
+                for words, command in _commands(each, [name]):
+                    lines += ["", f"## {' '.join(words)}", "", f"*{panel}.* {_plain(command.help or '')}"]
+                    lines += _table(command)
     return "\n".join(lines) + "\n"
+
+
+def _table(command: Any) -> list[str]:
+    rows = [row for each in command.params if not getattr(each, "hidden", False) and (row := _parameter(each))]
+    return ["", "| argument or option | meaning | default | variable |", "|---|---|---|---|", *rows] if rows else []
 
 
 def _commands(command: Any, words: list[str]) -> Iterator[tuple[list[str], Any]]:
     children: dict[str, Any] = getattr(command, "commands", {})
-    if words and (not children or getattr(command, "invoke_without_command", False)):
+    # A group such as `policies` is a command, too; one whose callback does nothing is not.
+    if not children or getattr(command, "invoke_without_command", False):
         yield words, command
     for name, child in children.items():
         if not child.hidden:
@@ -59,9 +76,8 @@ def _parameter(parameter: Any) -> str:
     names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
     if parameter.param_type_name == "argument":
         names = f"`{parameter.name.upper()}`"
-    kind = _choices(parameter)
     words = _plain(getattr(parameter, "help", "") or "").replace("\n", " ")
-    if kind:
+    if kind := _choices(parameter):
         words += " One of " + ", ".join(f"`{each}`" for each in kind) + "."
     default = parameter.default
     known = not (default is None or callable(default) or default in ((), [], "", False) or _is_unset(default))
@@ -99,39 +115,32 @@ def _plain(text: str) -> str:
 
 
 def settings() -> str:
-    """Return one row for each field of `Settings`, with the text that stands below the field in the code."""
-    import art_patch.settings as module
+    """Return one section for each field of `Settings`: its text, its variable, its option, its default."""
+    from art_patch._lib.option import Option
+    from art_patch.cli.options import setting_texts
+    from art_patch.settings import Settings, variable_of
 
-    fields = module.Settings.model_fields
-    texts = _texts_below(inspect.getsource(module), "Settings")
     lines = [
         "# Settings",
         "",
         "This page is generated from `art_patch/settings.py`. A setting is an argument of `art.patch()` or of a",
         "command, else an `ART_PATCH_*` variable, else its default. An empty variable counts as unset. Lists in",
-        "variables are separated by commas.",
+        "variables are separated by commas. `art-patch --env-file PATH COMMAND` reads variables from a file; no file",
+        "is read otherwise.",
     ]
-    for name, field in fields.items():
+    for name, field in Settings.model_fields.items():
         default = "none" if field.default is None else f"`{field.default}`"
+        mark = next((each for each in field.metadata if isinstance(each, Option)), None)
+        option = f", option `--{mark.name or name.replace('_', '-')}`" if mark else ""
         lines += [
             "",
             f"## {name}",
             "",
-            _plain(texts[name]),
+            _plain(setting_texts()[name]),
             "",
-            f"Variable `{module.PREFIX}{name.upper()}`, default {default}.",
+            f"Variable `{variable_of(name)}`{option}, default {default}.",
         ]
     return "\n".join(lines) + "\n"
-
-
-def _texts_below(source: str, name: str) -> dict[str, str]:
-    """Return the string that follows each annotated field of a class."""
-    (found,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name]
-    texts: dict[str, str] = {}
-    for field, after in zip(found.body, found.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
-            texts[field.target.id] = inspect.cleandoc(str(ast.literal_eval(after.value)))
-    return texts
 
 
 def error_codes() -> str:
@@ -197,6 +206,8 @@ def _signature(name: str, found: Any) -> list[str]:
         shown = str(inspect.signature(found)).replace("art_patch.", "")
     except (TypeError, ValueError):
         return []
+    # `Annotated[int, Option(...)]` marks an option of the command line; here its type alone is of interest.
+    shown = re.sub(r"[\"']Annotated\[(.*?), Option\(.*?\)\][\"'](?= =)", r"'\1'", shown)
     shown = re.sub(r" at 0x[0-9a-f]+", "", shown)
     text = f"art.{name}{shown}"
     if len(text) > 100:
