@@ -21,6 +21,7 @@ def test_the_wheel_holds_what_a_user_needs(tmp_path: Path):
     for wanted in (
         "art_patch/py.typed",
         "art_patch/autostart/on_path/sitecustomize.py",
+        "art_patch/feedback/page/page.html",
         "art_patch/schedule/templates/retrain.service",
         "art_patch/store/README.md",
         "art_patch/store/schema/migrations/versions/0001_first_schema.py",

@@ -13,7 +13,7 @@ from art_patch.types import Route
 
 START = "art-patch serve --base MODEL"
 
-_SKEW_S = 60.0
+_SKEW_S = 60.0  # clocks of two machines may differ by seconds; more makes runs settle too early or never
 _BEFORE = 1_735_689_600.0  # 2025-01-01, before the first release: an earlier time is certainly wrong
 _MESSAGE = "Tell me something I do not know."  # open-ended: a model that is sure of every token shows no difference
 _SAME_NATS = 1e-6
@@ -71,6 +71,7 @@ def engine(route: Route, base_url: str | None, connect: Connect) -> Finding:
         names = client.models()
     except ArtPatchError as error:
         return Finding("engine", "bad", " ".join(str(error).split()), START)
+    # A proxy or another program may answer on this port with a page of HTML.
     except ValueError:
         return Finding("engine", "bad", f"{address} is not an engine: it answers with no JSON", START)
     if route.champion is not None and route.champion not in names:
@@ -78,6 +79,7 @@ def engine(route: Route, base_url: str | None, connect: Connect) -> Finding:
         text = f"{address} serves {shown}, and not the champion {route.champion}: calls go upstream"
         return Finding("engine", "bad", text, "restart `art-patch serve`, which loads the champion")
     if route.challenger is not None and route.challenger not in names:
+        # Only a warning: the champion serves, and the challenger's calls are answered upstream.
         text = f"{address} does not serve {route.challenger}, which is tested: what is meant for it goes upstream"
         return Finding("engine", "warn", text, "art-patch rollback")
     return Finding("engine", "ok", f"{address} answers and serves {route.champion or ', '.join(names)}")
@@ -127,6 +129,7 @@ def adapter(route: Route, base_url: str | None, connect: Connect) -> Finding | N
 
 
 def _ask(client: Engine, name: str) -> _Answer:
+    # Temperature 0, so that a difference between the two answers comes from the weights and not from sampling.
     messages = [{"role": "user", "content": _MESSAGE}]
     answer = client.chat(
         model=name, messages=messages, max_tokens=8, temperature=0, logprobs=True, return_token_ids=True

@@ -63,6 +63,7 @@ def sdk(installed: Installed, base_clients: Callable[[], Any]) -> list[Finding]:
     text = f"{found}, over {libraries or 'no HTTP library that we know'}"
     from art_patch.patching import Wrapping  # imports the SDK's dependencies
 
+    # A real attempt, taken back at once: version numbers do not tell what a future SDK looks like inside.
     wrapping = Wrapping(lambda _: None)
     try:
         wrapping.put_on(base_clients())
@@ -110,6 +111,7 @@ def vllm(find: Callable[[], serving.Found | None], gpus: Sequence[str]) -> Findi
         found = find()
     except ConfigError as error:
         return Finding("vllm", "bad", str(error))
+    # A GPU without vLLM works, but many times slower than the machine could.
     if found is None and gpus:
         return Finding("vllm", "warn", "none, though a GPU is here: the embedded engine serves, slowly", serving.BUILD)
     if found is None:
@@ -161,6 +163,7 @@ def libraries(installed: Installed) -> Finding:
 
 def sources(settings: Settings, arguments: Collection[str], environment: Mapping[str, str]) -> dict[str, Any]:
     """Return each setting as `{"value", "source"}`; the source is `argument`, `environment` or `default`."""
+    # An empty variable counts as unset, as it does for `Settings`.
     variables = {name.upper() for name, value in environment.items() if value.strip()}
     found: dict[str, Any] = {}
     for name in Settings.model_fields:
@@ -175,6 +178,7 @@ def sources(settings: Settings, arguments: Collection[str], environment: Mapping
             source = "argument"
         elif f"{PREFIX}{name}".upper() in variables:
             source = "environment"
+        # Values that JSON has stay as they are; paths become text.
         shown = value if value is None or isinstance(value, bool | int | float) else str(value)
         found[name] = {"value": shown, "source": source}
     return found

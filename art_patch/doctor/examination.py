@@ -42,6 +42,7 @@ def examine(
     route, trouble = _route(settings.store_url)
     file = None if stores.is_postgres(settings.store_url) else stores.sqlite_path(settings.store_url)
     cards, version = serving.gpus(), environment.installed_version
+    # Functions and not results, so that this list reads like the report.
     checks: list[_Check] = [
         environment.python,
         lambda: environment.sdk(version, lambda: import_module(MODULE)),

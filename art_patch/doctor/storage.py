@@ -54,6 +54,7 @@ def place(path: Path) -> Finding:
         cure = "check its owner and mode, or name another place with ART_PATCH_HOME"
         return Finding("store", "bad", text, cure)
     if not path.exists():
+        # Not an error: recording makes the file, and its directories, when it writes for the first time.
         return Finding("store", "ok", f"{path} is not there yet; the first call makes it")
     # SQLite makes its other files beside the real file, wherever a link leads.
     files = [Path(f"{path.resolve()}{suffix}") for suffix in stores.WITH_TRAFFIC]
@@ -132,6 +133,7 @@ def schema(revision: str | None, tables: bool, head: str) -> Finding:
         return Finding("schema", "ok", f"{head}, this release's own")
     if revision is None and tables:
         return Finding("schema", "bad", "a database, but no store of a release of art_patch", "name another file")
+    # Revisions are numbers with leading zeros, so their order as text is their order in time.
     if revision is None or revision < head:
         return Finding("schema", "ok", f"{revision or 'empty'}; it becomes {head} when it is next opened")
     text = f"{revision}, written by a newer release (this one knows {head})"
@@ -167,6 +169,7 @@ def server(url: str, head: str) -> tuple[list[Finding], float | None]:
     """Check a store on PostgreSQL; also return when its newest call began, seconds since the epoch."""
     shown = stores.without_password(url)
     try:
+        # A short timeout, unless the URL sets one: the report must come even if the server is down.
         parameters = {"connect_timeout": "3", "application_name": "art_patch doctor"} | stores.postgres_parameters(url)
         psycopg: Any = import_module("psycopg")
     except ConfigError as error:

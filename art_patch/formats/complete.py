@@ -134,6 +134,7 @@ def decode(line: Mapping[str, Any]) -> Bundle:
 
 
 def _call(call: Call) -> Call:
+    # A file can claim anything. Without exact tokens GRPO would train on guesses, so the claim is not believed.
     exact = (
         call.policy is not None
         and bool(call.prompt_token_ids)
@@ -270,7 +271,8 @@ _WANTED = {
 
 
 def _record(cls: type[_T], given: Any, **about: Any) -> _T:
-    # Attribute by attribute and not `model_dump`, which would copy every message.
+    # Only fields that the line has, so that the record's own defaults hold. Attribute by attribute, because
+    # `model_dump` would copy every message.
     return cls(**{name: getattr(given, name) for name in given.model_fields_set}, **about)
 
 

@@ -107,6 +107,7 @@ def _pair(row: Row, key: str, at: float) -> list[Bundle]:
         prompt = _messages(given, "prompt" if "chosen" in row else "input.messages", role="user")
     tools = _tools(cast(Row, source))
     scenario = row.get("scenario_key")
+    # Without a key of its own, the prompt makes the scenario, so that pairs on one prompt are found together.
     group: dict[str, Any] = {
         "id": f"{key[:24]}-pair",
         "scenario_key": scenario if isinstance(scenario, str) else f"{IMPORTED}:{_hash(prompt, tools)}",
@@ -120,6 +121,7 @@ def _pair(row: Row, key: str, at: float) -> list[Bundle]:
     for place, rest, usual in (("chosen", better, 1.0), ("rejected", worse, 0.0)):
         value = row.get(f"score_{place}", usual)
         value = usual if value is None else value
+        # To Python, `True` is a number, too.
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
             raise MalformedFile(f"score_{place} must be a number, not {value!r}")
         trajectory_id = f"{key[:24]}-{place}"

@@ -20,6 +20,7 @@ from art_patch.types import JSON, Correction, Group, Trajectory
 Row = dict[str, Any]
 Kind = Literal["json", "json_list", "text", "number", "integer", "boolean"]
 
+# Parquet needs the type of each column beforehand; a column has the same type in every format.
 _COLUMNS_BY_KIND: Mapping[Kind, str] = {
     "json_list": "messages prompt completion chosen rejected tools",
     "json": "record",
@@ -132,6 +133,7 @@ def grpo_row(trajectory: Trajectory, *, group: Group | None = None, rewards_G: S
     run = run_of(trajectory)
     if run.prompt[-1].get("role") == "assistant":
         raise Unusable("the prompt ends with an answer")
+    # Siblings without a reward count in `siblings` and in no reward: they were not judged, which is not zero.
     given = [reward for reward in rewards_G if reward is not None]
     return writable(
         {

@@ -110,6 +110,7 @@ def exclusive_cycle(
     Raises:
         Busy: another process runs a cycle in this directory or on this store.
     """
+    # The file lock first: it costs nothing, and excludes a second process of this project without a write to the store.
     with project_lock(directory), owning() as me:
         lease = _take(store.leases, me, who=who, watch_s=watch_s, clock=clock)
         held, stop = CycleLease(store, lease), Event()

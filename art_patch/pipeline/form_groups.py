@@ -53,6 +53,7 @@ def group(run: Run, ended: Sequence[str] = ()) -> Grouping:
         store.ledger.add_groups(taken, state="in spans", now=run.now)
     store.ledger.add_groups(grouping.groups, now=run.now)
     run.progress("group", len(pending), len(pending), f"{len(grouping.groups)} groups")
+    # Reasons for trajectories in no group go into the report: a user who sees no training looks there first.
     run.metrics["regroup" if ended else "group"] = {
         "trajectories": len(pending),
         "groups": len(grouping.groups),

@@ -80,6 +80,7 @@ def _promote(run: Cycle, champion: Policy, candidate: Policy, reason: str, metri
         # The state stays `candidate`; the verdict in the ledger keeps the next cycle from gating it again.
         ledger.keep_verdict(candidate.name, metrics=metrics, who=run.who, reason=reason, now=run.now)
         return waits_for_approval(run, champion, candidate, reason)
+    # This also checks the lease: a cycle that lost it during the gate must not promote.
     run.progress("promote", 0, 1, candidate.name)
     if run.config.promotion == "canary":
         percent, how = run.config.canary_percent, {"who": run.who, "reason": reason}

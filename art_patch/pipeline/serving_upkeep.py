@@ -116,6 +116,7 @@ class ServingUpkeep:
         try:
             self._engine.load(name)
         except EngineError as error:
+            # A failed load may take the engine seconds of its time for answers, so it is not tried in every look.
             self._retry_at[name] = now + RETRY_S
             log.warning("%s must serve and cannot be loaded: %s", name, error)
             return False

@@ -118,7 +118,8 @@ def _run_job(run: Cycle, champion: Policy, job: training.TrainJob) -> Policy:
 
 
 def _trained_rows(run: Cycle, job: training.TrainJob) -> tuple[TrainedRow, ...]:
-    """Return the answers that an update of this job trains in its groups, with the advantage that each got."""
+    """Return the answers that this job's update trains on, each with its advantage."""
+    # Read from the store again: the job holds rows of token ids, and not the calls and choices that they come from.
     config, found = job.config, list[TrainedRow]()
     for group in job.groups:
         siblings = {each.trajectory_id: each.example for each in group.siblings if each.example.rows}

@@ -93,6 +93,7 @@ def systemd_units(job: Job) -> dict[str, str]:
     Raises:
         ConfigError: a path holds a line break.
     """
+    # In a unit % and $ are special characters: the functions below escape them in every value that a user chose.
     service = _filled(
         "retrain.service",
         PROJECT=job.project,

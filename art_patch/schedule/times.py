@@ -19,6 +19,7 @@ _MONTHS = {
 }  # fmt: skip
 _WEEKDAYS = ("Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat")
 _DAY_NUMBERS = {name.lower(): number for number, name in enumerate(_WEEKDAYS)}
+# February with 29: a schedule for leap days is rare, and not a mistake.
 _LONGEST_MONTH = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _EXAMPLE = 'write minute, hour, day, month and weekday, such as "17 3 * * *"'
 
@@ -49,6 +50,7 @@ class _Field:
         return tuple(sorted(found))
 
     def _number(self, word: str, part: str) -> int:
+        # `isdecimal` alone would accept digits of other scripts; the pattern in `values` allows ASCII only.
         number = self.names.get(word, int(word) if word.isdecimal() and len(word) <= 4 else -1)
         if not self.low <= number <= self.high:
             raise self._wrong(part)

@@ -144,6 +144,7 @@ def step_of(policy: Policy, rewards: Sequence[float] = ()) -> TrainingStep:
     if policy.parent is not None and policy.state in _DECIDED:
         # A retired policy was the champion once, so it won. The base model was never at the gate.
         metrics["gate/won"] = _DECIDED[policy.state]
+    # Without rewards there is no mean; the count is left out with it.
     if rewards:
         metrics |= {"reward/mean": math.fsum(rewards) / len(rewards), "reward/runs": float(len(rewards))}
     train = cast("JSON", policy.metrics.get("train") or {})

@@ -94,6 +94,7 @@ def _policies(facts: JSON, mine: Mapping[str, str]) -> Iterable[_Family]:
         "Step of the policy that serves.",
         samples=() if champion is None else [({**mine, "policy": champion}, int(champion.rpartition("@")[2]))],
     )
+    # Without a test the family is left out. A share of 0 would look like a test that nobody takes part in.
     if challenger is not None:
         # A shadow answers no session.
         share = 0.0 if challenger["percent"] is None else challenger["percent"] / 100
