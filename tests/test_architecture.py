@@ -7,8 +7,10 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import GenericAlias
+from typing import Any
 
 import art_patch
 from tests.support.import_graph import ImportGraph
@@ -39,26 +41,60 @@ LEVELS = (
 BESIDE: dict[str, set[str]] = {}
 """Imports between neighbours of one level. A new one is a decision: add it here, with care."""
 
-RETIRED = set(
-    [
-        "flight",
-        "leg",
-        "reel",
-        "tape",
-        "disguise",
-        "twin",
-        "twins",
-        "localise",
-        "station",
-        "crew",
-        "pulse",
-        "figures",
-        "course",
-        "door",
-        "doors",
-    ]
-)
-"""Words that identifiers of the package no longer hold; CHANGELOG says what took their place."""
+RETIRED = {
+    "contest": "gate run, comparison",
+    "course": "train state",
+    "crew": "environment pool",
+    "dealt": "shuffled",
+    "disguise": "response rewriter",
+    "door": "bypass",
+    "doors": "bypasses",
+    "elide": "truncate",
+    "eliding": "truncation",
+    "figures": "metrics",
+    "flight": "routed call",
+    "keeper": "checkpoint writer",
+    "leg": "attempt",
+    "legs": "attempts",
+    "localise": "to_engine_request",
+    "pulse": "health check",
+    "reel": "stream tap",
+    "station": "model runtime",
+    "tape": "tapped iterator",
+    "twin": "engine client",
+    "twins": "engine clients",
+}
+"""Word -> the word of the field that took its place. No identifier, module or option of the package holds one.
+
+All but two are plain English too: the documentation holds no `eliding` and no `localise` at all, and none of the others
+in code font.
+"""
+
+RETIRED_NAMES = {
+    "Bench": "TrainContext",
+    "Seen": "Observation",  # in lower case, what was visited already
+    "alone": "cycle_lock",
+    "by_hand": "explicit_update",
+    "deal": "shard",
+    "owner": "process_identity",
+    "side_by_side": "latest_score",
+    "told": "registered",
+    "told_spans": "registered_spans",
+}
+"""Whole names of modules, classes, functions and parameters. A local variable may be called so."""
+
+NO_NAME_OF_OURS = {"alone": "functions", "owner": "parameters"}
+"""Retired as the name of a module alone; elsewhere the word has its plain meaning."""
+
+RETIRED_IN = {
+    "policies": "probe",
+    "training": "probe",
+    "rewards": "planted answer",
+}
+"""Folder -> what `canary` is called there: the word means a test on traffic, which none of these makes."""
+
+OTHERS_WORDS = {"crew"}
+"""Words of frameworks that the documentation speaks about: CrewAI's."""
 
 GRAPH = ImportGraph(PACKAGE)
 
@@ -194,19 +230,73 @@ def test_patching_makes_no_record_that_only_the_writer_or_the_job_needs():
     assert not {"art_patch.types.calls", "art_patch.types.jobs"} & loaded
 
 
+def words_of(name: str) -> set[str]:
+    """`engine_clientOf` -> engine, client, of."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+
+
+def names_in(tree: ast.Module) -> Iterator[tuple[str, bool]]:
+    """Every identifier of a file, and whether it names a class, a function or a parameter."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name, True
+            case ast.arg(arg=name) | ast.keyword(arg=str(name)):
+                yield name, True
+            case ast.Name(id=name) | ast.Attribute(attr=name):
+                yield name, False
+
+
 def test_no_identifier_holds_a_retired_word():
     found: set[str] = set()
     for path, tree in GRAPH.files.items():
-        for node in ast.walk(tree):
-            match node:
-                case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
-                    pass
-                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                    pass
-                case _:
-                    continue
-            if RETIRED & {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}:
-                found.add(f"{path}: {name}")
+        parts = path.removesuffix(".py").split("/")[1:]
+        found |= {path for part in parts if RETIRED.keys() & words_of(part) or part in RETIRED_NAMES}
+        for name, is_defined in names_in(tree):
+            retired = RETIRED.keys() & words_of(name)
+            if is_defined and name.strip("_") in RETIRED_NAMES.keys() - NO_NAME_OF_OURS.keys():
+                retired.add(name)
+            if parts[0] in RETIRED_IN and "canary" in words_of(name):
+                retired.add("canary")
+            found |= {f"{path}: {name}" for _ in retired}
+    assert not found
+
+
+def options_of(command: Any) -> Iterator[str]:
+    """Every option of a command and of the commands below it."""
+    for parameter in command.params:
+        yield from (*parameter.opts, *parameter.secondary_opts)
+    for inner in getattr(command, "commands", {}).values():
+        yield from options_of(inner)
+
+
+def test_no_option_and_no_setting_holds_a_retired_word():
+    import typer
+
+    from art_patch.cli.app import app
+    from art_patch.settings import Settings
+
+    options = {*options_of(typer.main.get_command(app)), *Settings.model_fields}
+    assert {"--judge", "mode"} <= options
+    assert not [option for option in options if RETIRED.keys() & words_of(option)]
+
+
+def test_the_documentation_holds_no_retired_word():
+    """Words that are plain English too are looked for in code font alone: in blocks without comments, in backticks."""
+    pages = [TESTS.parent / "README.md", TESTS.parent / "CONTRIBUTING.md", *(TESTS.parent / "docs").rglob("*.md")]
+    pages += [
+        page for folder in ("art_patch", "examples", "integrations") for page in (TESTS.parent / folder).rglob("*.md")
+    ]
+    found: list[str] = []
+    for page in pages:
+        text = page.read_text()
+        code = re.findall(r"^```.*?^```|`[^`\n]+`", text, re.DOTALL | re.MULTILINE)
+        names = {name for part in code for name in re.findall(r"[A-Za-z_]\w*", re.sub(r"#.*", "", part))}
+        wrong = {name for name in names if (RETIRED.keys() - OTHERS_WORDS) & words_of(name)}
+        wrong |= names & (RETIRED_NAMES.keys() - NO_NAME_OF_OURS.keys())
+        wrong |= set(re.findall(r"\b(?:localis|elid)\w*", text, re.IGNORECASE))
+        found += [f"{page.relative_to(TESTS.parent)}: {name}" for name in sorted(wrong)]
+    assert len(pages) > 40
     assert not found
 
 

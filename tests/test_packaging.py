@@ -1,22 +1,34 @@
-"""What the wheel holds, and that integrations are armed through the entry-point group."""
+"""What wheel and sdist hold, that both start the demo, and how integrations are armed through their entry points."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import tarfile
+import tomllib
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from art_patch.store import open_store
+from tests.support.environments import ENVIRONMENT, ROOT, create_venv, say, site_of
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a wheel and an sdist of this source tree."""
+    folder = tmp_path_factory.mktemp("built")
+    requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    say([*create_venv(folder / "builder"), *requires], env=ENVIRONMENT)
+    say([folder / "builder/bin/python", "-m", "hatchling", "build", "-d", folder / "dist"], env=ENVIRONMENT)
+    return folder / "dist"
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_what_a_user_needs(tmp_path: Path):
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True, timeout=240)
-    (wheel,) = tmp_path.glob("art_patch-*.whl")
+def test_the_wheel_holds_what_a_user_needs(built: Path):
+    (wheel,) = built.glob("art_patch-*.whl")
     names = set(ZipFile(wheel).namelist())
     for wanted in (
         "art_patch/py.typed",
@@ -32,6 +44,67 @@ def test_the_wheel_holds_what_a_user_needs(tmp_path: Path):
     assert any(name.endswith("share/art-patch/examples/shop_agent/agent.py") for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.endswith((".pth", ".pkl", ".bin")) or name.startswith("tests/")]
+
+
+@pytest.mark.slow
+def test_the_sdist_holds_what_builds_explains_and_tests_it(built: Path):
+    (sdist,) = built.glob("art_patch-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    if not (ROOT / ".git").exists():
+        pytest.skip("no git here, so nothing says which files there are")
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    files = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    wanted = {file for file in files if not file.startswith(".")}
+    assert wanted <= names
+    assert names - wanted == {"PKG-INFO", ".gitignore"}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the demo that runs first keeps its model for the next one."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # the first makes the model, a minute and a half on two idle cores
+@pytest.mark.parametrize("kind", ["whl", "tar.gz"])
+def test_what_was_built_starts_the_demo(kind: str, built: Path, models: Path, tmp_path: Path):
+    """In an environment that has art_patch from the built file alone, the demo runs until its traffic is recorded.
+
+    Everything else is borrowed from the environment of the tests. Python does not read the `.pth` files of a directory
+    that it borrows, so a source tree that is installed there is not found.
+    """
+    (file,) = built.glob(f"art_patch-*.{kind}")
+    place, home = tmp_path / "venv", tmp_path / "home"
+    say([*create_venv(place), "--no-deps", file], env=ENVIRONMENT)
+    borrowed = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    (site_of(place) / "borrowed.pth").write_text("\n".join(borrowed))
+    own = {key: value for key, value in ENVIRONMENT.items() if not key.startswith("ART_PATCH_")}
+    code = "import art_patch, art_patch_integrations as more; print(art_patch.__file__, more.__file__, sep='\\n')"
+    places = subprocess.run(
+        [place / "bin/python", "-c", code], cwd=tmp_path, env=own, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert [Path(found).is_relative_to(place) for found in places] == [True, True], places
+    home.mkdir()
+    (home / "models").symlink_to(models)
+    command = [place / "bin/art-patch", "demo", "--seed", "1", "--home", home]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as demo:
+        assert demo.stdout is not None
+        said = ""
+        for line in demo.stdout:
+            said += line
+            if line.strip().startswith("traffic:"):
+                break
+        demo.send_signal(signal.SIGINT)
+        said += demo.stdout.read()
+        assert demo.wait(60) == 130, said
+    store = open_store(f"sqlite:///{home}/demo-1/store.db", create=False)
+    (run, *_) = store.read.recent(limit=1)
+    store.close()
+    assert run.calls[0].policy == "agent@0"
 
 
 def armed(tmp_path: Path, *lines: str, **variables: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""A stand-in for the judge, so that the demo runs without a model to rank siblings; and the control, `DealtOut`.
+"""A stand-in for the judge, so that the demo runs without a model to rank siblings; and the control, `ShuffledJudge`.
 
 The stand-in gets the very prompt that RULER sends, over HTTP, and answers in the judge's JSON. Each score comes from a
 plain Python rule on the sibling's whole transcript. So the demo exercises the true prompt, client and parser; only the
@@ -110,7 +110,7 @@ def _completion(model: str, messages: Sequence[Mapping[str, Any]], text: str) ->
     }
 
 
-class DealtOut:
+class ShuffledJudge:
     """The control: a judge whose scores are shuffled among siblings, so that nothing can be learned from them."""
 
     # Among siblings and not among transcripts. RULER shows answers that are alike once, and a random score of such a
@@ -130,18 +130,18 @@ class DealtOut:
         **more: Any,
     ) -> JudgeReport:
         """Return the judge's report with the scores of each group shuffled; `known` scores were shuffled before."""
-        dealt: dict[str, float] = {}
+        shuffled: dict[str, float] = {}
 
-        def deal(group: Group, scores: Sequence[Score], usage: Any) -> None:
+        def shuffle(group: Group, scores: Sequence[Score], usage: Any) -> None:
             values = [score.value for score in scores]
             self._random.shuffle(values)
-            dealt.update(zip((score.id for score in scores), values, strict=True))
+            shuffled.update(zip((score.id for score in scores), values, strict=True))
             if on_scored is not None:
-                on_scored(group, [self._of(score, dealt) for score in scores], usage)
+                on_scored(group, [self._of(score, shuffled) for score in scores], usage)
 
-        report = self._judge.score_groups(groups, known=known, on_scored=deal, **more)
-        return replace(report, scores=tuple(self._of(score, dealt) for score in report.scores))
+        report = self._judge.score_groups(groups, known=known, on_scored=shuffle, **more)
+        return replace(report, scores=tuple(self._of(score, shuffled) for score in report.scores))
 
     @staticmethod
-    def _of(score: Score, dealt: dict[str, float]) -> Score:
-        return replace(score, value=dealt.get(score.id, score.value))
+    def _of(score: Score, shuffled: dict[str, float]) -> Score:
+        return replace(score, value=shuffled.get(score.id, score.value))

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from art_patch._lib.atomic_files import write_whole
-from art_patch.demo.judge import STAND_IN_MODEL, DealtOut, serve_stand_in_judge, shop_rule
+from art_patch.demo.judge import STAND_IN_MODEL, ShuffledJudge, serve_stand_in_judge, shop_rule
 from art_patch.demo.processes import NO_UPSTREAM, Agent, Engine, Program, agent_source, unpatched
 from art_patch.demo.shop import TOOLS, Task, is_success, make_tasks
 from art_patch.demo.shop_model import as_written, build_model
@@ -311,7 +311,7 @@ def _judge(settings: Settings, stack: ExitStack, seed: int, control: bool) -> Or
         return Judge(settings.judge, base_url=settings.judge_base_url, api_key=settings.judge_api_key, rubric=rubric)
     url = stack.enter_context(serve_stand_in_judge(shop_rule))
     judge = Judge(STAND_IN_MODEL, base_url=url, api_key="none", rubric=rubric, max_siblings=64)
-    return DealtOut(judge, seed) if control else judge
+    return ShuffledJudge(judge, seed) if control else judge
 
 
 def _ungated(config: CycleConfig) -> CycleConfig:

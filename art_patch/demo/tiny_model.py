@@ -158,8 +158,8 @@ def tiny_base(
 
     def drawn(tokenizer: PreTrainedTokenizerFast) -> Callable[[random.Random], Row]:
         @lru_cache(_REMEMBERED)
-        def row(told: str) -> Row:
-            return row_of(tokenizer, json.loads(told), tools)
+        def row(line: str) -> Row:
+            return row_of(tokenizer, json.loads(line), tools)
 
         return lambda rng: row(json.dumps(demonstration(rng)))
 

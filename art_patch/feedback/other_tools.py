@@ -239,7 +239,7 @@ class LangSmithFeedback:
 
 
 def write_feedback(
-    store: Store, told: Sequence[Feedback], rename: str | None, *, source: str, who: str
+    store: Store, rows: Sequence[Feedback], rename: str | None, *, source: str, who: str
 ) -> Counter[str]:
     """Write the rows that the store lacks as scores; return the number of rows by what became of them.
 
@@ -248,21 +248,21 @@ def write_feedback(
         source: the file or the service, for the audit log.
         who: the person or job, for the audit log.
     """
-    metrics = Counter[str](read=len(told))
-    runs = _runs_of(store, told)
-    for start in range(0, len(told), _WRITE_PAGE):
-        new, seen = _scores(store, told[start : start + _WRITE_PAGE], runs, rename)
+    metrics = Counter[str](read=len(rows))
+    runs = _runs_of(store, rows)
+    for start in range(0, len(rows), _WRITE_PAGE):
+        new, seen = _scores(store, rows[start : start + _WRITE_PAGE], runs, rename)
         store.write(new)
         metrics.update(seen)
     store.transfers.note_import(source, who=who, metrics=dict(metrics))
     return metrics
 
 
-def _runs_of(store: Store, told: Sequence[Feedback]) -> dict[str, str]:
+def _runs_of(store: Store, rows: Sequence[Feedback]) -> dict[str, str]:
     """Return the store's trajectory id for each id of a run that the rows name."""
-    named = {run for one in told for run in one.runs}
+    named = {run for one in rows for run in one.runs}
     found = {key: key for key in store.read.known(sorted(named))}
-    if all(any(run in found for run in one.runs) for one in told):
+    if all(any(run in found for run in one.runs) for one in rows):
         return found
     # `art-patch send` makes some trace ids by hashing. A hash cannot be undone, so it is made again for every run.
     after: Cursor | None = None
@@ -273,14 +273,14 @@ def _runs_of(store: Store, told: Sequence[Feedback]) -> dict[str, str]:
 
 
 def _scores(
-    store: Store, told: Sequence[Feedback], runs: dict[str, str], rename: str | None
+    store: Store, rows: Sequence[Feedback], runs: dict[str, str], rename: str | None
 ) -> tuple[list[Score], Counter[str]]:
     """Return the scores to write, and the number of rows by what became of them."""
-    keys = [next((runs[run] for run in one.runs if run in runs), None) for one in told]
+    keys = [next((runs[run] for run in one.runs if run in runs), None) for one in rows]
     wholes = {t.id: t for t in store.read.trajectories(sorted({key for key in keys if key}))}
     new: list[Score] = []
     seen = Counter[str]()
-    for one, key in zip(told, keys, strict=True):
+    for one, key in zip(rows, keys, strict=True):
         if key is None or one.value is None:
             seen["unknown_run" if key is None else "no_number"] += 1
             continue

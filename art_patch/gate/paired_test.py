@@ -31,7 +31,7 @@ from itertools import compress
 from statistics import NormalDist, stdev
 
 from art_patch.gate.config import GateConfig
-from art_patch.gate.turns import Contest
+from art_patch.gate.turns import BlindComparison
 from art_patch.types import JSON, Group
 
 # (scenario key, candidate's metric, champion's metric) of one turn.
@@ -193,7 +193,7 @@ class Judged:
     order_disagreement: float | None
 
 
-def merge_orders(contests: Sequence[Contest], orders: Sequence[Mapping[str, float]]) -> Judged:
+def merge_orders(comparisons: Sequence[BlindComparison], orders: Sequence[Mapping[str, float]]) -> Judged:
     """Average the judge's scores over the orders in which it saw the answers; count how often the orders disagree.
 
     A judge that favours the first or the last place favours one policy in one order and the other policy in the
@@ -203,7 +203,7 @@ def merge_orders(contests: Sequence[Contest], orders: Sequence[Mapping[str, floa
     pairs: list[Pair] = []
     unscored: list[str] = []
     flips = 0
-    for turn, group, ours in contests:
+    for turn, group, ours in comparisons:
         found = [_means(group, ours, values) for values in orders]
         means = [both for both in found if both is not None]
         if len(means) < len(orders) or not means:

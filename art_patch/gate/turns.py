@@ -170,10 +170,10 @@ def _spread(key: str, theirs: Sequence[tuple[TrajectoryInfo, Call]], limit: int,
 # --- what the judge ranks ---
 
 # (turn, both policies' answers to it as one group, ids of the candidate's answers in that group).
-Contest = tuple[Turn, Group, frozenset[str]]
+BlindComparison = tuple[Turn, Group, frozenset[str]]
 
 
-def contest(
+def blind_answers(
     turn: Turn, candidate: Sequence[Choice], champion: Sequence[Choice], *, new_id: Callable[[], str]
 ) -> tuple[Group, frozenset[str]]:
     """Return both policies' answers to a turn as one blind group, and the ids of the candidate's answers in it.
@@ -244,7 +244,7 @@ def speaks_of(run: Trajectory, policy: str) -> bool:
     return answered and all(call.policy in (policy, None) and call.fallback is None for call in run.calls)
 
 
-def run_contest(repeated: Repeated, *, new_id: Callable[[], str]) -> Contest:
+def blind_runs(repeated: Repeated, *, new_id: Callable[[], str]) -> BlindComparison:
     """Return both policies' runs as one blind group for the judge, with the ids of the candidate's runs."""
     siblings = tuple(
         Trajectory(TrajectoryInfo(run.id, 0.0), tuple(map(blind_call, run.calls))) for run in repeated.runs

@@ -39,12 +39,12 @@ def run_gate(run: Cycle, candidate: Policy, champion: Policy) -> gate.Verdict:
     reruns = rerun(run, held_out, candidate, champion)
     turns = [turn for turn in held_out.turns if turn.scenario_key not in reruns.keys]
     answers = _ask_both(run, (*turns, *config.suite), candidate, champion)
-    contests = [
-        (a.turn, *gate.contest(a.turn, a.candidate.choices, a.champion.choices, new_id=new_id)) for a in answers
+    comparisons = [
+        (a.turn, *gate.blind_answers(a.turn, a.candidate.choices, a.champion.choices, new_id=new_id)) for a in answers
     ]
     compared = compared_in(answers, reruns.repeated)
     checked = checked_by_side(compared, checks)
-    scored = judge_both(run, contests, reruns.repeated, [score for side in checked for score in side.scores])
+    scored = judge_both(run, comparisons, reruns.repeated, [score for side in checked for score in side.scores])
     # A lost run is a scenario without a score, and not one that was never asked: too many of them reject.
     judged = replace(scored.judged, unscored=(*scored.judged.unscored, *(turn.scenario_key for turn in reruns.lost)))
     # The suite is a check of its own: its prompts were chosen by a person and say nothing about traffic.

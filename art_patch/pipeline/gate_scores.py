@@ -32,7 +32,7 @@ class Scored:
 
 
 def judge_both(
-    run: Cycle, turns: Sequence[gate.Contest], repeated: Sequence[gate.Repeated], checked: Sequence[Score] = ()
+    run: Cycle, turns: Sequence[gate.BlindComparison], repeated: Sequence[gate.Repeated], checked: Sequence[Score] = ()
 ) -> Scored:
     """Have the judge rank all answers and runs that have no reward of their own, and merge its orders.
 
@@ -44,7 +44,7 @@ def judge_both(
     Raises:
         JudgeError: the judge scored nothing in one of the orders.
     """
-    runs = [gate.run_contest(one, new_id=new_id) for one in repeated]
+    runs = [gate.blind_runs(one, new_id=new_id) for one in repeated]
     # A repeated run is scored like any run of the app: a reward by the app or by a check replaces the judge.
     known = [
         rewards.with_scores(replace(group, trajectories=one.runs), checked)

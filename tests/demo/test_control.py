@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from art_patch.demo.judge import STAND_IN_MODEL, DealtOut, serve_stand_in_judge
+from art_patch.demo.judge import STAND_IN_MODEL, ShuffledJudge, serve_stand_in_judge
 from art_patch.rewards import Judge
 from art_patch.types import Call, Choice, Group, Score, Trajectory, TrajectoryInfo
 
@@ -29,7 +29,7 @@ def test_scores_are_dealt_to_siblings_and_answers_that_are_alike_have_no_luck_in
     groups = [group(number) for number in range(60)]
     told: dict[str, Sequence[Score]] = {}
     with serve_stand_in_judge(lambda messages: float(messages[-1]["content"] == "right")) as url:
-        judge = DealtOut(Judge(STAND_IN_MODEL, base_url=url, api_key="none"), seed=1)
+        judge = ShuffledJudge(Judge(STAND_IN_MODEL, base_url=url, api_key="none"), seed=1)
         report = judge.score_groups(groups, on_scored=lambda its, scores, _: told.__setitem__(its.id, scores))
         again = judge.score_groups(groups, known=report.scores)
 

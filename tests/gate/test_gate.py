@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from art_patch.errors import ConfigError
-from art_patch.gate import GateConfig, HeldOut, Turn, contest, data_hash, decide, held_out_turns, new_users
+from art_patch.gate import GateConfig, HeldOut, Turn, blind_answers, data_hash, decide, held_out_turns, new_users
 from art_patch.types import Choice, Group
 from tests.support.factory import make_call, make_group, make_trajectory
 
@@ -132,7 +132,7 @@ def test_the_judge_is_not_told_who_answered():
     turn = Turn("task:x", make_call(policy="agent@3"))
     ours = [Choice(0, {"role": "assistant", "content": "new"}, "stop", (1,), (-0.1,))]
     theirs = [Choice(0, {"role": "assistant", "content": "old"}, "stop", (2,), (-0.2,))] * 2
-    group, of_candidate = contest(turn, ours, theirs, new_id=lambda: f"id{next(numbers)}")
+    group, of_candidate = blind_answers(turn, ours, theirs, new_id=lambda: f"id{next(numbers)}")
     assert [t.calls[0].choices[0].message["content"] for t in group.trajectories if t.id in of_candidate] == ["new"]
     assert len(group.trajectories) == 3
     for trajectory in group.trajectories:

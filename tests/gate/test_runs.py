@@ -9,9 +9,9 @@ from art_patch.gate import (
     Repeated,
     Turn,
     answered_in,
+    blind_runs,
     collapse_findings,
     failed_runs,
-    run_contest,
     speaks_of,
 )
 from art_patch.types import Trajectory
@@ -50,7 +50,7 @@ def test_a_run_speaks_of_a_policy_that_alone_answered_it():
 
 
 def test_the_judges_group_tells_nothing_of_who_ran_it():
-    turn, group, ours = run_contest(ONE, new_id=lambda: "g")
+    turn, group, ours = blind_runs(ONE, new_id=lambda: "g")
     assert (turn, group.id, group.scenario_key, group.held_out) == (ONE.turn, "g", "s", True)
     assert (ours, [each.id for each in group.trajectories]) == ({"a", "b"}, ["a", "b", "c", "d"])
     for blind, seen in zip(group.trajectories, ONE.runs, strict=True):

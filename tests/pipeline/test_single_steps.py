@@ -1,4 +1,4 @@
-"""One policy against another by the gate's contest: a verdict, and everything stays as it was."""
+"""One policy against another as the gate compares them: a verdict, and everything stays as it was."""
 
 from __future__ import annotations
 

@@ -174,9 +174,9 @@ def read_job(directory: Path) -> TrainJob | None:
         example = Example(tuple(next(rows) for _ in range(next(counts))), next(advantages))
         return Sibling(trajectory_id, example, on_policy)
 
-    def groups(told: Iterable[JSON]) -> tuple[TrainGroup, ...]:
+    def groups(written: Iterable[JSON]) -> tuple[TrainGroup, ...]:
         return tuple(
-            TrainGroup(group["id"], tuple(sibling(key, own) for key, own in group["siblings"])) for group in told
+            TrainGroup(group["id"], tuple(sibling(key, own) for key, own in group["siblings"])) for group in written
         )
 
     settings = facts["config"]

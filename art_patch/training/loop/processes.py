@@ -191,10 +191,10 @@ def _hear(rank: int, process: Child, heard: SimpleQueue[tuple[int, str | None]])
     heard.put((rank, None))
 
 
-def _pass_on(told: dict[str, Any], progress: Progress) -> None:
-    if "error" in told:
-        raise _KINDS.get(told["error"], TrainingError)(told["message"])
-    progress(told["done"], told["total"], told["note"])
+def _pass_on(message: dict[str, Any], progress: Progress) -> None:
+    if "error" in message:
+        raise _KINDS.get(message["error"], TrainingError)(message["message"])
+    progress(message["done"], message["total"], message["note"])
 
 
 _KINDS: dict[str, type[ArtPatchError]] = {kind.__name__: kind for kind in (ConfigError, TrainingError)}
