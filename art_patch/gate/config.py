@@ -33,11 +33,7 @@ class CollapseConfig:
 
 @dataclass(frozen=True, slots=True)
 class GateConfig:
-    """The gate's settings: what is asked, and when a candidate wins.
-
-    Raises:
-        ConfigError: a number is out of its range.
-    """
+    """The gate's settings: what is asked, and when a candidate wins."""
 
     # With fewer scored held-out scenarios the candidate is rejected. The level needs some as well (`fewest`).
     min_scenarios: int = 8
@@ -74,7 +70,7 @@ class GateConfig:
     collapse: CollapseConfig | None = field(default_factory=CollapseConfig)
 
     def __post_init__(self) -> None:
-        """Refuse numbers that would promote every candidate, or none."""
+        """Refuse numbers that would promote every candidate, or none: `ConfigError`."""
         if not 0.5 <= self.level < 1:
             raise ConfigError(f"the gate's level is {self.level:g}; give a confidence from 0.5 to below 1")
         if not -1 <= self.margin < 1:

@@ -82,11 +82,7 @@ class CanaryConfig:
     hard_share: float = 0.6
 
     def __post_init__(self) -> None:
-        """Refuse settings with which the test would not mean what it says.
-
-        Raises:
-            ConfigError: the message names the setting and its range.
-        """
+        """Refuse settings that would make the test mean something else: `ConfigError` names the range."""
         tolerances = {s.tolerance: getattr(self, s.tolerance) for s in SIGNALS if s.tolerance != "latency_ratio"}
         for name, value in tolerances.items():
             _check(name, value, 0 <= value < 1, "at least 0 and below 1")

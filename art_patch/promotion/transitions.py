@@ -7,6 +7,9 @@ which is still loaded.
 
 A challenger goes the same way, whether it answers copies (`shadow`) or a share of the sessions (`canary`). No engine is
 needed to give it up, to change its share or to roll back, because the route alone decides which policy apps ask.
+
+Every move raises `StoreError` for an unknown policy, and `TransitionError` for a move that the policy's state forbids
+or that another process has overtaken.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from art_patch.types import CHALLENGERS, JSON, Policy
 if TYPE_CHECKING:
     from art_patch.store import Ledger
 
-# Former champions that stay loaded, so that a rollback needs no engine.
+# Former champions that stay loaded, so that a rollback need not wait until one is loaded.
 KEEP = 2
 
 
@@ -62,8 +65,6 @@ def promote(ledger: Ledger, engine: Engine, name: str, *, who: str, reason: str,
 
     Raises:
         EngineError: the engine cannot serve it; the old champion stays.
-        StoreError: there is no such policy.
-        TransitionError: a policy in its state may not become champion.
     """
     _check_known(ledger, name)
     ensure_loaded(engine, name)
@@ -88,8 +89,6 @@ def challenge(
 
     Raises:
         EngineError: the engine cannot serve it; nothing has changed.
-        StoreError: there is no such policy.
-        TransitionError: a policy in its state may not be tested, or another policy is being tested.
         ConfigError: a canary without a share, or a shadow with one.
     """
     _check_known(ledger, name)
@@ -101,11 +100,6 @@ def change_share(ledger: Ledger, name: str, percent: float, *, who: str, reason:
     """Give a canary another share of the sessions, in percent; its test goes on.
 
     Sessions are assigned by a hash, so a canary with a larger share keeps the sessions that it has.
-
-    Raises:
-        StoreError: there is no such policy.
-        TransitionError: it is not a canary, or has this share already.
-        ConfigError: the share is out of its range.
     """
     policy = ledger.policy(name)
     if policy is not None and policy.state != "canary":
@@ -114,11 +108,7 @@ def change_share(ledger: Ledger, name: str, percent: float, *, who: str, reason:
 
 
 def give_up(ledger: Ledger, engine: Engine | None, *, who: str, reason: str, metrics: JSON | None = None) -> str | None:
-    """Reject the policy that is being tested, so that the champion answers all sessions; return its name, or `None`.
-
-    Raises:
-        TransitionError: another process has just promoted it.
-    """
+    """Reject the policy that is being tested, so that the champion answers all sessions; return its name, or `None`."""
     challenger = ledger.challenger()
     if challenger is None:
         return None
@@ -132,10 +122,6 @@ def reject(
     """Reject a policy for good: it never serves and is never tested again. Return whether the engine unloaded it.
 
     No engine is needed. A running engine unloads the policy, except the base model, which every adapter needs.
-
-    Raises:
-        StoreError: there is no such policy.
-        TransitionError: it is champion, or rejected already.
     """
     ledger.move(name, "rejected", who=who, reason=reason, metrics=metrics)
     if engine is None or name in wanted(ledger):

@@ -64,11 +64,7 @@ class _Refused(Exception):
 
 
 def load_checks(specs: Iterable[str]) -> tuple[Check, ...]:
-    """Return the checks that a setting names as `module:function`.
-
-    Raises:
-        ConfigError: a function cannot be imported, two have one name, or one declares an impossible range.
-    """
+    """Return the checks that a setting names as `module:function`; two checks of one name are refused."""
     checks = tuple(make_check(load_function(spec, what="check")) for spec in specs)
     for name, count in Counter(check.name for check in checks).items():
         if count > 1:
@@ -77,11 +73,7 @@ def load_checks(specs: Iterable[str]) -> tuple[Check, ...]:
 
 
 def make_check(function: Callable[[Trajectory], Returned]) -> Check:
-    """Return a function as a check.
-
-    Raises:
-        ConfigError: its `range` is not two rising numbers.
-    """
+    """Return a function as a check; its `range`, if it has one, must be two rising numbers."""
     name = getattr(function, "__name__", type(function).__name__)
     given: Any = getattr(function, "range", (0.0, 1.0))
     try:
@@ -94,11 +86,7 @@ def make_check(function: Callable[[Trajectory], Returned]) -> Check:
 
 
 def load_function(spec: str, *, what: str) -> Callable[..., Any]:
-    """Import `module:function`; `what` names its purpose in error messages.
-
-    Raises:
-        ConfigError: it cannot be imported, or is not a function.
-    """
+    """Import `module:function`, or raise `ConfigError`; `what` names the function's purpose in the message."""
     module_name, colon, path = spec.partition(":")
     if not (module_name and colon and path):
         raise ConfigError(f"{what} {spec!r} names no function; write module:function")

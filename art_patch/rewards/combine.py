@@ -152,8 +152,7 @@ class Criterion:
     def values_G(self, group: Group) -> tuple[float | None, ...]:
         """Return the criterion's value for each sibling of a group whose siblings hold all their scores.
 
-        Raises:
-            ConfigError: the rule did not return a number from 0 to 1, or `None`, for each sibling.
+        `ConfigError` if the rule does not return a number from 0 to 1, or `None`, for each sibling.
         """
         values = tuple(self.rule(group))
         if len(values) != len(group.trajectories):
@@ -181,8 +180,7 @@ DEFAULT_CRITERIA = (
 def load_criteria(text: str | None) -> tuple[Criterion, ...]:
     """Return the default criteria, changed by a setting such as `accuracy=1,brevity=0.2@my_rules:brevity`.
 
-    Raises:
-        ConfigError: an entry cannot be read, a new criterion has no rule, or no weight is above 0.
+    A weight of 0 removes a criterion; `ConfigError` if none is left, or an entry cannot be read.
     """
     known = {criterion.name: criterion for criterion in DEFAULT_CRITERIA}
     for entry in filter(None, map(str.strip, (text or "").split(","))):
@@ -274,11 +272,7 @@ def weighted(criteria: Sequence[Criterion]) -> Combination:
 
 
 def load_combination(name: str = "ruler", *, criteria: str | None = None) -> Combination:
-    """Return the combination that the settings `reward` and `criteria` name.
-
-    Raises:
-        ConfigError: the name is unknown, a function cannot be imported, or the criteria cannot be read.
-    """
+    """Return the combination that the settings `reward` and `criteria` name; `ConfigError` if they cannot be read."""
     if name == "ruler":
         return RULER
     if name == "criteria":

@@ -35,11 +35,7 @@ _MIN_USERS = 4
 
 @dataclass(frozen=True, slots=True)
 class DefenceConfig:
-    """Settings of the defences against a judge that can be fooled. All shares and scores are from 0 to 1.
-
-    Raises:
-        ConfigError: a number is out of its range.
-    """
+    """Settings of the defences against a judge that can be fooled. All shares and scores are from 0 to 1."""
 
     # Share of the groups that are judged again in the reverse order. 1 doubles the cost of judging, 0 is off.
     double_share: float = 0.2
@@ -66,7 +62,7 @@ class DefenceConfig:
     strict: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse numbers outside of 0..1."""
+        """Refuse numbers outside of 0..1: `ConfigError`."""
         for name in self.__slots__:
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; give a number from 0 to 1")

@@ -18,11 +18,7 @@ from art_patch.errors import ConfigError, JudgeError
 
 
 def load_litellm() -> Any:
-    """Import litellm without network access and without its log messages; this takes seconds the first time.
-
-    Raises:
-        JudgeError: litellm is not installed.
-    """
+    """Import litellm without network access and log messages, or raise `JudgeError`; seconds the first time."""
     # Before the import: litellm downloads its price list while it is imported.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     first = "litellm" not in sys.modules

@@ -296,9 +296,7 @@ class Judge:
     def _ask(self, request: Request, usage: Usage, stop: threading.Event) -> dict[str, Verdict]:
         """Ask once, and once more if the answer is not a valid verdict; return verdicts by trajectory id.
 
-        Raises:
-            AskError: the judge gave no answer.
-            VerdictError: both answers were invalid; the message is about the second.
+        `AskError` if the judge gave no answer, `VerdictError` about the second answer if both were invalid.
         """
         prompt = request.prompt
         text = self._client.ask(prompt.messages, request.estimate_usd, usage, stop)
