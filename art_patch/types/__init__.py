@@ -1,14 +1,11 @@
 """The records that stages hand to each other: frozen dataclasses, standard library only.
 
-Flow: the patch makes a `Call`; the store keeps it under a `TrajectoryInfo`; the job reads `Trajectory` back, forms a
-`Group` of siblings, gets a `Score` for each, trains, and publishes a `Policy`. A stage takes records and returns
-records; only `pipeline` and the recorder's writer thread talk to the store.
+Flow: the recorder makes a `Call`. The store keeps it under a `TrajectoryInfo`. The job reads a `Trajectory`, forms a
+`Group` of siblings, gets a `Score` for each sibling, trains, and publishes a `Policy`. A stage takes and returns
+records; only `pipeline` and the recorder's writer thread use the store.
 
-Units: `*_at` is seconds since the Unix epoch, `*_ms` milliseconds. Ids are uuid7 hex strings unless a caller gave one.
-Absent means `None`; an empty tuple means "known to be empty".
-
-Making such a class takes Python a millisecond, so those that `patch()` does not need are made when first asked for:
-`calls` by the writer thread, `jobs` by the job.
+Units: `at` and `*_at` are seconds since the Unix epoch, `*_ms` milliseconds. Ids are uuid7 hex strings unless the
+caller gave one. `None` means unknown or absent; an empty tuple means "known to be empty".
 """
 
 # pyright: reportUnusedImport=false
@@ -36,12 +33,13 @@ if TYPE_CHECKING:
         SpanKind,
         TrajectoryInfo,
     )
-    from art_patch.types.arms import ArmCall, ArmTraffic
     from art_patch.types.calls import AppReport, Call, Choice, Record
     from art_patch.types.jobs import Group, Judgement, Policy, TrainedRow, Trajectory
     from art_patch.types.states import CHALLENGERS, MOVES, check_move
-    from art_patch.types.usage import RunValue, Served, Usage
+    from art_patch.types.traffic import ArmCall, ArmTraffic, RunValue, Served, Usage
 else:
+    # Python takes a millisecond to make such a class. So the modules that `patch()` does not need are loaded when they
+    # are first used: `calls` by the writer thread, `jobs` and `traffic` by the job.
     __getattr__ = lazily(
         __name__,
         {
@@ -51,8 +49,7 @@ else:
             ),
             "calls": "AppReport Call Choice Record",
             "jobs": "Group Judgement Policy TrainedRow Trajectory",
-            "arms": "ArmCall ArmTraffic",
-            "usage": "RunValue Served Usage",
+            "traffic": "ArmCall ArmTraffic RunValue Served Usage",
             "states": "CHALLENGERS MOVES check_move",
         },
     )

@@ -1,4 +1,7 @@
-"""What the app's own threads make or read. `patch()` makes these classes, so they are few: each costs a millisecond."""
+"""Records that the app's own threads make or read.
+
+`patch()` loads this module in the app, and each class costs it a millisecond. So other records are in other modules.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,12 @@ CallStatus = Literal["ok", "error", "cancelled", "abandoned"]
 Origin = Literal["explicit", "otel", "stitched", "single", "shadow", "imported", "resampled", "span"]
 
 COPIES: tuple[Origin, ...] = ("shadow", "resampled", "span")
-"""Origins of trajectories that the app never ran: made from calls of others, which their calls name in `shadow_of`."""
+"""Origins of trajectories that the app never ran. Their calls repeat or copy calls that they name in `shadow_of`."""
 
 REPLAY = "replay"
-"""Name in a run's metadata of the function that runs it again. Only `replayable()` writes it: data never names code."""
+"""Key in a run's metadata for the function that can repeat the run. Only `replayable()` may write it: imported data
+must not name code that the job would run."""
+
 SpanKind = Literal["span", "agent", "node", "tool", "handoff", "guardrail", "retrieval"]
 Mode = Literal["off", "record", "shadow", "canary", "route"]
 Api = Literal["chat", "completions", "responses"]
@@ -27,22 +32,19 @@ UPSTREAM = None
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryInfo:
-    """What is known of a trajectory besides its calls. Written again with `ended_at` when it ends.
+    """The description of a trajectory without its calls. It is written again, with `ended_at`, when the block ends.
 
     Attributes:
         id: uuid7 hex, the caller's own id, or the trace id of an OpenTelemetry trace.
         started_at: start of the first call or of the `trajectory()` block.
-        origin: how its identity was found: `explicit`, `otel`, `stitched` (a call extends an earlier one), `single`;
-            `shadow` holds one call that the app never saw; `imported` came from a file of another tool; `resampled`
-            holds one turn of another run, answered again; `span` is the part of another run below one of its spans.
-        ended_at: end of the `trajectory()` block; `None` for the other origins, which end by falling silent.
-        name: given by the user.
-        scenario_key: given by the user: trajectories with one key are the same task.
-        group_key: given by `group()`: trajectories with one key are siblings.
-        session_id: given by the user.
-        user_id: given by the user.
-        tags: given by the user.
-        metadata: given by the user, JSON values only.
+        origin: how the trajectory was identified: `explicit` by a block, `otel` by an active trace, `stitched` because
+            a call extends an earlier one, `single` for a lone call. `shadow` is one call that the app never saw,
+            `imported` came from a file, `resampled` is one turn of another run answered again, `span` is the part of
+            another run below one of its spans.
+        ended_at: end of the `trajectory()` block; `None` for other origins, which end when no call follows.
+        scenario_key: trajectories with the same key are the same task.
+        group_key: the key of `group()`; trajectories with the same key are siblings.
+        metadata: JSON values that the user gave.
         error: the exception that ended the block.
     """
 
@@ -62,18 +64,15 @@ class TrajectoryInfo:
 
 @dataclass(frozen=True, slots=True)
 class SpanInfo:
-    """A named part of a trajectory, nested by `parent_id`. Written again, with its result, when it ends.
+    """A named part of a trajectory, nested by `parent_id`. It is written again, with its result, when it ends.
 
     Attributes:
         id: uuid7 hex, or the framework's own id of the step.
-        trajectory_id: what it is a part of.
-        name: of the node, the tool, the agent.
-        started_at: when, seconds since the epoch.
-        parent_id: the span around it.
-        ended_at: when.
-        kind: what it is in an agent framework; a plain `span` says nothing of it.
-        attributes: JSON values; `input` and `output` of a tool, anything else that the framework tells.
-        error: the exception that ended it.
+        name: name of the node, the tool or the agent.
+        parent_id: the span around this one.
+        kind: the part's role in an agent framework; `span` if the framework gives none.
+        attributes: JSON values: `input` and `output` of a tool, and other data of the framework.
+        error: the exception that ended the span.
     """
 
     id: str
@@ -89,19 +88,16 @@ class SpanInfo:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One judgement of one trajectory. Scores of different names and sources stand side by side.
+    """One score of one trajectory. Scores of different names and sources are kept side by side.
 
     Attributes:
         id: uuid7 hex or the caller's own id; writing the same id again replaces the score.
-        trajectory_id: what was judged.
-        name: `reward`, `ruler`, `thumbs`, ...
+        name: `reward`, `ruler`, `thumbs` or any other name.
         value: a finite number; RULER gives 0..1.
-        source: `user`, `code` or `ruler`.
-        at: when.
+        source: `user`, `code`, `ruler`, or `combined` for a reward that was computed from other scores.
         comment: the judge's explanation or the user's words.
-        group_id: the group it was ranked in; RULER scores only mean something within one group.
-        rubric: version of the rubric that was used.
-        judge: model that judged.
+        group_id: the group that the trajectory was ranked in. RULER's scores can be compared within one group only.
+        rubric: version of the rubric that the judge used.
     """
 
     id: str
@@ -118,16 +114,13 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What an answer should have been. Never trained on by GRPO; it feeds SFT and preference pairs.
+    """The answer that a run should have given. It feeds SFT and preference pairs, never GRPO.
 
     Attributes:
         id: uuid7 hex or the caller's own id; writing the same id again replaces the correction.
-        trajectory_id: the run that went wrong.
-        at: when.
-        source: `user` or `code`.
+        source: who corrected it: `user`, or `code` for the app's own code.
         message: the right assistant message, as OpenAI JSON.
-        call_id: the call whose answer is corrected; `None` means the run's last one.
-        comment: why.
+        call_id: the call whose answer is corrected; `None` means the run's last call.
     """
 
     id: str
@@ -141,20 +134,20 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where calls go, read from the store while the app runs.
+    """The route: where calls go. The app reads it from the store twice a second.
 
     Attributes:
-        mode: one of `Mode`; `None` if the store does not overrule the app's own setting.
-        canary_percent: share of sessions in mode `canary`; `None` if the store does not overrule the app's own.
-        champion: policy that serves.
+        mode: the mode for all apps; `None` if the store does not overrule the app's own setting.
+        canary_percent: share of sessions in mode `canary`; `None` if the store does not overrule the app's own setting.
+        champion: name of the policy that serves; `None` if none does.
         base_url: OpenAI-compatible address of the engine, ending in `/v1`.
-        key_file: file that holds the engine's API key; `None` on loopback without a key.
-        engine_since: when the engine announced itself; another time is another engine, even at the same address.
-        challenger: policy that is tested beside the champion, if one is.
-        challenger_state: `shadow`, it is asked in the background; `canary`, it answers a share of the sessions.
-        challenger_percent: which share, 0..100, of the sessions that a policy answers; only for `canary`.
-        challenger_since: when it came into that state.
-        project: whose store it is; `None` if it was made by a release that did not write that down.
+        key_file: file with the engine's API key; `None` on loopback without a key.
+        engine_since: when the engine announced itself. Another time means another engine, even at the same address.
+        challenger: name of the policy that is tested beside the champion.
+        challenger_state: in `shadow` it is asked in the background, in `canary` it answers a share of the sessions.
+        challenger_percent: that share of all sessions that a policy answers, 0..100; only for `canary`.
+        challenger_since: when the challenger came into this state.
+        project: the project that the store belongs to; `None` if no project has been named yet.
     """
 
     mode: Mode | None = None
@@ -171,5 +164,5 @@ class Route:
 
     @property
     def serves(self) -> bool:
-        """Whether a champion is served somewhere."""
+        """Whether there is a champion and an engine that serves it."""
         return self.champion is not None and self.base_url is not None

@@ -1,4 +1,4 @@
-"""What the writer thread makes of the app's traffic."""
+"""Records that the recorder's writer thread makes of the app's traffic."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Choice:
     Attributes:
         index: position among the choices, as the server numbered it.
         message: the assistant message as OpenAI JSON (`role`, `content`, `tool_calls`).
-        finish_reason: `stop`, `length`, `tool_calls`, ... or `None` where the stream was cut.
-        token_ids: sampled ids in order, the stop token included; `None` where the server did not tell.
+        finish_reason: `stop`, `length`, `tool_calls` or another reason; `None` if the stream was cut.
+        token_ids: sampled ids in order, with the stop token; `None` if the server did not return them.
         logprobs: natural log-probability of each sampled id at the sampling temperature, same length as `token_ids`.
     """
 
@@ -29,30 +29,26 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request to the SDK and its answer, all choices included.
+    """One request to the SDK and its answer with all choices.
 
     Attributes:
-        id: uuid7 hex.
-        trajectory_id: the trajectory that the call belongs to.
         span_id: innermost span when the call started.
         started_at: when the request left.
-        duration_ms: until the last byte reached the caller.
-        ttft_ms: until the first streamed chunk; `None` where the call did not stream.
-        requested_model: the model that the app asked for.
-        policy: `NAME@STEP` that answered, `None` for upstream.
+        duration_ms: time until the last byte reached the caller.
+        ttft_ms: time until the first streamed chunk; `None` if the call did not stream.
+        policy: `NAME@STEP` of the policy that answered; `None` for upstream.
         messages: the prompt, as OpenAI JSON.
-        tools: the tools offered, as OpenAI JSON.
+        tools: the tools that were offered, as OpenAI JSON.
         params: allow-listed sampling parameters (`temperature`, `top_p`, `max_tokens`, `n`, `seed`, `stop`, ...).
-        choices: the answers.
-        prompt_token_ids: exact prompt ids; `None` where the server did not tell.
-        prompt_tokens: from `usage`; 0 where unknown.
-        completion_tokens: from `usage`, all choices together; 0 where unknown.
+        prompt_token_ids: exact prompt ids; `None` if the server did not return them.
+        prompt_tokens: number of prompt tokens in `usage`; 0 if unknown.
+        completion_tokens: number of tokens of all choices in `usage`; 0 if unknown.
         status: `ok`, `error` (no answer), `cancelled` (task cancelled), `abandoned` (stream not read to its end).
-        error: class name and message of what failed, secrets removed.
-        fallback: why no policy answered although the call was meant for one; `None` if nothing fell back. It begins
-            with `NAME@STEP: ` where a challenger was meant, and says nothing of a name where the champion was.
+        error: class name and message of the failure, with secrets removed.
+        fallback: why upstream answered a call that was meant for a policy; `None` if it was not. It begins with
+            `NAME@STEP: ` if the policy was a challenger, and has no name if it was the champion.
         untrainable: why the call cannot be trained on; `None` if it can.
-        api: which of the SDK's surfaces was called; messages and choices are in the words of chat whatever it was.
+        api: the SDK's interface that was called. Messages and choices are in the form of chat completions in any case.
         shadow_of: id of the call that this one repeats or copies without the app seeing it.
     """
 
@@ -81,12 +77,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class AppReport:
-    """What an app's process says of its own patch, from time to time, for `art-patch status`.
+    """The state of the patch in one app process, which the process writes from time to time for `art-patch status`.
 
     Attributes:
-        id: host, process id and start of the process.
-        at: when.
-        facts: what `art_patch.status()` says in the process.
+        id: host, process id and start time of the process.
+        facts: the result of `art_patch.status()` in the process.
     """
 
     id: str
@@ -95,4 +90,4 @@ class AppReport:
 
 
 Record = Call | TrajectoryInfo | SpanInfo | Score | Correction | AppReport
-"""What the recorder hands to the store."""
+"""A record that the recorder hands to the store."""

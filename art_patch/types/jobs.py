@@ -1,4 +1,4 @@
-"""What the job makes of the records that it reads."""
+"""Records that the job makes of the records that it reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from art_patch.types.calls import Call
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A trajectory as the job reads it: its calls in the order they started, its scores and its spans."""
+    """A trajectory as the job reads it: its calls in the order in which they started, its scores and its spans."""
 
     info: TrajectoryInfo
     calls: tuple[Call, ...]
@@ -29,13 +29,11 @@ class Group:
     """Siblings: trajectories of one scenario that are scored and learned from together.
 
     Attributes:
-        id: uuid7 hex.
-        scenario_key: key of the scenario.
-        how: how the group came about: `group_key`, `scenario_key`, `sibling_spans`, `same_task`, `near_duplicate` or
+        how: how the siblings were found: `group_key`, `scenario_key`, `sibling_spans`, `same_task`, `near_duplicate` or
             `resampled`; `single` is one held-out run, which only the gate uses.
         trajectories: two or more siblings.
-        held_out: a scenario kept for the gate; never trained on.
-        followed: for `resampled`, the messages that really came after the turn that the siblings answer.
+        held_out: whether the scenario is kept for the gate and never trained on.
+        followed: for `resampled`, the messages that followed in the run whose turn the siblings answer again.
     """
 
     id: str
@@ -48,21 +46,19 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A group put to a judge: what it took and how it ended. The scores stand beside it, as `Score`.
+    """The judging of one group: its cost and how it ended. The scores themselves are `Score` records.
 
     Attributes:
-        id: unique; writing the same id again replaces it.
-        group_id: what was judged.
-        at: when.
-        judge: model that was asked.
-        rubric: version of the rubric that was used.
-        purpose: `score` to learn from, `gate` to test a candidate, ...
-        state: `ok`, every sibling has a score; `failed`, none has.
-        reason: why it failed.
-        calls: requests made, repair tries and retries included.
-        prompt_tokens: as the judge's server counted them.
-        completion_tokens: as the judge's server counted them.
-        cost_usd: `None` where the price of an answer is not known.
+        id: unique id; a judgement whose id is in the store already is not written again.
+        judge: name of the model that was asked.
+        rubric: version of the rubric.
+        purpose: `score` for training, `gate` for a candidate's test, or another purpose.
+        state: `ok` if every sibling has a score, `failed` if none has.
+        reason: why the judgement failed.
+        calls: number of requests, with retries and requests to repair an answer.
+        prompt_tokens: prompt tokens as the judge's server counted them.
+        completion_tokens: completion tokens as the judge's server counted them.
+        cost_usd: cost of all requests; `None` if the price of one is unknown.
         facts: further findings, such as the order of the siblings and the parts that the group was split into.
     """
 
@@ -107,14 +103,13 @@ class Policy:
     """Base model + LoRA at one step; immutable; served under its own name.
 
     Attributes:
-        name: `NAME@STEP`.
+        name: `NAME@STEP`, which no other policy ever gets.
         base: model directory or hub id of the base.
-        base_sha256: fingerprint of the base (`serving.adapters.base_fingerprint`).
-        state: where it stands; the table of moves is `promotion.states`.
-        created_at: when it was published.
+        base_sha256: fingerprint of the base (`policies.base_fingerprint`).
+        state: the state in the table of moves in `types.states`.
         path: adapter directory; `None` for step 0, which is the base model alone.
-        parent: the policy it was trained from.
-        metrics: what was measured while it was trained and gated.
+        parent: name of the policy that the update started from.
+        metrics: numbers of its training, its gate and its canary test.
     """
 
     name: str

@@ -7,9 +7,9 @@
                  |           |       +--+ another share of the sessions
                  +-----------+-------+--> rejected
 
-Each step before the champion may be left out. A policy is never changed: only where it stands changes. At most one
-policy is champion, and at most one is a challenger: tested on the app's traffic, beside the champion. A canary may
-become a canary of another share: that is decided of it as any move is, by somebody, at a time and for a reason.
+The steps before `champion` may be skipped. The policy itself never changes; only its state does. At most one policy is
+champion, and at most one is a challenger, which is tested on the app's traffic beside the champion. A move from
+`canary` to `canary` changes the share of the sessions; like every move it has an author, a time and a reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOVES: dict[PolicyState | None, tuple[PolicyState, ...]] = {
     "shadow": ("canary", "champion", "rejected"),
     "canary": ("canary", "champion", "rejected"),  # to itself: with another share of the sessions
     "champion": ("retired",),
-    "retired": ("champion", "rejected"),
+    "retired": ("champion", "rejected"),  # to champion: a rollback
     "rejected": (),
 }
 
@@ -32,10 +32,10 @@ CHALLENGERS: tuple[PolicyState, ...] = ("shadow", "canary")
 
 
 def check_move(policy: str, before: PolicyState | None, after: PolicyState) -> None:
-    """Pass if the move is in the table.
+    """Check that the table allows the move of a policy from state `before` to `after`.
 
     Raises:
-        TransitionError: naming the moves that are allowed.
+        TransitionError: if not. The message names the allowed moves.
     """
     allowed = MOVES[before]
     if after in allowed:

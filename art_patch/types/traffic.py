@@ -1,0 +1,126 @@
+"""Records that the store makes of traffic: calls and scores of a challenger's test, and the numbers of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from art_patch.types.app_records import CallStatus, Mode, Score
+
+
+class ArmCall(NamedTuple):
+    """A call of a challenger's test, without texts. Fields that are not listed are those of `Call`.
+
+    Attributes:
+        session: the run's session; the run itself if the app names no session.
+        group_id: the run's group, if the run has siblings.
+        at: when the call ended, seconds since the epoch.
+        policy: the policy that was asked, whether it answered or not.
+        fell_back: upstream answered, because the policy failed.
+        empty: an answer has no tokens but its end, or was cut off at its length limit.
+        shadow_of: id of the call that this one copies without the app seeing it.
+    """
+
+    id: str
+    trajectory_id: str
+    session: str
+    group_id: str | None
+    at: float
+    policy: str
+    status: CallStatus
+    fell_back: bool
+    duration_ms: float
+    ttft_ms: float | None
+    empty: bool
+    shadow_of: str | None = None
+
+
+class ArmTraffic(NamedTuple):
+    """The calls and scores of both policies since a challenger's test began.
+
+    Attributes:
+        calls: calls meant for one of the policies, in the order in which they ended.
+        scores: scores of the runs that these calls are part of.
+        share_changes: when the canary's share of the sessions was changed, seconds since the epoch, in order.
+    """
+
+    calls: tuple[ArmCall, ...]
+    scores: tuple[Score, ...]
+    share_changes: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The app's own calls that one policy answered (`None`: upstream). Copies in the background do not count.
+
+    Attributes:
+        failed: number of these calls that ended in an error.
+        latencies_ms: durations of the answered calls, in ascending order.
+        tokens: prompt tokens and completion tokens by the model that the app asked for.
+        unmetered: number of answered calls without token counts.
+    """
+
+    policy: str | None
+    calls: int = 0
+    failed: int = 0
+    latencies_ms: tuple[float, ...] = ()
+    tokens: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    unmetered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunValue:
+    """The value of a run all of whose calls one policy answered (`None`: upstream).
+
+    Attributes:
+        reward: the score from the user or the app's code, on one scale for all runs; `None` without such a score.
+        judged: the score among its siblings, which can be compared within its group only; `None` if not judged.
+        copy: the app never made this run: calls of another run were repeated or copied.
+    """
+
+    policy: str | None
+    reward: float | None = None
+    judged: float | None = None
+    group_id: str | None = None
+    copy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The numbers of a period, for `art-patch report`.
+
+    Attributes:
+        since: start of the period, seconds since the epoch.
+        until: end of the period, seconds since the epoch.
+        champion: the policy that serves now, at the end of the query and not of the period.
+        mode: the mode that the store sets for all apps; `None` if each app uses its own setting.
+        served: the calls by policy, most calls first.
+        fell_back: number of calls that were meant for a policy and went upstream, by reason.
+        runs: the runs that ended in the period and that one policy answered alone.
+        mixed: number of runs that several policies answered, so that their reward belongs to none of them.
+        judge_usd: cost of the judge's calls of known price.
+        judge_unpriced: number of the judge's calls of unknown price.
+        updates: number of policies that were trained in the period.
+        update_s: time of all updates, with attempts that failed, were refused or interrupted. Attempts that were killed
+            count with the steps that they kept.
+        updates_untimed: number of trained policies that have no time in their metrics.
+        updates_lost: number of updates that made no policy.
+        engine_s: how long an engine was announced to the apps; `None` if none ever was.
+    """
+
+    since: float
+    until: float
+    champion: str | None = None
+    mode: Mode | None = None
+    served: tuple[Served, ...] = ()
+    fell_back: Mapping[str, int] = field(default_factory=dict[str, int])
+    runs: tuple[RunValue, ...] = ()
+    mixed: int = 0
+    judge_usd: float = 0.0
+    judge_unpriced: int = 0
+    updates: int = 0
+    update_s: float = 0.0
+    updates_untimed: int = 0
+    updates_lost: int = 0
+    engine_s: float | None = None
