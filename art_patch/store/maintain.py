@@ -162,7 +162,7 @@ class Maintenance:
             raise StoreError(f"{target} exists, and a backup overwrites nothing; name another file")
         part = Path(f"{target}.part")
         try:
-            part.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)  # of a backup that was killed
             make_private(part)
             copy_to(path, part)
             take_place(part, target)
@@ -232,7 +232,7 @@ def _compression(connection: Connection) -> float | None:
     kept = raw = 0
     heads = select(func.substr(nodes.body, 1, 14), func.length(nodes.body)).order_by(nodes.id).limit(_SAMPLE)
     for head, size in connection.execute(heads):
-        with suppress(zstandard.ZstdError):
+        with suppress(zstandard.ZstdError):  # a damaged row is for `verify` to find
             whole = size_of(head)
             if whole is not None:
                 kept, raw = kept + size, raw + whole
@@ -241,9 +241,10 @@ def _compression(connection: Connection) -> float | None:
 
 _ROWS = 500
 
+# `parent` of the first message and of the first block of a chain.
 _ROOT = b""
-"""`parent` of the first message and of the first block of a chain."""
 
+# A finding, a column, and the key that its values must be found in. NULL and `_ROOT` refer to nothing.
 _REFERENCES: tuple[tuple[str, Column[Any], Column[Any]], ...] = (
     ("{} messages whose parent is missing", tables.nodes.c.parent, tables.nodes.c.id),
     ("{} blocks of prompt ids whose parent is missing", tables.token_blocks.c.parent, tables.token_blocks.c.id),
@@ -261,7 +262,6 @@ _REFERENCES: tuple[tuple[str, Column[Any], Column[Any]], ...] = (
     ("{} trained rows whose trajectory is missing", tables.trained_rows.c.trajectory_id, tables.trajectories.c.id),
     ("{} members of exports whose export is missing", tables.export_members.c.export_id, tables.exports.c.id),
 )
-"""A finding, a column, and the key that its values must be found in. NULL and `_ROOT` refer to nothing."""
 
 
 def verify(database: Database) -> list[str]:
@@ -290,7 +290,7 @@ def _dangling(connection: Connection) -> Iterator[str]:
     for sentence, column, key in _REFERENCES:
         there = key.table.alias()
         query = select(func.count()).where(column.is_not(None), ~exists().where(there.c[key.name] == column))
-        if column.type.python_type is bytes:
+        if column.type.python_type is bytes:  # only chains of content have a root
             query = query.where(column != _ROOT)
         if count := connection.scalar(query):
             yield sentence.format(count)
@@ -321,10 +321,11 @@ def _ledger(connection: Connection) -> Iterator[str]:
             previous, entry.at, entry.who, entry.action, entry.detail
         ):
             yield f"audit entry {entry.id} was altered or an entry before it is gone"
-            return
+            return  # every later entry would be reported too
         ends[entry.project_id] = entry.hash
 
 
 def _portions(connection: Connection, query: Select[Any]) -> Iterator[Any]:
+    # Portions bound the memory: the messages of a year are many gigabytes.
     with connection.execute(query, execution_options={"yield_per": _ROWS}) as rows:
         yield from rows

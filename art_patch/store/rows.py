@@ -25,6 +25,7 @@ Row = tuple[Any, ...]
 
 _OF_THE_JOB = ("group_id",)  # of a trajectory: set when groups are formed, never by the app
 
+# What the app writes of each table: all columns but those that say whose row it is, which stand in the statements.
 COLUMNS: Mapping[Table, tuple[str, ...]] = {
     table: tuple(
         name
@@ -45,20 +46,19 @@ COLUMNS: Mapping[Table, tuple[str, ...]] = {
         tables.apps,
     )
 }
-"""What the app writes of each table: all columns but those that say whose row it is, which stand in the statements."""
 
+# Turn values by column name into a row.
 _IN_ORDER: Mapping[Table, Callable[[Mapping[str, Any]], Row]] = {
     table: itemgetter(*names) for table, names in COLUMNS.items()
 }
-"""Turn values by column name into a row."""
 
 _encode = json.JSONEncoder(separators=(",", ":"), default=repr, allow_nan=False).encode
 _encode_anything = json.JSONEncoder(default=repr).encode
 
 _MAX_INTEGER = (1 << 63) - 1
 
+# Session and user of a trajectory.
 Whose = tuple[str | None, str | None]
-"""Session and user of a trajectory."""
 
 _NOBODYS: Whose = (None, None)
 
@@ -144,8 +144,8 @@ class Statements:
         return str(compiled)
 
 
+# Tables that repeat their trajectory's session and user.
 _WITH_WHOSE = (tables.calls, tables.scores)
-"""Tables that repeat their trajectory's session and user."""
 
 
 def _later(trajectory: Any, at: Any) -> Any:
@@ -169,7 +169,6 @@ class Batch:
         """Make rows of `records`.
 
         Args:
-            records: what to write.
             seen: whether a message or a block of ids is in the database already.
             announced: what was written of a trajectory, if this process did it.
         """

@@ -35,7 +35,9 @@ class Store:
         """Wrap an open database."""
         self._database = database
         self._writer = Writer(database)
-        self.write = self._writer.write
+        self.write = self._writer.write  # the writer keeps state between batches, so there is one for each store
+
+    # Each part imports its module itself: an app that only writes must not pay for the queries of the job.
 
     @cached_property
     def read(self) -> Reader:
@@ -173,6 +175,7 @@ def open_database(
             `create` is false.
         StoreTooNew: if a newer release made it.
     """
+    # Imported late and under `late_import`: a fork in another thread must not copy a half-made module.
     if not is_postgres(url):
         with late_import():
             from art_patch.store.backends.sqlite import SqliteDatabase

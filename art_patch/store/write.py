@@ -28,8 +28,8 @@ _TRIES = 3  # for a corrupt page: the first write finds it, the second uses new 
 _APP_KEPT_S = 7 * 86_400.0  # then the last report of a silent process is deleted
 _WATCH_EVERY_S = 10.0
 
+# Row of `control` whose value changes with each transaction that deletes shared content.
 COLLECTED = "collected"
-"""Row of `control` whose value changes with each transaction that deletes shared content."""
 
 _NOT_ASKED = "not asked yet"
 
@@ -59,6 +59,7 @@ class Writer:
         Raises:
             StoreError: if the database refuses; nothing of the batch was written.
         """
+        # A batch can be tried again: each of its statements leaves one copy, however often it runs.
         for tried in range(1, _TRIES + 1):
             try:
                 return self._write(records)
@@ -77,6 +78,7 @@ class Writer:
             # `write` itself may have found another file. The batch was made for the old one, so it is made again.
             if self._generation != self._database.generation:
                 raise StoreError("the store was replaced just now; try again")
+            # Inside the transaction: an erasure that commits before it may have deleted messages that we skip.
             collected = connection.scalar(_HOW_COLLECTED)
             if collected != self._collected:
                 if self._collected != _NOT_ASKED:
@@ -131,6 +133,7 @@ class Writer:
                 continue
             key = record.trajectory_id
             if not (key in here or key in found or key in self._announced):
+                # The upsert never replaces a value by `None`, so this harms nothing if the trajectory is there.
                 nothing_known = TrajectoryInfo(key, record.started_at)
                 found[key] = self._lost.get(key, nothing_known)
         return tuple(found.values())

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from sqlalchemy.dialects.postgresql import Insert as PostgresInsert
     from sqlalchemy.dialects.sqlite import Insert as SqliteInsert
 
+# Called when a new store had to be made: with `store.gone` or `store.corrupt`, and an error that explains it.
 Trouble = Callable[[str, Exception], None]
-"""Called when a new store had to be made: with `store.gone` or `store.corrupt`, and an error that explains it."""
 
 POOL_LOGGER = "art_patch"
 
@@ -185,13 +185,13 @@ def upgrade(connection: Connection, revision: str | None, name: str, schema: str
         )
 
 
+# The version table as alembic makes it. A store that was made without alembic must be migratable by it.
 _version = Table(
     "alembic_version",
     MetaData(),
     Column("version_num", String(32), nullable=False),
     PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
 )
-"""The version table as alembic makes it. A store that was made without alembic must be migratable by it."""
 
 
 def _make_tables(connection: Connection) -> None:
@@ -227,11 +227,11 @@ atexit.register(_at_exit)
 # Advisory locks of PostgreSQL, which end with their transaction. SQLite has one writer at a time and needs none. Each
 # lock has two numbers, as `pg_locks` shows them: `classid` is one of these, `objid` the oid of the schema, so stores in
 # two schemas of one database do not wait for each other. A transaction that needs both takes the writers' lock first.
+# Every write transaction holds it shared. The garbage collector and migrations hold it alone.
 WRITERS = 0x41525401
-"""Every write transaction holds it shared. The garbage collector and migrations hold it alone."""
 
+# Held alone by a transaction that decides: else the audit chain could fork, or two champions could serve.
 DECISIONS = 0x41525402
-"""Held alone by a transaction that decides: else the audit chain could fork, or two champions could serve."""
 
 _SCHEMA = "quote_ident(current_schema())::regnamespace::oid::int"
 WRITE_SHARED = f"SELECT pg_advisory_xact_lock_shared({WRITERS}, {_SCHEMA})"

@@ -30,13 +30,13 @@ from art_patch._lib.forking import in_database
 from art_patch.errors import StoreError
 from art_patch.store.backends.urls import is_postgres, sqlite_path
 
+# The file's name in `Settings.store_url` unless the user sets another URL.
 DEFAULT_NAME = "store.db"
-"""The file's name in `Settings.store_url` unless the user sets another URL."""
 
 _BESIDE = ("-wal", "-shm")
 
+# Endings of the files that hold recorded data: the database and the files that SQLite keeps beside it.
 WITH_TRAFFIC = ("", *_BESIDE, "-journal")
-"""Endings of the files that hold recorded data: the database and the files that SQLite keeps beside it."""
 
 _Inode = tuple[int, int]
 

@@ -182,10 +182,10 @@ class PostgresDatabase(Database):
         engine = create_engine(
             "postgresql+psycopg://",  # without host and password: SQLAlchemy shows its URL in messages
             connect_args=self._parameters,
-            isolation_level="READ COMMITTED",
-            pool_pre_ping=True,
-            hide_parameters=True,
-            use_native_hstore=False,
+            isolation_level="READ COMMITTED",  # whatever the server's default is
+            pool_pre_ping=True,  # the server or a firewall may have closed an idle connection
+            hide_parameters=True,  # they are users' texts, and SQLAlchemy would put them into messages
+            use_native_hstore=False,  # saves a query on each new connection
             json_serializer=_dumps,
             pool_logging_name=POOL_LOGGER,
         )

@@ -245,7 +245,7 @@ def _engine(url: str, path: Path, synchronous: str) -> Engine:
     @event.listens_for(engine, "connect")
     def on_connect(connection: sqlite3.Connection, _record: object) -> None:  # pyright: ignore[reportUnusedFunction] - an event handler
         connection.isolation_level = None  # `on_begin` sends BEGIN; the driver must not send its own
-        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA journal_mode=WAL")  # readers and the writer do not wait for each other
         # On every connection, not only those that erase: when a row grows or a page splits, SQLite leaves a copy of the
         # data in free space unless this is set. Erasing cannot find such copies later.
         connection.execute("PRAGMA secure_delete=ON")

@@ -17,29 +17,18 @@ from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Table,
-    bindparam,
-    delete,
-    exists,
-    insert,
-    null,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, Table, bindparam, delete, exists, insert, null, select, update
 
 from art_patch.store.backends.database import Database
 from art_patch.store.schema import EVERY_AGENT, tables
 from art_patch.store.write import COLLECTED
 from art_patch.trajectories import ROOT
 
+# Row of `control` with the candidates that are still to be checked, as JSON of hex ids.
 PENDING = "collecting"
-"""Row of `control` with the candidates that are still to be checked, as JSON of hex ids."""
 
+# A transaction begins no further step after this time. The step in progress and the commit come on top.
 BUDGET_S = 0.015
-"""A transaction begins no further step after this time. The step in progress and the commit come on top."""
 
 _STEP = 200  # ids in one statement
 _SWEEP = 2_000  # rows that one read of the full sweep looks at
@@ -75,7 +64,7 @@ _KINDS = {
     ),
     "blobs": _Kind(tables.blobs, None, tables.calls.c.tools),
 }
-_CHAINS = ("nodes", "token_blocks")
+_CHAINS = ("nodes", "token_blocks")  # kinds whose rows have parents; they are collected by climbing
 
 
 class Pending:
@@ -116,7 +105,7 @@ class Pending:
 def alone(database: Database) -> Generator[Connection]:
     """Return a transaction that deletes: it excludes other writers, and overwrites what it deletes with zeros."""
     with database.write(durable=True, exclusive=True) as connection:
-        if connection.dialect.name == "sqlite":
+        if connection.dialect.name == "sqlite":  # set on every connection already; erasing does not rely on it
             connection.exec_driver_sql("PRAGMA secure_delete=ON")
         yield connection
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, exists, func, select, update
 
@@ -26,8 +27,8 @@ from art_patch.store.erasure.collect import (
 )
 from art_patch.store.schema import tables
 
+# Called with the number of deleted trajectories, and with the number to delete in all.
 Progress = Callable[[int, int], None]
-"""Called with the number of deleted trajectories, and with the number to delete in all."""
 
 # A transaction takes steps until its time is over. These bound one step, so that it takes a few milliseconds.
 _CALLS = 100
@@ -82,7 +83,7 @@ class Deletion:
         self.groups: set[str] = set()
         self.dead: set[str] = set()
 
-    def metrics(self) -> dict[str, int]:
+    def metrics(self) -> dict[str, Any]:
         """Return the number of deleted rows by kind."""
         names = ("trajectories", "calls", "messages", "scores", "spans", "corrections", "judgements")
         return {name: self._counts[name] for name in names}

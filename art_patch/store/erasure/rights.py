@@ -72,12 +72,8 @@ class Rights:
 
         Args:
             user: a `user_id`. Exactly one of `user`, `session` and `trajectory` is given.
-            session: a `session_id`.
             trajectory: the id of a trajectory.
-            who: name for the audit log.
             dry_run: delete nothing; return what would be deleted and where copies remain.
-            progress: called after each transaction.
-            now: seconds since the epoch.
 
         Raises:
             ConfigError: if not exactly one of the three is given.
@@ -90,9 +86,11 @@ class Rights:
         ((what, value),) = chosen
         at = time.time() if now is None else now
         match = {"user": _T.c.user_id, "session": _T.c.session_id, "trajectory": _T.c.id}[what] == value
+        # The audit log outlives the data, so it names a hash. Another erasure of the same user finds it by that.
         subject = {"what": what, "sha256": hashlib.sha256(value.encode()).hexdigest()}
         with self._database.read() as connection:
             ids = with_shadows(connection, list(connection.scalars(select(_T.c.id).where(match))))
+            # A killed erasure may have deleted the trajectory, and an app may have written a call of it since.
             if trajectory is not None and trajectory not in ids and strays(connection, [trajectory]):
                 ids.append(trajectory)
             plan = plan_of(connection, ids, cut_short(connection, subject), at)
@@ -102,6 +100,7 @@ class Rights:
             "exports": [one.id for one in plan.exports],
             "policies": [one.name for one in plan.policies if one.how == "trained"],
         }
+        # Before the first row goes: afterwards nobody could say which exports and policies hold the data.
         with self._database.write(durable=True) as connection:
             note(connection, who, "erase", subject | facts | {"trajectories": len(ids)}, at)
         deletion = Deletion(self._database, "the data of its siblings was erased", progress, len(ids))
@@ -115,18 +114,12 @@ class Rights:
             everything.update(ids)
             held, taught = (*held, *late.exports), (*taught, *late.policies)
         deletion.finish()
+        # SQLite's log holds old pages with the deleted text until it is emptied.
         clean = scrub(self._database)
         with self._database.write(durable=True) as connection:
             note(connection, who, "erased", subject | deletion.metrics() | {"groups": len(deletion.groups)}, at)
-        gone = deletion.metrics()
         return Erasure(
-            trajectories=gone["trajectories"],
-            calls=gone["calls"],
-            messages=gone["messages"],
-            scores=gone["scores"],
-            spans=gone["spans"],
-            corrections=gone["corrections"],
-            judgements=gone["judgements"],
+            **deletion.metrics(),
             groups=tuple(sorted(deletion.groups)),
             dead_groups=tuple(sorted(deletion.dead)),
             in_training=plan.in_training,
@@ -151,10 +144,7 @@ class Rights:
         Args:
             older_than_s: delete trajectories whose last call (else whose start) is longer ago than this, in seconds.
             keep: keep at most this many of the newest trajectories. Copies do not count; they go with their original.
-            who: name for the audit log.
             dry_run: delete nothing; return the numbers.
-            progress: called after each transaction.
-            now: seconds since the epoch.
 
         Raises:
             ConfigError: if neither an age nor a number is given, or one of them is negative.
@@ -171,50 +161,38 @@ class Rights:
             if dry_run or not total:
                 subquery = select(_T.c.id).where(old)
                 found = count_rows(connection, lambda column: column.in_(subquery))
-                return Pruned(
-                    trajectories=total,
-                    calls=found["calls"],
-                    messages=None if total else 0,
-                    scores=found["scores"],
-                    spans=found["spans"],
-                    dry_run=dry_run,
-                )
+                del found["corrections"]
+                return Pruned(trajectories=total, messages=None if total else 0, dry_run=dry_run, **found)
         reason = "its siblings are older than what is kept"
         deletion = Deletion(self._database, reason, progress, total)
-        while True:
+        while True:  # in portions of ids, so that memory is bounded
             with self._database.read() as connection:
                 ids = list(connection.scalars(select(_T.c.id).where(old).limit(_LISTED)))
                 copies = [key for key in with_shadows(connection, ids) if key not in set(ids)]
             if not ids:
                 break
             deletion.delete(copies)  # a copy is younger than its original, so its own age would let it stay
-            deletion.delete(ids, only=old)
+            deletion.delete(ids, only=old)  # a run that got a new call meanwhile is not old any more
         deletion.finish()
         scrub(self._database)
         kept = {"older_than_s": older_than_s, "keep": keep}
         with self._database.write(durable=True) as connection:
             note(connection, who, "prune", kept | deletion.metrics() | {"dead_groups": len(deletion.dead)}, at)
-        gone = deletion.metrics()
-        return Pruned(
-            trajectories=gone["trajectories"],
-            calls=gone["calls"],
-            messages=gone["messages"],
-            scores=gone["scores"],
-            spans=gone["spans"],
-            dead_groups=len(deletion.dead),
-        )
+        gone = {name: deletion.metrics()[name] for name in ("trajectories", "calls", "messages", "scores", "spans")}
+        return Pruned(**gone, dead_groups=len(deletion.dead))
 
 
 def _too_old(connection: Connection, before: float | None, keep: int | None) -> ColumnElement[bool]:
-    last = func.coalesce(_T.c.last_call_at, _T.c.started_at)
+    last = func.coalesce(_T.c.last_call_at, _T.c.started_at)  # a run without calls ages from its start
     conditions: list[ColumnElement[bool]] = [] if before is None else [last < before]
     if keep is not None:
         newest = select(last, _T.c.id).where(_T.c.origin.not_in(COPIES)).order_by(last.desc(), _T.c.id.desc())
         first_to_go = connection.execute(newest.offset(keep).limit(1)).one_or_none()
         if first_to_go is not None:
             at, key = first_to_go
+            # By time and then by id, because runs of the same moment must be told apart.
             conditions.append(or_(last < at, and_(last == at, _T.c.id <= key)))
-    return or_(*conditions) if conditions else _T.c.id.is_(None)
+    return or_(*conditions) if conditions else _T.c.id.is_(None)  # matches nothing: there are at most `keep` runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +211,6 @@ class Taught:
     """A policy that learned from the data.
 
     Attributes:
-        name: `NAME@STEP`.
         how: `trained` on the data, or `descends` from a policy that was.
         serves: whether it is the champion now.
         path: directory of its adapter; `None` for a base.
@@ -379,10 +356,7 @@ def plan_of(connection: Connection, ids: Sequence[str], noted: dict[str, Any] | 
                 dead.add(row.id)
     return Erasure(
         trajectories=len(ids),
-        calls=found["calls"],
-        scores=found["scores"],
-        spans=found["spans"],
-        corrections=found["corrections"],
+        **dict[str, Any](found),
         judgements=judged,
         messages=None if ids else 0,
         groups=tuple(sorted(groups)),
@@ -404,7 +378,8 @@ def _exports(connection: Connection, ids: Collection[str]) -> Iterator[HeldBy]:
 def _taught(connection: Connection, trained: Collection[str]) -> Iterator[Taught]:
     """Return the policies that were trained on the data, and all that descend from them."""
     table, known = tables.policies, set(trained)
-    for row in connection.execute(select(table).order_by(table.c.created_at)):  # parents come before children
+    # Parents are older than their children, so one pass finds all descendants.
+    for row in connection.execute(select(table).order_by(table.c.created_at)):
         if row.name in known or row.parent in known:
             known.add(row.name)
             how = "trained" if row.name in trained else "descends"

@@ -26,12 +26,12 @@ from art_patch.store.queries.loading import some_of
 from art_patch.store.schema import EVERY_AGENT, tables
 from art_patch.types import CHALLENGERS, JSON, Policy, PolicyState, check_move
 
+# Reason for rejecting a challenger when another policy is promoted, or a rollback happens, during its test.
 OVERTAKEN = "the champion changed while it was tested"
-"""Reason for rejecting a challenger when another policy is promoted, or a rollback happens, during its test."""
 
+# A group becomes `stale` after so many rejected candidates learned from it. One rejection proves little: a gate of a
+# few scenarios misses most small improvements. But a group that spoils every candidate must not come back for ever.
 MOST_TRIES = 3
-"""A group becomes `stale` after so many rejected candidates learned from it. One rejection proves little: a gate of a
-few scenarios misses most small improvements. But a group that spoils every candidate must not come back for ever."""
 
 
 def policy_of(connection: Connection, name: str) -> Policy | None:
@@ -97,6 +97,7 @@ def move(
         raise StoreError(f"there is no policy {name!r}; `art-patch policies` lists them")
     check_move(name, policy.state, state)
     _check_share(state, percent)
+    # Read before anything is written: afterwards this policy may be one of them.
     champion, challenger = champion_of(connection), challenger_of(connection)
     share: dict[str, float | None] = {}
     if state in CHALLENGERS:
@@ -167,7 +168,7 @@ def _put(
     )
     told = {**metrics, **(of_move or {})}
     _note_move(connection, policy.name, policy.state, state, who=who, reason=reason, metrics=told, at=at)
-    if state == "rejected" and policy.state != "retired":
+    if state == "rejected" and policy.state != "retired":  # a retired policy has served, so it keeps its groups
         _give_back(connection, policy.name)
     return replace(policy, state=state, metrics=merged)
 
@@ -187,6 +188,7 @@ def _give_back(connection: Connection, policy: str) -> None:
             learners[group].add(learner)
         runs = Counter(connection.scalars(select(run.group_id).where(run.group_id.in_(some))))
         for group in some:
+            # Another policy that learned from the group may still serve, and would learn from it twice.
             if not learners[group] <= given_up:
                 continue
             state, reason = "scored", f"{policy} was rejected"
@@ -246,8 +248,8 @@ def set_control(connection: Connection, key: str, value: str) -> None:
         connection.execute(insert(table).values(row))  # no race: the transaction decides alone
 
 
+# `previous` of the first audit entry of a project.
 GENESIS = "0" * 64
-"""`previous` of the first audit entry of a project."""
 
 
 def audit_hash(previous: str, at: float, who: str, action: str, detail: Mapping[str, Any]) -> str:

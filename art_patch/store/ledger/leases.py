@@ -61,9 +61,6 @@ class Leases:
 
         Args:
             seen: the lease as `read` returned it: free, or with an owner that is gone.
-            owner: this process.
-            who: name for the audit log.
-            now: seconds since the epoch.
 
         Returns:
             The lease; `None` if another process was faster, or the owner renewed it after all.
@@ -73,6 +70,7 @@ class Leases:
         before = None if seen.owner is None else seen.owner.id
         unchanged = (table.c.name == seen.name, table.c.token == seen.token, table.c.beat == seen.beat)
         with self._database.write(durable=True) as connection:
+            # The update below compares a row, so there has to be one.
             empty = self._database.insert(table).values(name=seen.name, token=0, beat=0)
             connection.execute(empty.on_conflict_do_nothing())
             values = _owner_columns(owner) | {"token": taken.token, "beat": 0, "renewed_at": now}

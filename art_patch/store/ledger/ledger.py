@@ -99,7 +99,6 @@ class Ledger:
             limit: claim at most this many.
             by: name of the worker, unique among all machines.
             lease_s: a worker that dies loses its claims after this time.
-            now: seconds since the epoch.
         """
         at = time.time() if now is None else now
         table = tables.groups
@@ -120,13 +119,14 @@ class Ledger:
             .returning(table.c.created_at, table.c.id)
         )
         with self._database.write(durable=True) as connection:
-            rows = sorted((row.created_at, row.id) for row in connection.execute(taken))
+            rows = sorted((row.created_at, row.id) for row in connection.execute(taken))  # RETURNING has no order
         return tuple(key for _, key in rows)
 
     def release_groups(self, ids: Sequence[str] | None, by: str) -> None:
         """End the claims of worker `by` on these groups, or with `None` on all groups. Others' claims stay."""
         table = tables.groups
         release = update(table).where(table.c.claimed_by == by).values(_RELEASED)
+        # One by one and sorted, for the reason in `_set_groups`.
         with self._database.write(durable=True) as connection:
             for key in [None] if ids is None else sorted(ids):
                 connection.execute(release if key is None else release.where(table.c.id == key))
@@ -179,6 +179,7 @@ class Ledger:
             if policy is None:
                 policy = Policy(name, base=base, base_sha256=base_sha256, state="candidate", created_at=at)
                 insert_policy(connection, policy, who=who, reason="base model", at=at)
+            # A base that was retired or rejected does not come back by a restart of the server.
             if champion_of(connection) is None and policy.state == "candidate":
                 move(connection, name, "champion", who=who, reason="first policy served", metrics={}, at=at)
                 policy = replace(policy, state="champion")
@@ -196,11 +197,9 @@ class Ledger:
         """Keep a new candidate, and mark the groups it was trained on. A rejection marks them as `scored` again.
 
         Args:
-            policy: the candidate.
             trained_on: ids of the groups.
             also: ids of trajectories outside of these groups that it learned from.
             rows: the answers of these groups that it was trained on. Answers that were erased meanwhile are left out.
-            who: name for the audit log.
         """
         with self._deciding() as connection:
             insert_policy(
@@ -233,13 +232,8 @@ class Ledger:
         `percent`.
 
         Args:
-            name: name of the policy.
-            state: the new state.
-            who: name for the audit log.
-            reason: reason for the audit log.
             metrics: the numbers behind the decision. They are kept with the move and added to the policy's metrics.
             percent: share of the sessions that a canary answers, above 0 and up to 100; for `canary` only.
-            now: seconds since the epoch.
 
         Raises:
             StoreError: if there is no such policy.
@@ -293,6 +287,7 @@ class Ledger:
     ) -> bool:
         """Do the same as `set_engine` if the route still names the engine of `before`; return whether it did."""
         with self._deciding() as connection:
+            # The address alone does not tell: another engine may have started at the same one.
             if engine_of(connection) != (before.base_url, before.engine_since):
                 return False
             _lead_to(connection, base_url, key_file, who, now)
@@ -338,5 +333,6 @@ def _keep_rows(connection: Connection, rows: Sequence[TrainedRow], its: JSON) ->
 def _set_groups(connection: Connection, ids: Sequence[str], state: str, reason: str | None, policy: str | None) -> None:
     table = tables.groups
     values = {"state": state, "reason": reason} | _RELEASED | ({"policy": policy} if policy else {})
+    # In the order of their keys: two transactions that update the same groups in different orders deadlock.
     for group_id in sorted(ids):
         connection.execute(update(table).where(table.c.id == group_id).values(values))

@@ -33,18 +33,18 @@ ROUTE_KEY = "route"
 MODE_KEY = "mode"
 CANARY_KEY = "canary_percent"
 
+# Time to connect for an app that has not opened the store yet.
 CONNECT_TIMEOUT_S = 2
-"""Time to connect for an app that has not opened the store yet."""
 
 _LOOKS_AGAIN = 3
 _BETWEEN_LOOKS_S = 0.01
 
+# The route as pairs of key and value. Without parameters, because each driver marks them in its own way.
 QUERY = f"""
     SELECT key, value FROM control WHERE project_id = {FIRST} AND agent_id IN ({EVERY_AGENT}, {FIRST})
     AND key IN ('{ROUTE_KEY}', '{MODE_KEY}', '{CANARY_KEY}')
     UNION ALL SELECT 'project', name FROM projects WHERE id = {FIRST} AND name IS NOT NULL
 """
-"""The route as pairs of key and value. Without parameters, because each driver marks them in its own way."""
 
 
 class Control(Protocol):
@@ -111,6 +111,7 @@ def _from_file(url: str) -> Mapping[str, str]:
 def _ask_file(path: Path) -> Mapping[str, str]:
     if not path.exists():
         return {}
+    # A short timeout, because the app's first request waits for this. `mode=ro` never creates a file.
     with in_database(), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=0.2)) as connection:
         try:
             return dict(connection.execute(QUERY))

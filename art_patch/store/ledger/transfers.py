@@ -59,7 +59,7 @@ class ExportNote:
         keys = [row["trajectory_id"] for row in rows]
         with self._database.write(durable=True) as connection:
             query = select(table.c.trajectory_id).where(table.c.export_id == self.id, table.c.trajectory_id.in_(keys))
-            known = set(connection.scalars(query))
+            known = set(connection.scalars(query))  # a run whose data comes in several rows of the file
             new = [row for row in rows if row["trajectory_id"] not in known]
             if new:
                 connection.execute(insert(table), new)
@@ -89,8 +89,6 @@ class Transfers:
         Args:
             path: path of the file; `-` for stdout.
             format: format of the file, such as `chat` or `trajectories`.
-            who: name for the audit log.
-            now: seconds since the epoch.
             filters: the filters in use. The audit log keeps their names only, because values may be users' texts.
             at_once: written data leaves at once, as to a tracker. Then the note stays even if the block fails.
         """
@@ -102,9 +100,10 @@ class Transfers:
         try:
             yield export
         except BaseException:
+            # Data that went to a tracker or to stdout cannot be taken back, so its note must stay.
             if (at_once or path == "-") and export.trajectories:
                 self._finish(export, row, filters)
-            else:
+            else:  # a file is written under a temporary name, so after a failure there is none
                 self._forget(export)
             raise
         self._finish(export, row, filters)
@@ -188,6 +187,7 @@ class Transfers:
             )
             connection.execute(self._database.insert(tables.groups).on_conflict_do_nothing(), rows)
             for trajectory_id, group in sorted(groups.items()):
+                # A run that is in a group here stays in it: its siblings and scores are here.
                 alone = table.c.id == trajectory_id, table.c.group_id.is_(None)
                 connection.execute(update(table).where(*alone).values(group_id=group["id"]))
 
@@ -206,9 +206,7 @@ class Transfers:
 
         Args:
             action: a copy on disk, an upload to a hub that is about to begin, or one that has ended.
-            who: name for the audit log.
             detail: the policy, the format and the destination.
-            now: seconds since the epoch.
         """
         with self._database.write(durable=True) as connection:
             note(connection, who, action, detail, time.time() if now is None else now)

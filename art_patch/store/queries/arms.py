@@ -37,7 +37,6 @@ def arm_traffic(
     """Return the calls of both policies, and the scores of their runs.
 
     Args:
-        database: the store's database.
         challenger: name of the policy that is tested.
         champion: name of the policy that serves.
         state: `shadow` reads the challenger's copies and the calls that they copy; `canary` reads the app's own calls.
@@ -51,6 +50,7 @@ def arm_traffic(
             rows = connection.execute(query.order_by(_C.c.started_at.desc()).limit(limit)).all()
         else:
             rows = _copies_and_copied(connection, challenger, since, limit)
+        # By their end: a call counts when its outcome is known.
         calls = sorted((_call(row, challenger, champion) for row in rows), key=lambda call: (call.at, call.id))
         scores = _scores(connection, sorted({call.trajectory_id for call in calls}))
         changes = _share_changes(connection, challenger, since) if state == "canary" else ()
@@ -71,6 +71,7 @@ def _copies_and_copied(connection: Connection, challenger: str, since: float, li
     copies = _calls().where(_C.c.started_at >= since, _C.c.policy == challenger, _T.c.origin == "shadow")
     rows = list(connection.execute(copies.order_by(_C.c.started_at.desc()).limit(limit)))
     copied = sorted({row.shadow_of for row in rows if row.shadow_of is not None})
+    # The original may have started before the test did, so it is looked up by id and not by time.
     for some in some_of(copied):
         rows += connection.execute(_calls().where(_C.c.id.in_(some)))
     return rows
@@ -110,6 +111,7 @@ def _scores(connection: Connection, trajectory_ids: Sequence[str]) -> tuple[Scor
 
 def _share_changes(connection: Connection, challenger: str, since: float) -> tuple[float, ...]:
     table = tables.promotions
+    # A move from canary to canary changes the share.
     changes = select(table.c.at).where(
         table.c.policy == challenger, table.c.from_state == "canary", table.c.to_state == "canary", table.c.at > since
     )

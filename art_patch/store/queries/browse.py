@@ -26,8 +26,8 @@ PAGE = 200
 _T, _C, _S, _G = tables.trajectories.c, tables.calls.c, tables.scores.c, tables.groups.c
 _OPENING = 4  # messages at the start of a prompt, among which the user's first one is looked for
 
+# The end of a page: when the last call of its last trajectory ended, and the trajectory's id.
 Cursor = tuple[float | None, str]
-"""The end of a page: when the last call of its last trajectory ended, and the trajectory's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,6 @@ class Summary:
         policies: policies that answered, and `upstream` for the provider.
         trainable_calls: number of calls that can be trained on.
         reward: the reward that training uses; `None` if the trajectory was not judged.
-        scores: number of scores.
         opening: first words of the user; empty unless they were asked for.
     """
 
@@ -147,6 +146,7 @@ class Browser:
     def count(self, filter: Filter) -> int:
         """Return how many trajectories match."""
         with self._database.read() as connection:
+            # A trajectory without calls counts by its start, as in `ids`.
             moment = func.coalesce(_T.last_call_at, _T.started_at)
             query = select(func.count()).select_from(tables.trajectories)
             return connection.scalar(query.where(*_conditions(filter), *_within(moment, filter))) or 0
@@ -180,9 +180,11 @@ class Browser:
     def resolve(self, prefix: str, *, limit: int = 11) -> list[str]:
         """Return the trajectory ids that begin with `prefix`; if one is equal to `prefix`, only that one."""
         with self._database.read() as connection:
+            # An id that an app chose may be the beginning of another one, and must be reachable all the same.
             whole = connection.scalar(select(_T.id).where(_T.id == prefix))
             if whole is not None:
                 return [whole]
+            # Not LIKE: ids that apps choose may hold its wildcards `_` and `%`, and on SQLite it ignores case.
             query = select(_T.id).where(func.substr(_T.id, 1, len(prefix)) == prefix).order_by(_T.id).limit(limit)
             return list(connection.scalars(query))
 
@@ -214,6 +216,7 @@ class Browser:
                     .group_by(_C.trajectory_id, _C.policy)
                     .order_by(_C.policy)
                 )
+                # One row per policy: their sums are added up here, and the policies are listed.
                 for row in connection.execute(query).mappings():
                     values = found.get(row["trajectory_id"], {})
                     for name in ("calls", "failed_calls", "trainable_calls", "prompt_tokens", "completion_tokens"):

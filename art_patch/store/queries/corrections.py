@@ -33,7 +33,7 @@ def corrections_of(database: Database, trajectory_ids: Sequence[str]) -> dict[st
 def corrected(database: Database, *, since: float, limit: int) -> tuple[str, ...]:
     """Return the ids of trajectories that were corrected after `since`, newest first, without held-out ones."""
     c, t, g = tables.corrections.c, tables.trajectories.c, tables.groups.c
-    newest = func.max(c.at)
+    newest = func.max(c.at)  # a run may be corrected more than once
     query = (
         select(c.trajectory_id)
         .join(tables.trajectories, t.id == c.trajectory_id)
@@ -68,6 +68,7 @@ def opinions(database: Database, names: Sequence[str], *, limit: int = _GROUPS) 
     The siblings have these scores and the judge's, but no calls, because a comparison needs none.
     """
     t, s, g = tables.trajectories.c, tables.scores.c, tables.groups.c
+    # The judge's score counts only in the group that the run is in now.
     theirs = and_(s.source == "user", s.name.in_(names))
     of_judge = and_(s.name == "ruler", s.group_id == t.group_id)
     spoken_of = select(t.group_id).join(tables.scores, s.trajectory_id == t.id).where(theirs, t.group_id.is_not(None))

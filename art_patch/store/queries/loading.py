@@ -34,10 +34,10 @@ def _with_ancestors(table: Table, body: Column[Any], leaves: SelectBase) -> Sele
 _calls, _choices, _nodes, _blocks, _blobs = (
     tables.calls, tables.choices, tables.nodes, tables.token_blocks, tables.blobs
 )  # fmt: skip
+# Columns that hold a field of a call as it is; what is shared between calls is put together again below.
 _AS_THEY_ARE = tuple(
     column.name for column in tables.columns_of(_calls, Call) if column.name not in ("tools", "prompt_token_ids")
 )
-"""Columns that hold a field of a call as it is; what is shared between calls is put together again below."""
 _OURS = _calls.c.trajectory_id.in_(bindparam("trajectories", expanding=True))
 _ITS_CALL = _calls.c.id == _choices.c.call_id
 _CALLS = (
@@ -84,6 +84,7 @@ def _load_some(connection: Connection, trajectory_ids: Sequence[str]) -> Iterato
     tools = {key: tuple(parse(expand(body))) for key, body in ask(_TOOLS)}
     for row in rows:
         *values, prompt, its_tools, block, rest = row
+        # Positional, because this runs once per answer of every call that the job reads.
         choices = tuple(
             Choice(index, messages.one(answer), finish_reason, unpack_ids(token_ids), unpack_logprobs(logprobs))
             for _, index, answer, finish_reason, token_ids, logprobs in answers[row[0]]
@@ -114,6 +115,7 @@ class _Messages:
         while node not in self._chains:
             path.append(node)
             node = self._found[node][0]
+        # Each prefix is kept: the next call of the same run extends it, and only its new messages are walked.
         messages = self._chains[node]
         for step in reversed(path):
             messages = (*messages, self._found[step][1])
@@ -130,7 +132,7 @@ class _Blocks:
         }
 
     def ids(self, block: bytes | None, rest: bytes | None) -> tuple[int, ...] | None:
-        if rest is None:
+        if rest is None:  # no ids are known; an empty rest means that the blocks are all of them
             return None
         parts = [expand_ids(rest)]
         while block:

@@ -27,7 +27,7 @@ class Reader:
 
     def trajectories(self, ids: Sequence[str]) -> tuple[Trajectory, ...]:
         """Return these trajectories with calls, messages, scores and spans, in the order of `ids`; skip unknown ids."""
-        with self._database.read() as connection:
+        with self._database.read() as connection:  # one snapshot: no call is seen without its trajectory
             infos = {
                 row["id"]: _info(row)
                 for some in some_of(ids)
@@ -69,6 +69,7 @@ class Reader:
             limit: at most this many of the first kind.
         """
         table = tables.trajectories
+        # Copies are put into groups by the step that makes them.
         theirs = (table.c.group_id.is_(None), table.c.origin.not_in(COPIES))
         query = (
             select(table.c.id)
@@ -81,11 +82,12 @@ class Reader:
             for some in some_of(ended):
                 query = select(table.c.id).where(*theirs, table.c.id.in_(some), table.c.last_call_at.is_not(None))
                 ids += connection.scalars(query.order_by(table.c.last_call_at))
-        return self.trajectories(list(dict.fromkeys(ids)))
+        return self.trajectories(list(dict.fromkeys(ids)))  # an id may be in both parts
 
     def group_ids(self, *, state: str, held_out: bool | None = None, limit: int = 1_000) -> tuple[str, ...]:
         """Return the ids of the newest `limit` groups in this state, the oldest of them first."""
         table = tables.groups
+        # Ids are uuid7, so their order is the order of time.
         query = select(table.c.id).where(table.c.state == state).order_by(table.c.id.desc()).limit(limit)
         if held_out is not None:
             query = query.where(table.c.held_out == held_out)
@@ -110,6 +112,7 @@ class Reader:
                 for group_id, trajectory_id in connection.execute(query.order_by(tables.trajectories.c.id)):
                     members[group_id].append(trajectory_id)
         whole = {t.id: t for t in self.trajectories([key for keys in members.values() for key in keys])}
+        # All siblings of a resampled group answer the same turn, so the first call of the first one names it.
         turns = {
             key: call.shadow_of
             for key, row in found.items()

@@ -31,13 +31,14 @@ class _Counted:
     calls: int = 0
     failed: int = 0
     unmetered: int = 0
+    # 8 bytes per call; a list of Python floats takes four times as much, and a period may have a million calls.
     latencies_ms: array[float] = field(default_factory=lambda: array("d"))
     tokens: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
 
 def usage(database: Database, *, since: float, until: float) -> Usage:
     """Return the numbers of the period from `since` until `until`, seconds since the epoch."""
-    route = read_route(database.url)
+    route = read_route(database.url)  # by a connection of its own, so not in the snapshot
     with database.read() as connection:
         served, fell_back = _calls(connection, since, until)
         runs, mixed = _runs(connection, since, until)
@@ -62,6 +63,7 @@ def _calls(connection: Connection, since: float, until: float) -> tuple[tuple[Se
     query = select(
         _C.policy, _C.requested_model, _C.status, _C.duration_ms, _C.prompt_tokens, _C.completion_tokens, _C.fallback
     ).where(_C.started_at >= since, _C.started_at < until, _C.shadow_of.is_(None))
+    # Row by row instead of sums in SQL: the report needs percentiles of the latencies, which SQLite cannot compute.
     found: defaultdict[str | None, _Counted] = defaultdict(_Counted)
     fell_back: Counter[str] = Counter()
     for row in connection.execute(query.execution_options(yield_per=_PAGE)):
@@ -74,7 +76,7 @@ def _calls(connection: Connection, since: float, until: float) -> tuple[tuple[Se
             continue
         if row.status == "ok":
             one.latencies_ms.append(row.duration_ms)
-        if not row.prompt_tokens:
+        if not row.prompt_tokens:  # no prompt is empty, so 0 means that the server sent no usage
             one.unmetered += 1
             continue
         prompt, completion = one.tokens.get(row.requested_model, (0, 0))
@@ -100,6 +102,7 @@ def _runs(connection: Connection, since: float, until: float) -> tuple[tuple[Run
     runs: list[RunValue] = []
     mixed = 0
     for key, origin, group_id, calls, ours, first, last in connection.execute(query):
+        # `count(policy)` skips upstream's calls, and `min` and `max` differ if there are two policies.
         if (0 < ours < calls) or first != last:
             mixed += 1
         else:
@@ -190,13 +193,10 @@ def note_attempt(
     """Leave an audit entry of an update that made no policy, so that its cost is not lost with the job.
 
     Args:
-        database: the store's database.
         job: fingerprint of the job.
         policy: name that the policy would have got.
         took_s: how long the update ran.
         why: class of the error that ended it.
-        who: name for the audit log.
-        now: seconds since the epoch.
     """
     detail = {"job": job, "policy": policy, "took_s": took_s, "why": why}
     with database.write(durable=True) as connection:
@@ -213,8 +213,8 @@ def attempts_s(connection: Connection, since: float, until: float) -> Counter[st
     return found
 
 
+# State of a group that only holds the run whose copies are siblings in other groups -> how those groups came about.
 SOURCES: Mapping[str, str] = {"in spans": "sibling_spans", "resampled": "resampled"}
-"""State of a group that only holds the run whose copies are siblings in other groups -> how those groups came about."""
 
 
 @dataclass(frozen=True, slots=True)

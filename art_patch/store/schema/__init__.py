@@ -1,7 +1,7 @@
 """Tables, and records as rows."""
 
+# Id of the project that a store is bound to, and of that project's first agent.
 FIRST = 1
-"""Id of the project that a store is bound to, and of that project's first agent."""
 
+# `agent_id` in the table `control` of what holds for all agents of a project.
 EVERY_AGENT = 0
-"""`agent_id` in the table `control` of what holds for all agents of a project."""

@@ -62,7 +62,7 @@ def parse(body: bytes | str) -> Any:
 
 def little_endian(values: array[int] | array[float]) -> bytes:
     """Return the array's bytes."""
-    if sys.byteorder == "big":
+    if sys.byteorder == "big":  # a store may be copied to another machine
         values.byteswap()
     return values.tobytes()
 
@@ -121,9 +121,9 @@ def unpack_logprobs(body: bytes | None) -> tuple[float, ...] | None:
     return tuple(values)
 
 
+# Ids per block. Smaller blocks make more rows. Larger blocks leave longer rests, which no two calls share.
+# Never change it: blocks with another size have other ids, so nothing would be shared with blocks that are stored.
 BLOCK = 256
-"""Ids per block. Smaller blocks make more rows. Larger blocks leave longer rests, which no two calls share.
-Never change it: blocks with another size have other ids, so nothing would be shared with blocks that are stored."""
 
 _BYTES = 4 * BLOCK
 

@@ -28,16 +28,16 @@ from sqlalchemy import (
     text,
 )
 
+# Newest migration. A store at another revision is migrated, or refused if the revision is unknown.
 HEAD = "0001"
-"""Newest migration. A store at another revision is migrated, or refused if the revision is unknown."""
 
+# The columns that say whose row it is. `Database.write` hands their values to each insert.
 SCOPE = ("project_id", "agent_id")
-"""The columns that say whose row it is. `Database.write` hands their values to each insert."""
 
 metadata = MetaData()
 
+# Numbers that providers or apps choose. SQLite's integers have 64 bits anyway.
 _Count = Integer().with_variant(BigInteger, "postgresql")
-"""Numbers that providers or apps choose. SQLite's integers have 64 bits anyway."""
 
 
 def columns_of(table: Table, record: Any) -> list[Column[Any]]:
@@ -98,7 +98,7 @@ nodes = _table(
     Column("id", LargeBinary(16), primary_key=True),
     Column("parent", LargeBinary(16), nullable=False),
     Column("body", LargeBinary, nullable=False),
-    Index("nodes_parent", "parent"),
+    Index("nodes_parent", "parent"),  # the garbage collector asks whether a message has messages below it
     shared=True,
 )
 
@@ -133,7 +133,8 @@ trajectories = _table(
     Column("tags", JSON, nullable=False),
     Column("metadata", JSON, nullable=False),
     Column("error", Text),
-    Column("group_id", Text),
+    Column("group_id", Text),  # set by the job when it forms groups; the app never writes it
+    # Partial indexes hold only the rows that a query looks for: most trajectories are grouped, and have no user.
     _where("trajectories_ungrouped", "last_call_at", "group_id IS NULL"),
     _where("trajectories_user", "user_id", "user_id IS NOT NULL"),
     _where("trajectories_session", "session_id", "session_id IS NOT NULL"),
@@ -166,9 +167,9 @@ calls = _table(
     Column("requested_model", Text, nullable=False),
     Column("policy", Text),
     Column("prompt", LargeBinary(16), nullable=False),
-    Column("tools", LargeBinary(16)),
+    Column("tools", LargeBinary(16)),  # no index: only the garbage collector asks, and it reads all calls
     Column("params", JSON, nullable=False),
-    Column("prompt_token_ids", LargeBinary),
+    Column("prompt_token_ids", LargeBinary),  # the ids after the last whole block; NULL if no ids are known
     Column("prompt_tokens", _Count, nullable=False),
     Column("completion_tokens", _Count, nullable=False),
     Column("status", Text, nullable=False),
@@ -214,11 +215,12 @@ groups = _table(
     Column("state", Text, nullable=False),
     Column("reason", Text),
     Column("policy", Text),
-    Column("claimed_by", Text),
+    Column("claimed_by", Text),  # a worker, until `claimed_until` (seconds since the epoch)
     Column("claimed_until", Float),
     Index("groups_state", "state", "held_out"),
 )
 
+# No foreign keys: rows arrive in any order from many processes, and lineage outlives data. `verify` checks references.
 trainings = _table(
     "trainings",
     Column("policy", Text, primary_key=True),
@@ -365,7 +367,7 @@ control = _table(
 leases = _table(
     "leases",
     Column("name", Text, primary_key=True),
-    Column("token", _Count, nullable=False),
+    Column("token", _Count, nullable=False),  # grows with each owner; a write of an old owner is refused by it
     Column("beat", _Count, nullable=False),
     Column("owner", Text),
     Column("host", Text),

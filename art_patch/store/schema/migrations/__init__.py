@@ -13,8 +13,8 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
+# Where alembic finds `env.py` and `versions`.
 DIRECTORY = Path(__file__).parent
-"""Where alembic finds `env.py` and `versions`."""
 
 
 def upgrade(connection: Connection, revision: str, schema: str | None = None) -> bool:

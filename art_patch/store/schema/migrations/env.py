@@ -7,7 +7,7 @@ from art_patch.store.schema.tables import metadata
 
 
 def _applied(*_: object, **__: object) -> None:
-    got_on()
+    got_on()  # a process that exits waits for the store as long as it sees progress
 
 
 given = context.config.attributes
