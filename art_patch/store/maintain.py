@@ -113,7 +113,7 @@ class Maintenance:
             if connection.dialect.name == "sqlite":
                 total = _pragma(connection, "page_count") * _pragma(connection, "page_size")
                 free = _pragma(connection, "freelist_count") * _pragma(connection, "page_size")
-                sizes = _sqlite_sizes(connection)
+                sizes = _sqlite_sizes(connection)  # reads every page
             else:
                 sizes = {name: _postgres_size(connection, name) for name in counts}
                 total, free = sum(sizes.values()), 0
@@ -138,13 +138,14 @@ class Maintenance:
         """
         path = file_of(self._database.url)
         before = self._size(path)
+        # First, so that the space of the orphans is given back too.
         gone = collect_all(self._database)
         if path is not None:
             check_room(path)
             with under_the_lock(path) as connection:
                 connection.execute("VACUUM")
                 connection.execute("PRAGMA optimize")
-            scrub(self._database)
+            scrub(self._database)  # VACUUM writes the whole file into the log
         return Vacuumed(gone["nodes"], gone["token_blocks"], gone["blobs"], before, self._size(path))
 
     def backup(self, target: Path) -> int:
@@ -298,6 +299,7 @@ def _dangling(connection: Connection) -> Iterator[str]:
 
 def _altered(connection: Connection) -> Iterator[str]:
     for node in _portions(connection, select(tables.nodes)):
+        # The id was hashed from the parsed message, not from its text, so the text is parsed here.
         if node_id(node.parent, json.loads(expand(node.body))) != node.id:
             yield f"message {node.id.hex()} does not match its hash"
     for block in _portions(connection, select(tables.token_blocks)):
@@ -308,7 +310,7 @@ def _altered(connection: Connection) -> Iterator[str]:
 def _ledger(connection: Connection) -> Iterator[str]:
     query = select(tables.policies.c.name).where(tables.policies.c.state == "champion")
     champions = connection.scalars(query.order_by(tables.policies.c.name)).all()
-    if len(champions) > 1:
+    if len(champions) > 1:  # none is right: a store whose engine never ran has no champion
         yield f"{len(champions)} champions: {', '.join(champions)}"
     query = select(tables.policies.c.name).where(tables.policies.c.state.in_(CHALLENGERS))
     challengers = connection.scalars(query.order_by(tables.policies.c.name)).all()

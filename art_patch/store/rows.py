@@ -181,6 +181,7 @@ class Batch:
         self._last_call_at: dict[str, float] = {}
         self._to_name: set[str] = set()
         self._whose: dict[str, Whose] = {}
+        # Before the calls: a trajectory's record may come after its calls in a batch.
         for info in self._infos:
             self._learn_whose(info)
         for record in records:
@@ -208,6 +209,7 @@ class Batch:
         for table, rows in self._rows.items():
             in_order = table in (tables.calls, tables.choices)
             statements.insert(connection, table, rows if in_order else sorted(rows, key=_first))
+        # Trajectories whose record came in an earlier batch only get a later end of the last call.
         others = sorted(self._last_call_at.keys() - {row[0] for row in known})
         statements.end(connection, [(self._last_call_at[key], key, self._last_call_at[key]) for key in others])
         statements.name(connection, sorted(self._to_name))

@@ -103,6 +103,7 @@ class Store:
         """Return this store for the owner of a lease: a write raises `Busy` once the lease has another owner."""
         from art_patch.store.ledger.leases import fenced
 
+        # A store of its own: only this one's writes are fenced.
         return Store(fenced(self._database, lease))
 
     def note_attempt(self, job: str, *, policy: str, took_s: float, why: str, who: str) -> None:

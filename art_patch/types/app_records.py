@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 JSON = Mapping[str, Any]
 
+# The store keeps these values as text. A new value needs no migration; one that is removed may still be in a store.
 CallStatus = Literal["ok", "error", "cancelled", "abandoned"]
 Origin = Literal["explicit", "otel", "stitched", "single", "shadow", "imported", "resampled", "span"]
 

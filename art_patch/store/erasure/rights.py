@@ -111,7 +111,7 @@ class Rights:
                 ids = with_shadows(connection, list(connection.scalars(select(_T.c.id).where(match))))
                 ids += [one for one in strays(connection, everything) if one not in ids]
                 late = plan_of(connection, ids, None, at)
-            everything.update(ids)
+            everything.update(ids)  # a late row may name a trajectory that was deleted in an earlier round
             held, taught = (*held, *late.exports), (*taught, *late.policies)
         deletion.finish()
         # SQLite's log holds old pages with the deleted text until it is emptied.
@@ -123,7 +123,7 @@ class Rights:
             groups=tuple(sorted(deletion.groups)),
             dead_groups=tuple(sorted(deletion.dead)),
             in_training=plan.in_training,
-            exports=tuple(dict.fromkeys(held)),
+            exports=tuple(dict.fromkeys(held)),  # each once, in the order in which they were found
             policies=tuple(dict.fromkeys(taught)),
             finishes=plan.finishes,
             scrubbed=clean,
@@ -294,6 +294,7 @@ def _replays(connection: Connection, ids: list[str]) -> list[str]:
 def strays(connection: Connection, trajectories: Collection[str]) -> list[str]:
     """Return those of the trajectories that other rows still name: apps may have written after the deletion."""
     found: set[str] = set()
+    # All tables that name a trajectory. A new one must be added here and in `deletion.py`.
     for some in some_of(list(trajectories)):
         for table in (
             _C,

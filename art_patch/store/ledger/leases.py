@@ -73,6 +73,8 @@ class Leases:
             # The update below compares a row, so there has to be one.
             empty = self._database.insert(table).values(name=seen.name, token=0, beat=0)
             connection.execute(empty.on_conflict_do_nothing())
+            # A condition on what was seen, instead of a lock between reading and writing: of many that try, exactly one
+            # finds the row unchanged.
             values = _owner_columns(owner) | {"token": taken.token, "beat": 0, "renewed_at": now}
             same_owner = table.c.owner.is_(None) if before is None else table.c.owner == before
             if not connection.execute(update(table).where(*unchanged, same_owner).values(values)).rowcount:

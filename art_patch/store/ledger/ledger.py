@@ -206,6 +206,7 @@ class Ledger:
                 connection, policy, who=who, reason=f"trained on {len(trained_on)} groups", at=policy.created_at
             )
             _set_groups(connection, trained_on, "trained", None, policy.name)
+            # Runs outside of the groups stand beside them under a hash, so that an erasure finds the policy too.
             taught = {*trained_on, *map(run_key, also)}
             if taught:
                 its = {"policy": policy.name, "agent_id": agent_of(connection, policy.name)}

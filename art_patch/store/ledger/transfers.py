@@ -144,7 +144,7 @@ class Transfers:
                 )
                 for row in connection.execute(query).mappings():
                     facts = {str(name): value for name, value in row.items() if name != "trajectory_id"}
-                    facts["held_out"] = bool(facts["held_out"])
+                    facts["held_out"] = bool(facts["held_out"])  # SQLite gives 0 or 1, and JSON must not
                     found[row["trajectory_id"]] = {name: value for name, value in facts.items() if value is not None}
         return found
 
@@ -173,7 +173,7 @@ class Transfers:
             now: when new scenarios were first seen, seconds since the epoch.
         """
         at = time.time() if now is None else now
-        by_id = {group["id"]: group for group in groups.values()}
+        by_id = {group["id"]: group for group in groups.values()}  # each member brings its group
         if not by_id:
             return
         names = ("id", "scenario_key", "how", "held_out", "state", "created_at", "reason")
@@ -182,6 +182,7 @@ class Transfers:
         table = tables.trajectories
         with self._database.write(durable=True) as connection:
             connection.execute(
+                # A scenario that is here keeps its side: what was trained on must not test a policy later.
                 self._database.insert(tables.scenarios).on_conflict_do_nothing(),
                 [{"key": key, "held_out": held, "first_seen_at": at} for key, held in sorted(scenarios.items())],
             )
@@ -273,6 +274,7 @@ class Sent:
             for one in items
         ]
         new = self._database.insert(tables.sent)
+        # The trajectory of an item never changes, so it is not replaced.
         changes = {"digest": new.excluded.digest, "at": new.excluded.at}
         with self._database.write(durable=True) as connection:
             connection.execute(

@@ -252,6 +252,7 @@ def _reward() -> ColumnElement[float | None]:
 
 
 def _conditions(filter: Filter) -> Iterable[ColumnElement[bool]]:
+    # Equality on a column; the other conditions need a join or a choice.
     plain = {"user": _T.user_id, "session": _T.session_id, "name": _T.name, "origin": _T.origin}
     for field, column in plain.items():
         if getattr(filter, field) is not None:
@@ -261,6 +262,7 @@ def _conditions(filter: Filter) -> Iterable[ColumnElement[bool]]:
     if filter.scenario is not None:
         grouped = exists().where(_G.id == _T.group_id, _G.scenario_key == filter.scenario)
         yield or_(_T.scenario_key == filter.scenario, grouped)
+    # Both keys, because a person knows the one that they gave to `group()`, and the store shows the other one.
     if filter.group is not None:
         yield or_(_T.group_id == filter.group, _T.group_key == filter.group)
     if filter.tag is not None:
@@ -296,6 +298,7 @@ def _openings(connection: Any, prompts: dict[str, bytes]) -> dict[str, str]:
     # A prompt is named by its last message, so all parents up to the first message are read before any body.
     nodes = tables.nodes.c
     above: dict[bytes, bytes] = {}
+    # Level by level: one query for the parents of all prompts on the page, instead of one walk per prompt.
     wanted = set(prompts.values()) - {ROOT}
     while wanted:
         found: dict[bytes, bytes] = {}
@@ -303,7 +306,7 @@ def _openings(connection: Any, prompts: dict[str, bytes]) -> dict[str, str]:
             rows = connection.execute(select(nodes.id, nodes.parent).where(nodes.id.in_(some)))
             found.update((row.id, row.parent) for row in rows)
         above |= found
-        wanted = set(found.values()) - above.keys() - {ROOT}
+        wanted = set(found.values()) - above.keys() - {ROOT}  # shared beginnings are walked once
     paths: dict[str, list[bytes]] = {}
     for key, node in prompts.items():
         path: list[bytes] = []
@@ -322,7 +325,7 @@ def _first_words(messages: Sequence[Any]) -> str:
     for message in messages:
         if message.get("role") == "user":
             content: Any = message.get("content")
-            if isinstance(content, list):
+            if isinstance(content, list):  # parts: texts and pictures
                 parts: list[Any] = content
                 content = " ".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
             return " ".join(str(content or "").split())[:200]

@@ -37,7 +37,7 @@ def corrected(database: Database, *, since: float, limit: int) -> tuple[str, ...
     query = (
         select(c.trajectory_id)
         .join(tables.trajectories, t.id == c.trajectory_id)
-        .outerjoin(tables.groups, g.id == t.group_id)
+        .outerjoin(tables.groups, g.id == t.group_id)  # a corrected run may be in no group
         .where(c.at > since, or_(g.held_out.is_(None), g.held_out.is_(False)))
         .group_by(c.trajectory_id)
         .order_by(newest.desc(), c.trajectory_id)
@@ -72,6 +72,7 @@ def opinions(database: Database, names: Sequence[str], *, limit: int = _GROUPS) 
     theirs = and_(s.source == "user", s.name.in_(names))
     of_judge = and_(s.name == "ruler", s.group_id == t.group_id)
     spoken_of = select(t.group_id).join(tables.scores, s.trajectory_id == t.id).where(theirs, t.group_id.is_not(None))
+    # Ids are uuid7, so the largest are the newest.
     newest = select(g.id, g.scenario_key, g.how, g.held_out).where(g.id.in_(spoken_of)).order_by(g.id.desc())
     with database.read() as connection:
         groups = connection.execute(newest.limit(limit)).all()

@@ -111,6 +111,7 @@ class Reader:
                 )
                 for group_id, trajectory_id in connection.execute(query.order_by(tables.trajectories.c.id)):
                     members[group_id].append(trajectory_id)
+        # A second snapshot: a member that was erased in between is left out of its group below.
         whole = {t.id: t for t in self.trajectories([key for keys in members.values() for key in keys])}
         # All siblings of a resampled group answer the same turn, so the first call of the first one names it.
         turns = {
@@ -127,7 +128,7 @@ class Reader:
                 id=row["id"],
                 scenario_key=row["scenario_key"],
                 how=row["how"],
-                held_out=bool(row["held_out"]),
+                held_out=bool(row["held_out"]),  # SQLite gives 0 or 1
                 trajectories=tuple(whole[key] for key in members[row["id"]] if key in whole),
                 followed=after.get(row["id"], ()),
             )
@@ -142,6 +143,7 @@ class Reader:
         """
         table = tables.calls
         with self._database.read() as connection:
+            # The whole run is read, because what followed is in the prompts of its later calls.
             runs = {
                 call_id: trajectory_id
                 for some in some_of(sorted(set(turns.values())))
@@ -155,7 +157,7 @@ class Reader:
     def arrivals(self, users: Sequence[str]) -> tuple[float | None, dict[str, float]]:
         """Return when the first trajectory of all started (`None` without any), and the first one of each user."""
         table = tables.trajectories.c
-        own = table.origin.not_in(COPIES)
+        own = table.origin.not_in(COPIES)  # a copy has its original's user, and is made later
         with self._database.read() as connection:
             first = connection.scalar(select(func.min(table.started_at)).where(own))
             query = select(table.user_id, func.min(table.started_at)).where(own).group_by(table.user_id)
@@ -193,7 +195,7 @@ class Reader:
             one = connection.execute(
                 select(
                     func.count(),
-                    func.count(calls.c.policy),
+                    func.count(calls.c.policy),  # skips NULL, which is upstream
                     func.count(calls.c.fallback),
                     func.count().filter(calls.c.status != "ok"),
                     func.count().filter(calls.c.untrainable.is_(None)),
