@@ -28,8 +28,7 @@ from art_patch._lib.http_server import is_loopback, listen, serve, url_of
 from art_patch.context import group, trajectory
 from art_patch.errors import ConfigError
 from art_patch.patching import flush, patch, status, unpatch
-from art_patch.proxy.headers import KEY, TRAJECTORY, caller_context, first, for_caller
-from art_patch.proxy.upstream import Sent, Unreachable, Upstream
+from art_patch.proxy.upstream import KEY, TRAJECTORY, Sent, Unreachable, Upstream, caller_context, first, for_caller
 from art_patch.serving import PageGuard, error_body
 
 FLUSH_S = 10.0

@@ -1,12 +1,14 @@
-"""Sends each caller's request to upstream as the caller wrote it, through one client of the OpenAI SDK.
+"""Sends each caller's request to upstream as the caller wrote it, and says which headers travel in which direction.
 
-The SDK decides about routing (it is patched) and about errors. The HTTP request is made from the caller's own bytes and
-headers, so that nothing of the SDK or of this process gets in: no key, organisation, retry, user agent or cookie.
-`patching` makes the engine's request from the parsed body and never sees this one.
+The request goes through one client of the OpenAI SDK, which decides about routing (it is patched) and about errors. The
+HTTP request is made from the caller's own bytes and headers, so that nothing of the SDK or of this process gets in: no
+key, organisation, retry, user agent or cookie. `patching` makes the engine's request from the parsed body and never
+sees this one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -17,7 +19,6 @@ import openai
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from art_patch._lib.asgi import Pairs
-from art_patch.proxy.headers import first, for_upstream
 
 CONNECT_TIMEOUT_S = 30.0
 KEPT_CONNECTIONS = 100
@@ -158,3 +159,62 @@ def _library(pool_class: type) -> Any:
     """Return httpx or httpx2, whichever this version of the SDK uses."""
     (kind,) = [base for base in pool_class.__mro__ if base.__name__ == "AsyncClient"]
     return import_module(kind.__module__.partition(".")[0])
+
+
+# Headers: pairs of bytes, as in ASGI, so order, case and repetitions stay as they came.
+
+# Headers that begin like this are for the proxy and go no further.
+OURS = b"x-art-"
+
+# The proxy's own key. `Authorization` holds upstream's.
+KEY = b"x-art-key"
+
+TRAJECTORY = b"x-art-trajectory-id"
+
+# RFC 9110, section 7.6.1; and `Expect`, which our server has answered already.
+_HOP_BY_HOP = frozenset(
+    {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"}
+    | {b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
+)
+
+
+# Header -> the argument of `trajectory()` that it becomes.
+_ABOUT_THE_RUN = {
+    TRAJECTORY: "id",
+    b"x-art-scenario": "scenario",
+    b"x-art-session-id": "session_id",
+    b"x-art-user-id": "user_id",
+}
+
+
+def caller_context(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str | None, dict[str, Any]]:
+    """Return the key of the caller's group, and the arguments of `trajectory()` that its headers give."""
+    given = {name.lower(): value.decode("utf-8", "replace").strip() for name, value in headers}
+    about: dict[str, Any] = {argument: given[name] for name, argument in _ABOUT_THE_RUN.items() if given.get(name)}
+    return given.get(b"x-art-group") or None, about
+
+
+def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
+    """Return the first value of a header."""
+    return next((value for key, value in headers if key.lower() == name), None)
+
+
+def for_upstream(headers: Iterable[tuple[bytes, bytes]], *, without: frozenset[bytes] = frozenset()) -> Pairs:
+    """Return the headers that upstream gets: all but those of this hop, our own, and those in `without`."""
+    return [
+        (name, value)
+        for name, value in _end_to_end(headers)
+        if (low := name.lower()) != b"host" and not low.startswith(OURS) and low not in without
+    ]
+
+
+def for_caller(headers: Iterable[tuple[bytes, bytes]], *, without: frozenset[bytes] = frozenset()) -> Pairs:
+    """Return the headers that the caller gets: all but those of this hop and those in `without`."""
+    return [(name.lower(), value) for name, value in _end_to_end(headers) if name.lower() not in without]
+
+
+def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Pairs:
+    pairs = list(headers)
+    # `Connection` may name more headers that end at this hop.
+    named = {part.strip().lower() for key, value in pairs if key.lower() == b"connection" for part in value.split(b",")}
+    return [(key, value) for key, value in pairs if key.lower() not in _HOP_BY_HOP | named]
