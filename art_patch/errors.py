@@ -3,7 +3,7 @@
 ::
 
     ArtPatchError                 1   anything below; nothing was lost
-    ├── ConfigError               2   an argument, variable or file says something impossible
+    ├── ConfigError               2   an argument, variable or file has an impossible value
     │   └── WrongProject         18   the store belongs to another project; nothing was read or written
     ├── GateRejected              4   the candidate did not win; the champion goes on serving
     ├── Busy                      5   another cycle holds the lock
@@ -17,13 +17,13 @@
     ├── TrainingError            13   the update could not be made; no policy was published
     ├── TransitionError          14   a policy may not move to that state
     ├── MalformedFile            15   a file to import cannot be read; nothing was imported
-    ├── HubError                 16   the model hub cannot be reached or refused; what it has is said
-    ├── TrackerError             17   a tracker cannot be reached or refused; what it took by then is noted
-    └── CommandNotFound         127   the program to run is not there
+    ├── HubError                 16   the model hub cannot be reached or refused; the message says what it has
+    ├── TrackerError             17   a tracker cannot be reached or refused; accepted data is not sent again
+    └── CommandNotFound         127   the program to run does not exist
 
 The number is the exit code of the command line. 0 is success, "nothing to do" included, and 130 is Ctrl-C.
-None of these is ever raised inside a patched call: there our own faults are swallowed and counted.
-Every message says what to do next.
+None of these is ever raised inside a patched call: there our own faults are swallowed and counted. Every message says
+what to do next.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ArtPatchError(Exception):
 
 
 class ConfigError(ArtPatchError):
-    """An argument, an ``ART_PATCH_*`` variable or a file says something impossible."""
+    """An argument, an ``ART_PATCH_*`` variable or a file has an impossible value."""
 
     exit_code = 2
 
@@ -48,7 +48,7 @@ class WrongProject(ConfigError):
 
 
 class GateRejected(ArtPatchError):
-    """The candidate did not win against the champion. Not a fault: the champion goes on serving."""
+    """The candidate did not win against the champion, which goes on serving. This is a result and not a fault."""
 
     exit_code = 4
 
@@ -81,14 +81,13 @@ class AdapterRejected(EngineError):
     """An adapter is unsafe or does not fit the base model; it was not loaded.
 
     Attributes:
-        final: each later try would end alike. False where files are not there or cannot be read, or the engine serves
-            another base: whoever runs it mends that, and the adapter is sound.
+        final: whether a later try would fail in the same way. False where files are missing or cannot be read, or the
+            engine serves another base: the operator can correct that, and the adapter may be sound.
     """
 
     exit_code = 11
 
     def __init__(self, message: str, *, final: bool = True) -> None:
-        """Take the message, which says what to do."""
         super().__init__(message)
         self.final = final
 
@@ -136,13 +135,13 @@ class HubError(ArtPatchError):
 
 
 class TrackerError(ArtPatchError):
-    """A tracker that was sent to cannot be reached, or refused. What it took by then is noted and not sent again."""
+    """A tracker cannot be reached, or refused. Data that it accepted before is noted and not sent again."""
 
     exit_code = 17
 
 
 class CommandNotFound(ArtPatchError):
-    """The program that `art-patch run` was given is not there, or may not be run."""
+    """The program for `art-patch run` does not exist, or may not be executed."""
 
     exit_code = 127
 

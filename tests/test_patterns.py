@@ -146,7 +146,7 @@ _EXEMPT = {
     "art_patch/rollouts/environments/adapters.py:parse_action": (
         "escaped names of actions, without a repetition; numbers of nine digits"
     ),
-    "art_patch/patching/sdk/matching.py:compile_match": "the user's own",
+    "art_patch/patching/sdk/surfaces.py:compile_match": "the user's own",
     "art_patch/settings.py:_is_pattern": "the user's own",
     "art_patch/policies/validation.py:_check_targets": "the adapter's own, on names of the base model's modules",
     "art_patch/store/backends/urls.py:_LOGIN": "a setting: the URL of the store",

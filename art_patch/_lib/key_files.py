@@ -109,6 +109,6 @@ def admin_key(directory: Path) -> str | None:
     """Return the key that the project's servers ask for before they load or unload; `None` if it cannot be read."""
     try:
         return read_key(str(directory / ADMIN_KEY_FILE))
-    # Most of what the job does changes no server, and a server that wants the key says so itself.
+    # Not an error: most work of the job changes no server, and a server that needs the key says so in its refusal.
     except (ConfigError, ValueError):
         return None

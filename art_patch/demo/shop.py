@@ -117,7 +117,7 @@ def make_tasks(part: Part, size: int, *, seed: int) -> list[Task]:
 
 
 def run_tool(task: Task, name: str, arguments: str | Mapping[str, Any]) -> str:
-    """Return the shop's answer to a tool call: a price, or a sentence that says what was wrong.
+    """Return the shop's answer to a tool call: a price, or a sentence about the mistake.
 
     `arguments` are JSON text, as the SDK has them, or already parsed.
     """

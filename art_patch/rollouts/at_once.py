@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -25,38 +26,23 @@ from art_patch.trajectories import sampled_tokens
 _display: list[Any] = []
 
 
-class Bar:
-    """A progress bar: a task of a rich display. With two `None` it shows nothing."""
-
-    def __init__(self, display: Any, task: Any) -> None:
-        self._display = display
-        self._task = task
-
-    def advance(self, by: int, note: str) -> None:
-        """Move on by `by` and show the note."""
-        if self._display is not None:
-            self._display.update(self._task, advance=by, note=note)
-
-    def at(self, done: int, total: int, note: str) -> None:
-        """Move to `done` of `total` and show the note."""
-        if self._display is not None:
-            self._display.update(self._task, completed=done, total=total, note=note)
-
-
 @contextmanager
-def bar(description: str | None, total: int) -> Generator[Bar]:
-    """Show a bar until the block ends; a `description` of `None` shows no bar."""
+def bar(description: str | None, total: int) -> Generator[Callable[..., object]]:
+    """Show a bar until the block ends (`None` shows none), and yield rich's function that updates it."""
     display = None if description is None else _begin_bar()
     if display is None:
-        yield Bar(None, None)
+        yield _show_nothing
         return
     task = display.add_task(description, total=total, note="")
     try:
-        yield Bar(display, task)
+        yield partial(display.update, task)
     finally:
         # The finished bar stays as it is until the last one ends, with its clock stopped.
         display.stop_task(task)
         _end_bar(display)
+
+
+def _show_nothing(**_: object) -> None: ...
 
 
 def _begin_bar() -> Any:
@@ -86,8 +72,8 @@ def _end_bar(display: Any) -> None:
 class _Gathering:
     """The rollouts of one gathering, counted."""
 
-    def __init__(self, bar: Bar, total: int, max_exceptions: float, max_metrics: int | None) -> None:
-        self._bar = bar
+    def __init__(self, show: Callable[..., object], total: int, max_exceptions: float, max_metrics: int | None) -> None:
+        self._show = show
         self._total = total
         self._max_exceptions = max_exceptions
         self._max_metrics = max_metrics
@@ -119,7 +105,7 @@ class _Gathering:
         shown = list(means.items())[: self._max_metrics]
         if self._exceptions:
             shown.append(("exceptions", self._exceptions))
-        self._bar.advance(1, " ".join(f"{name}={value:.3g}" for name, value in shown))
+        self._show(advance=1, note=" ".join(f"{name}={value:.3g}" for name, value in shown))
 
 
 _here: ContextVar[_Gathering | None] = ContextVar("art_patch_gathering", default=None)

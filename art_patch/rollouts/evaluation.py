@@ -111,7 +111,29 @@ class Evaluation:
 
     def table(self, *metrics: str) -> str:
         """Return a table of these metrics as text; of the reward and all metrics unless given."""
-        return _table(self, metrics)
+        from rich.box import SIMPLE_HEAD
+        from rich.console import Console
+        from rich.table import Table
+
+        # Models may have different metrics; the columns are all of them, in the order of their first appearance.
+        shown = list(metrics) or list(dict.fromkeys(name for each in self.models for name in each.metrics))
+        raised = any(each.raised for each in self.models)
+        drawn = Table(box=SIMPLE_HEAD)
+        drawn.add_column("model")
+        for heading in ("runs", *(("raised",) if raised else ()), *shown, "better by", "at least"):
+            drawn.add_column(heading, justify="right")
+        for each in self.models:
+            counts = [str(each.runs), *([str(each.raised)] if raised else [])]
+            means = [_mean_text(each.metrics.get(name)) for name in shown]
+            drawn.add_row(each.model, *counts, *means, _signed(each.better_by), _signed(each.at_least))
+        # Wide enough for all columns: rich would cut cells to the width of the terminal.
+        console = Console(file=StringIO(), width=max(80, 22 * (len(shown) + 4)), color_system=None)
+        console.print(drawn)
+        rendered = console.file.getvalue()  # type: ignore[attr-defined]
+        lines = [line.rstrip() for line in rendered.splitlines() if line.strip()]
+        runs = "run" if self.scenarios == 1 else "runs"
+        note = f"  {self.scenarios} scenarios; +- and `at least` are 95 % limits, {runs} of a scenario count once"
+        return "\n".join([*lines, note])
 
     def plot(
         self,
@@ -131,7 +153,39 @@ class Evaluation:
         Raises:
             ConfigError: matplotlib is not installed, or no model has the metric.
         """
-        return _plot(self, Path(path), metric=metric, title=title, curve=curve)
+        path = Path(path)
+        bars = [each for each in self.models if metric in each.metrics]
+        if not bars:
+            known = ", ".join(dict.fromkeys(name for each in self.models for name in each.metrics))
+            raise ConfigError(f"no model has a metric {metric!r}; there are: {known}")
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise ConfigError("a plot needs matplotlib; run: pip install matplotlib") from None
+        # `Figure` and not pyplot, which opens a display and keeps every figure until it is closed.
+        wide = 7.5 if curve else 2.5 + 0.9 * len(bars)
+        page: Any = Figure(figsize=(wide, 3.6), layout="constrained")
+        # Shared y axis, so that the curve and the bars can be compared by eye.
+        axes: Any = page.subplots(1, 2 if curve else 1, sharey=bool(curve), width_ratios=[2, 1] if curve else None)
+        left, right = axes if curve else (None, axes)
+        if left is not None:
+            steps, values = zip(*curve, strict=True)
+            left.plot(steps, values, color=_OTHER, linewidth=2, marker="o", markersize=4)
+            left.set_title("training", color=_INK, fontsize=9)
+            right.set_title("evaluation", color=_INK, fontsize=9)
+            left.set_xlabel("step")
+            left.set_ylabel(metric)
+            left.xaxis.get_major_locator().set_params(integer=True)
+        else:
+            right.set_ylabel(metric)
+        _draw_bars(right, bars, metric)
+        for each in (left, right):
+            if each is not None:
+                _quiet(each)
+        page.suptitle(title or metric, color=_INK, fontsize=11)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        page.savefig(path, dpi=_DPI)
+        return path
 
 
 async def evaluate(
@@ -217,67 +271,6 @@ def _mean(values: Sequence[float]) -> Mean:
     # Half the width of the interval; one scenario has no spread to estimate it by.
     within = _WITHIN_SE * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return Mean(fmean(values), within)
-
-
-def _table(evaluation: Evaluation, metrics: Sequence[str]) -> str:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    # Models may have different metrics; the columns are all of them, in the order of their first appearance.
-    shown = list(metrics) or list(dict.fromkeys(name for each in evaluation.models for name in each.metrics))
-    raised = any(each.raised for each in evaluation.models)
-    drawn = Table(box=SIMPLE_HEAD)
-    drawn.add_column("model")
-    for heading in ("runs", *(("raised",) if raised else ()), *shown, "better by", "at least"):
-        drawn.add_column(heading, justify="right")
-    for each in evaluation.models:
-        counts = [str(each.runs), *([str(each.raised)] if raised else [])]
-        means = [_mean_text(each.metrics.get(name)) for name in shown]
-        drawn.add_row(each.model, *counts, *means, _signed(each.better_by), _signed(each.at_least))
-    # Wide enough for all columns: rich would cut cells to the width of the terminal.
-    console = Console(file=StringIO(), width=max(80, 22 * (len(shown) + 4)), color_system=None)
-    console.print(drawn)
-    rendered = console.file.getvalue()  # type: ignore[attr-defined]
-    lines = [line.rstrip() for line in rendered.splitlines() if line.strip()]
-    runs = "run" if evaluation.scenarios == 1 else "runs"
-    note = f"  {evaluation.scenarios} scenarios; +- and `at least` are 95 % limits, {runs} of a scenario count once"
-    return "\n".join([*lines, note])
-
-
-def _plot(evaluation: Evaluation, path: Path, *, metric: str, title: str, curve: Sequence[tuple[int, float]]) -> Path:
-    bars = [each for each in evaluation.models if metric in each.metrics]
-    if not bars:
-        known = ", ".join(dict.fromkeys(name for each in evaluation.models for name in each.metrics))
-        raise ConfigError(f"no model has a metric {metric!r}; there are: {known}")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("a plot needs matplotlib; run: pip install matplotlib") from None
-    # `Figure` and not pyplot, which opens a display and keeps every figure until it is closed.
-    wide = 7.5 if curve else 2.5 + 0.9 * len(bars)
-    page: Any = Figure(figsize=(wide, 3.6), layout="constrained")
-    # Shared y axis, so that the curve and the bars can be compared by eye.
-    axes: Any = page.subplots(1, 2 if curve else 1, sharey=bool(curve), width_ratios=[2, 1] if curve else None)
-    left, right = axes if curve else (None, axes)
-    if left is not None:
-        steps, values = zip(*curve, strict=True)
-        left.plot(steps, values, color=_OTHER, linewidth=2, marker="o", markersize=4)
-        left.set_title("training", color=_INK, fontsize=9)
-        right.set_title("evaluation", color=_INK, fontsize=9)
-        left.set_xlabel("step")
-        left.set_ylabel(metric)
-        left.xaxis.get_major_locator().set_params(integer=True)
-    else:
-        right.set_ylabel(metric)
-    _draw_bars(right, bars, metric)
-    for each in (left, right):
-        if each is not None:
-            _quiet(each)
-    page.suptitle(title or metric, color=_INK, fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    page.savefig(path, dpi=_DPI)
-    return path
 
 
 def _draw_bars(axes: Any, bars: Sequence[Evaluated], metric: str) -> None:

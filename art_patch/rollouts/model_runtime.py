@@ -122,11 +122,6 @@ class ModelRuntime:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     @_on_store_thread
-    def open_store(self) -> None:
-        """Open the store; an engine is neither joined nor started."""
-        self._open_store()
-
-    @_on_store_thread
     def open(self) -> tuple[str, str | None]:
         """Open the store, join the engine or start it, and return the engine's address and key.
 
@@ -144,11 +139,6 @@ class ModelRuntime:
         # After the start: `art-patch serve` writes the base model as champion of a new project.
         self._champion()
         return joined or (self._address, None)
-
-    @_on_store_thread
-    def champion(self) -> Policy:
-        """Look up the policy that serves, send requests to it from now on, and return it."""
-        return self._champion()
 
     async def train(
         self,
@@ -169,7 +159,7 @@ class ModelRuntime:
         with bar("train", 1) as shown:
 
             def progress(done: int, total: int, note: str) -> None:
-                shown.at(done, total, note)
+                shown(completed=done, total=total, note=note)
                 if verbose:
                     print(f"train {done}/{total} {note}", file=sys.stderr)
 
@@ -268,6 +258,7 @@ class ModelRuntime:
     # The methods below run on the store's thread.
 
     def _open_store(self) -> Store:
+        """Open the store; an engine is neither joined nor started."""
         if self._store is None:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._store = open_store(self._settings.store_url, project=self._settings.project)
@@ -279,11 +270,14 @@ class ModelRuntime:
         return self._store
 
     def _champion(self) -> Policy:
+        """Look up the policy that serves, send requests to it from now on, and return it."""
         champion = self._opened().ledger.champion()
         if champion is None:
             raise StoreError(f"no policy serves in the project {self._settings.project!r}; register the model again")
         self.serves = champion.name
         return champion
+
+    open_store, champion = _on_store_thread(_open_store), _on_store_thread(_champion)
 
     def _joined(self, champion: Policy) -> tuple[str, str | None] | None:
         """Return the address and the key of an engine that serves the project already; `None` if no engine answers."""

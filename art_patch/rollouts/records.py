@@ -163,7 +163,7 @@ def metrics_of(groups: Sequence[Siblings]) -> dict[str, float]:
             if math.isfinite(value):
                 values[name].append(float(value))
     found = {name: statistics.fmean(of_name) for name, of_name in values.items()}
-    # Within groups, because that is what an update learns from; the spread between scenarios says how they differ.
+    # Within groups, because an update learns from these differences and not from those between scenarios.
     rewards = [[run.reward for run in group.trajectories if math.isfinite(run.reward)] for group in groups]
     if spreads := [statistics.stdev(of_group) for of_group in rewards if len(of_group) > 1]:
         found["reward_std_dev"] = statistics.fmean(spreads)

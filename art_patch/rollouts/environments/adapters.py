@@ -130,9 +130,9 @@ class GymnasiumEnvironment(_InWords):
     def step(self, action: Any) -> Step[Observation]:
         """Take an action and return the next state, the reward, whether the episode is done, and the info."""
         observation, reward, terminated, truncated, info = self._made.step(action)
-        told = {**info, "terminated": bool(terminated), "truncated": bool(truncated)}
+        ended = {**info, "terminated": bool(terminated), "truncated": bool(truncated)}
         state = observe(self._made, observation, info, self._made.action_space)
-        return state, float(reward), bool(terminated or truncated), told
+        return state, float(reward), bool(terminated or truncated), ended
 
     def close(self) -> None:
         """Close the environment."""

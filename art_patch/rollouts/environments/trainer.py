@@ -328,5 +328,5 @@ def read_checkpoint(path: str | PathLike[str], *, model: str) -> Checkpoint:
 def _config(
     config: TrainConfig, learning_rate: float | None, batch_size: int | None, kl_penalty: float | None
 ) -> TrainConfig:
-    said: dict[str, Any] = {"learning_rate": learning_rate, "batch_size": batch_size, "kl_penalty": kl_penalty}
-    return replace(config, **{name: value for name, value in said.items() if value is not None})
+    given: dict[str, Any] = {"learning_rate": learning_rate, "batch_size": batch_size, "kl_penalty": kl_penalty}
+    return replace(config, **{name: value for name, value in given.items() if value is not None})

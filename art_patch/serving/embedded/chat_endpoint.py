@@ -16,15 +16,14 @@ import dataclasses
 import json
 import time
 import uuid
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from art_patch.serving.contract import Overloaded, UnknownPolicy
 from art_patch.serving.embedded.chat_request import ChatRequest, parse_chat_request
 from art_patch.serving.embedded.generation import EngineReason, Generation, GenerationCancelled, GenerationFailed, Piece
-from art_patch.serving.embedded.scheduler import EngineLimits
 from art_patch.serving.embedded.text import OutputText, PromptEncoder, PromptError, ToolCall
 from art_patch.serving.request_checks import ApiError, error_body, parse_body, read_body
 
@@ -34,27 +33,20 @@ _LARGE_BODY_BYTES = 64 << 10  # tokenising more than this on the event loop woul
 _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
-class Generates(Protocol):
-    """The parts of the engine that `ChatEndpoint` uses; a protocol, because the engine itself imports this module."""
-
-    prompts: PromptEncoder
-    limits: EngineLimits
-    max_model_len: int
-
-    def policies(self) -> list[str]:
-        """Returns the served names, the base first."""
-        ...
-
-    def submit(self, policy_name: str, generation: Generation) -> None:
-        """Queues a request, whose pieces arrive on its event loop."""
-        ...
-
-
 class ChatEndpoint:
     """ASGI application of the embedded engine's chat completions; one instance answers all requests."""
 
-    def __init__(self, engine: Generates) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        prompts: PromptEncoder,
+        max_model_len: int,
+        max_rows: int,
+        policies: Callable[[], list[str]],
+        submit: Callable[[str, Generation], None],
+    ) -> None:
+        """Takes the parts of `EmbeddedEngine` that it needs; the engine itself imports this module."""
+        self._prompts, self._max_model_len, self._max_rows = prompts, max_model_len, max_rows
+        self._policies, self._submit = policies, submit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -74,7 +66,7 @@ class ChatEndpoint:
             return
         # ASGI reports a disconnection only to a task that waits in `receive`.
         watcher = asyncio.create_task(_cancel_on_disconnect(receive, generation))
-        response = ChatResponse(request, prompt_ids, self._engine.prompts)
+        response = ChatResponse(request, prompt_ids, self._prompts)
         try:
             if request.stream:
                 await _stream(send, request, response, generation)
@@ -90,34 +82,34 @@ class ChatEndpoint:
 
     def _understand(self, body: bytes) -> tuple[ChatRequest, list[int]]:
         request = parse_chat_request(parse_body(body))
-        if request.model not in self._engine.policies():
+        if request.model not in self._policies():
             raise self._unknown(request.model)
         try:
-            prompt_ids = self._engine.prompts.encode(request.messages, request.tools, request.template_kwargs)
+            prompt_ids = self._prompts.encode(request.messages, request.tools, request.template_kwargs)
         except PromptError as error:
             raise ApiError(400, str(error), param="messages") from error
         return request, prompt_ids
 
     def _start(self, request: ChatRequest, prompt_ids: list[int]) -> Generation:
-        room = self._engine.max_model_len - len(prompt_ids)
+        room = self._max_model_len - len(prompt_ids)
         if not prompt_ids:
             raise ApiError(400, "the prompt is empty", param="messages")
         if room < 1 or (request.max_tokens or 1) > room:
             raise ApiError(
                 400,
-                f"This model's maximum context length is {self._engine.max_model_len} tokens; the prompt has "
+                f"This model's maximum context length is {self._max_model_len} tokens; the prompt has "
                 f"{len(prompt_ids)} and {request.max_tokens or 'at least one'} more were asked for.",
                 param="messages",
                 code="context_length_exceeded",
             )
-        # The choices of a request are admitted together, so one request may not exceed what runs at once.
-        if request.params.n > self._engine.limits.max_rows:
-            raise ApiError(400, f"n is limited to {self._engine.limits.max_rows} here", param="n")
+        # The choices of a request are admitted together, so none may have more choices than rows run at once.
+        if request.params.n > self._max_rows:
+            raise ApiError(400, f"n is limited to {self._max_rows} here", param="n")
         # Without a limit of the caller's the answer may fill the rest of the context, as at OpenAI.
         params = dataclasses.replace(request.params, max_tokens=request.max_tokens or room)
         generation = Generation(prompt_ids, params, stream=request.stream)
         try:
-            self._engine.submit(request.model, generation)
+            self._submit(request.model, generation)
         # It was served when the request was checked, and may have been unloaded while the prompt was rendered.
         except UnknownPolicy as error:
             raise self._unknown(request.model) from error
@@ -126,7 +118,7 @@ class ChatEndpoint:
         return generation
 
     def _unknown(self, model: str) -> ApiError:
-        served = ", ".join(self._engine.policies())
+        served = ", ".join(self._policies())
         message = f"The model `{model}` does not exist. Served models: {served}."
         return ApiError(404, message, param="model", code="model_not_found")
 

@@ -174,7 +174,7 @@ def _template_kwargs(kwargs: object) -> dict[str, Any]:
     if not isinstance(kwargs, dict):
         raise ApiError(400, "chat_template_kwargs must be an object", param="chat_template_kwargs")
     named = cast("dict[str, Any]", kwargs)
-    # Arguments of apply_chat_template itself would change what comes back, `chat_template` even what is run.
+    # Arguments of `apply_chat_template` itself would change the type of its result; `chat_template` runs code.
     if reserved := set(named) & _RESERVED_KWARGS:
         names = ", ".join(sorted(reserved))
         raise ApiError(400, f"chat_template_kwargs may not set {names}", param="chat_template_kwargs")

@@ -73,7 +73,7 @@ class EmbeddedEngine:
         stop_ids = _stop_ids(model, tokenizer)
         self._scheduler = Scheduler(model, self._bank, self.prompts, stop_ids, self.limits)
         self._lock = self._scheduler.lock
-        self.chat = ChatEndpoint(self)
+        self.chat = ChatEndpoint(self.prompts, self.max_model_len, self.limits.max_rows, self.policies, self.submit)
 
     @classmethod
     def from_pretrained(

@@ -120,7 +120,7 @@ class TextStream:
         text = self._decode(self._ids)
         pending = len(self._ids) - self._known
         if text.endswith(_REPLACEMENT) and not final and pending <= _MAX_PENDING_IDS:
-            return ""  # perhaps half a character; the next token tells
+            return ""  # perhaps half a character, which the next token completes
         # The known part of the window is decoded again and cut off: alone, the new tokens may decode differently.
         known = self._decode(self._ids[: self._known]) if self._known else ""
         self._ids = self._ids[self._known :]
@@ -149,7 +149,7 @@ class StopCutter:
         # A stop string may begin in the last characters and end in text that is not sampled yet.
         keep = max(map(len, self._stops), default=1) - 1
         cut = max(len(text) - keep, 0)
-        # Only what really begins a stop string is worth holding back.
+        # Text is held back only where it really begins a stop string.
         while cut < len(text) and not any(stop.startswith(text[cut:]) for stop in self._stops):
             cut += 1
         self._held = text[cut:]

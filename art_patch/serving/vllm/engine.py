@@ -61,7 +61,7 @@ class VllmEngine:
         self.base = base
         self.base_policy = check_name(f"{options.name}@0")
         self.adapters_root = Path(adapters_root).resolve()
-        self.chat = Forward(self)
+        self.chat = Forward(self.answering, self.choose, self.reload)
         self._options, self._home = options, home
         self._policies: dict[str, Loaded] = {}
         self._base_loaded = Loaded(self.base_policy, base.directory)

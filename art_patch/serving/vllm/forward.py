@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import aiohttp
 from starlette.types import Receive, Scope, Send
@@ -30,27 +30,17 @@ _HEADERS = {"Content-Type": "application/json"}
 _PASSED = ("content-type", "content-length", "cache-control")
 
 
-class Replicas(Protocol):
-    """The engine's methods that `Forward` uses; a protocol, because the engine itself imports this module."""
-
-    def answering(self, name: str) -> AbstractContextManager[Loaded]:
-        """Keeps a policy from being dropped while the block answers a request; raises `UnknownPolicy`."""
-        ...
-
-    def choose(self, conversation: bytes, tried: Sequence[Replica] = ()) -> Replica | None:
-        """Returns the replica that a conversation belongs to, `None` if no replica but those `tried` takes requests."""
-        ...
-
-    async def reload(self, replica: Replica, policy: Loaded) -> None:
-        """Loads a policy again into a replica that has lost it."""
-        ...
-
-
 class Forward:
     """ASGI application of vLLM's chat completions; one instance answers all requests."""
 
-    def __init__(self, engine: Replicas) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        answering: Callable[[str], AbstractContextManager[Loaded]],
+        choose: Callable[[bytes, Sequence[Replica]], Replica | None],
+        reload: Callable[[Replica, Loaded], Awaitable[None]],
+    ) -> None:
+        """Takes the methods of `VllmEngine` that it needs; the engine itself imports this module."""
+        self._answering, self._choose, self._reload = answering, choose, reload
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -72,8 +62,8 @@ class Forward:
     async def _answer(self, caller: Caller, body: bytes, model: str, conversation: bytes) -> None:
         tried: list[Replica] = []
         try:
-            with self._engine.answering(model) as policy:
-                while (replica := self._engine.choose(conversation, tried)) is not None:
+            with self._answering(model) as policy:
+                while (replica := self._choose(conversation, tried)) is not None:
                     if await self._ask(caller, replica, policy, body):
                         return
                     tried.append(replica)
@@ -110,7 +100,7 @@ class Forward:
             return False
         if response.status == 404 and again:  # the engine serves it, so this replica has lost it
             try:
-                await self._engine.reload(replica, policy)
+                await self._reload(replica, policy)
             except EngineError as error:
                 replica.condemn(f"it lost {policy.name}: {error}")
                 return False

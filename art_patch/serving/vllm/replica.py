@@ -168,7 +168,7 @@ async def score(
 
 
 async def prove(link: Link, name: str, base: str, probe: Probe | None, *, dtype: str) -> None:
-    """Passes if the policy computes what it was trained to compute.
+    """Returns if the policy computes the log-probabilities of its training.
 
     Raises `AdapterRejected` if it computes something else, `Poisoned` if its numbers are not finite.
     """
