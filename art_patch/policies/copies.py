@@ -149,6 +149,7 @@ def _merged(model: Any, adapter: ValidatedAdapter) -> Any:
         tuned = get_peft_model(model, adapter.peft_config(task_type="CAUSAL_LM"))
     # In float32 whatever the base's precision: peft multiplies A and B in theirs, and only the sum is rounded.
     adapter.fill(model, "default", torch.float32)
+    # safe_merge: a product that is not finite raises here, before a file is written.
     return cast("Any", tuned).merge_and_unload(progressbar=False, safe_merge=True)
 
 
@@ -180,6 +181,7 @@ def _save(model: Any, base: Path, directory: Path) -> None:
 def _left_out(adapter: ValidatedAdapter, base: BaseModel, directory: Path) -> tuple[str, ...]:
     """Returns the base's tensors that were not written; refuses a written tensor that the base has not."""
     written, known = read_base_model(directory).weight_shapes, base.weight_shapes
+    # Some models of transformers rename or fuse tensors when they load, and save them under the new names.
     other = [name for name, shape in written.items() if known.get(name) != shape]
     other += [f"{module}.weight" for module in adapter.modules if f"{module}.weight" not in written]
     if other:

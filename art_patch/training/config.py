@@ -163,6 +163,7 @@ class TrainConfig:
         self, beta: float | None, kl_penalty: float | None, clip_range: float | tuple[float, float] | None
     ) -> None:
         """Raises `ConfigError` for an impossible value, with the field, the value and what to write instead."""
+        # Words of other trainers. They only set fields of the loss, so that each setting has one place to be read from.
         if beta is not None and kl_penalty is not None:
             raise ConfigError(f"beta={beta!r} and kl_penalty={kl_penalty!r} say the same; leave one of them out")
         said: dict[str, float] = {}
@@ -173,14 +174,12 @@ class TrainConfig:
             said |= {"clip_low": low, "clip_high": high}
         if said:
             object.__setattr__(self, "loss", replace(self.loss, **said))  # the dataclass is frozen
+        # A config may come from JSON or a command line, so the type checker has not seen its values.
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is unknown; choose one of: {', '.join(known)}")
         for name, (possible, limit) in _LIMITS.items():
-            value = getattr(self, name)
-            if value is None and name in _MAY_BE_NONE:
-                continue
-            if not possible(value):
+            if not possible(value := getattr(self, name)):
                 raise ConfigError(f"{name}={value!r} must be {limit}")
         if self.gradient_accumulation_steps != 1 and self.batch_size is None:
             raise ConfigError(
@@ -221,6 +220,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+# A bool is an int in Python: `epochs=True` would pass for 1.
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -230,54 +230,48 @@ def _is_whole(value: Any) -> bool:
 
 
 _Limit = tuple[Callable[[Any], bool], str]
+_SWITCH: _Limit = (lambda value: isinstance(value, bool), "True or False")
 _ABOVE_0: _Limit = (lambda value: _is_number(value) and value > 0, "a number above 0")
 _FROM_0: _Limit = (lambda value: _is_number(value) and value >= 0, "a number, at least 0")
 _WHOLE_FROM_0: _Limit = (lambda value: _is_whole(value) and value >= 0, "a whole number, at least 0")
 _WHOLE_FROM_1: _Limit = (lambda value: _is_whole(value) and value >= 1, "a whole number, at least 1")
 
+
+def _or_none(limit: _Limit, so: str) -> _Limit:
+    possible, words = limit
+    return (lambda value: value is None or possible(value)), f"{words}, or None {so}"
+
+
 _LIMITS: dict[str, _Limit] = {
     "learning_rate": _ABOVE_0,
     "epochs": _WHOLE_FROM_1,
     "minibatches": _WHOLE_FROM_1,
-    "batch_size": (_WHOLE_FROM_1[0], "a whole number, at least 1, or None to go by minibatches"),
+    "batch_size": _or_none(_WHOLE_FROM_1, "to go by minibatches"),
     "gradient_accumulation_steps": _WHOLE_FROM_1,
-    "total_steps": (_WHOLE_FROM_1[0], "a whole number, at least 1, or None for no bound"),
+    "total_steps": _or_none(_WHOLE_FROM_1, "for no bound"),
     "warmup_steps": _WHOLE_FROM_0,
     "lora_rank": _WHOLE_FROM_1,
     "lora_alpha": _WHOLE_FROM_1,
     "lora_dropout": (lambda value: _is_number(value) and 0 <= value < 1, "at least 0 and below 1"),
-    "imitate_from": (_is_number, "a number, or None to imitate nothing"),
-    "prefer_from": (_ABOVE_0[0], "a number above 0, or None to prefer nothing"),
-    "rehearse_from": (_is_number, "a number, or None to rehearse nothing"),
+    "imitate_from": _or_none((_is_number, "a number"), "to imitate nothing"),
+    "prefer_from": _or_none(_ABOVE_0, "to prefer nothing"),
+    "rehearse_from": _or_none((_is_number, "a number"), "to rehearse nothing"),
     "rehearse_weight": _ABOVE_0,
     "preference_beta": _ABOVE_0,
     "weight_decay": _FROM_0,
     "max_grad_norm": _ABOVE_0,
     "max_staleness": _WHOLE_FROM_0,
-    "max_kl_nats": (_ABOVE_0[0], "a number above 0, or None for no bound"),
-    "max_clip_fraction": (
-        lambda value: _is_number(value) and 0 < value <= 1,
-        "above 0 and at most 1, or None for no bound",
+    "max_kl_nats": _or_none(_ABOVE_0, "for no bound"),
+    "max_clip_fraction": _or_none(
+        (lambda value: _is_number(value) and 0 < value <= 1, "above 0 and at most 1"), "for no bound"
     ),
     "micro_batch_tokens": _WHOLE_FROM_1,
     "max_tokens": _WHOLE_FROM_1,
-    "learn_truncated": (lambda value: isinstance(value, bool), "True or False"),
-    "gradient_checkpointing": (lambda value: isinstance(value, bool), "True, False, or None to decide by the machine"),
+    "learn_truncated": _SWITCH,
+    "gradient_checkpointing": _or_none((_SWITCH[0], "True, False"), "to decide by the machine"),
     "seed": _WHOLE_FROM_0,
     "checkpoint_every_s": _FROM_0,
-    "save_steps": (_WHOLE_FROM_1[0], "a whole number, at least 1, or None to go by checkpoint_every_s"),
-    "eval_steps": (_WHOLE_FROM_1[0], "a whole number, at least 1, or None to evaluate nothing"),
+    "save_steps": _or_none(_WHOLE_FROM_1, "to go by checkpoint_every_s"),
+    "eval_steps": _or_none(_WHOLE_FROM_1, "to evaluate nothing"),
     "processes": _WHOLE_FROM_1,
 }
-_MAY_BE_NONE = (
-    "batch_size",
-    "total_steps",
-    "save_steps",
-    "eval_steps",
-    "imitate_from",
-    "prefer_from",
-    "rehearse_from",
-    "max_kl_nats",
-    "max_clip_fraction",
-    "gradient_checkpointing",
-)

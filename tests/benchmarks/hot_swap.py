@@ -252,7 +252,7 @@ def part_exact(world: World, quick: bool) -> Metrics:
 
     from art_patch.training import Example, TrainConfig
     from art_patch.training.data.packing import packs_of
-    from art_patch.training.data.rows import rows_of
+    from art_patch.training.data.rows import rows_and_report
     from art_patch.training.kernels.scoring import Scorer
     from art_patch.training.loop.loading import load_policy
 
@@ -282,7 +282,7 @@ def part_exact(world: World, quick: bool) -> Metrics:
         art.flush(10)
     found = world.store.read.trajectories(keys)
     calls = [call for trajectory in found for call in trajectory.calls]
-    examples = [Example(rows) for trajectory in found if (rows := rows_of(trajectory, max_tokens=4096))]
+    examples = [Example(rows) for trajectory in found if (rows := rows_and_report(trajectory, max_tokens=4096)[0])]
     scorer = Scorer(load_policy(str(world.base), Path(champion.path), TrainConfig()))
     largest, tokens = 0.0, 0
     with torch.no_grad():

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_patch.training import Row, RowsReport, rows_and_report, trained_answers
-from art_patch.training.data.rows import TRUNCATED, rows_of
-from art_patch.types import Call, Choice
+from art_patch.training.data.rows import TRUNCATED
+from art_patch.types import Call, Choice, Trajectory
 from tests.support.factory import make_call, make_trajectory
 from tests.support.tiny import make_tokenizer
 from tests.training.templates import tokenizer_with
@@ -21,8 +21,12 @@ def turn(key: str, prompt: tuple[int, ...], answer: tuple[int, ...], **changes: 
     return make_call(key, prompt=prompt, answer=answer, **changes)
 
 
+def rows_of(trajectory: Trajectory, max_tokens: int) -> tuple[Row, ...]:
+    return rows_and_report(trajectory, max_tokens=max_tokens)[0]
+
+
 def ids_of(*calls: Call, max_tokens: int = 100) -> list[tuple[int, ...]]:
-    return [row.ids_T for row in rows_of(make_trajectory("t", *calls), max_tokens=max_tokens)]
+    return [row.ids_T for row in rows_of(make_trajectory("t", *calls), max_tokens)]
 
 
 def report_of(*calls: Call, max_tokens: int = 100) -> RowsReport:
@@ -31,7 +35,7 @@ def report_of(*calls: Call, max_tokens: int = 100) -> RowsReport:
 
 def test_a_conversation_that_extends_itself_is_one_row_and_each_sampled_token_is_in_it_once():
     trajectory = make_trajectory("t", turn("a", (1, 2), (3, 4)), turn("b", (1, 2, 3, 4, 5, 6), (7,)))
-    (row,) = rows_of(trajectory, max_tokens=100)
+    (row,) = rows_of(trajectory, 100)
     assert row.ids_T == (1, 2, 3, 4, 5, 6, 7)
     assert row.sampled_T == (False, False, True, True, False, False, True)
     assert row.logprobs_T == (0, 0, -0.5, -0.5, 0, 0, -0.5)
@@ -39,7 +43,7 @@ def test_a_conversation_that_extends_itself_is_one_row_and_each_sampled_token_is
 
 def test_each_token_keeps_the_temperature_it_was_sampled_at():
     cold, plain = turn("a", (1,), (2,), params={"temperature": 0.5}), turn("b", (1, 2, 3), (4,))
-    (row,) = rows_of(make_trajectory("t", cold, plain), max_tokens=100)
+    (row,) = rows_of(make_trajectory("t", cold, plain), 100)
     assert row.temperature_T == (1.0, 0.5, 1.0, 1.0)
 
 
@@ -51,7 +55,7 @@ def test_a_prompt_that_is_the_beginning_of_a_row_starts_one_of_its_own():
     long = turn("a", (1, 2, 3, 4), (5, 6))
     assert ids_of(long, turn("b", (1, 2), (9,))) == [(1, 2, 3, 4, 5, 6), (1, 2, 9)]
     # even if it ends in the middle of an answer: that part of it is context, trained where it was sampled
-    rows = rows_of(make_trajectory("t", long, turn("b", (1, 2, 3, 4, 5), (7,))), max_tokens=100)
+    rows = rows_of(make_trajectory("t", long, turn("b", (1, 2, 3, 4, 5), (7,))), 100)
     assert [(row.ids_T, row.sampled) for row in rows] == [((1, 2, 3, 4, 5, 6), 2), ((1, 2, 3, 4, 5, 7), 1)]
 
 
@@ -85,7 +89,7 @@ def test_the_same_prompt_asked_twice_is_two_rows():
 
 def test_what_upstream_answered_is_context_but_never_trained():
     upstream = turn("a", (1, 2), (3,), untrainable="answered by upstream", policy=None)
-    (row,) = rows_of(make_trajectory("t", upstream, turn("b", (1, 2, 3, 4), (5,))), max_tokens=100)
+    (row,) = rows_of(make_trajectory("t", upstream, turn("b", (1, 2, 3, 4), (5,))), 100)
     assert row.sampled_T == (False, False, False, False, True)
 
 
@@ -221,7 +225,7 @@ def test_every_sampled_token_is_in_exactly_one_row_after_exactly_what_it_was_sam
 @given(trees(), st.integers(1, 12))
 def test_a_cut_takes_only_what_is_beyond_it(calls: list[Call], max_tokens: int):
     trajectory = make_trajectory("t", *calls)
-    whole, (rows, report) = rows_of(trajectory, max_tokens=1_000), rows_and_report(trajectory, max_tokens=max_tokens)
+    whole, (rows, report) = rows_of(trajectory, 1_000), rows_and_report(trajectory, max_tokens=max_tokens)
     kept = [row for row in whole if any(row.sampled_T[:max_tokens])]
     assert [row.ids_T for row in rows] == [
         row.ids_T[: 1 + max(place for place in range(min(max_tokens, len(row.ids_T))) if row.sampled_T[place])]

@@ -34,9 +34,9 @@ class Node:
     """A run of tokens in which no row forks; numbers are positions in the packed order.
 
     Attributes:
-        start: Its first token.
-        stop: One past its last token.
-        end: One past the last token below it.
+        start: Position of its first token.
+        stop: One past the position of its last token.
+        end: One past the position of the last token below it.
         depth: Number of tokens above it.
     """
 
@@ -51,7 +51,7 @@ class Tree:
     """The P distinct tokens of R rows.
 
     Attributes:
-        ids_P: Token ids.
+        ids_P: Id of each token.
         depth_P: Place of each token in its row, which is its position id.
         nodes: Parents before children, siblings in packed order.
         where_R: For each row, in the order given, the position of each of its tokens among the P.
@@ -91,10 +91,9 @@ class Pack:
         temperature_Q: Divides the logits there.
         place_N: Index among the Q from which each sampled token is predicted. Siblings that begin alike share places.
         target_N: Id of the sampled token.
-        recorded_N: Its recorded log-probability.
+        recorded_N: Log-probability of the sampled token, as it was recorded.
         example_N: Index among the E of the example that it belongs to.
         advantage_E: Advantage of each example.
-        tokens_E: Number of sampled tokens of each example.
         examples_E: Index of each example in the order given to `packs_of`.
     """
 
@@ -106,7 +105,6 @@ class Pack:
     recorded_N: Floats
     example_N: Ids
     advantage_E: NDArray[np.float64]
-    tokens_E: Ids
     examples_E: Ids
 
     @property
@@ -201,7 +199,6 @@ def _pack(examples: Sequence[Example], order: Sequence[int]) -> Pack:
         recorded_N=np.concatenate(recorded),
         example_N=example_N,
         advantage_E=np.array([example.advantage for example in examples], dtype=np.float64),
-        tokens_E=np.bincount(example_N, minlength=len(examples)),
         examples_E=np.array(order, dtype=np.int64),
     )
 

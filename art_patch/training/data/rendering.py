@@ -65,12 +65,7 @@ class Renderer:
     def turn(self, call: Call, answer: JSON) -> Turn:
         """Returns a call and an answer to it as token ids, for learning.
 
-        Args:
-            call: The request.
-            answer: An assistant message that was not cut off.
-
-        Raises:
-            Unusable: The template cannot show the answer, or not exactly.
+        `answer` is an assistant message that was not cut off. Raises `Unusable` if the template cannot show it exactly.
         """
         prompt = self._render(call, call.messages, generate=True)
         # SDKs send many keys that are null; templates ask whether a key is there.

@@ -117,6 +117,7 @@ def check_round_trips(
         for position, call in enumerate(trajectory.calls)
         if isinstance(turn := recorded_turn(call, trajectory.calls[position + 1 :]), Turn)
     ]
+    # Spread over all, because calls that follow one another are alike.
     chosen = [calls[index * len(calls) // limit] for index in range(limit)] if len(calls) > limit else calls
     engines: dict[Engine, int] = dict.fromkeys(FORMS, 0)
     found: list[Difference] = []
@@ -152,6 +153,7 @@ def _prompt(call: Call, turn: Turn, rendered: Sequence[Ids], tokenizer: Any) -> 
         return []
     if not rendered:
         return [Difference("the prompt cannot be rendered", call.id, 0)]
+    # Of the two engines' forms, the one that agrees longest is the one that was meant.
     nearest = max(rendered, key=lambda ids: _common(turn.prompt_ids, ids))
     return [_difference("the prompt is rendered otherwise", call, turn.prompt_ids, nearest, tokenizer)]
 
@@ -179,6 +181,7 @@ def _history(trajectory: Trajectory, position: int, turn: Turn, tokenizer: Any, 
 
 def _turn_before(calls: Sequence[Call], position: int) -> Turn | None:
     """Returns the latest turn whose messages are the beginning of this call's messages, with an answer after them."""
+    # Backwards: after a fork the latest call that fits is the one that this call continues.
     messages = calls[position].messages
     for index in range(position - 1, -1, -1):
         depth = len(calls[index].messages)

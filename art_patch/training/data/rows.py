@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from art_patch.trajectories import chosen_choice, why_untrainable
 from art_patch.types import Call, Trajectory
@@ -91,31 +91,16 @@ class RowsReport:
 
     def __add__(self, other: RowsReport) -> RowsReport:
         """Returns the sum of both reports."""
-        return RowsReport(
-            self.rows + other.rows,
-            self.forks + other.forks,
-            self.tokens + other.tokens,
-            self.cut_tokens + other.cut_tokens,
-            self.truncated_tokens + other.truncated_tokens,
-            self.other_choices + other.other_choices,
-            dict(Counter(self.left_out) + Counter(other.left_out)),
-        )
-
-
-def rows_of(trajectory: Trajectory, *, max_tokens: int) -> tuple[Row, ...]:
-    """Returns the trajectory's rows, cut after `max_tokens`.
-
-    Each sampled token of its trainable calls is in exactly one of them. Calls must be in the order in which they
-    started.
-    """
-    return rows_and_report(trajectory, max_tokens=max_tokens)[0]
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "left_out"}
+        return RowsReport(**sums, left_out=dict(Counter(self.left_out) + Counter(other.left_out)))
 
 
 def rows_and_report(
     trajectory: Trajectory, *, max_tokens: int, learn_truncated: bool = True
 ) -> tuple[tuple[Row, ...], RowsReport]:
-    """Returns the trajectory's rows as `rows_of` does, and how they came about.
+    """Returns the trajectory's rows, cut after `max_tokens`, and how they came about.
 
+    Each sampled token of its trainable calls is in exactly one row. Calls must be in the order in which they started.
     Without `learn_truncated` no token of an answer that was cut off at its length limit is trained.
     """
     turns: list[Turn] = []
@@ -148,7 +133,7 @@ def rows_and_report(
 def trained_answers(
     trajectory: Trajectory, *, max_tokens: int, learn_truncated: bool = True
 ) -> tuple[tuple[str, int], ...]:
-    """Return call id and choice index of each answer of which `rows_and_report` trains a token, given the same."""
+    """Returns call id and choice index of each answer of which `rows_and_report` trains a token, given the same."""
     found: list[tuple[str, int]] = []
     for position, call in enumerate(trajectory.calls):
         later = trajectory.calls[position + 1 :]
@@ -221,6 +206,7 @@ def _extends(prompt_ids: tuple[int, ...], ids_T: tuple[int, ...]) -> bool:
 def _continued(row: Row, turn: Turn, learn_truncated: bool) -> Row:
     given, answer = len(turn.prompt_ids) - len(row.ids_T), len(turn.answer_ids_A)
     if turn.truncated and not learn_truncated:
+        # The whole answer becomes prompt: it is context for the next turn.
         turn, given, answer = Turn(turn.prompt_ids + turn.answer_ids_A, (), ()), given + answer, 0
     return Row(
         ids_T=turn.prompt_ids + turn.answer_ids_A,

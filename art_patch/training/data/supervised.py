@@ -79,6 +79,7 @@ def demonstrations(
         put_right.add(trajectory.id)
         learned |= {_origin(call) for call in trajectory.calls}
         rows += merge(_put_right(trajectory, said, renderer, left_out))
+    # After the corrections: `learned` must know their calls before copies of them are met.
     for trajectory in _good(scored, least_reward, put_right, left_out):
         rows += merge(_imitated(trajectory, renderer, learned, left_out))
     return Demonstrations(cut(rows, max_tokens), dict(left_out))
@@ -95,6 +96,7 @@ def _good(
                 left_out["held out for the gate"] += len(trajectory.calls)
             elif trajectory.id not in put_right:
                 _, known = best.get(trajectory.id, (trajectory, None))
+                # A run is in several groups when scenarios were formed anew; each group was judged by itself.
                 both = [each for each in (known, reward) if each is not None]
                 best[trajectory.id] = trajectory, max(both, default=None)
     for trajectory, reward in best.values():
@@ -192,7 +194,7 @@ def preferences(
     answers of both runs are marked. A run that forks into several rows is in no pair.
 
     Args:
-        scored: Groups with rewards.
+        scored: Groups, each with the reward of every sibling.
         corrections: Runs that were corrected, none of them of a held-out scenario.
         renderer: Turns messages into the token ids of the base model.
         margin: Least difference, above 0, of two siblings' rewards.
@@ -248,6 +250,7 @@ def _sibling(trajectory: Trajectory, reward: float, renderer: Renderer) -> _Sibl
         raise Unusable("no answer")
     turns = [_turn(trajectory.calls[index], trajectory.calls[index + 1 :], renderer) for index in answered]
     rows = merge(turns)
+    # A pair compares two sequences. Of several rows only one could be in it, and the reward is of all of them.
     if len(rows) != 1:
         raise Unusable("the run forks into several rows")
     last = trajectory.calls[answered[-1]]
@@ -259,6 +262,7 @@ def _extremes(
     siblings: Sequence[_Sibling], margin: float, left_out: Counter[str]
 ) -> Iterator[tuple[_Sibling, _Sibling]]:
     """Yields for each prompt the best sibling that came to its end, and the worst sibling."""
+    # A dict keeps the order of the siblings, where a set would not: the same job must have the same pairs.
     for prompt_ids in dict.fromkeys(sibling.prompt_ids for sibling in siblings):
         same = [sibling for sibling in siblings if sibling.prompt_ids == prompt_ids]
         best = max((each for each in same if each.whole), key=lambda each: each.reward, default=None)

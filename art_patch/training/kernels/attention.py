@@ -97,22 +97,16 @@ def tree_attention(
 ) -> tuple[Tensor, None]:
     """Computes attention with the signature that transformers asks for.
 
+    Shapes: query (1, H * G, P, D), key (1, H, P, D), value (1, H, P, E). Returns the output (1, P, H * G, E) and no
+    attention weights.
+
     Args:
         module: The model's attention layer, for messages.
-        query: (1, H * G, P, D).
-        key: (1, H, P, D).
-        value: (1, H, P, E).
         attention_mask: Ignored; the forest says which token sees which.
         forest: The trees, given to the model's `forward`, which hands them down.
         scaling: Factor of the scores; D ** -0.5 unless given.
         sliding_window: Number of tokens that a token sees, itself included; all unless given.
-        more: Further arguments of transformers; refused if they would change the result.
-
-    Returns:
-        The output (1, P, H * G, E), and no attention weights.
-
-    Raises:
-        Unsupported: The model caps its scores or has attention sinks.
+        more: Further arguments of transformers. Raises `Unsupported` if they would change the result.
     """
     if asked := [name for name in _UNSUPPORTED if more.get(name) is not None]:
         raise Unsupported(f"{type(module).__name__} asks for {asked[0]}")
@@ -198,12 +192,7 @@ def _join(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
 def tile_forward(tile: _Tile, query: Tensor, key: Tensor, value: Tensor, depth_P: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the output (H, L, G, E) of one tile and its log-sum-exp (H, L, G), -inf where a query sees nothing.
 
-    Args:
-        tile: The rectangle to compute.
-        query: (H, L, G, D).
-        key: (H, M, D).
-        value: (H, M, E).
-        depth_P: Place of every packed token in its row.
+    Shapes: query (H, L, G, D), key (H, M, D), value (H, M, E). `depth_P` is the place of every packed token in its row.
     """
     if _has_kernel(tile, query, value):
         q, k, v = _for_kernel(tile, query, key, value)

@@ -45,9 +45,8 @@ class Family:
         model_types: The values of `config.model_type` that belong to it.
         targets: Ends of the names of modules that get a LoRA. Empty means every linear layer of the blocks but routers.
         end_of_turn: Tokens that end an answer; the tokenizer's own end-of-sequence token ends one too.
-        thinking: Tags around thoughts, if the chat templates know any.
-        strips_thinking: Whether the templates leave the thoughts of earlier answers out. Then the prompt of the next
-            turn does not extend this one.
+        thinking: Tags around thoughts, if the chat templates know any. Such templates leave the thoughts of earlier
+            answers out, so the prompt of the next turn does not extend this one.
     """
 
     name: str
@@ -55,7 +54,6 @@ class Family:
     targets: tuple[str, ...]
     end_of_turn: tuple[str, ...] = ()
     thinking: Thinking | None = None
-    strips_thinking: bool = False
 
 
 # Two parts in each name: a checkpoint keeps routed experts apart as `experts.0.gate_proj`, and the check of an adapter
@@ -78,7 +76,6 @@ FAMILIES: tuple[Family, ...] = (
         (*_ATTENTION, *_MLP),
         end_of_turn=("<|im_end|>",),
         thinking=THINK,  # QwQ and what DeepSeek R1 was distilled into
-        strips_thinking=True,
     ),
     Family(
         "Qwen 1.5 and 2 MoE",
@@ -92,7 +89,6 @@ FAMILIES: tuple[Family, ...] = (
         (*_ATTENTION, *_MLP),
         end_of_turn=("<|im_end|>",),
         thinking=THINK,
-        strips_thinking=True,
     ),
     Family(
         "Qwen 3 MoE",
@@ -100,7 +96,6 @@ FAMILIES: tuple[Family, ...] = (
         _ATTENTION,
         end_of_turn=("<|im_end|>",),
         thinking=THINK,
-        strips_thinking=True,
     ),
     Family(
         "Llama 3 and Mistral",
@@ -108,7 +103,6 @@ FAMILIES: tuple[Family, ...] = (
         (*_ATTENTION, *_MLP),
         end_of_turn=("<|eot_id|>", "<|eom_id|>"),
         thinking=THINK,  # what DeepSeek R1 was distilled into
-        strips_thinking=True,
     ),
     Family(
         "DeepSeek V2 and V3",
@@ -116,7 +110,6 @@ FAMILIES: tuple[Family, ...] = (
         _LATENT_ATTENTION,
         end_of_turn=("<|im_end|>",),  # Kimi's
         thinking=THINK,
-        strips_thinking=True,
     ),
     Family("Gemma 2", ("gemma2",), (*_ATTENTION, *_MLP), end_of_turn=("<end_of_turn>",)),
     Family(
@@ -128,7 +121,7 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 # Of every other model that `AutoModelForCausalLM` loads.
-DEFAULT = Family("any other", (), (), thinking=THINK, strips_thinking=True)
+DEFAULT = Family("any other", (), (), thinking=THINK)
 
 _BY_TYPE: Mapping[str, Family] = MappingProxyType({kind: family for family in FAMILIES for kind in family.model_types})
 

@@ -30,6 +30,7 @@ def fuse(model: nn.Module) -> int:
 
     layers = [module for module in model.modules() if type(module) is Linear and type(module.base_layer) is nn.Linear]
     for layer in layers:
+        # On the instance: peft's class stays as it is for every other model of the process.
         layer.forward = _forward_of(layer, layer.forward)
     return len(layers)
 

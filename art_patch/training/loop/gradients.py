@@ -68,7 +68,7 @@ class _ByPacks:
         for pack in self._packs(examples):
             scored = self.scorer.score(pack)
             loss, seen = loss_of(pack, scored)
-            loss.backward()
+            loss.backward()  # gradients add up over packs; the activations of this pack are freed
             seen |= {"loss": loss.item()} | _work_of(pack, scored)
             sums = {name: value + seen[name] for name, value in sums.items()}
         return sums
@@ -105,6 +105,7 @@ def _of_groups(job: TrainJob, by_packs: _ByPacks, start: StartScores) -> Gradien
         chosen = [place for item in items for place in places[item]]
         old = [start.old[place] for place in chosen]
         reference = None if start.reference is None else [start.reference[place] for place in chosen]
+        # The loss counts examples from the step's first, as the packs do.
         loss_of = _loss_of_lessons([lessons[item] for item in items], old, reference, job.config.loss)
         return by_packs.backward([lessons[item].examples for item in items], loss_of, asdict(LossMetrics()))
 
@@ -153,6 +154,7 @@ def _of_given(rows: Sequence[Row], weight: float, by_packs: _ByPacks) -> Gradien
     def gradient(items: Sequence[int]) -> Sums:
         tokens = sum(examples[item].sampled for item in items)
 
+        # `tokens` is of the whole step, though a pack holds a part of it: so packs add up to the mean.
         def loss_of(pack: Pack, scored: Scored) -> tuple[Tensor, Sums]:
             loss, metrics = supervised.sft_loss(supervised.SftInput(scored.logprob_N, tokens))
             return weight * loss, _seen(scored) | asdict(metrics)

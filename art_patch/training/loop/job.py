@@ -144,6 +144,7 @@ def _trajectories(groups: Iterable[TrainGroup]) -> frozenset[str]:
 
 def claim(directory: Path, job: TrainJob) -> None:
     """Writes the job's file into its directory; raises `TrainingError` if the directory belongs to another job."""
+    # Compared byte for byte: equal jobs give equal bytes, and an update that goes on must be exactly the same.
     content, path = _to_bytes(job), directory / JOB
     if not path.exists():
         write_file(path, content)
@@ -230,6 +231,7 @@ def _group_records(groups: Iterable[TrainGroup]) -> list[JSON]:
     ]
 
 
+# fp64, as the store has them: a job that is read must equal the job that was written.
 _DTYPES: Mapping[str, type[np.generic]] = {
     "ids_T": np.int64,
     "sampled_T": np.bool_,

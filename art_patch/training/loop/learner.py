@@ -43,6 +43,7 @@ class Learner:
         """Moves the weights by their gradients and returns their norm; `number` counts the steps of a phase from 0."""
         if number == 0:
             self._optimizer.state.clear()  # moments of another phase's loss say nothing about this one
+        # Warm-up of each phase: with the moments cleared, Adam's first steps are of full size whatever the gradient.
         for group in self._optimizer.param_groups:
             group["lr"] = self._config.learning_rate * min(1.0, (number + 1) / (self._config.warmup_steps + 1))
         self._optimizer.step()
@@ -54,6 +55,7 @@ class Learner:
         tensors = {f"{_WEIGHT} {name}": weight.detach() for name, weight in self._weights.items()}
         for name, weight in self._weights.items():
             tensors |= {f"{slot} {name}": value for slot, value in self._optimizer.state[weight].items()}
+        # Of the CPU alone; dropout seeds itself at each step, so a GPU's random numbers need not be kept.
         tensors[_RANDOM] = torch.get_rng_state()
         return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
 

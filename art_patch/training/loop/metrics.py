@@ -134,10 +134,12 @@ def why_stop(metrics: Mapping[str, float], config: TrainConfig) -> str | None:
 def update_metrics(job: TrainJob, train_state: TrainState) -> UpdateMetrics:
     """Returns the metrics of an update that made at least one step."""
     history = train_state.history
+    # A lesson also holds siblings of advantage 0 where there is a KL term; these are not learned from.
     learned = [each for lesson in lessons_of(job) for each in lesson.examples if each.advantage != 0.0]
     of_groups = [metrics for metrics in history if metrics["phase"] == "groups"]
     last_epoch = [metrics for metrics in of_groups if metrics["epoch"] == of_groups[-1]["epoch"]]
     last_phase = [metrics for metrics in history if metrics["phase"] == history[-1]["phase"]]
+    # An update that ended early has less than an epoch here, or no step on groups at all.
     seen = [metrics for metrics in last_phase if metrics["epoch"] == last_phase[-1]["epoch"]]
     computed = sum(metrics["computed_tokens"] for metrics in history)
     seconds = sum(metrics["seconds"] for metrics in history)

@@ -100,7 +100,7 @@ def plan_of(job: TrainJob) -> tuple[Step, ...]:
     most = job.config.total_steps
     if most is not None and most < len(steps):
         steps = steps[:most]
-        steps[-1] = replace(steps[-1], last=True)
+        steps[-1] = replace(steps[-1], last=True)  # the last step of a phase is always kept in a checkpoint
     return tuple(steps)
 
 
@@ -115,6 +115,7 @@ def _steps(phase: PhaseName, items: int, job: TrainJob) -> Iterator[Step]:
         # An item is a whole group: siblings share what they begin with, and a step's normalisers count all of them.
         order = random.Random(f"{config.seed} {phase} {epoch}").sample(range(items), items)
         for number, part in enumerate(_cut(order, each_epoch), start=epoch * each_epoch):
+            # From seed and number alone, not from a running generator: a step after a kill draws the same rows.
             drawn = random.Random(f"{config.seed} rehearse {number}").sample(range(known), min(known, _REHEARSED))
             last = number + 1 == config.epochs * each_epoch
             yield Step(phase, number, epoch, last, tuple(part), tuple(sorted(drawn)))

@@ -60,6 +60,7 @@ def start_scores(job: TrainJob, model: Any, scorer: Scorer, directory: Path, ran
     if found is None and ranks.first:
         write_file(directory / _FILE, file_content(arrays, {}))
     flat = {name: torch.from_numpy(array).to(scorer.device) for name, array in arrays.items()}
+    # Read back in one piece and cut by example, in the order in which `_flat` wrote them.
     own = [own for lesson in lessons for own in lesson.on_policy]
     old = _by_example(flat["old"], examples)
     return StartScores(
@@ -94,6 +95,7 @@ def _computed(
             f"the policy to start from ({job.start or job.base}) has no finite log-probability for what was recorded: "
             "its weights are broken, or the dtype is too small; begin anew with start=base, or take dtype=float32"
         )
+    # Before the first step the trained LoRA is still the policy at the start; only the reference must be loaded.
     if job.config.loss.kl_coefficient:
         with as_reference(model, job.parent if job.config.reference == "champion" else None):
             scores["reference"] = _flat(scorer, examples, tokens, ranks)

@@ -36,12 +36,9 @@ _PROBE_TOKENS = 48
 
 
 def run_job(job: TrainJob, directory: Path, *, progress: Progress = silently) -> UpdateMetrics:
-    """Makes the policy of a job, in this process or in processes of its own, or goes on making it; see `update`.
+    """Makes the policy of a job, in this process or in processes of its own, or goes on making it.
 
-    Raises:
-        TrainingError: The update failed, or one of its processes died. Nothing was published.
-        AdapterRejected: The target exists.
-        ConfigError: This machine cannot train as the config says.
+    Raises the errors of `update`, and `TrainingError` if a process died. Nothing is published then.
     """
     require_machine(job.config)
     # Unsloth changes transformers, which this process may have imported long ago.
@@ -64,7 +61,7 @@ def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ran
     Raises:
         TrainingError: There is nothing to learn, a step is not finite, the first step is already too far, or the
             directory belongs to another job or cannot be written.
-        AdapterRejected: The target exists.
+        AdapterRejected: The target is a policy that another job made.
         ConfigError: The backend is missing on this machine.
     """
     plan = plan_of(job)
@@ -156,12 +153,7 @@ def is_published(job: TrainJob) -> bool:
 
 
 def publish(job: TrainJob, model: Any, scorer: Scorer) -> None:
-    """Makes the trained model's LoRA the policy of the job.
-
-    Raises:
-        TrainingError: The model computes a number that is not finite.
-        AdapterRejected: The target exists.
-    """
+    """Makes the trained model's LoRA the policy of the job; raises `AdapterRejected` if the target exists."""
     probe = probe_of(model, scorer, job.rows)
     with unpublished(job.target) as directory:
         model.save_pretrained(directory, safe_serialization=True)
@@ -170,11 +162,7 @@ def publish(job: TrainJob, model: Any, scorer: Scorer) -> None:
 
 
 def probe_of(model: Any, scorer: Scorer, rows: Iterable[Row]) -> Probe:
-    """Returns the probe of a trained policy: log-probabilities of the likeliest tokens at the end of the shortest row.
-
-    Raises:
-        TrainingError: A log-probability is not finite.
-    """
+    """Returns a trained policy's probe: log-probabilities of the likeliest tokens at the end of the shortest row."""
     row = min(rows, key=lambda row: len(row.ids_T))  # the shortest, because every server computes it when it loads
     last = max(place for place, sampled in enumerate(row.sampled_T) if sampled) + 1
     ids_T = row.ids_T[max(0, last - _PROBE_TOKENS) : last]  # T tokens; V vocabulary

@@ -88,11 +88,12 @@ def preference_loss(batch: PreferenceInput) -> tuple[Tensor, PreferenceMetrics]:
     DPO, https://arxiv.org/abs/2305.18290, equation 7. Left out: label smoothing, length normalisation, an added
     likelihood of the better row.
     """
+    # A row's reward is beta times its log-ratio to the reference, whose log-probabilities carry no gradient.
     chosen_P = batch.beta * (batch.chosen_P - batch.chosen_reference_P)
     rejected_P = batch.beta * (batch.rejected_P - batch.rejected_reference_P)
     margin_P = chosen_P - rejected_P
     loss = -logsigmoid(margin_P).sum() / batch.pairs_in_step
-    with torch.no_grad():
+    with torch.no_grad():  # metrics only
         return loss, PreferenceMetrics(
             right=int((margin_P > 0).sum().item()),
             margin=margin_P.sum().item(),
