@@ -181,7 +181,7 @@ def _save(model: Any, base: Path, directory: Path) -> None:
 def _left_out(adapter: ValidatedAdapter, base: BaseModel, directory: Path) -> tuple[str, ...]:
     """Returns the base's tensors that were not written; refuses a written tensor that the base has not."""
     written, known = read_base_model(directory).weight_shapes, base.weight_shapes
-    # Some models of transformers rename or fuse tensors when they load, and save them under the new names.
+    # transformers may name or fuse a model's tensors otherwise than its checkpoint does, and write them in that form.
     other = [name for name, shape in written.items() if known.get(name) != shape]
     other += [f"{module}.weight" for module in adapter.modules if f"{module}.weight" not in written]
     if other:

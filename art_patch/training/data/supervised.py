@@ -96,7 +96,7 @@ def _good(
                 left_out["held out for the gate"] += len(trajectory.calls)
             elif trajectory.id not in put_right:
                 _, known = best.get(trajectory.id, (trajectory, None))
-                # A run is in several groups when scenarios were formed anew; each group was judged by itself.
+                # Each group is judged by itself, so a run in several groups has several rewards.
                 both = [each for each in (known, reward) if each is not None]
                 best[trajectory.id] = trajectory, max(both, default=None)
     for trajectory, reward in best.values():

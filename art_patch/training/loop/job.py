@@ -231,7 +231,7 @@ def _group_records(groups: Iterable[TrainGroup]) -> list[JSON]:
     ]
 
 
-# fp64, as the store has them: a job that is read must equal the job that was written.
+# fp64, as Python's floats are: a job that is read must equal the job that was written.
 _DTYPES: Mapping[str, type[np.generic]] = {
     "ids_T": np.int64,
     "sampled_T": np.bool_,
