@@ -62,19 +62,19 @@ class Store:
 
     def corrections(self, trajectory_ids: Sequence[str]) -> dict[str, list[Correction]]:
         """Return the corrections by trajectory, oldest first."""
-        from art_patch.store.queries.corrections import corrections_of
+        from art_patch.store.queries.evidence import corrections_of
 
         return corrections_of(self._database, trajectory_ids)
 
     def corrected(self, *, since: float, limit: int) -> tuple[str, ...]:
         """Return the ids of trajectories that were corrected after `since`, newest first, without held-out ones."""
-        from art_patch.store.queries.corrections import corrected
+        from art_patch.store.queries.evidence import corrected
 
         return corrected(self._database, since=since, limit=limit)
 
     def rewarded_alone(self, *, since: float, limit: int) -> tuple[str, ...]:
         """Return the ids of ungrouped trajectories that a user or the app scored after `since`, newest first."""
-        from art_patch.store.queries.corrections import rewarded_alone
+        from art_patch.store.queries.evidence import rewarded_alone
 
         return rewarded_alone(self._database, since=since, limit=limit)
 
@@ -82,7 +82,7 @@ class Store:
         self, *, challenger: str, champion: str, state: Literal["shadow", "canary"], since: float
     ) -> ArmTraffic:
         """Return the calls and scores of a challenger and its champion since the challenger came into `state`."""
-        from art_patch.store.queries.arms import arm_traffic
+        from art_patch.store.queries.evidence import arm_traffic
 
         return arm_traffic(self._database, challenger=challenger, champion=champion, state=state, since=since)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from art_patch.store import Store, open_store
-from art_patch.store.queries.arms import arm_traffic
+from art_patch.store.queries.evidence import arm_traffic
 from art_patch.types import ArmCall, Choice, Group, Score
 from tests.support.store_samples import call, info
 

@@ -173,7 +173,7 @@ class Browser:
 
     def opinions(self, names: Sequence[str]) -> tuple[Group, ...]:
         """Return groups that users scored under these names, with these scores and the judge's, but without calls."""
-        from art_patch.store.queries.corrections import opinions
+        from art_patch.store.queries.evidence import opinions
 
         return opinions(self._database, names)
 
