@@ -13,10 +13,9 @@ from collections.abc import Collection, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from art_patch import policies, promotion
-from art_patch.errors import ArtPatchError, EngineError
+from art_patch.errors import ArtPatchError, Busy, EngineError
+from art_patch.pipeline.cycle_lock import project_lock
 from art_patch.pipeline.cycle_run import Cycle, CycleConfig, Progress
 from art_patch.store import Store
 from art_patch.types import Policy
@@ -77,12 +76,12 @@ def forget_unfinished(directory: Path, known: Collection[str]) -> bool:
         return True
     # Under the cycle's own lock file. The store's lease is not needed: these files are on this machine only.
     try:
-        with FileLock(directory / "cycle.lock", timeout=0):
+        with project_lock(directory):
             for job in unfinished_jobs(directory):
                 discard_job(job, directory / "adapters", known)
             for path in left:
                 shutil.rmtree(path)
-    except Timeout:
+    except Busy:
         return False
     return True
 

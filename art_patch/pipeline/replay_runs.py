@@ -109,7 +109,6 @@ class _Replays:
     def __init__(self, store: Store, config: grouping.ReplayConfig, left: dict[str, int]) -> None:
         """Count in `left` why runs were not repeated."""
         self._store = store
-        self._timeout_s = config.timeout_s
         self._left = left
         self._lock = Lock()  # the store allows one thread at a time
         self.processes = AppProcesses(config)
@@ -132,13 +131,11 @@ class _Replays:
             self._leave("erased meanwhile")
             return None
         try:
-            answer = process.ask(question_of(one, info), self._timeout_s)
+            answer = self.processes.ask(process, question_of(one, info))
         except RunLost as error:
-            process.kill()
             with self._lock:
                 self._store.write([replace(info, error=f"it was run again: {error}")])
             return "lost"
-        self.processes.give_back(process)
         if not answer["written"]:
             return "lost"
         return "raised" if answer["raised"] else "ended"
@@ -280,7 +277,6 @@ class _Side:
 
     store: Store
     policy: Policy
-    timeout_s: float
     processes: AppProcesses
 
     @classmethod
@@ -297,7 +293,7 @@ class _Side:
         patience = dict.fromkeys(_DEADLINES, f"{config.timeout_s:g}")
         processes = AppProcesses(replace(config, environment={**config.environment, **patience, "store": url}))
         try:
-            yield cls(store, policy, config.timeout_s, processes)
+            yield cls(store, policy, processes)
         finally:
             processes.end()
             store.close()
@@ -311,11 +307,9 @@ class _Side:
         # A new id, because both policies repeat the same run, several times.
         info = replace(_replay_info(one, time.time()), id=new_id())
         try:
-            answer = process.ask(question_of(one, info), self.timeout_s)
+            answer = self.processes.ask(process, question_of(one, info))
         except RunLost as error:
-            process.kill()
             return _Made(None, str(error))
-        self.processes.give_back(process)
         with lock:
             found = self.store.read.trajectories([info.id]) if answer["written"] else ()
         if not found:

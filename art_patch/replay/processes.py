@@ -148,6 +148,20 @@ class AppProcesses:
             self._broken[same] = str(error)
             raise
 
+    def ask(self, process: AppProcess, question: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Ask a process and return it to the pool; kill it if it gives no answer.
+
+        Raises:
+            RunLost: the process ended, or took longer than the configuration allows.
+        """
+        try:
+            answer = process.ask(question, self._config.timeout_s)
+        except RunLost:
+            process.kill()
+            raise
+        self.give_back(process)
+        return answer
+
     def give_back(self, process: AppProcess) -> None:
         """Return a process to the pool."""
         with self._lock:
