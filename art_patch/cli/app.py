@@ -43,8 +43,6 @@ DECIDE, DATA, OPERATE = "Decide who serves", "Move and erase data", "Operate"
 PANELS = (RUN, LOOK, LEARN, DECIDE, DATA, OPERATE)
 """The groups of commands in `--help` and in the reference documentation, in their order."""
 
-Commands = dict[str, Callable[..., None]]
-
 
 class _Commands(TyperGroup):
     """`import scores ...` is another name of `feedback import FILE` and of `feedback pull TRACKER`."""
@@ -68,93 +66,71 @@ app = typer.Typer(
 )
 
 
-def _add(panel: str, commands: Commands) -> None:
-    for name, function in commands.items():
+Command = Callable[..., None]
+
+
+def _add(panel: str, *functions: Command) -> None:
+    """Add commands that are named like their functions."""
+    for function in functions:
         # The options of the program that `run` starts are not ours, even without `--` before them.
-        context = {"allow_interspersed_args": False} if name == "run" else None
-        app.command(name, rich_help_panel=panel, context_settings=context)(function)
+        context = {"allow_interspersed_args": False} if function is run.run else None
+        app.command(rich_help_panel=panel, context_settings=context)(function)
 
 
-def _add_group(panel: str | None, name: str, help: str, commands: Commands, above: typer.Typer = app) -> typer.Typer:
+def _add_group(
+    panel: str | None, name: str, help: str, *functions: Command, above: typer.Typer = app, **named: Command
+) -> typer.Typer:
+    """Add a group of commands: `functions` under their own names, `named` under the names given."""
     group = typer.Typer(name=name, help=help, no_args_is_help=True, rich_markup_mode="rich")
-    for each, function in commands.items():
+    # Without a callback Typer would make a group of one command that command: `init` in place of `init vllm`.
+    group.callback()(lambda: None)
+    for each, function in ({one.__name__: one for one in functions} | named).items():
         group.command(each)(function)
     above.add_typer(group, rich_help_panel=panel)
     return group
 
 
-_add(RUN, {"run": run.run, "proxy": run.proxy, "serve": serve.serve, "demo": demo.demo})
-# The callback keeps `vllm` a command of `init`: Typer would make a group with one command that command.
-_add_group(RUN, "init", "Prepare this machine: vllm.", {"vllm": serve.init_vllm}).callback()(lambda: None)
+_add(RUN, run.run, run.proxy, serve.serve, demo.demo)
+_add_group(RUN, "init", "Prepare this machine: vllm.", vllm=serve.init_vllm)
 
-_add(LOOK, {"status": status.status})
+_add(LOOK, status.status, report.groups, report.report, report.analytics, trajectories.history, trajectories.diff)
 _add_group(
-    LOOK,
-    "trajectories",
-    "Look at recorded runs: list, show.",
-    {"list": trajectories.list_trajectories, "show": trajectories.show},
-)
-_add(LOOK, {"groups": report.groups, "report": report.report, "analytics": report.analytics})
-_add(LOOK, {"history": trajectories.history, "diff": trajectories.diff})
+    LOOK, "trajectories", "Look at recorded runs: list, show.", list=trajectories.list_trajectories,
+    show=trajectories.show,
+)  # fmt: skip
 
-_add(LEARN, {"retrain": retrain.retrain, "score": retrain.score})
-_add_group(LEARN, "judge", "Measure the judge: test.", {"test": evaluate.judge_test}).callback()(lambda: None)
-_feedback = _add_group(
-    LEARN,
-    "feedback",
-    "Let people score runs: serve, import, pull.",
-    {"serve": feedback.serve_feedback, "import": feedback.import_feedback},
-)
+_add(LEARN, retrain.retrain, retrain.score)
+_add_group(LEARN, "judge", "Measure the judge: test.", test=evaluate.judge_test)
+_feedback = _add_group(LEARN, "feedback", "Let people score runs: serve, import, pull.", serve=feedback.serve_feedback)
+_feedback.command("import")(feedback.import_feedback)  # a word of Python's, so it cannot be a keyword above
 _add_group(
-    None,
-    "pull",
-    "Read scores that people gave in other tools: langfuse, langsmith.",
-    {"langfuse": feedback.pull_langfuse, "langsmith": feedback.pull_langsmith},
-    above=_feedback,
-)
+    None, "pull", "Read scores that people gave in other tools: langfuse, langsmith.", above=_feedback,
+    langfuse=feedback.pull_langfuse, langsmith=feedback.pull_langsmith,
+)  # fmt: skip
 _add_group(
-    LEARN,
-    "cron",
-    "Retrain every night: print, install, remove.",
-    {"print": cron.print_recipe, "install": cron.install, "remove": cron.remove},
+    LEARN, "cron", "Retrain every night: print, install, remove.", cron.install, cron.remove, print=cron.print_recipe
 )
 
+# `policies` is a command itself, which lists, and a group of two.
 _policies = typer.Typer(name="policies")
 _policies.callback(invoke_without_command=True)(policies.policies)
 _policies.command("export")(policy_copies.export_policy)
 _policies.command("push")(policy_copies.push)
 app.add_typer(_policies, rich_help_panel=DECIDE)
-_add(DECIDE, {"evaluate": evaluate.evaluate, "promote": policies.promote, "watch": policies.watch})
-_add(DECIDE, {"rollback": policies.rollback, "reject": policies.reject})
+_add(DECIDE, evaluate.evaluate, policies.promote, policies.watch, policies.rollback, policies.reject)
 
-_add(DATA, {"export": export.export, "import": imports.import_file})
+_add(DATA, export.export, store.erase)
+app.command("import", rich_help_panel=DATA)(imports.import_file)
 _add_group(
-    DATA,
-    "send",
-    "Send runs and policies to a tracker. Items that it has already are not sent again.",
-    {
-        "otlp": send.otlp,
-        "langfuse": send.langfuse,
-        "tensorboard": send.tensorboard,
-        "mlflow": send.mlflow,
-        "wandb": send.wandb,
-    },
-)
-_add(DATA, {"erase": store.erase})
+    DATA, "send", "Send runs and policies to a tracker. Items that it has already are not sent again.",
+    send.otlp, send.langfuse, send.tensorboard, send.mlflow, send.wandb,
+)  # fmt: skip
 
-_add(OPERATE, {"doctor": status.doctor, "mode": status.mode})
+_add(OPERATE, status.doctor, status.mode)
 _add_group(
-    OPERATE,
-    "store",
-    "Look after the database: verify, stats, vacuum, backup, prune.",
-    {
-        "verify": store.verify,
-        "stats": store.stats,
-        "vacuum": store.vacuum,
-        "backup": store.backup,
-        "prune": store.prune,
-    },
-)
+    OPERATE, "store", "Look after the database: verify, stats, vacuum, backup, prune.",
+    store.verify, store.stats, store.vacuum, store.backup, store.prune,
+)  # fmt: skip
 
 
 @app.callback(invoke_without_command=True)
@@ -219,4 +195,5 @@ def run_app() -> None:
     except ArtPatchError as error:
         # Behind `--` stand the options of another program, which may have a `--json` of its own.
         ours = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv
+        # Other exceptions are mistakes of ours and end with a traceback.
         sys.exit(output.fail(error, as_json="--json" in ours))

@@ -58,6 +58,7 @@ class Page:
             self._text(_content(message["content"]))
         for call in message.get("tool_calls") or ():
             self._text(_tool_call(call), style="yellow")
+        # Said, because an empty answer is often the fault that one looks for.
         if not (message.get("content") or message.get("tool_calls")):
             self._text("(nothing)", style="dim")
 
@@ -169,6 +170,7 @@ def _print_call(page: Page, bundle: Bundle, number: int, call: Call, said: list[
         page.note(f"goes on after message {shared} of what was said before")
     elif number > 1 and not shared and prompt:
         page.note("another conversation")
+    # Once: an agent offers the same tools with each call.
     if call.tools and number == 1:
         page.note(f"tools: {', '.join(_tool_name(tool) for tool in call.tools)}")
     for message in call.messages[shared:]:
@@ -197,6 +199,7 @@ def _metrics(call: Call) -> str:
     parts = [one_line(call.requested_model) if call.policy is None else f"asked for {one_line(call.requested_model)}"]
     if call.status != "ok":
         parts.append(call.status)
+    # An answer without a finish reason was cut: the stream ended early.
     parts += sorted({one_line(choice.finish_reason or "cut") for choice in call.choices})
     if call.prompt_tokens or call.completion_tokens:
         parts.append(f"{call.prompt_tokens:,} + {call.completion_tokens:,} tokens")
@@ -212,6 +215,7 @@ def _token_metrics(choice: Choice) -> str:
     if choice.token_ids is None:
         return "answer: token ids are not known"
     words = f"answer: {len(choice.token_ids):,} token ids"
+    # Engines give -inf for tokens that sampling had excluded; a mean over them says nothing.
     finite = [value for value in choice.logprobs or () if math.isfinite(value)]
     if not finite:
         return f"{words}, no log-probabilities"
@@ -236,6 +240,7 @@ def _content(content: Any) -> str:
     for part in cast("Sequence[Any]", content) if isinstance(content, Sequence) else (content,):
         pairs = _pairs(part)
         text = pairs.get("text")
+        # An image or a sound is shown by its type and the beginning of its JSON.
         parts.append(text if isinstance(text, str) else f"[{pairs.get('type', '?')}] {json.dumps(part)[:200]}")
     return "\n".join(parts)
 
@@ -303,6 +308,7 @@ def _step(span: SpanInfo, *, full: bool, raw: bool) -> Text:
     if raw:
         lines = [visible(json.dumps(dict(span.attributes), indent=2))] if span.attributes else []
     else:
+        # Input and output first, whatever the order in which a framework reports attributes.
         first = [name for name in ("input", "output") if name in span.attributes]
         rest = [name for name in span.attributes if name not in first]
         lines = [f"{one_line(name)}: {_value(span.attributes[name], full)}" for name in (*first, *rest)]

@@ -76,6 +76,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     @wraps(function)
     def run(*args: Any, **given: Any) -> None:
         bound = signature.bind(*args, **given)
+        # Typer gives every option; Python code that calls the command leaves most of them out.
         bound.apply_defaults()
         values = bound.arguments
         for name, (record, keys) in records.items():
@@ -119,6 +120,7 @@ def _parameter(key: str, hint: Any, default: Any, panel: str | None = None) -> i
     if (mark := _mark(hint)) is not None:
         name = mark.name or key.replace("_", "-")
         variable = f"{settings.PREFIX}{name.replace('-', '_').upper()}" if mark.env is True else mark.env or None
+        # Always with an explicit name: Typer would add a `--no-...` to each boolean without one.
         option = typer.Option(
             f"--{name}/{mark.off}" if mark.off else f"--{name}", *mark.also, help=mark.help, envvar=variable,
             min=mark.least, max=mark.most, metavar=mark.metavar, rich_help_panel=panel,
@@ -130,6 +132,7 @@ def _parameter(key: str, hint: Any, default: Any, panel: str | None = None) -> i
 def setting(field: str) -> Option:
     """Return the option of a setting: its mark, and as help the first sentence of the text below the field."""
     mark = next(each for each in settings.Settings.model_fields[field].metadata if isinstance(each, Option))
+    # What follows the first sentence is for the reference documentation, which has more room.
     first = " ".join(setting_texts()[field].split()).partition(". ")[0].rstrip(".")
     return replace(mark, help=f"{first}.", name=mark.name or field.replace("_", "-"))
 
@@ -182,6 +185,7 @@ class ProjectPlace(Output):
 
     def settings(self, **more: Any) -> Settings:
         """Return the settings that these options and `more` give, over the environment variables."""
+        # Only the subclasses have a `store`.
         given = {name: getattr(self, name, None) for name in ("project", "home", "store")}
         return settings.load_settings(**given | more)
 
@@ -234,6 +238,7 @@ def require_project(chosen: Settings) -> None:
     """
     home, name = chosen.directory.parent, chosen.directory.name
     if chosen.store is None and not _holds_store(chosen.directory):
+        # An empty file is no store: SQLite makes one when a database is opened and nothing is written.
         others = sorted(path.parent.name for path in home.glob("*/store.db") if _holds_store(path.parent))
         if others:
             raise StoreError(
@@ -302,6 +307,7 @@ class RunFilter:
         Raises:
             ConfigError: an option has an impossible value.
         """
+        # Read once, so that --since 7d and --until 1d count from the same moment.
         at = time.time() if now is None else now
         given: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         for name in ("since", "until"):
@@ -346,6 +352,7 @@ def moment(text: str, option: str, now: float) -> float:
         return now - float(found[1]) * _AGES_S[found[2]]
     try:
         return datetime.fromisoformat(text.strip()).timestamp()
+    # A date may be valid and still lie beyond the range of the platform's clock.
     except (ValueError, OverflowError, OSError):
         why = f"{option} {text!r} is neither a date such as 2026-11-21 nor an age such as 7d or 12h"
         raise ConfigError(why) from None
@@ -387,6 +394,7 @@ class Judging(JudgeModel):
     def as_settings(self) -> dict[str, Any]:
         """Return these options as arguments of `load_settings`."""
         # Not `super()`: a class with slots is made twice, and its methods would look for the first one.
+        # `None` and not an empty tuple: without the option, ART_PATCH_CHECKS decides.
         return JudgeModel.as_settings(self) | {"checks": tuple(self.check) if self.check else None}
 
     def limited_judge(self, chosen: Settings, *, max_prompt_tokens: int | None = None) -> rewards.Judge:

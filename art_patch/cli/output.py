@@ -49,6 +49,7 @@ def say(text: str, **style: Any) -> None:
 def fail(error: ArtPatchError, *, as_json: bool) -> int:
     """Print the error in one line and return its exit code."""
     if as_json:
+        # JSON escapes control characters itself.
         message = " ".join(str(error).split())
         answer({"error": type(error).__name__, "message": message, "exit_code": error.exit_code})
     else:
@@ -72,6 +73,7 @@ def confirmed(question: str, *, yes: bool) -> bool:
         return True
     if not sys.stdin.isatty():
         raise ConfigError("this deletes data and nobody can be asked here; add --yes, or --dry-run to only look")
+    # On stderr: stdout is for the answer, and a pipe would hide the question.
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -82,6 +84,7 @@ def confirmed(question: str, *, yes: bool) -> bool:
 
 def visible(text: object) -> str:
     r"""Return the text with each character that a terminal would obey replaced by its escape, such as `\x1b`."""
+    # A Windows line end is harmless; a carriage return alone could overwrite the line.
     return _UNSAFE.sub(lambda found: _escape(found[0]), str(text).replace("\r\n", "\n"))
 
 
@@ -192,6 +195,7 @@ def bars(*, quiet: bool) -> Generator[Bars]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = stderr()
+    # Bars are shown even with --json if a person watches stderr.
     if quiet and not console.is_terminal:
         yield Bars(None)
         return
@@ -206,6 +210,7 @@ def bars(*, quiet: bool) -> Generator[Bars]:
         transient=True,
         disable=not console.is_terminal,
     )
+    # On a terminal the bars vanish at the end; lines printed above them stay.
     with progress:
         yield Bars(progress)
 

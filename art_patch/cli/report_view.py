@@ -93,6 +93,7 @@ def _scores(report: Report) -> Rows:
             for mean, count in zip((each.ours, each.theirs), counted, strict=True)
         ]
         difference = "" if each.difference is None else f"{each.difference:+.3f}"
+        # With too few scores a difference is shown, but no confidence limits.
         limits = "too few" if each.difference is not None else ""
         if each.low is not None and each.high is not None:
             limits = f"{each.low:+.3f}..{each.high:+.3f}"
@@ -107,6 +108,7 @@ def _money(report: Report) -> Rows:
     money = report.money
     # One unknown part makes a sum unknown; it is never counted as zero.
     every = None if money.avoided_usd is None or money.upstream_usd is None else money.avoided_usd + money.upstream_usd
+    # Costs stand with a minus: the last row is the sum of the column.
     costs = (("GPU", money.gpu_usd), ("judge", money.judge_usd), ("updates", money.training_usd))
     return [
         ["money", "as it was", "if ours had answered every call"],

@@ -71,8 +71,10 @@ def print_recipe(
         raise ConfigError("--cron, --systemd and --kubernetes are three ways; choose one")
     if image is not None and not kubernetes:
         raise ConfigError("--image goes with --kubernetes")
+    # In Kubernetes the home is the mount path of the volume.
     if kubernetes and home is not None and not home.is_absolute():
         raise ConfigError(f"the volume cannot be mounted at {str(home)!r}; give --home as an absolute path")
+    # In a pod the home is where the volume is mounted, not where it is on this machine.
     job, _, _ = _job(plan, options, project, with_home=not kubernetes)
     if kubernetes:
         files = recipes.cron_job(job, image=image or "art-patch:local", home=str(home or "/data"))
@@ -127,6 +129,7 @@ def install(
         output.answer({"project": job.project, "schedule": job.schedule.as_cron(), **facts})
         return
     typer.echo(f"retrains {job.project} at {job.schedule.as_cron()} in {job.directory}: {', '.join(where)}")
+    # A file that was there may hold keys which are not set in this shell, so it was left as it is.
     if begun:
         held = output.listed(sorted(variables), "nothing yet")
         typer.echo(f"settings and keys: {job.variables} ({held}); add the key of the judge's provider")
@@ -150,6 +153,7 @@ def remove(project: ProjectPlace) -> None:
     if has_crontab() and recipes.has_entry(crontab := read_crontab(), directory):
         write_crontab(recipes.without_entry(crontab, directory))
         removed.append("crontab")
+    # Both kinds are looked for: an earlier `install` may have used the other one.
     timer = f"art-patch-retrain-{settings.project}.timer"
     for name in (timer, f"art-patch-retrain-{settings.project}.service"):
         path = unit_directory() / name
@@ -194,6 +198,7 @@ def _job(
         variables=settings.directory / "retrain.env",
         log=settings.directory / "retrain.log",
         limit_s=_HANGS_S if minutes is None else int(minutes * 60) + _LATE_S,
+        # These exit codes are no failure of the job, so no mail and no failed unit comes of them.
         quiet=(GateRejected.exit_code, Busy.exit_code, output.INTERRUPTED),
     )
     return job, settings, variables

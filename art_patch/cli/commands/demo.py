@@ -96,6 +96,7 @@ def _print_summary(console: Console, metrics: Mapping[str, Any], project: str, h
         f"the agent's memory grew by {metrics['app_rss_added_mib']:.0f} MiB"
     )
     given = "".join(f" --{name.replace('_', '-')}" for name in ("single_shot", "control") if metrics[name])
+    # The same options again: without them the next run would belong to another project.
     again = f"art-patch demo --seed {metrics['seed']}{given}{home}"
     again += " --engine vllm" if metrics["engine"] == "vllm" else ""
     console.print(f"database  {metrics['store']}")

@@ -102,6 +102,7 @@ def judge_test(
     if (file is None) != builtin:
         raise ConfigError("name a file of labelled groups, or --builtin for ours; one of both")
     settings = load_settings(**model.as_settings())
+    # Before the judge is made: a wrong line must cost nothing.
     labelled = _read(file or str(rewards.BUILTIN))
     tested = make_judge(settings)
     with output.bars(quiet=out.as_json) as progress:
@@ -144,6 +145,7 @@ def _print_metrics(model: str, metrics: JudgeMetrics) -> None:
     console = output.stdout()
     console.print(f"{output.one_line(model)}: {metrics.groups} groups judged", markup=False)
     table = output.grid("", "bold", "dim")
+    # Numbers are read from the right.
     table.columns[1].justify, table.columns[1].no_wrap = "right", True
     for row in rows:
         table.add_row(*row)

@@ -80,6 +80,7 @@ def export(
         as_parquet = formats.is_parquet(file, form.parquet)
         source = _Source(opened, chosen, limit, form, as_parquet, combination)
         total = matching if limit is None else min(matching, limit)
+        # Absolute, because `erase` names the file later from another directory.
         path = file if file == formats.STREAM else str(Path(file).absolute())
         done = _Done(file, form.format)
         with output.bars(quiet=project.as_json) as progress:
@@ -102,6 +103,7 @@ def export(
                     if not done.rows:
                         raise _Nothing
             except _Nothing:
+                # The note was withdrawn together with the file.
                 done.export = None
         held = opened.browse.count(store.Filter())
     _say(done, matching=matching, held=held, as_json=project.as_json, beside=file == formats.STREAM)
@@ -281,6 +283,7 @@ class _Source:
 
     def _groups(self) -> Iterator[tuple[str, str, str, list[str]]]:
         after, given = "", count()
+        # By the last id and not by number, so that new groups shift no page.
         while found := self.opened.browse.groups(self.filter, after=after, limit=store.PAGE):
             after = found[-1][0]
             for group in found:

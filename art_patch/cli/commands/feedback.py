@@ -36,6 +36,7 @@ def serve_feedback(
     Links are signed with ART_PATCH_FEEDBACK_SECRET, or with a key file in the project's directory. If people on other
     machines are to use them, put a proxy with TLS in front and give its address with --advertise.
     """
+    # Imported here: it needs Starlette and uvicorn, which the base installation lacks.
     with extra("the feedback server", "proxy"):
         from art_patch.feedback import run_feedback
     settings = project.settings(redact=redact)
@@ -154,6 +155,7 @@ def langfuse_keys() -> tuple[str, str]:
 
 
 def _pull(made: Callable[[], _Source], name: str, pulling: Pulling, project: ActingProject) -> None:
+    # Before the tracker is asked, so that a mistyped time costs no request.
     after = None if pulling.since is None else moment(pulling.since, "--since", time.time())
     with extra(f"pulling from {name}", name):
         source = made()

@@ -50,8 +50,10 @@ def import_file(
         # The file is read twice: once to check it, once to write. So a wrong last line leaves the store as it was.
         for total, _ in enumerate(_bundles(rows, file, expected, now), 1):
             if total % _PAGE == 0:
+                # The total is not known yet, so the bar stays just short of full.
                 progress("check", total, total + 1)
         metrics: Counter[str] = Counter()
+        # An empty file must not make a store.
         if total:
             opened = store.open_store(settings.store_url, project=settings.project)
             try:
@@ -96,6 +98,7 @@ def _write(opened: store.Store, page: list[Bundle], now: float) -> Counter[str]:
     for bundle in page:
         if bundle.trajectory.id not in known and bundle.trajectory.id not in new:
             # A policy of this name has another base here, so its token ids would mean other texts.
+            # `here.get(name, base)`: a policy that this store does not know is no contradiction.
             strangers = (name for name, base in bundle.bases.items() if here.get(name, base) != base)
             new[bundle.trajectory.id] = bundle.without_tokens_of(strangers)
     offers = sum(bundle.offers_replay for bundle in new.values())

@@ -55,6 +55,7 @@ def promote(
         why = reason or ("its share changed by hand" if tested and is_canary else None)
         why = why or ("tested by hand" if tested else "promoted by hand")
         if canary is not None and is_canary:
+            # The engine serves a canary already; only its share in the route changes.
             promotion.change_share(ledger, policy, canary, who=who, reason=why)
         elif (engine := find_engine(settings, ledger)) is None:
             raise EngineError(
@@ -83,6 +84,7 @@ def rollback(
         # The ledger comes first: an engine that hangs must not delay what takes a bad policy off the traffic.
         rejected = promotion.give_up(ledger, None, who=who, reason=reason)
         if rejected is None:
+            # A rollback is urgent: an engine that takes longer than a second is not waited for.
             champion = promotion.rollback(ledger, find_engine(settings, ledger, within_s=1.0), who=who, reason=reason)
         else:
             champion = ledger.champion()
@@ -130,6 +132,7 @@ def reject(
 def policies(context: typer.Context, project: Project) -> None:
     """List all policies: state, parent, age, result of the gate, and share of the sessions."""
     if (words := context.invoked_subcommand) is not None:
+        # Typer runs this function before each subcommand, too, and would drop these options silently.
         if any(given_on_the_command_line(context, name) for name in context.params):
             raise ConfigError(f"options of `art-patch policies {words}` go behind its name; there are some before it")
         return
@@ -163,6 +166,7 @@ def watch(
         if report.outcome == "nothing to watch" and (tested := seen[-1].challenger if seen else report.challenger):
             # Another process, such as `art-patch serve`, has decided between two looks.
             report = _ended(opened, tested)
+        # A report is printed when its reason changed; the metrics are printed at the beginning and the end.
         is_over = once or report.outcome != "goes on"
         _say_look(
             report,
@@ -216,7 +220,6 @@ def watch_beside(
         address: URL under which apps reach this server.
         key_file: writes the server's key where apps find it, and returns that path.
         who: name for the ledger.
-        stop: ends the threads.
     """
     config = canary_config(settings)
 
@@ -233,6 +236,7 @@ def watch_beside(
 
             pipeline.ServingUpkeep(own.ledger, engine, address, take).keep(stop)
 
+    # Daemons, because a look that hangs must not keep the server from ending.
     threads = [
         Thread(target=look_after_challengers, name="art_patch-watch", daemon=True),
         Thread(target=keep, name="art_patch-keep", daemon=True),
@@ -268,6 +272,7 @@ def _say_served(route: Route, policy: str, as_json: bool) -> None:
 
 def _percent(policy: Policy, route: Route) -> float | None:
     """Return the percentage of the sessions that a policy answers, or `None` if it answers none."""
+    # The champion answers all sessions that the canary does not.
     canary = (route.challenger_percent or 0.0) if route.challenger_state == "canary" else 0.0
     if policy.name == route.champion:
         return 100 - canary
@@ -306,6 +311,7 @@ def _gate(policy: Policy) -> str:
 def _ended(opened: store.Store, name: str) -> pipeline.WatchReport:
     """Return the report of a test that another process ended, from the ledger."""
     policy, champion = opened.ledger.policy(name), opened.ledger.champion()
+    # The history begins with the newest move, which is the end of the test.
     reason = next((move["reason"] for move in opened.ledger.history() if move["policy"] == name), "no reason was noted")
     serves = policy is not None and policy.state == "champion"
     return pipeline.WatchReport("promoted" if serves else "rejected", reason, name, champion.name if champion else None)

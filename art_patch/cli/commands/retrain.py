@@ -130,6 +130,7 @@ def retrain(
         promotion=settings.promotion,
         canary_percent=settings.canary_percent,
         canary=canary_config(settings),
+        # `None` does not look at the apps at all.
         idle_minutes=idle.idle_minutes if idle.idle_only else None,
         keep_days=settings.keep_days,
         keep_trajectories=settings.keep_trajectories,
@@ -138,6 +139,7 @@ def retrain(
     # Neither judge nor engine is needed, or asked for, where there is nothing to learn from.
     if (missing := _what_is_missing(opened)) is not None:
         with output.bars(quiet=project.as_json) as progress:
+            # A cycle deletes old trajectories at its end; here there will be none.
             pipeline.prune(opened, config, progress, who=who)
         say_cycle({"outcome": "nothing to do", "reason": missing}, as_json=project.as_json)
         return
@@ -145,11 +147,13 @@ def retrain(
     engine = serving.EngineClient.of_route(settings, opened.ledger.route())
     if engine is None:
         raise EngineError("no engine is running, so no candidate could be tested; start `art-patch serve` first")
+    # An engine that is just starting is given ten seconds.
     engine.wait_ready(timeout_s=10.0)
     with output.bars(quiet=project.as_json) as progress:
         report = pipeline.retrain(opened, engine, judge, settings.adapters, config, who=who, progress=progress)
     opened.close()
     say_cycle(asdict(report), as_json=project.as_json)
+    # Not an error: the report is printed as always, and the exit code tells cron's caller.
     if report.outcome == "rejected":
         raise typer.Exit(GateRejected.exit_code)
 
@@ -181,9 +185,11 @@ def say_cycle(report: dict[str, Any], *, as_json: bool) -> None:
     console, metrics = output.stdout(), dict(report.get("metrics") or {})
     colour = _COLOURS.get(report["outcome"], "dim")
     console.print(f"[{colour}]{report['outcome']}[/] {report.get('candidate') or ''}: {report['reason']}")
+    # A sentence of its own, because it says that recorded tokens and text do not agree.
     if odd := metrics.pop("round_trips", None):
         console.print(odd["first"], style="yellow", markup=False)
     for stage, values in metrics.items():
+        # Long values are in the report on disk.
         shown = pipeline.metrics_line({key: value for key, value in values.items() if key not in pipeline.LONG})
         console.print(Text.assemble("  ", (f"{stage:<6}", "dim"), " ", output.one_line(shown)))
 
@@ -222,6 +228,7 @@ def score(
                 pipeline.group(run)
                 pipeline.score(run)
             _say_scores(run.metrics, project.as_json)
+    # On stderr, so that with --json stdout holds one object and no more.
     if unheard := run.metrics.get("group", {}).get("embeddings"):
         typer.echo(f"grouped by words alone: {unheard}", err=True)
     opened.close()

@@ -49,6 +49,7 @@ def run(
     if not store.waits_for_network(settings.store):  # starting a program must not wait for a database server
         refuse_foreign(settings)
     if settings.store is not None:
+        # Absolute, for the same reason as the home.
         given["store"] = store.absolute_url(settings.store)
     _become(command, {name: str(value) for name, value in given.items() if value is not None})
 
@@ -88,6 +89,7 @@ def proxy(
     Headers for context: x-art-trajectory-id, x-art-scenario, x-art-session-id, x-art-user-id, x-art-group,
     traceparent.
     """
+    # Imported here: it needs Starlette and uvicorn, which the base installation lacks.
     with extra("the proxy", "proxy"):
         from art_patch.proxy import run_proxy
     given: dict[str, Any] = {"project": project.project, "home": project.home, "store": project.store, **asdict(app)}

@@ -132,6 +132,7 @@ def _send(made: Callable[[Settings], Tracker], name: str, sending: Sending, proj
     now = time.time()
     runs = sending if isinstance(sending, SendingRuns) else None
     settle, since = (runs.settle, runs.since) if runs else (0.0, None)
+    # A run that goes on is not sent: trackers take each item once and it would stay incomplete there.
     wanted = replace(RunFilter(since=since).chosen(now=now), until=now - settle)
     with project.opened() as (settings, opened):
         with extra(f"sending to {name}", name):
@@ -145,6 +146,7 @@ def _send(made: Callable[[Settings], Tracker], name: str, sending: Sending, proj
         return output.answer(asdict(done))
     there = f"; {done.already_there} were there already" if done.already_there else ""
     source = f"{done.steps} policies"
+    # Trackers of metrics alone, such as TensorBoard, get policies and no runs.
     if isinstance(tracker, trackers.TraceTracker):
         source = f"{done.episodes} runs and {source}"
     return output.say(f"{done.written} new items of {source} written to {done.target}{there}")

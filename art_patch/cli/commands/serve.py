@@ -104,12 +104,14 @@ def serve(
         served = _embedded(model, vllm, extra, checkpoint, settings)
     else:
         served = _vllm(model, vllm, extra, choice, checkpoint, settings)
+    # The base is noted as a policy; it becomes the champion only if there is none.
     opened.ledger.add_base(served.base_policy, str(checkpoint.directory.absolute()), checkpoint.sha256, who=who)
     here: list[str] = []
     key_file_for_apps = partial(key_for_apps, key, settings.directory)
     stop, watchers, watching = Event(), list[Thread](), ExitStack()
 
     def on_ready(url: str) -> None:
+        # Users write the address with or without /v1.
         here.append(f"{(advertise or url).rstrip('/').removesuffix('/v1')}/v1")
         # Apps read the route from the store, so they send their next call here.
         opened.ledger.set_engine(here[0], key_file=key_file_for_apps(), who=who)
@@ -180,6 +182,7 @@ def _check_base(ledger: store.Ledger, checkpoint: adapters.BaseModel, base: str)
 def _embedded(
     model: ModelOptions, vllm: VllmServer, extra: list[str] | None, checkpoint: adapters.BaseModel, settings: Settings
 ) -> serving.Served:
+    # Refused rather than ignored: a user who asks for two GPUs must not get one without a word.
     for option in VllmServer.__slots__:
         if getattr(vllm, option):
             raise _only_for_vllm(f"--{option.replace('_', '-')}")
@@ -214,6 +217,7 @@ def _vllm(
     settings: Settings,
 ) -> serving.Served:
     assert choice.vllm is not None
+    # The parser of tool calls follows from the type of the model.
     config: dict[str, Any] = json.loads((checkpoint.directory / "config.json").read_bytes())
     replicas, each, on_cpu = vllm.replicas or 1, vllm.tensor_parallel_size or 1, choice.vllm.device == "cpu"
     # The trainer computes in the same precision, float32 on a CPU and bfloat16 on a GPU. With another one here, the
@@ -258,6 +262,7 @@ def init_vllm(
     if cpu and cuda:
         raise ConfigError("--cpu and --cuda exclude each other; leave both out to go by what is here")
     environments, found = load_settings().environments, serving.gpus()
+    # --cuda also on a machine without a GPU, such as the one where an image is built.
     device: Any = "cuda" if cuda or (found and not cpu) else "cpu"
     console = output.stdout()
     here = there = serving.built(environments, device)

@@ -33,6 +33,7 @@ def status(
     with project.opened() as (settings, opened):
         facts = _facts(settings, opened)
     if prometheus:
+        # Without a newline of our own: the text format ends with one.
         typer.echo(trackers.exposition(facts, version=__version__), nl=False)
     else:
         output.answer(facts) if project.as_json else _print_status(facts)
@@ -50,6 +51,7 @@ def _facts(settings: Settings, opened: store.Store) -> dict[str, Any]:
     return {
         "project": settings.project,
         "store": store.without_password(settings.store_url),
+        # A mode in the store takes precedence over each app's own setting.
         "mode": route.mode or settings.mode,
         "canary_percent": settings.canary_percent if route.canary_percent is None else route.canary_percent,
         "champion": champion.name if champion else None,
@@ -94,6 +96,7 @@ def mode(
         raise ConfigError(f"mode {value!r} is not one of {', '.join(modes)}, auto")
     if percent is not None and value != "canary":
         raise ConfigError("--percent goes with mode canary only")
+    # `None` deletes the mode from the store, so that each app's own setting counts again.
     chosen = None if value == "auto" else cast(types.Mode, value)
     with project.opened() as (settings, opened):
         opened.ledger.set_mode(chosen, canary_percent=percent, who=project.actor("mode"))
@@ -113,6 +116,7 @@ def _print_status(facts: dict[str, Any]) -> None:
     last = f", last {output.ago(now - recorded['last_call_at'])} ago" if recorded["last_call_at"] else ""
     served = f"{recorded['calls_by_policy']} by our policies, {recorded['calls_fell_back']} fell back"
     health = "healthy" if engine["healthy"] else "[red]not reachable[/]: calls go upstream"
+    # An engine may be up and still lack the champion; apps send no call there then.
     if engine["healthy"] and facts["champion"] not in (None, *engine["models"]):
         health = f"[red]does not have {facts['champion']} loaded[/]: calls go upstream"
     mode = f"canary, {facts['canary_percent']:g} % of the sessions" if facts["mode"] == "canary" else facts["mode"]

@@ -45,6 +45,7 @@ def verify(project: Project) -> None:
         for line in found:
             output.say(f"  {line}")
         output.say("-> `art-patch store backup` keeps what is readable; then restore a backup that is sound")
+    # After the answer, so that --json prints it in both cases.
     if found:
         raise typer.Exit(StoreError.exit_code)
 
@@ -204,6 +205,7 @@ def erase(
                 return
             with output.bars(quiet=project.as_json) as progress:
                 erasure = run(who=project.actor("erase"), progress=progress.counts("erase"))
+    # What the store cannot undo by itself: copies outside it, and weights.
     todo = advice(erasure, policies, settings.project)
     names = [one.name for one in policies]
     if erasure.found and not dry_run and not pipeline.forget_unfinished(settings.directory, names):
@@ -251,6 +253,7 @@ def _way_back(serving: str, erasure: Erasure, policies: tuple[Policy, ...], proj
     before = sorted((one for one in policies if one.state == "retired"), key=lambda one: one.step, reverse=True)
     older = [one for one in before if one.model == champion.model and one.step < champion.step]
     clean = [one.name for one in before if one.model == champion.model and one.name not in tainted]
+    # A rollback goes to the newest earlier champion, so it helps only if that one is clean.
     if older and older[0].name not in tainted:
         back = f"Go back to {older[0].name} with `art-patch rollback --project {project}`"
     elif clean:

@@ -39,6 +39,7 @@ def list_trajectories(
         browse, cursor = opened.browse, None
         if after is not None:
             (start,) = browse.summaries([the_one(opened, after)])
+            # A page begins after a trajectory and not at a number, so that new ones shift no page.
             cursor = (start.last_call_at, start.id)
         found = [key for _, key in browse.ids(chosen, after=cursor, limit=limit)]
         summaries = browse.summaries(found, openings=True)
@@ -59,6 +60,7 @@ def list_trajectories(
     _print_list(console, summaries, now=time.time())
     if len(summaries) < matching:
         note = f"\n{len(summaries)} of {matching}"
+        # The last id is shown whole: it is what the next command needs.
         note += f"; older ones: --after {summaries[-1].id}" if len(summaries) == limit else ""
         output.say(note, style="dim")
 
@@ -135,6 +137,7 @@ def _print_list(console: Console, summaries: Sequence[store.Summary], *, now: fl
         }
         hidden = (() if wide else ("user", "task", "took")) + (("tokens",) if narrow else ())
         rows.append({name: text for name, text in row.items() if name not in hidden})
+    # So that one long name does not take the line from "about".
     longest = {"user": 20, "task": 20, by: 20 if wide else 12}
     gap = 2 if wide else 1
     widths = {
@@ -143,6 +146,7 @@ def _print_list(console: Console, summaries: Sequence[store.Summary], *, now: fl
     }
     # "about" gets what is left of the line. Without a width of its own rich would shrink the other columns, too.
     rest = console.width - (sum(widths.values()) - widths["about"]) - gap * (len(widths) - 1)
+    # At least ten columns, even if the line becomes too long for a very narrow terminal.
     widths["about"] = min(widths["about"], max(rest, 10))
     table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
     for name, width in widths.items():
@@ -209,6 +213,7 @@ def diff(
 ) -> None:
     """Show the answers of two policies to the same recorded prompts, side by side, newest first."""
     with project.opened() as (_, opened):
+        # Upstream is a party without a policy: its calls have none.
         for name in (a, b):
             if name != UPSTREAM and opened.ledger.policy(name) is None:
                 raise StoreError(f"there is no policy {name!r}; `art-patch policies` lists them")
