@@ -250,7 +250,7 @@ HOOKS = [
     "recording.exchange.Exchange.saw",
     "recording.exchange.Exchange.__init__",
     "store.write.Writer._write",
-    "store.rows.Batch.add",
+    "store.rows.Batch._add_call",
     "store.rows.Batch.insert",
     "store.backends.sqlite.SqliteDatabase.renew",
     "store.backends.sqlite.SqliteDatabase._open",
