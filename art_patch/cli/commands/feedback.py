@@ -20,6 +20,8 @@ from art_patch.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+LANGFUSE_URL = Option(env="LANGFUSE_BASE_URL", help="Address of Langfuse.")
+
 
 @command
 def serve_feedback(
@@ -104,9 +106,7 @@ class _Source(Protocol):
 def pull_langfuse(
     pulling: Pulling,
     project: ActingProject,
-    base_url: Annotated[
-        str, Option(env="LANGFUSE_BASE_URL", help="Address of Langfuse.")
-    ] = "https://cloud.langfuse.com",
+    base_url: Annotated[str, LANGFUSE_URL] = "https://cloud.langfuse.com",
 ) -> None:
     """Read scores from Langfuse.
 

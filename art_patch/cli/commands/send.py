@@ -12,7 +12,7 @@ import typer
 
 from art_patch import trackers
 from art_patch.cli import output
-from art_patch.cli.commands.feedback import langfuse_keys
+from art_patch.cli.commands.feedback import LANGFUSE_URL, langfuse_keys
 from art_patch.cli.options import SINCE, ActingProject, Option, RunFilter, command, conditions, extra
 
 if TYPE_CHECKING:
@@ -59,9 +59,7 @@ def otlp(
 def langfuse(
     sending: SendingRuns,
     project: ActingProject,
-    base_url: Annotated[
-        str, Option(env="LANGFUSE_BASE_URL", help="Address of Langfuse.")
-    ] = "https://cloud.langfuse.com",
+    base_url: Annotated[str, LANGFUSE_URL] = "https://cloud.langfuse.com",
 ) -> None:
     """Send runs as traces with sessions, users and scores, and the training of each policy.
 
