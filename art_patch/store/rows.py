@@ -298,7 +298,9 @@ class Batch:
             self._whose[key] = before
             return
         mine = _whose(info)
-        self._whose[key] = now = (mine[0] or before[0], mine[1] or before[1])
+        # As `coalesce` does it in the table: an empty name is a name.
+        session_id, user_id = (old if new is None else new for new, old in zip(mine, before, strict=True))
+        self._whose[key] = now = (session_id, user_id)
         if now != before:  # calls that were written before this was known, by this process or another one
             self._to_name.add(key)
 

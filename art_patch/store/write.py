@@ -143,4 +143,5 @@ def _merged(info: TrajectoryInfo, before: TrajectoryInfo | None) -> TrajectoryIn
     """Return what is known of a trajectory now. A later record may lack the session or the user, as in the table."""
     if before is None:
         return info
-    return replace(info, session_id=info.session_id or before.session_id, user_id=info.user_id or before.user_id)
+    session_id = before.session_id if info.session_id is None else info.session_id
+    return replace(info, session_id=session_id, user_id=before.user_id if info.user_id is None else info.user_id)

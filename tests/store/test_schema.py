@@ -215,6 +215,8 @@ def test_calls_and_scores_repeat_their_runs_session_and_user(url: str, execute: 
     assert whose("calls") == [("c1", None, None), ("d1", "s2", "u2")]
     store.write([call("c2"), info(session_id="s1")])  # the framework named the session after the first call
     assert whose("calls") == [("c1", "s1", None), ("c2", "s1", None), ("d1", "s2", "u2")]
+    store.write([info(user_id="", ended_at=8.0)])  # an empty name is a name, here as in the run's own row
+    assert whose("calls") == [("c1", "s1", ""), ("c2", "s1", ""), ("d1", "s2", "u2")]
     store.write([info(user_id="u1", ended_at=9.0)])
     store.write([call("c3")])
     other.write([Score("k1", "t1", "reward", 1.0, "user", 2.0), Score("k2", "t2", "reward", 1.0, "user", 2.0)])
