@@ -1,8 +1,10 @@
-"""A policy on disk: its adapter directory, the check and the probe that prove it, and copies for other tools.
+"""Policies on disk: their adapter directories, the checks before an engine serves one, and copies for other tools.
 
-`files` publishes, reads and deletes an adapter's directory. `validation` checks a LoRA before an engine loads it.
-`base_model` reads what its base is. `probe` compares what the trainer computed with what a server computes. `copies`
-writes a policy for other tools, and `hub` uploads such a copy.
+- `files` publishes, reads and deletes the directory of an adapter, the LoRA of one policy.
+- `validation` checks a LoRA's config and weights before an engine loads it.
+- `base_model` reads the tensor shapes and the fingerprint of a base model.
+- `probe` compares the log-probabilities that the trainer computed for a few tokens with those that a server computes.
+- `copies` writes a policy in file formats that other tools read, and `hub` uploads such a copy to a model hub.
 """
 
 # pyright: reportUnusedImport=false

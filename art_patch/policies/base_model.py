@@ -1,9 +1,9 @@
-"""What a base model is, read from its directory without loading its weights.
+"""Identifies a base model by the files in its directory, without loading its weights.
 
-In: a local directory with `config.json` and `*.safetensors`. Out: a `BaseModel` record with the shape of every weight
-and a fingerprint. At most 4 KiB a tensor are read, so a 15 GB model takes a moment too. Imports neither torch nor
-transformers, because the trainer, both engines and the command line share it. Raises `ModelNotFound` when the directory
-is not a usable checkpoint.
+In: a local directory with `config.json` and `*.safetensors`. Out: a `BaseModel` record with the shape of every tensor
+and a fingerprint. At most 4 KiB of each tensor are read, so even a 15 GB model takes only a moment. The module imports
+neither torch nor transformers, because the trainer, both engines and the command line share it. It raises
+`ModelNotFound` when the directory is not a usable checkpoint.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _SAMPLE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """A checkpoint: where it lies, its fingerprint, and the shape of every weight.
+    """A base model's checkpoint: its directory, its fingerprint, and the shape of every tensor.
 
     Attributes:
         directory: The local directory of the checkpoint.
         sha256: Fingerprint of its config, the headers and sizes of its weight files, and 4 KiB of each tensor. An
-            adapter's manifest must carry the same.
-        weight_shapes: Shape of every tensor by its name in the checkpoint, `model.layers.0.mlp.up_proj.weight`.
-            A tied `lm_head.weight`, which no file holds, is listed too.
+            adapter fits this base only if the adapter's manifest names the same fingerprint.
+        weight_shapes: Maps the name of each tensor in the checkpoint, such as `model.layers.0.mlp.up_proj.weight`, to
+            its shape. A language head that is tied to the embedding is in no file, but is listed as `lm_head.weight`.
     """
 
     directory: Path
@@ -47,7 +47,11 @@ _Tensor = tuple[int, int, str, tuple[int, ...]]  # first byte, end, name and sha
 
 
 def resolve_model_dir(base: str | os.PathLike[str]) -> Path:
-    """Returns the local directory of a base model; a hub id is looked up in the cache, then downloaded."""
+    """Returns the local directory of `base`, which is a model directory or a Hugging Face id.
+
+    The files of an id that are not in the local Hugging Face cache are downloaded. Raises `ModelNotFound` if there is
+    no such directory or the download fails.
+    """
     path = Path(base).expanduser()
     if path.is_dir():
         return path
@@ -66,7 +70,10 @@ def resolve_model_dir(base: str | os.PathLike[str]) -> Path:
 
 
 def read_base_model(model_dir: str | os.PathLike[str]) -> BaseModel:
-    """Reads shapes and fingerprint of the checkpoint in a local directory, or raises `ModelNotFound`."""
+    """Reads the tensor shapes and the fingerprint of the checkpoint in a local directory.
+
+    Raises `ModelNotFound` if the config or a weight file is missing or broken.
+    """
     directory = Path(model_dir)
     config = _config_bytes(directory)
     shapes: dict[str, tuple[int, ...]] = {}
@@ -87,7 +94,7 @@ def read_base_model(model_dir: str | os.PathLike[str]) -> BaseModel:
 
 
 def base_fingerprint(model_dir: str | os.PathLike[str]) -> str:
-    """Returns a hex sha256 that names a base model, as `BaseModel.sha256`."""
+    """Returns the fingerprint of the base model in a local directory: the hex digest in `BaseModel.sha256`."""
     return read_base_model(model_dir).sha256
 
 

@@ -1,14 +1,16 @@
-"""A policy as files that other tools read: its LoRA in PEFT's layout, or merged into the base as a whole model.
+"""Writes a copy of a policy for other tools: the LoRA alone in PEFT's layout, or base and LoRA merged into one model.
 
-In: an adapter that passed `validate_adapter`, whose very bytes are used, its base, and the ledger's record of the
-policy. Out: files in a directory that the caller made, and the text of a README (a model card).
+In: an adapter that passed `validate_adapter`, the base model, and the ledger's record of the policy. The copy is made
+from the bytes that were validated; the adapter's files are not read again. Out: files in a directory that the caller
+made, among them a `README.md` (the model card).
 
-A merged model is written by transformers, with the base's tokenizer files, chat template and generation config beside
-it, byte for byte. It is proven before it is handed over: it has no tensor that the base lacks, and where the trainer
-left a probe it computes the trainer's log-probabilities.
+transformers writes the merged model. The base's tokenizer files, chat template and generation config are copied beside
+it unchanged. The merged model is checked before it is returned: it must have no tensor that the base lacks. If the
+trainer stored a probe, it must also compute the trainer's log-probabilities.
 
-A copy carries no manifest and no path of this machine. The card says only what the ledger knows: no texts of users, no
-trajectories, no names of people, no reasons that somebody typed. A licence is stated only if the user gave one.
+A copy holds no `MANIFEST.json` and no path of this machine. Its model card is written from the ledger's record alone.
+It holds no texts of users, no trajectories, no names of people and none of the reasons that people typed for decisions.
+It states a licence only if the user gave one.
 """
 
 from __future__ import annotations
@@ -56,18 +58,23 @@ _WRITTEN = frozenset({README, "config.json", CONFIG, *BESIDE_WEIGHTS})
 
 
 def is_ours(name: str) -> bool:
-    """Tells whether a copy of a policy may hold a file of this name, at the top of a repository."""
+    """Tells whether a file of this name in a repository can come from an earlier push of a copy.
+
+    `name` is the file's path in the repository. An update deletes such files if the new copy does not hold them.
+    """
     return "/" not in name and (name in _WRITTEN or name.endswith((".safetensors", ".safetensors.index.json")))
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """Facts about a merged model that was written.
+    """Facts about a merged model that `write_merged` wrote.
 
     Attributes:
-        dtype: Precision of its weights.
-        gap_nats: Largest distance from the trainer's log-probabilities; `None` if the policy has no probe.
-        left_out: Tensors of the base's files that transformers does not load, and so does not write.
+        dtype: Precision of the merged weights, such as "bfloat16".
+        gap_nats: Largest difference between the merged model's and the trainer's log-probability of a probe token;
+            `None` if the policy has no probe.
+        left_out: Names of tensors in the base's files that are missing in the merged model, because transformers does
+            not load them.
     """
 
     dtype: str
@@ -78,7 +85,7 @@ class Merged:
 def write_adapter(adapter: ValidatedAdapter, directory: Path, *, base_name: str | None) -> None:
     """Writes the LoRA in PEFT's layout, `adapter_config.json` and `adapter_model.safetensors`, into `directory`.
 
-    `base_name` is what its config calls the base, a directory or hub id; `None` leaves that open.
+    The written config names the base model by `base_name`, a directory or hub id. With `None` it names no base.
     """
     # The trainer's config names the base by a path of this machine.
     config = {**adapter.config, "base_model_name_or_path": base_name}
@@ -89,18 +96,19 @@ def write_adapter(adapter: ValidatedAdapter, directory: Path, *, base_name: str 
 def write_merged(
     adapter: ValidatedAdapter, base: BaseModel, directory: Path, *, dtype: Dtype = "auto", step: Step
 ) -> Merged:
-    """Writes base and LoRA as one model into `directory`, which must exist.
+    """Merges the LoRA into the base model and writes the result as one model into `directory`, which must exist.
 
     Args:
         adapter: An adapter that was checked against `base`.
-        dtype: Precision of the weights; "auto" is the base's own. Each sum is rounded to it once. bfloat16 loses the
-            part of a small update that is below half of a weight's last digit.
-        step: Called after each of four steps.
+        dtype: Precision of the written weights; "auto" keeps the base's. The LoRA's update is computed in float32, and
+            its sum with the base weight is rounded once. In bfloat16 this rounding loses a part of small updates.
+        step: Called after each of four steps with the number of steps done, their total, and what was done last.
 
     Raises:
-        ConfigError: The base is quantised.
-        ModelNotFound: The base cannot be loaded.
-        AdapterRejected: The merged model does not compute what was trained.
+        ConfigError: The base model is quantised; a LoRA is not merged into quantised weights.
+        ModelNotFound: transformers cannot load the base model.
+        AdapterRejected: The LoRA cannot be merged: it changes a language head that is tied to the embedding, the merged
+            tensors differ from the base's in name or shape, or the model's log-probabilities differ from the trainer's.
     """
     from transformers import AutoTokenizer
 
@@ -194,15 +202,15 @@ def _left_out(adapter: ValidatedAdapter, base: BaseModel, directory: Path) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Facts about a copy of a policy, for its model card.
+    """Facts about a copy of a policy, from which its model card is written.
 
     Attributes:
         policy: The ledger's record of the policy.
-        adapter_sha256: Digest of the LoRA's weights.
-        rank: Rank of the LoRA.
+        adapter_sha256: Hex sha256 of the file with the LoRA's weights.
+        rank: LoRA rank, the same for every layer.
         merged_dtype: Precision of the merged weights; `None` if the copy is the LoRA alone.
-        base_id: Hub id of the base model, if it is known.
-        license: Licence as the hub names it, if the user gave one.
+        base_id: Hub id of the base model; `None` if it is not known.
+        license: The hub's identifier of a licence, such as "apache-2.0"; `None` if the user gave none.
     """
 
     policy: Policy
@@ -214,7 +222,10 @@ class Copied:
 
 
 def hub_id_of(base: str) -> str | None:
-    """Returns the hub id, `ORG/NAME`, of a base that lies in the hub's cache; `None` of any other directory."""
+    """Returns the hub id `ORG/NAME` of a base model from its directory in the Hugging Face cache.
+
+    Returns `None` for a directory outside such a cache, because its path does not tell the id.
+    """
     # The cache's layout: .../models--ORG--NAME/snapshots/COMMIT
     parts = PurePath(base).parts
     if len(parts) < 3 or parts[-2] != "snapshots" or not parts[-3].startswith("models--"):
@@ -223,12 +234,15 @@ def hub_id_of(base: str) -> str | None:
 
 
 def write_card(copied: Copied, directory: Path) -> None:
-    """Writes the model card, a `README.md` with the hub's front matter, beside the files of the copy."""
+    """Writes the model card, a `README.md` with the hub's front matter, into the `directory` of the copy."""
     (directory / README).write_text(model_card(copied))
 
 
 def model_card(copied: Copied) -> str:
-    """Returns the text of the model card."""
+    """Returns the text of a copy's model card: front matter, base model, licence and measured results.
+
+    The results are those of the gate and of the test beside the champion, as far as the ledger has them.
+    """
     if copied.license:
         licence = f"`{copied.license}`, as its author says. The base model's licence holds besides."
     else:

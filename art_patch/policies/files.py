@@ -1,9 +1,10 @@
-"""An adapter's files on disk: publishes them whole or not at all, reads them without being led elsewhere, deletes them.
+"""An adapter's files on disk: publishes them atomically, reads them safely, and deletes them.
 
-A policy `NAME@STEP` is the directory `adapters_root/NAME@STEP`: `adapter_config.json`, `adapter_model.safetensors`,
-`MANIFEST.json` (sha256 of the other files and of the base model) and perhaps PEFT's `README.md`. The directory appears
-by an atomic rename and never changes. Reading follows no link, opens plain files only and hashes the very bytes it
-returns. Every refusal is an `AdapterRejected` that names the file and the remedy.
+A policy `NAME@STEP` is the directory `adapters_root/NAME@STEP`. It holds `adapter_config.json`,
+`adapter_model.safetensors`, `MANIFEST.json` (with the sha256 of the other files and of the base model) and perhaps
+PEFT's `README.md`. The directory appears by an atomic rename and is never changed afterwards. Reading follows no
+symbolic link, opens plain files only, and hashes the same bytes that it returns. A file that is refused raises an
+`AdapterRejected` that names the file and the remedy.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ def check_name(name: object) -> str:
 
 @contextmanager
 def unpublished(target: Path) -> Generator[Path]:
-    """Yields a new directory beside `target` for the files of an adapter; what `publish_adapter` left there is deleted.
+    """Yields a new temporary directory beside `target`, into which the caller writes an adapter's files.
 
-    A killed process leaves it behind, and `remove_unpublished` finds it.
+    The directory is deleted at the end of the block unless `publish_adapter` renamed it to `target`. If the process is
+    killed inside the block, the directory stays on disk until `remove_unpublished` deletes it.
     """
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     # A name with a leading dot is no policy name, so no engine can be asked to load what is half written. The same
@@ -67,18 +69,20 @@ def publish_adapter(
     base_sha256: str,
     extra: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Makes a finished adapter visible, whole or not at all, and returns its final directory.
+    """Publishes a finished adapter atomically and returns its final directory.
 
-    Writes `MANIFEST.json`, flushes every file and the directory to disk, then renames the directory.
+    The function writes `MANIFEST.json`, flushes every file and the directory to disk, and then renames `tmp_dir` to
+    `final_dir`. After a crash at any moment the policy is either complete or absent.
 
     Args:
         tmp_dir: Directory with the adapter's files, on the same file system as `final_dir`.
-        final_dir: `adapters_root/NAME@STEP`; must not exist, because a policy never changes.
-        base_sha256: `base_fingerprint` of the base it was trained on.
-        extra: More entries for the manifest (run id, step, parent policy). JSON values.
+        final_dir: `adapters_root/NAME@STEP`; must not exist, because a published policy is never changed.
+        base_sha256: The `base_fingerprint` of the base model that the adapter was trained on.
+        extra: More entries for the manifest, as JSON values: run id, step or parent policy, for example.
 
     Raises:
-        AdapterRejected: The files are not an adapter's, or the policy exists already.
+        AdapterRejected: A file is missing, unknown or unsafe, the policy exists already, or `tmp_dir` is on another
+            file system.
     """
     source, target = Path(tmp_dir), Path(final_dir)
     name = check_name(target.name)
@@ -112,7 +116,10 @@ def publish_adapter(
 
 
 def remove_adapter(root: Path, name: str) -> None:
-    """Deletes a published adapter; no moment shows half of it under a policy's name."""
+    """Deletes the published adapter `root/name`, if there is one.
+
+    The directory is renamed to a hidden name first, so that no other process sees a half-deleted policy.
+    """
     directory, hidden = root / name, root / f".{name}.discarded"
     if directory.is_dir():
         shutil.rmtree(hidden, ignore_errors=True)  # a process that was killed between the next two lines left it
@@ -121,13 +128,19 @@ def remove_adapter(root: Path, name: str) -> None:
 
 
 def remove_unpublished(root: Path) -> None:
-    """Deletes what killed processes were writing or deleting in the directory of all adapters."""
+    """Deletes the unfinished directories that killed processes left in `root`, the directory of all adapters.
+
+    These are adapters that were not yet published, and published ones whose deletion was interrupted.
+    """
     for directory in root.glob(".*@*.*"):
         shutil.rmtree(directory)
 
 
 def adapter_directory(root: Path, name: str) -> Path:
-    """Returns the real directory of the adapter `name` inside `root`; refuses links and directories elsewhere."""
+    """Returns the resolved directory of the adapter `name` in `root`, the directory of all adapters.
+
+    Raises `AdapterRejected` if the directory is missing, is a symbolic link, or lies outside `root`.
+    """
     real_root = root.resolve()
     directory = real_root / name
     if directory.is_symlink():
@@ -165,7 +178,10 @@ def _check_file_set(name: str, files: set[str]) -> None:
 
 
 def read_verified(directory: Path, manifest: dict[str, Any], max_bytes: int) -> dict[str, bytes]:
-    """Reads every file of an adapter, checks it against the manifest, and returns the contents by file name."""
+    """Reads every file of an adapter, compares its sha256 with the manifest, and returns the contents by file name.
+
+    `max_bytes` limits the size of the weights file. Raises `AdapterRejected` if the files and the manifest differ.
+    """
     name = directory.name
     files = _list_files(name, directory) - {MANIFEST}
     _check_file_set(name, files)
@@ -215,12 +231,15 @@ def _read_file(directory: Path, file: str, max_bytes: int) -> bytes:
 
 
 def read_json(directory: Path, file: str) -> dict[str, Any]:
-    """Reads one small file as a JSON object."""
+    """Reads a file of an adapter's directory, of at most 1 MiB, as a JSON object.
+
+    Raises `AdapterRejected` if the file cannot be read or holds anything else.
+    """
     return parse_object(directory.name, file, _read_file(directory, file, _SMALL_FILE_BYTES))
 
 
 def parse_object(name: str, file: str, content: bytes) -> dict[str, Any]:
-    """Parses the content of the file `file` of the adapter `name` as a JSON object."""
+    """Parses `content` as a JSON object; an `AdapterRejected` names the adapter `name` and its file `file`."""
     try:
         parsed = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -238,5 +257,5 @@ def _hash_and_sync(path: Path) -> str:
 
 
 def some(names: list[str]) -> str:
-    """Lists the first three of many names for a message, and the number of the others."""
+    """Returns a short list for an error message: the first three names, and the number of the remaining ones."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

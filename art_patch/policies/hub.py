@@ -1,9 +1,9 @@
 """Uploads a model's files to a repository on a model hub, with `huggingface_hub`.
 
-Large files are uploaded one by one, then one commit makes all of them visible. A push that fails on the way leaves the
-repository as it was, or new and empty. An existing repository is changed only with `update`. Nothing is sent before
-`Hub.open_repository`. The hub is that of `HF_ENDPOINT`, the token that of `HF_TOKEN` or `hf auth login`. A refusal of
-the hub becomes a `HubError`.
+Large files are uploaded one by one, and then one commit makes all files visible. A push that fails before the commit
+leaves an existing repository unchanged and a new one empty. An existing repository is changed only with `update=True`.
+Nothing is sent before `Hub.open_repository` is called. `HF_ENDPOINT` sets the address of the hub. The token comes from
+`HF_TOKEN` or from `hf auth login`. Every error of the hub or of the connection is raised as a `HubError`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _EXISTS, _UNAUTHORISED, _FORBIDDEN, _MISSING = 409, 401, 403, 404
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A repository on the hub that a push goes to.
+    """The repository on the hub to which a push uploads a model's files.
 
     Attributes:
-        id: Its owner and name, `OWNER/NAME`.
-        url: Its page on the hub, for people.
-        private: Whether only its owner sees it.
-        is_new: Whether it was created for this push.
+        id: Owner and name of the repository, `OWNER/NAME`.
+        url: Address of the repository's web page.
+        private: Whether the hub hides the repository from the public.
+        is_new: Whether the repository was created for this push.
     """
 
     id: str
@@ -42,17 +42,20 @@ class Repository:
 
 
 def check_repository(name: str) -> str:
-    """Returns `name` if it is a well-formed `OWNER/NAME`, else raises `ConfigError`."""
+    """Returns `name` if it is a well-formed repository id `OWNER/NAME`, else raises `ConfigError`.
+
+    The hub is not contacted, so the repository need not exist.
+    """
     if not _REPOSITORY.fullmatch(name) or ".." in name or "--" in name:
         raise ConfigError(f"{name!r} is no repository; write OWNER/NAME, as the hub shows it")
     return name
 
 
 class Hub:
-    """The user's account on a hub."""
+    """A client of the model hub that acts with the user's token."""
 
     def __init__(self) -> None:
-        """Finds the hub and the token, and sends nothing; raises `ConfigError` if there is no token."""
+        """Reads the hub's address and the token, without a request; raises `ConfigError` if there is no token."""
         from huggingface_hub import HfApi, get_token
 
         # The library reads HF_ENDPOINT once, when it is imported. Read it here, so that a later change counts.
@@ -65,14 +68,14 @@ class Hub:
         self._api: Any = HfApi(endpoint=endpoint, token=token, library_name="art-patch")
 
     def open_repository(self, name: str, *, private: bool, update: bool) -> Repository:
-        """Creates the repository `OWNER/NAME`, or with `update` finds the existing one.
+        """Creates the repository `name` (`OWNER/NAME`), or with `update` looks up the existing one.
 
         Args:
-            private: Visibility of a new repository. An existing one stays as visible as it is.
-            update: The repository must exist; without it, the repository must not exist.
+            private: Whether a new repository is private. The visibility of an existing repository is not changed.
+            update: If true, the repository must exist already. If false, it must not exist.
 
         Raises:
-            HubError: A repository of that name exists, or does not exist, or the hub refuses.
+            HubError: The repository exists without `update`, is missing with `update`, or the hub refuses the request.
         """
         with self._asking(f"{name} was not opened"):
             if not update:
@@ -93,12 +96,14 @@ class Hub:
         """Uploads files, makes them visible with one commit, and returns the commit's id.
 
         Args:
-            repository: The target, as `open_repository` returned it.
-            files: Names of files in `directory`.
-            sent: Called after each file with the number of files uploaded and the name of the last one.
+            repository: The target, as `open_repository` returned it. The same commit deletes files of an earlier copy
+                that are not in `files`; files that somebody else added stay.
+            files: Names of the files in `directory` to upload.
+            message: Message of the commit.
+            sent: Called after each file with the number of files uploaded and the name of the newest one.
 
         Raises:
-            HubError: The hub refuses. No file is visible there that was not visible before.
+            HubError: The hub refuses a request or cannot be reached. No file of this push is visible then.
         """
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
         from huggingface_hub.utils import disable_progress_bars

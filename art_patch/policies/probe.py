@@ -1,8 +1,9 @@
-"""What a policy computed when it was published, kept in its manifest, and whether a server computes the same.
+"""The probe of a policy: log-probabilities from the trainer, with which a server's are compared when it loads the LoRA.
 
-The trainer writes the log-probabilities of a few tokens, with and without the new LoRA. A server that loads the LoRA
-scores the same tokens. A LoRA that is applied to the wrong layers, with the wrong scaling or not at all gives other
-numbers, and nothing else would show it (vLLM issue 34186). Pure; imports neither torch nor transformers.
+When a policy is published, the trainer writes the log-probabilities of a few tokens into the manifest, with and without
+the new LoRA. A server that loads the LoRA scores the same tokens. If the server applies the LoRA to the wrong layers,
+with the wrong scaling or not at all, its numbers differ. The server itself reports no error in these cases (vLLM issue
+34186). The module does no I/O and imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ class Probe:
     """A few tokens and the log-probabilities that the trainer computed for them, at temperature 1.
 
     Attributes:
-        token_ids: The context. One token is scored after each of these but the last.
+        token_ids: The context tokens. At each position but the last, one possible next token is scored.
         logprobs: Log-probability of each scored token with the LoRA; one fewer than `token_ids`.
-        base_logprobs: Log-probability of the same tokens without the LoRA.
-        dtype: Precision in which the trainer computed.
-        target_ids: The scored tokens: at each place the likeliest one with the LoRA, because engines report only the
-            likeliest tokens. Empty in older manifests: there the token that follows in the context is scored.
+        base_logprobs: Log-probability of the same tokens under the base model without the LoRA.
+        dtype: Precision in which the trainer computed, such as "bfloat16".
+        target_ids: The scored tokens. At each position it is the likeliest next token with the LoRA, because engines
+            report log-probabilities of the likeliest tokens only. In older manifests the list is empty, and the scored
+            token is the next token of `token_ids`.
     """
 
     token_ids: tuple[int, ...]
@@ -43,19 +45,19 @@ class Probe:
 
     @property
     def targets(self) -> tuple[int, ...]:
-        """The token that is scored at each place."""
+        """Ids of the scored tokens: one after each of `token_ids` but the last."""
         return self.target_ids or self.token_ids[1:]
 
     def entry(self) -> dict[str, Any]:
-        """Returns the probe as JSON values, for the manifest."""
+        """Returns the probe as a JSON object, which `read_probe` reads from the manifest."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 def read_probe(name: str, manifest: Mapping[str, Any]) -> Probe | None:
-    """Returns the probe in the manifest of the policy `name`; `None` if its publisher wrote none.
+    """Returns the probe in the manifest of the policy `name`; `None` if the manifest has no probe.
 
     Raises:
-        AdapterRejected: The probe is malformed, or holds a number that is not finite.
+        AdapterRejected: The probe is malformed, or holds a log-probability that is not finite.
     """
     entry: Any = manifest.get(ENTRY)
     if entry is None:
@@ -87,14 +89,16 @@ def check_probe(
     """Compares a server's log-probabilities with the trainer's and returns the largest difference in nats.
 
     Args:
-        name: The policy, for messages.
-        probe: What the trainer computed.
-        served: What the server computed with the policy, for the same tokens.
-        base_served: What the server computed with the bare base model; `None` if it was not asked.
-        dtype: Precision in which the server computes. The coarser of both sides sets the tolerance.
+        name: Name of the policy, which error messages mention.
+        probe: The trainer's log-probabilities.
+        served: The server's log-probabilities of the same tokens with the LoRA.
+        base_served: The server's log-probabilities of the same tokens with the base model alone; `None` if the server
+            did not compute them.
+        dtype: Precision in which the server computes. The coarser precision of trainer and server sets the tolerance.
 
     Raises:
-        AdapterRejected: They differ by more than precision explains, or the policy answers as the base does.
+        AdapterRejected: The difference is larger than rounding explains, a server's number is not finite, or the
+            server's numbers with the LoRA equal those of the base model (the LoRA is not applied).
     """
     if len(served) != len(probe.logprobs) or not all(math.isfinite(value) for value in served):
         raise AdapterRejected(f"{name}: the engine's log-probabilities are not finite. Drop this step.")

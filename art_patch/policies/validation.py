@@ -1,11 +1,12 @@
-"""The check every LoRA passes before any engine hears of it.
+"""Validates every LoRA before an engine loads it.
 
-`validate_adapter` reads a published directory once (`art_patch.policies.files` says what lies in it) and returns
-the very bytes it checked, so nothing can be swapped between check and load. A file or tensor that is unsafe, unknown or
-of the wrong shape is refused with an `AdapterRejected` that names it and the remedy. vLLM itself loads most misfits
-without a word, and one NaN spoils every policy it serves.
+`validate_adapter` reads a published adapter directory once and returns the same bytes that it checked. So no other
+process can replace a file between the check and the load. A file or tensor that is unsafe, unknown or of the wrong
+shape raises an `AdapterRejected` that names it and the remedy. The check is needed because vLLM loads most unsuitable
+LoRAs without an error, and a single NaN in a LoRA spoils the answers of every policy that vLLM serves.
+`art_patch.policies.files` lists the files of an adapter directory.
 
-Imports neither torch nor transformers.
+Importing this module loads neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -71,13 +72,14 @@ class ValidatedAdapter:
     """An adapter that passed `validate_adapter`, with the bytes that were checked.
 
     Attributes:
-        directory: Its directory `NAME@STEP`, without symbolic links.
+        name: Name of the policy, `NAME@STEP`.
+        directory: The adapter's directory, with all symbolic links resolved.
         rank: LoRA rank, the same for every module.
         config: Parsed content of `adapter_config.json`.
         weights: The bytes of `adapter_model.safetensors`, unparsed.
-        modules: Names of the base's linear layers that it changes, sorted.
-        sha256: Hex digest of `weights`.
-        probe: What its trainer computed with it; `None` if the manifest does not say.
+        modules: Names of the base model's linear layers that the LoRA changes, sorted.
+        sha256: Hex sha256 digest of `weights`.
+        probe: The trainer's log-probabilities of a few tokens; `None` if the manifest has none.
     """
 
     name: str
@@ -91,18 +93,18 @@ class ValidatedAdapter:
 
     @property
     def scaling(self) -> float:
-        """Factor of the product B A that is added to a base weight."""
+        """The factor s in `W + s B A`, the weight of a layer with the LoRA's matrices A and B."""
         return _scaling(self.config, self.rank)
 
     def lora_tensors(self) -> dict[str, tuple[Any, Any]]:
-        """Returns the torch tensors A (rank, inputs) and B (outputs, rank) of each module."""
+        """Parses the weights: returns the torch tensors A (rank, inputs) and B (outputs, rank) by module name."""
         from safetensors.torch import load
 
         tensors = load(self.weights)
         return {module: (tensors[lora_key(module, "A")], tensors[lora_key(module, "B")]) for module in self.modules}
 
     def peft_config(self, **more: Any) -> Any:
-        """Returns the `peft.LoraConfig` of layers that fit this LoRA; `more` are further fields of the config."""
+        """Returns a `peft.LoraConfig` with this LoRA's rank, scale and modules; `more` sets further fields of it."""
         from peft import LoraConfig
 
         return LoraConfig(
@@ -115,7 +117,10 @@ class ValidatedAdapter:
         )
 
     def fill(self, model: Any, layers: str, dtype: Any = None) -> None:
-        """Puts the weights into the peft layers that are called `layers` on `model`; `None` is the base's precision."""
+        """Copies this LoRA's weights into the peft adapter named `layers` of `model`, as frozen parameters.
+
+        `dtype` is the precision of the copied weights; `None` takes the precision of each layer's base weight.
+        """
         import torch
 
         for module, sides in self.lora_tensors().items():
@@ -127,7 +132,7 @@ class ValidatedAdapter:
 
 
 def lora_key(module: str, side: str) -> str:
-    """Returns the name, in a file of weights, of the matrix A or B of a LoRA on `module`."""
+    """Returns the tensor name, in an adapter's weights file, of the LoRA matrix `side` ("A" or "B") of `module`."""
     return f"base_model.model.{module}.lora_{side}.weight"
 
 
@@ -146,10 +151,11 @@ def validate_adapter(
     """Reads and checks one published adapter, or raises `AdapterRejected` with the reason and the remedy.
 
     Args:
-        adapters_root: Directory that holds all adapters; nothing outside it is ever read.
+        adapters_root: Directory that holds all adapters; no file outside it is read.
         name: `NAME@STEP`, also the name of the adapter's directory.
-        max_rank: Largest rank the engine was started for.
-        max_bytes: Largest weights file that is read into memory.
+        base: The base model that the engine serves.
+        max_rank: The largest LoRA rank that the engine was started with.
+        max_bytes: Size limit of the weights file; a larger file is rejected.
     """
     directory = files.adapter_directory(Path(adapters_root), files.check_name(name))
     manifest = files.read_json(directory, MANIFEST)
@@ -170,9 +176,11 @@ def validate_adapter(
 def check_content(
     name: str, config: Mapping[str, Any], weights: bytes, base: BaseModel, *, max_rank: int = 64
 ) -> tuple[int, tuple[str, ...]]:
-    """Checks an adapter's config and weights against the base, as `validate_adapter` does after reading the files.
+    """Checks an adapter's config and weights against the base model, without reading files.
 
-    Returns the rank and the names of the base modules that it changes, or raises `AdapterRejected`.
+    `config` is the parsed `adapter_config.json` and `weights` is the content of `adapter_model.safetensors`. Returns
+    the rank and the names of the base model's modules that the LoRA changes, or raises `AdapterRejected`.
+    `validate_adapter` calls this function with the content of a published adapter.
     """
     rank = _check_config(name, config, max_rank)
     try:
