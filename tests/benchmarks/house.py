@@ -6,7 +6,7 @@
 
 With `--json` the last line of stdout is one object of named figures, with `missed` listing the targets that were not
 met; without it, a table. `--list` prints what a figure counts, one place a line. Half a minute; `--quick` leaves
-`to_policy_files` out and takes seconds.
+the cycle of `to_policy_files` out and takes seconds.
 
 What is counted:
 
@@ -26,12 +26,14 @@ What is counted:
 - `routed_call_files`: files of the package in which code runs in the app's process from the beginning of a routed
   streaming call to its end, on the caller's thread; `routed_call_files_with_writer`: those of the recorder's thread,
   up to the commit, and these. Imports and warm-up are done before.
-- `to_policy_files`: files of the package in which code runs from the beginning of a cycle, over a store with recorded
-  traffic, to its promoted policy. The cycle is real: stand-in judge over HTTP, embedded engine over HTTP, a training
-  update, a gate that lets pass whatever it can score. Job, training and engine run in this one process, each as in a
-  process of its own, and all its threads count: those of the engine's server, too. Files under `art_patch/demo` do not:
-  they are the stand-in judge, which takes the place of a provider. Imports are done before, by a first whole cycle, so
-  a file that only an unusual cycle enters (a resumed update, a canary, a replay) is not among them.
+- `to_policy_files`: files of the package in which code of the job runs from the beginning of a cycle, over a store with
+  recorded traffic, to its promoted policy, the update's own process included. The cycle is real: stand-in judge over
+  HTTP, embedded engine over HTTP, a training update, a gate that lets pass whatever it can score. Job, training and
+  engine run in this one process, each as in a process of its own, and all its threads count. Files under
+  `art_patch/demo` do not: they are the stand-in judge, which takes the place of a provider. Nor do those of `ENGINE`,
+  which run in the server that answers the apps, too; `to_policy_files_with_engine` counts them. Imports are done
+  before, by a first whole cycle, so a file that only an unusual cycle enters (a resumed update, a canary, a replay) is
+  not among them.
 """
 
 from __future__ import annotations
@@ -74,8 +76,13 @@ TARGETS = [
     Target("docs_blocks_checked", len(all_blocks()), None, "blocks of the documentation that tests check: all"),
     Target("routed_call_files", None, 24, "files of a routed streaming call, up to the queue"),
     Target("routed_call_files_with_writer", None, 40, "the same with the recorder's thread"),
-    Target("to_policy_files", None, 80, "files of a cycle, from traffic to a promoted policy"),
+    Target("to_policy_files", None, 80, "files of the job in a cycle, from traffic to a promoted policy"),
 ]
+
+ENGINE = ("art_patch/serving/embedded/", "art_patch/serving/server.py", "art_patch/serving/request_checks.py")
+"""Where code of the engine's server runs, which is `art-patch serve` and no part of the job."""
+
+CYCLE_LISTS = ("to_policy_files", "to_policy_files_with_engine")
 
 SAME_LINES = 6
 COMMON_LINE_FILES = 8
@@ -304,7 +311,9 @@ def measure(*, quick: bool) -> tuple[dict[str, Any], dict[str, list[str]]]:
     }
     if not quick:
         say("tracing a cycle")
-        lists["to_policy_files"] = sorted(cycle())
+        with_engine = cycle()
+        lists["to_policy_files"] = sorted(path for path in with_engine if not path.startswith(ENGINE))
+        lists["to_policy_files_with_engine"] = sorted(with_engine)
     figures: dict[str, Any] = {
         "package_lines": sum(lines.values()),
         "files": len(python),
@@ -334,13 +343,13 @@ def main() -> None:
     parser.add_argument("--list", metavar="FIGURE", help="print what that figure counts")
     parser.add_argument("--quick", action="store_true", help="leave out the cycle")
     arguments = parser.parse_args()
-    figures, lists = measure(quick=arguments.quick or arguments.list not in (None, "to_policy_files"))
+    figures, lists = measure(quick=arguments.quick or arguments.list not in (None, *CYCLE_LISTS))
     if arguments.list is None:
         finish(figures, TARGETS, as_json=arguments.json)
     elif arguments.list in lists:
         print(*lists[arguments.list], sep="\n")
     else:
-        parser.error(f"--list: choose from {', '.join(sorted({*lists, 'to_policy_files'}))}")
+        parser.error(f"--list: choose from {', '.join(sorted({*lists, *CYCLE_LISTS}))}")
     sys.stdout.flush()
 
 
