@@ -1,10 +1,11 @@
 """The store: every call, trajectory, group, score and policy, in one SQLite file.
 
-`open_store(url)` gives a `Store`. The app's writer thread calls `write`; the job reads trajectories, keeps groups and
-scores, and moves policies; `art-patch serve` publishes the route. README.md beside this file has tables and decisions.
+`open_store(url)` gives a `Store`. The app's writer thread calls `write`. The job reads trajectories, stores groups and
+scores, and changes the states of policies. `art-patch serve` writes the route, which tells the apps where to send
+calls. README.md beside this file describes the tables and gives the reasons for design decisions.
 
-Importing the package does not import SQLAlchemy: `patch()` reads the route (`store.route`) before the first call, and
-must not cost the app half a second.
+Importing the package does not import SQLAlchemy, whose import takes half a second. `patch()` reads the route
+(`store.route`) before the app's first call, and must not delay it by that time.
 """
 
 # pyright: reportUnusedImport=false

@@ -1,7 +1,7 @@
-"""Maintenance of the database itself: sizes, vacuum, backup, emptying the log, and proving the store sound.
+"""Maintenance of a store's database: sizes, vacuum, backup, truncating the write-ahead log, and consistency checks.
 
-Only SQLite has a log that grows while a reader is open, space that VACUUM gives back, and a file that can be copied
-while apps write (`backends/files.py`). A PostgreSQL server has its own tools for these.
+Vacuum, backup and truncation are for SQLite stores (`backends/files.py`). A PostgreSQL server has its own tools for
+these.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _TRIES = 20
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The size of a table: its rows, and its bytes with all indexes (`None` if the database cannot tell)."""
+    """The size of a table: number of rows, and bytes with all indexes (`None` if the database does not report them)."""
 
     rows: int
     bytes: int | None
@@ -58,7 +58,7 @@ class Stats:
     """The contents and the sizes of a store.
 
     Attributes:
-        bytes: size of the database without its log.
+        bytes: size of the database without its write-ahead log.
         wal_bytes: size of the write-ahead log; 0 on PostgreSQL, which has one log for all databases.
         free_bytes: unused bytes in the file, which `art-patch store vacuum` gives back.
         tables: size of each table by name.
@@ -82,7 +82,11 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Vacuumed:
-    """The result of a vacuum: deleted orphans, and the bytes of file and log before and after."""
+    """The result of a vacuum.
+
+    It has the numbers of orphaned messages, token blocks and lists of tools that were deleted, and the bytes of
+    database and write-ahead log before and after.
+    """
 
     messages: int
     blocks: int
@@ -92,14 +96,14 @@ class Vacuumed:
 
 
 class Maintenance:
-    """The operator's work on the database itself."""
+    """Sizes, vacuum and backup of a store's database, for the commands `art-patch store ...` of the operator."""
 
     def __init__(self, database: Database) -> None:
         """Maintain `database`."""
         self._database = database
 
     def stats(self) -> Stats:
-        """Return the sizes. SQLite reads every page of the file for the bytes of each table."""
+        """Return the contents and the sizes of the store. SQLite reads the whole file for the bytes of each table."""
         with self._database.read() as connection:
             counts = {
                 name: connection.scalar(select(func.count()).select_from(table)) or 0
@@ -131,10 +135,12 @@ class Maintenance:
         )
 
     def vacuum(self) -> Vacuumed:
-        """Delete every orphan, then give the space back. On SQLite, writers wait until the file is rewritten.
+        """Delete all shared content that no row refers to, then rewrite the SQLite file without its free space.
+
+        Writers wait while the file is rewritten. On PostgreSQL nothing is rewritten.
 
         Raises:
-            StoreError: if the disk lacks the room for the rewrite. The orphans are deleted all the same.
+            StoreError: if the disk has too little free space for the rewrite. The content is deleted nevertheless.
         """
         path = file_of(self._database.url)
         before = self._size(path)
@@ -149,12 +155,13 @@ class Maintenance:
         return Vacuumed(gone["nodes"], gone["token_blocks"], gone["blobs"], before, self._size(path))
 
     def backup(self, target: Path) -> int:
-        """Write a copy of the store to `target` while apps write, and return its bytes.
+        """Write a copy of a SQLite store to `target` while apps go on writing, and return its size in bytes.
 
-        The copy is checked before it gets its name, and it holds no deleted data.
+        The copy is written to a temporary file, checked, and then renamed to `target`. It holds no deleted data.
 
         Raises:
-            StoreError: if `target` exists, or the copy fails. A failed copy leaves no file.
+            StoreError: if the store is on PostgreSQL, if `target` exists, or if the copy fails. A failed copy leaves no
+                file.
         """
         path = file_of(self._database.url)
         if path is None:
@@ -175,7 +182,7 @@ class Maintenance:
         return target.stat().st_size
 
     def wal_bytes(self) -> int:
-        """Return the size of the write-ahead log."""
+        """Return the size of SQLite's write-ahead log in bytes; 0 on PostgreSQL."""
         path = file_of(self._database.url)
         return 0 if path is None else bytes_of(f"{path}-wal")
 
@@ -187,9 +194,9 @@ class Maintenance:
 
 
 def scrub(database: Database) -> bool:
-    """Empty SQLite's log, which still holds deleted data; return whether that succeeded.
+    """Truncate SQLite's write-ahead log, which still holds deleted data; return whether that succeeded.
 
-    An open reader prevents it, so it is tried for two seconds. On PostgreSQL there is nothing to do.
+    An open read transaction prevents it, so it is tried for two seconds. On PostgreSQL there is nothing to do.
     """
     path = file_of(database.url)
     for _ in range(_TRIES if path is not None else 0):
@@ -266,7 +273,11 @@ _REFERENCES: tuple[tuple[str, Column[Any], Column[Any]], ...] = (
 
 
 def verify(database: Database) -> list[str]:
-    """Return every inconsistency in words; an empty list means that the store is sound."""
+    """Check the whole store, and return one sentence for each inconsistency; an empty list means that there is none.
+
+    It runs the database's integrity check, looks for references to missing rows, recomputes the hashes of messages and
+    prompt ids, and checks the chain of the audit log.
+    """
     with database.read() as connection:
         return [*database.check(connection), *_dangling(connection), *_altered(connection), *_ledger(connection)]
 

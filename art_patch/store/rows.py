@@ -1,8 +1,8 @@
-"""Records as rows: what a batch adds to the tables, and the statements that add it.
+"""Turns a batch of records into rows, and holds the SQL statements that insert these rows.
 
 Messages and prompt ids are written only if they are new. A row is a tuple of plain values in the order of `COLUMNS`,
-with JSON already as text. It goes to the database's driver as it is: SQLAlchemy writes each statement once for the
-dialect, because its own `executemany` handles every value of every row again, which costs as much as SQLite itself.
+with JSON already as text. Rows go directly to the database's driver: SQLAlchemy only compiles each statement once for
+the dialect, because its own `executemany` processes every value of every row, which takes as long as SQLite itself.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _NOBODYS: Whose = (None, None)
 
 
 class Statements:
-    """The statements of one dialect and one project, as text for the driver."""
+    """The INSERT and UPDATE statements for one SQL dialect and one project, compiled to text for the driver."""
 
     def __init__(self, connection: Connection) -> None:
         """Write the statements for the project that `connection` writes for."""
@@ -88,11 +88,14 @@ class Statements:
         self._whose = {table: self._compiled(self._set_whose(table), ("key",) * 5) for table in _WITH_WHOSE}
 
     def insert(self, connection: Connection, table: Table, rows: Sequence[Row]) -> None:
-        """Insert rows. Rows that are there stay as they are, or take the new values where a record may come twice."""
+        """Insert rows. If a key exists already, a span, score, correction or app report is replaced.
+
+        A trajectory is updated, and every other row stays as it is.
+        """
         _run(connection, self._insert[table], rows)
 
     def end(self, connection: Connection, rows: Sequence[tuple[float, str, float]]) -> None:
-        """Set when the last call of trajectories ended, from rows of (seconds, id, seconds)."""
+        """Set when the last call of trajectories ended, from rows of (end in seconds, trajectory id, the same end)."""
         _run(connection, self._ends, rows)
 
     def name(self, connection: Connection, trajectory_ids: Sequence[str]) -> None:
@@ -158,7 +161,7 @@ def _run(connection: Connection, statement: str, rows: Sequence[Row]) -> None:
 
 
 class Batch:
-    """What some records amount to: rows of each table."""
+    """The rows of each table that some records become."""
 
     def __init__(
         self,
@@ -192,17 +195,17 @@ class Batch:
 
     @property
     def durable(self) -> bool:
-        """Whether it holds scores or corrections, which cannot be had again."""
+        """Whether the batch must survive a power cut, because it has scores or corrections, which come only once."""
         return bool(self._rows[tables.scores] or self._rows[tables.corrections])
 
     @property
     def latest_report(self) -> float | None:
-        """When the latest report of an app process was made."""
+        """When the newest report of an app process in this batch was made; `None` if it has none."""
         at = COLUMNS[tables.apps].index("at")
         return max((row[at] for row in self._rows[tables.apps]), default=None)
 
     def insert(self, connection: Connection, statements: Statements) -> None:
-        """Write everything."""
+        """Insert all rows of the batch in the caller's transaction."""
         known = self._rows[tables.trajectories] = list(map(self._trajectory, self._infos))
         # Apps may write the same rows at once. On PostgreSQL two transactions that write them in different orders wait
         # for each other, so they come in the order of their keys. Nobody else writes these calls and choices.

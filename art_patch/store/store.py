@@ -1,6 +1,6 @@
-"""Opens a store, and gives access to its parts. Imports SQLAlchemy.
+"""Opens a store, and gives access to its parts: `Store`. Imports SQLAlchemy.
 
-The app only writes. So each other part is imported when it is first used.
+The app only writes to the store. So the parts that read or decide are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Store:
-    """An open store."""
+    """An open store. `write` adds a batch of records; the other operations are grouped into parts, such as `ledger`."""
 
     def __init__(self, database: Database) -> None:
         """Wrap an open database."""
@@ -41,39 +41,45 @@ class Store:
 
     @cached_property
     def read(self) -> Reader:
-        """Queries of the job and the command line."""
+        """Queries that return trajectories, groups and counts, for the job and the command line."""
         from art_patch.store.queries.read import Reader
 
         return Reader(self._database)
 
     @cached_property
     def ledger(self) -> Ledger:
-        """Groups, policies, the route, and the decisions of the job and the operator."""
+        """Reads and changes groups, policies and the route: the decisions of the job and the operator."""
         from art_patch.store.ledger.ledger import Ledger
 
         return Ledger(self._database)
 
     @cached_property
     def browse(self) -> Browser:
-        """Lists, pages and summaries for a person."""
+        """Queries for lists of trajectories that a person reads, with filters and pages."""
         from art_patch.store.queries.browse import Browser
 
         return Browser(self._database)
 
     def corrections(self, trajectory_ids: Sequence[str]) -> dict[str, list[Correction]]:
-        """Return the corrections by trajectory, oldest first."""
+        """Return the corrections of each of these trajectories, oldest first."""
         from art_patch.store.queries.evidence import corrections_of
 
         return corrections_of(self._database, trajectory_ids)
 
     def corrected(self, *, since: float, limit: int) -> tuple[str, ...]:
-        """Return the ids of trajectories that were corrected after `since`, newest first, without held-out ones."""
+        """Return the ids of at most `limit` trajectories that were corrected after `since`, newest correction first.
+
+        Trajectories in groups that are held out for the gate are left out.
+        """
         from art_patch.store.queries.evidence import corrected
 
         return corrected(self._database, since=since, limit=limit)
 
     def rewarded_alone(self, *, since: float, limit: int) -> tuple[str, ...]:
-        """Return the ids of ungrouped trajectories that a user or the app scored after `since`, newest first."""
+        """Return the ids of at most `limit` trajectories without a group that a user or the app scored after `since`.
+
+        Those with the newest scores come first.
+        """
         from art_patch.store.queries.evidence import rewarded_alone
 
         return rewarded_alone(self._database, since=since, limit=limit)
@@ -81,73 +87,79 @@ class Store:
     def arm_traffic(
         self, *, challenger: str, champion: str, state: Literal["shadow", "canary"], since: float
     ) -> ArmTraffic:
-        """Return the calls and scores of a challenger and its champion since the challenger came into `state`."""
+        """Return the calls and scores of the policy under test (`challenger`) and of the champion.
+
+        `since` is when the policy under test came into `state`, in seconds since the epoch.
+        """
         from art_patch.store.queries.evidence import arm_traffic
 
         return arm_traffic(self._database, challenger=challenger, champion=champion, state=state, since=since)
 
     def answered_by_both(self, a: str | None, b: str | None, *, limit: int) -> tuple[int, tuple[Pair, ...]]:
-        """Return how many prompts two policies (`None`: upstream) both answered, and the newest `limit` pairs."""
+        """Return how many prompts two policies (`None`: upstream) both answered, and the newest `limit` pairs of calls.
+
+        A pair has the newest answer of each policy to one prompt.
+        """
         from art_patch.store.queries.browse import answered_by_both
 
         return answered_by_both(self._database, a, b, limit=limit)
 
     @cached_property
     def leases(self) -> Leases:
-        """Leases: what only one process of all machines may do."""
+        """Locks over all machines, so that for example only one process runs a cycle."""
         from art_patch.store.ledger.leases import Leases
 
         return Leases(self._database)
 
     def fenced(self, lease: Lease) -> Store:
-        """Return this store for the owner of a lease: a write raises `Busy` once the lease has another owner."""
+        """Return a store on the same database whose writes raise `Busy` once the lease has another owner."""
         from art_patch.store.ledger.leases import fenced
 
         # A store of its own: only this one's writes are fenced.
         return Store(fenced(self._database, lease))
 
     def note_attempt(self, job: str, *, policy: str, took_s: float, why: str, who: str) -> None:
-        """Leave an audit entry of an update that made no policy, so that its cost is counted."""
+        """Add an audit entry about an update that made no policy, so that `art-patch report` counts its cost."""
         from art_patch.store.queries.usage import note_attempt
 
         note_attempt(self._database, job, policy=policy, took_s=took_s, why=why, who=who)
 
     @cached_property
     def transfers(self) -> Transfers:
-        """Notes on exports and imports."""
+        """Records which data was exported to a file or a tracker, and which was imported."""
         from art_patch.store.ledger.transfers import Transfers
 
         return Transfers(self._database)
 
     @cached_property
     def sent(self) -> Sent:
-        """Notes on items that trackers have already."""
+        """Records which items a tracker has already, so that an upload sends only new and changed ones."""
         from art_patch.store.ledger.transfers import Sent
 
         return Sent(self._database)
 
     @cached_property
     def rights(self) -> Rights:
-        """Erasure of a person's data, and retention."""
+        """Erases a person's data, and deletes old trajectories (retention)."""
         from art_patch.store.erasure.rights import Rights
 
         return Rights(self._database)
 
     @cached_property
     def maintain(self) -> Maintenance:
-        """Sizes, vacuum and backup."""
+        """Reports the sizes of the database, rewrites it without free space, and makes backups."""
         from art_patch.store.maintain import Maintenance
 
         return Maintenance(self._database)
 
     def verify(self) -> list[str]:
-        """Return every inconsistency in words; an empty list means that the store is sound."""
+        """Check the whole store, and return one sentence for each inconsistency; an empty list means there is none."""
         from art_patch.store.maintain import verify
 
         return verify(self._database)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections of the store."""
         self._database.close()
 
 
@@ -166,8 +178,8 @@ def open_database(
             query may hold any other parameter of libpq.
         create: make the store if it is missing, and give a store without a project to `project`.
         project: the project that the store must belong to; `None` accepts any.
-        trouble: called when a store had to be made again. With it, a corrupt file is set aside; without it, a corrupt
-            file stays where it is.
+        trouble: called when a store had to be made again. With it, a corrupt SQLite file is renamed and a new store
+            begins; without it, a corrupt file stays as it is and raises `StoreError`.
 
     Raises:
         ConfigError: if the URL names neither SQLite nor PostgreSQL, or the driver is not installed.

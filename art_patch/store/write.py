@@ -2,7 +2,8 @@
 
 The writer remembers which messages and trajectories it wrote, so that it does not write them again. It forgets them
 when the rows may be gone: the file was deleted or replaced, the server restarted, or an erasure deleted shared content.
-Then it writes messages again as calls need them, and announces the trajectories of late calls again.
+After that it writes a message again when a call needs it, and the row of a trajectory again when a late call belongs
+to it.
 """
 
 from __future__ import annotations
@@ -52,12 +53,13 @@ class Writer:
         self._statements: Statements | None = None
 
     def write(self, records: Sequence[Record]) -> None:
-        """Write the batch in one transaction; all of it or nothing.
+        """Write the records in one transaction, so that either all of them are stored or none.
 
-        Scores are committed durably, calls with `synchronous=NORMAL`.
+        A batch with scores or corrections survives a power cut. A batch of calls only may be lost by a power cut
+        shortly after the commit (`synchronous=NORMAL` in SQLite).
 
         Raises:
-            StoreError: if the database refuses; nothing of the batch was written.
+            StoreError: if the database reports an error. The batch may be written again; no record is stored twice.
         """
         # A batch can be tried again: each of its statements leaves one copy, however often it runs.
         for tried in range(1, _TRIES + 1):

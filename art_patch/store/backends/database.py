@@ -1,7 +1,8 @@
 """The interface of a store's database, and making or migrating its tables. `sqlite.py` and `postgres.py` implement it.
 
 `read()` is one consistent snapshot. `write()` is one transaction: all of it is committed, or nothing. A writer that
-pauses between two writes calls `renew()` first. `generation` has grown if rows that it wrote may be gone.
+remembers which rows it wrote calls `renew()` before it prepares the next write. If `generation` has grown since then,
+those rows may be gone from the database, and the writer must write them again.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ class Database(ABC):
     Attributes:
         url: the URL as given. It may hold a password, so it is never shown.
         name: the URL without its password, for messages.
-        project: the project that the store must belong to; `None` accepts any.
+        project: the project that the store must belong to; `None` accepts a store of any project.
         scope: `project_id` and `agent_id` of the rows that are written. A write transaction hands them to its inserts.
-        generation: grows when committed rows may be gone: the file is another one, or the server was restarted.
-        stale: the next write opens new connections.
+        generation: grows when committed rows may be gone, because the SQLite file was replaced by another one or the
+            connection to the PostgreSQL server was lost.
+        stale: whether the open connections are unusable, so that the next write opens new ones.
     """
 
     def __init__(self, url: str, project: str | None) -> None:
@@ -66,60 +68,66 @@ class Database(ABC):
         """Return a short read transaction that sees the store as it was when the transaction began.
 
         Raises:
-            StoreError: if the database refuses.
+            StoreError: if the database reports an error.
         """
 
     @abstractmethod
     def write(self, *, durable: bool = False, exclusive: bool = False) -> AbstractContextManager[Connection]:
-        """Return a write transaction that commits at the end and rolls back on any error.
+        """Return a write transaction that commits when its block ends, and rolls back on any error.
 
         Args:
-            durable: the commit survives a power cut. Without it the last commits may be lost, but never torn.
-            exclusive: no other write transaction runs at the same time. Deleting needs it: it must see every row that
-                still refers to the rows it deletes.
+            durable: the commit survives a power cut. Without `durable`, a power cut may lose the most recent commits,
+                each of them completely.
+            exclusive: no other write transaction runs at the same time. Deleting rows needs this, because it must see
+                every row that still refers to a deleted one.
 
         Raises:
-            StoreError: if the database refuses.
+            StoreError: if the database reports an error.
         """
 
     @abstractmethod
     def renew(self) -> None:
-        """Open new connections if the old ones are stale.
+        """Open new connections if the old ones can no longer be used (`stale`).
 
         Raises:
-            StoreError: if that fails. The next call tries again.
+            StoreError: if no connection can be opened. The next call of `renew` or `write` tries again.
         """
 
     @abstractmethod
     def should_retry(self, error: StoreError) -> bool:
-        """Return whether the transaction that failed with `error` may succeed if it is repeated at once."""
+        """Return whether a transaction that failed with `error` may succeed if the caller repeats it at once."""
 
     @abstractmethod
     def errors(self) -> AbstractContextManager[None]:
-        """Turn the driver's errors into `StoreError` with the store's name and what to do."""
+        """Turn the driver's errors in the block into `StoreError`, whose message names the store and the remedy."""
 
     @abstractmethod
     def insert(self, table: Table) -> SqliteInsert | PostgresInsert:
         """Return the INSERT of this database's dialect, which has `on_conflict_do_nothing` and `on_conflict_do_update`.
 
-        Sort the rows by their key: two transactions that insert the same rows in different orders deadlock.
+        The caller sorts the rows by their key, because two transactions that insert the same rows in different orders
+        deadlock.
         """
 
     @abstractmethod
     def check(self, connection: Connection) -> list[str]:
-        """Return what the database's own integrity check finds, in words."""
+        """Run the database's own integrity check, and return one message for each problem that it finds."""
 
     @abstractmethod
     def begin_in_child(self) -> None:
-        """Open new connections in the child of a fork."""
+        """Give the child process of a fork its own connections, because it must not use those of its parent."""
 
     @abstractmethod
     def let_go(self) -> None:
-        """Close the connections before the process forks; they are opened again when needed."""
+        """Close the connections before the process forks; the next read or write opens them again."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Prepare for the interpreter's end, which closes the connections: closing must not harm another database."""
+        """Prepare for the interpreter's exit, which closes the connections: closing one must not damage another file.
+
+        SQLite deletes the `-wal` file by name when the last connection closes. If the database file was replaced, a
+        file of that name belongs to the new one.
+        """
 
     def _bind(self, connection: Connection, *, binds: bool) -> None:
         """Check that the store belongs to this project. With `binds`, a store without a project becomes this one's.
@@ -146,7 +154,11 @@ class Database(ABC):
 
 
 def revision_of(connection: Connection, found: set[str], name: str) -> str | None:
-    """Return the revision of the tables `found`; `None` if there are none.
+    """Return the schema revision of a store, or `None` if the database has no tables yet.
+
+    Args:
+        found: names of the tables in the database.
+        name: the store's URL without password, for messages.
 
     Raises:
         StoreError: if the tables are not a store's, or were made by a version that was never released.
@@ -165,10 +177,10 @@ def revision_of(connection: Connection, found: set[str], name: str) -> str | Non
 
 
 def upgrade(connection: Connection, revision: str | None, name: str, schema: str | None = None) -> None:
-    """Make the tables, or migrate them. The caller's transaction must exclude every writer.
+    """Make the tables if `revision` is `None`, else migrate them. The caller's transaction must exclude every writer.
 
     Raises:
-        StoreTooNew: if this release does not know the revision.
+        StoreTooNew: if this release does not know the revision, because a newer release wrote the store.
     """
     if revision is None:
         _make_tables(connection)
@@ -240,9 +252,11 @@ _DECIDE = f"SELECT pg_advisory_xact_lock({DECISIONS}, {_SCHEMA})"
 
 
 def decide_alone(connection: Connection) -> None:
-    """Wait until no other transaction decides, and keep others waiting until this one ends. A second call is free.
+    """Lock all decisions (changes of policies, route and audit log) until the end of this transaction.
 
-    Call it before the transaction changes its first row. Otherwise two transactions may wait for each other.
+    It first waits for another transaction that holds the lock. On SQLite it does nothing, because every write
+    transaction is exclusive there. Call it before the transaction changes its first row; otherwise two transactions
+    may deadlock. A second call in the same transaction has no effect.
     """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(_DECIDE)

@@ -1,10 +1,10 @@
-"""The files of a SQLite store: the lock, files that were deleted or damaged, and emptying, rewriting and copying.
+"""The files of a SQLite store: the lock file, deleted or damaged database files, checkpoints and copies.
 
 SQLite goes on writing without an error to a file that was deleted or replaced under an open connection. So a writer
-compares inodes before and after each write, under the lock.
+compares the inode of the open file with the inode at the path, before and after each write, while it holds the lock.
 
-Rules. Every file is made here with mode 600 before SQLite opens it. Only the leftovers of the file that this process
-had open are removed, and only when that file is gone. A broken file is never deleted: it is renamed to
+Rules. Every file is made here with mode 600 before SQLite opens it. A `-wal` or `-shm` file is removed only if it
+belonged to a database file that is gone from the path. A broken database file is never deleted: it is renamed to
 `<name>.corrupt-<UTC time>` together with its `-wal` and `-shm`, and only if it is known to be a store: this process
 opened it before, or it has the default name and our lock beside it.
 
@@ -42,7 +42,7 @@ _Inode = tuple[int, int]
 
 
 class StoreFiles:
-    """The database file at one path, its lock, and SQLite's files beside it."""
+    """The database file at one path, its lock file, and the `-wal` and `-shm` files that SQLite keeps beside it."""
 
     def __init__(self, path: Path) -> None:
         """Make the directory and the lock file.
@@ -63,7 +63,7 @@ class StoreFiles:
 
     @contextmanager
     def locked(self) -> Generator[None]:
-        """Hold the lock of all writers in all processes. It is reentrant, and excludes other threads too."""
+        """Hold the lock that excludes writers in all other processes and threads. A thread may take it repeatedly."""
         with self._inside:
             if self._depth == 0:
                 self._take()
@@ -98,13 +98,13 @@ class StoreFiles:
         return self._lock
 
     def close(self) -> None:
-        """Close the lock."""
+        """Close the lock file. `locked` opens it again when needed."""
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
 
     def begin_in_child(self) -> None:
-        """Close the parent's lock file in the child of a fork: the child would keep the lock if the parent dies."""
+        """Close the parent's lock file in the child of a fork: a living child would keep the lock of a dead parent."""
         self._inside = threading.RLock()
         self._depth = 0
         self.close()
@@ -112,23 +112,23 @@ class StoreFiles:
     # The inodes.
 
     def remember(self) -> None:
-        """Note the inodes of the files that the connections have open."""
+        """Note the inodes of the database, `-wal` and `-shm` files, so that a later replacement can be detected."""
         self._opened = {suffix: _inode_at(f"{self.path}{suffix}") for suffix in ("", *_BESIDE)}
 
     @property
     def same(self) -> bool:
-        """Whether the path names the file that is open."""
+        """Whether the path still names the file that the connections have open."""
         opened = self._opened.get("")
         return opened is not None and opened == _inode_at(self.path)
 
     @property
     def replaced(self) -> bool:
-        """Whether a file is open, and the path names another file or none."""
+        """Whether the file that the connections have open was deleted from the path or replaced by another file."""
         opened = self._opened.get("")
         return opened is not None and opened != _inode_at(self.path)
 
     def forget(self) -> None:
-        """Remove what the open file left beside its path, after the file itself was deleted or replaced."""
+        """Remove the `-wal` and `-shm` of the open database file, after that file was deleted or replaced."""
         # A new database that finds the old `-shm` shares it with processes that still have the old file open.
         for suffix in _BESIDE:
             found = _inode_at(f"{self.path}{suffix}")
@@ -137,7 +137,7 @@ class StoreFiles:
         self._opened = {}
 
     def clear_leftovers(self) -> None:
-        """Remove a `-wal` and `-shm` without a database file, for the reason in `forget`."""
+        """Remove `-wal` and `-shm` if there is no database file, so that a new database does not use old ones."""
         if not self.path.exists():
             for suffix in _BESIDE:
                 self._unlink(suffix)
@@ -148,7 +148,7 @@ class StoreFiles:
             make_private(os.path.realpath(self.path))  # SQLite follows links
 
     def keep_private(self) -> None:
-        """Remove other users' rights to the store and its log, if this user owns them."""
+        """Set mode 600 on the database file and its write-ahead log if this user owns them and others may read them."""
         path = os.path.realpath(self.path)  # SQLite keeps its log beside the file itself
         for suffix in WITH_TRAFFIC:
             with suppress(OSError):
@@ -162,11 +162,14 @@ class StoreFiles:
 
     @property
     def may_be_set_aside(self) -> bool:
-        """Whether the file is known to be a store."""
+        """Whether the file is known to be a store, so that it may be renamed if it is corrupt.
+
+        It is known if this process has opened it, or if it has the default name and our lock file beside it.
+        """
         return self._default or self.same
 
     def set_aside(self) -> Path:
-        """Rename the broken file and return its new path; the caller holds the lock."""
+        """Rename a corrupt database file with its `-wal` and `-shm`, and return its new path; callers hold the lock."""
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         aside = Path(f"{self.path}.corrupt-{stamp}")
         # The log first: if we die in between, SQLite would replay a log that stayed behind into the new, empty file.
@@ -177,10 +180,10 @@ class StoreFiles:
 
 
 def make_private(path: str | Path) -> None:
-    """Make an empty file with mode 600, whatever the umask.
+    """Make an empty file that only its owner can read and write (mode 600), whatever the umask.
 
     Raises:
-        OSError: if that fails; `FileExistsError` if there is such a file.
+        OSError: if the file cannot be made; `FileExistsError` if it exists already.
     """
     # SQLite would make a missing database with the mode that the umask leaves, and its log with the database's mode.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -191,7 +194,7 @@ def make_private(path: str | Path) -> None:
 
 
 def never_close(thing: object) -> None:
-    """Keep `thing` alive until the process ends, so that its connections are never closed."""
+    """Keep `thing` from being garbage-collected until the process ends, so that its connections are never closed."""
     # Closing the last connection to a database deletes its `-wal` by name. If another file has that name by now, or if
     # the connection was inherited by a fork, that is the log of another database or process.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
@@ -209,7 +212,7 @@ def _inode_at(path: str | Path) -> _Inode | None:
 
 
 def bytes_of(path: str | Path) -> int:
-    """Return the size of a file, 0 if there is none."""
+    """Return the size of a file in bytes; 0 if the file does not exist."""
     try:
         return os.stat(path).st_size
     except OSError:
@@ -223,7 +226,7 @@ LARGE_LOG = 64 * 2**20  # SQLite itself folds its log into the file at 4 MiB, un
 
 
 def file_of(url: str) -> Path | None:
-    """Return the file of a SQLite store, `None` for a store on a server."""
+    """Return the path of a SQLite store's database file; `None` for a store on a PostgreSQL server."""
     return None if is_postgres(url) else sqlite_path(url)
 
 
@@ -250,7 +253,10 @@ def _connected(path: Path) -> Generator[sqlite3.Connection]:
 
 @contextmanager
 def under_the_lock(path: Path) -> Generator[sqlite3.Connection]:
-    """Return a connection while no process writes. The calling thread must not be in a transaction."""
+    """Return a connection that holds the writers' lock, so that no process writes to the store during the block.
+
+    The calling thread must not be in a transaction of the store.
+    """
     files = StoreFiles(path)
     try:
         with files.locked(), _connected(path) as connection:
@@ -260,13 +266,19 @@ def under_the_lock(path: Path) -> Generator[sqlite3.Connection]:
 
 
 def truncate_log(connection: sqlite3.Connection) -> bool:
-    """Fold the log into the file and empty it; return whether that succeeded. An open reader prevents it."""
+    """Copy the write-ahead log into the database file and truncate it; return whether that succeeded.
+
+    It fails while another connection has an open read transaction.
+    """
     (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return not busy
 
 
 def checkpoint_if_large(url: str, limit: int = LARGE_LOG) -> bool:
-    """Fold the log into the file if it is larger than `limit`; return whether it is small now."""
+    """Truncate the write-ahead log (`truncate_log`) if it is larger than `limit` bytes; return whether it is small now.
+
+    A PostgreSQL store always returns `True`.
+    """
     path = file_of(url)
     if path is None or bytes_of(f"{path}-wal") <= limit:
         return True
@@ -275,10 +287,10 @@ def checkpoint_if_large(url: str, limit: int = LARGE_LOG) -> bool:
 
 
 def copy_to(path: Path, part: Path) -> None:
-    """Copy the store at `path` to the empty file `part`.
+    """Copy the store at `path` to the empty file `part`, and check the copy.
 
     Raises:
-        StoreError: if that fails, or the copy is not sound.
+        StoreError: if the copy fails, or SQLite's quick check finds the copy damaged.
     """
     # `sqlite3.Connection.backup` copies page by page and begins again whenever an app writes, so on a busy store it may
     # never end. VACUUM INTO is one read: no app waits, and the log grows meanwhile.
@@ -292,10 +304,12 @@ def copy_to(path: Path, part: Path) -> None:
 
 
 def check_room(path: Path) -> None:
-    """Check that the disks have room for a VACUUM, which writes the file to a temporary directory and to the log.
+    """Check that the disks have room for a VACUUM.
+
+    VACUUM writes the whole database once to a temporary directory and once to the write-ahead log.
 
     Raises:
-        StoreError: if one of the disks lacks the room.
+        StoreError: if one of the two disks has too little free space.
     """
     size = bytes_of(path) + bytes_of(f"{path}-wal") + _ROOM
     places = (os.environ.get("SQLITE_TMPDIR"), os.environ.get("TMPDIR"), "/var/tmp", "/usr/tmp", "/tmp")

@@ -4,11 +4,12 @@ Writes are READ COMMITTED and hold the writers' lock (`database.WRITERS`), mostl
 read only, so they see one snapshot as on SQLite. `write()` commits with `synchronous_commit=off`, which corresponds to
 SQLite's NORMAL: a crash of the server may lose the commits of the last fraction of a second, but tears none.
 
-A lost connection may mean that the server crashed and lost commits. So the next write connects again, looks at the
-tables again and raises `generation`; the writer then sends messages again that it believed to be stored.
+A lost connection may mean that the server crashed and lost commits. So the next write connects again, makes the tables
+again if they are gone, and raises `generation`. The writer then writes again the messages that it believed to be
+stored.
 
-Text that PostgreSQL cannot store is written as Python shows it: NUL as `\x00`, a lone surrogate as `\ud800`. NaN and
-the infinities become null in JSON.
+Characters that PostgreSQL cannot store are replaced by their Python escapes: NUL by `\x00`, a lone surrogate by
+`\ud800`. NaN and the infinities become null in JSON.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _LOOK = """
 
 
 class PostgresDatabase(Database):
-    """A schema on a server: the first one in the connection's `search_path`."""
+    """A store in one schema of a PostgreSQL server: the first schema in the connection's `search_path`."""
 
     def __init__(
         self, url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None
@@ -99,11 +100,11 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def write(self, *, durable: bool = False, exclusive: bool = False) -> Generator[Connection]:
-        """Return a write transaction that commits at the end and rolls back on any error.
+        """Return a write transaction that commits when its block ends, and rolls back on any error.
 
         Raises:
-            StoreError: if the server refuses or is lost. A lost server may have committed, so the caller must be able
-                to write the same rows again.
+            StoreError: if the server reports an error, or the connection is lost. If it is lost during the commit, the
+                server may have committed, so the caller must be able to write the same rows again.
         """
         with in_database(), self.errors(), self._connected() as connection, connection.begin():
             connection.execution_options(**self.scope)
@@ -120,7 +121,7 @@ class PostgresDatabase(Database):
         """Connect again if a connection was lost, and make the tables again if they are gone.
 
         Raises:
-            StoreError: if that fails. The next call tries again.
+            StoreError: if the server cannot be reached. The next call of `renew` or `write` tries again.
         """
         if not self.stale:
             return
@@ -134,7 +135,11 @@ class PostgresDatabase(Database):
             self.stale = False
 
     def should_retry(self, error: StoreError) -> bool:
-        """Return whether the server asks for another try, or the next try gets new connections."""
+        """Return whether a repeated transaction may succeed.
+
+        It may after a lost connection, which the next try replaces, and after an error such as a deadlock, for which
+        PostgreSQL asks clients to try again.
+        """
         return self.stale or _state(error) in _AGAIN
 
     def insert(self, table: Table) -> Insert:
@@ -142,17 +147,17 @@ class PostgresDatabase(Database):
         return Insert(table)
 
     def check(self, connection: Connection) -> list[str]:
-        """Return nothing: the server checks its own pages."""
+        """Return an empty list: a PostgreSQL server checks its own pages, and no check is run here."""
         return []
 
     def control(self) -> Mapping[str, str]:
-        """Return the rows that the route is made of."""
+        """Return the rows that `store.ledger.route` builds the route from, as key and value."""
         with self.read() as connection:
             return {key: value for key, value in connection.exec_driver_sql(QUERY)}
 
     @contextmanager
     def errors(self) -> Generator[None]:
-        """Turn the driver's errors into `StoreError` with the store's name and what to do."""
+        """Turn the driver's errors in the block into `StoreError`, whose message names the store and the remedy."""
         try:
             yield
         except DBAPIError as error:
@@ -162,17 +167,20 @@ class PostgresDatabase(Database):
             raise StoreError(f"store {self.name}: {words}; {_advice(words)}") from error
 
     def begin_in_child(self) -> None:
-        """Open new connections in the child of a fork; psycopg leaves the parent's alone."""
+        """Use new connections in the child of a fork, and leave those of the parent process open."""
         self._lock = threading.RLock()
         never_close(self._engine)
         self._connect()
 
     def let_go(self) -> None:
-        """Close idle connections before a fork: a child with their sockets would keep a dead parent's locks alive."""
+        """Close idle connections before a fork.
+
+        A child process inherits open sockets. If the parent died, these would keep its connections, and so its locks.
+        """
         self._engine.dispose()
 
     def leave(self) -> None:
-        """Do nothing: psycopg closes a connection only in the process that opened it."""
+        """Do nothing: on the interpreter's exit psycopg closes only connections that this process opened."""
 
     def _connect(self) -> None:
         self._engine = self._new_engine()

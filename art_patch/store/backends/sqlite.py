@@ -1,12 +1,13 @@
-"""A store in a SQLite file: pragmas, the write lock, and files that are deleted or damaged while they are open.
+"""A store in a SQLite file: its settings, the write lock, and files that are deleted or damaged while they are open.
 
-Every write transaction of every process holds one `flock` beside the database file. Reads take no lock and must be
-short, because the WAL grows while a reader is open.
+Every write transaction of every process holds one `flock` on a lock file beside the database file. Reads take no lock
+and must be short, because the write-ahead log grows while a read transaction is open.
 
-A write checks before it begins, and again after its commit, that the path still names the open file. A file that was
-deleted or replaced is opened again, and made again if it is missing. After an error that may stick to a connection
-(I/O, read only, corrupt) the next write gets new connections. If the file is corrupt for new connections too, the app's
-recorder sets it aside and begins another, because it can ask nobody. Commands only report what is wrong.
+A write checks before it begins, and again after its commit, that the path still names the open file. If the file was
+deleted or replaced, the file at the path is opened, and made if it is missing. After an error that may be due to the
+connection (I/O, read only, corrupt) the next write opens new connections. If the file is corrupt for new connections
+too, the app's recorder renames it and begins a new file, because no operator is there to decide. Commands never rename
+a file: they only report that it is corrupt.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _STICKY = _BROKEN | {
 
 
 class SqliteDatabase(Database):
-    """A database file. `write()` commits with `synchronous=NORMAL`, `write(durable=True)` with `FULL`."""
+    """A store in a SQLite file. `write()` commits with `synchronous=NORMAL`, `write(durable=True)` with `FULL`."""
 
     def __init__(
         self, url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None
@@ -72,17 +73,17 @@ class SqliteDatabase(Database):
 
     @contextmanager
     def read(self) -> Generator[Connection]:
-        """Return a short read transaction."""
+        """Return a short read transaction that sees the store as it was when the transaction began."""
         with in_database(), self.errors(), self._calls.begin() as connection:
             yield connection
 
     @contextmanager
     def write(self, *, durable: bool = False, exclusive: bool = False) -> Generator[Connection]:
-        """Return a write transaction. Each one is exclusive, because SQLite has one writer.
+        """Return a write transaction. It is always exclusive, because SQLite allows one writer at a time.
 
         Raises:
-            StoreError: if the database refuses, or if the file was replaced during the transaction. In the second case
-                the rows may be in the old file; the file that the path names now does not have them.
+            StoreError: if SQLite reports an error, or the file was replaced during the transaction. After a
+                replacement the rows are missing from the file that the path names now.
         """
         with self._files.locked(), in_database():
             self.renew()
@@ -105,10 +106,10 @@ class SqliteDatabase(Database):
             self._files.remember()
 
     def renew(self) -> None:
-        """Open the file again if it was deleted or replaced, or if an error may stick to the connections.
+        """Open the file at the path again if it was deleted or replaced, or if an error made the connections unusable.
 
         Raises:
-            StoreError: if that fails. The next call tries again.
+            StoreError: if the file cannot be opened. The next call of `renew` or `write` tries again.
         """
         if self._files.same and not self.stale:
             return
@@ -125,7 +126,7 @@ class SqliteDatabase(Database):
             self.stale = False
 
     def should_retry(self, error: StoreError) -> bool:
-        """Return whether the next try gets new connections or another file."""
+        """Return whether a repeated transaction may succeed, because it would use new connections or another file."""
         return self.stale
 
     def insert(self, table: Table) -> Insert:
@@ -133,32 +134,35 @@ class SqliteDatabase(Database):
         return Insert(table)
 
     def check(self, connection: Connection) -> list[str]:
-        """Return what SQLite's `integrity_check` finds."""
+        """Run SQLite's `integrity_check`, and return one message for each problem that it finds."""
         lines = connection.execute(text("PRAGMA integrity_check")).scalars()
         return [f"sqlite: {line}" for line in lines if line != "ok"]
 
     @contextmanager
     def errors(self) -> Generator[None]:
-        """Turn the driver's errors into `StoreError` with the file's name and what to do."""
+        """Turn the driver's errors in the block into `StoreError`, whose message names the file and the remedy."""
         try:
             yield
         except DBAPIError as error:
             raise StoreError(f"store {self.path}: {error.orig}; {_advice(error.orig)}") from error
 
     def begin_in_child(self) -> None:
-        """Open new connections and a new lock in the child of a fork."""
+        """Open new connections and a new lock file in the child of a fork."""
         self._files.begin_in_child()
         never_close((self._calls, self._ledger))  # they are the parent's
         self._connect()
 
     def let_go(self) -> None:
-        """Close the connections before the process forks."""
+        """Close the connections before the process forks; the next read or write opens them again."""
         if not self._files.replaced:
             self._calls.dispose()
             self._ledger.dispose()
 
     def leave(self) -> None:
-        """Keep the interpreter's end from closing connections to a file that was replaced."""
+        """Keep connections to a replaced file open at the interpreter's exit.
+
+        SQLite would delete the `-wal` file at the path when they close, and that file belongs to the new database.
+        """
         if self._files.replaced:
             never_close((self._calls, self._ledger))
 

@@ -1,6 +1,7 @@
-"""Database URLs. Standard library only, because the app reads the route before SQLAlchemy is imported.
+"""Reads the URL of a store. Standard library only, because the app reads the route before SQLAlchemy is imported.
 
-A PostgreSQL URL may hold a password. No message here shows one, and callers show URLs through `without_password`.
+A PostgreSQL URL may hold a password. No message of this module shows it, and callers pass a URL through
+`without_password` before they show it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _IN_QUERY = re.compile(r"([?&]\w*password=)[^&]*", re.IGNORECASE)
 
 
 def sqlite_path(url: str) -> Path:
-    """Return the absolute file behind a `sqlite:///` URL.
+    """Return the absolute path of the database file that a `sqlite:///` URL names.
 
     Raises:
         ConfigError: for any other URL.
@@ -41,12 +42,12 @@ def is_postgres(url: str) -> bool:
 
 
 def waits_for_network(url: str | None) -> bool:
-    """Return whether reading the store goes over a network; `None` stands for the default URL, a file."""
+    """Return whether the store at this URL is read over a network. `None` is the default URL, which names a file."""
     return url is not None and is_postgres(url)
 
 
 def absolute_url(url: str) -> str:
-    """Return the URL with an absolute path, so that it means the same in every directory.
+    """Return the URL with an absolute path, so that it names the same file in every working directory.
 
     Raises:
         ConfigError: if it names neither SQLite nor PostgreSQL.
@@ -55,17 +56,17 @@ def absolute_url(url: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """Return the URL without passwords."""
+    """Return the URL without its password, so that messages and logs can show it."""
     # Everything between the user's name and the last `@` goes, even if the URL is malformed: a password that holds an
     # unescaped `@` or `/` must not be shown in part.
     return _IN_QUERY.sub(r"\1***", _LOGIN.sub(r"\1:***@", url))
 
 
 def postgres_parameters(url: str) -> dict[str, str]:
-    """Return the parts of a PostgreSQL URL under libpq's names. Its query may hold any other parameter of libpq.
+    """Return the parts of a PostgreSQL URL (host, user, ...) and the parameters in its query, by libpq's names.
 
     Raises:
-        ConfigError: if the URL cannot be read.
+        ConfigError: if the URL is malformed.
     """
     rest, _, query = url.removeprefix(_POSTGRES).partition("?")
     authority, _, database = rest.partition("/")
@@ -84,7 +85,7 @@ def postgres_parameters(url: str) -> dict[str, str]:
 
 
 def of_another_project(url: str, owner: str, project: str) -> str:
-    """Return the message for a store that belongs to another project."""
+    """Return the error message for a store at `url` that belongs to the project `owner` instead of `project`."""
     return (
         f"store {without_password(url)} belongs to project {owner!r}, and this is project {project!r}: say --project "
         f"{owner} (ART_PATCH_PROJECT={owner}), or give {project!r} a file, database or schema of its own with --store "
@@ -93,7 +94,7 @@ def of_another_project(url: str, owner: str, project: str) -> str:
 
 
 def missing_driver(url: str, error: ImportError) -> str:
-    """Return the message for a missing psycopg."""
+    """Return the error message for a PostgreSQL URL when its driver, psycopg, is not installed."""
     return f"{without_password(url)} needs psycopg ({error}); pip install 'art-patch[postgres]'"
 
 

@@ -1,1 +1,1 @@
-"""Deleting a person's data with all that hangs on it, and retention."""
+"""Erases a person's data with every row that belongs to it, and deletes old trajectories (retention)."""

@@ -1,11 +1,13 @@
 """Garbage collection of shared content: messages, blocks of prompt ids and tools that no row refers to any more.
 
-In: ids that a deleted call referred to. Out: the number of deleted rows. A message stays while a message below it, a
-call or an answer refers to it. So the walk begins at the leaves and climbs to the parent of each deleted row.
+In: ids of the messages, blocks and tools that a deleted call referred to. Out: the number of deleted rows. A message is
+kept while a later message of a conversation, a call or an answer refers to it. So the collector checks the last message
+of a conversation first; after it has deleted a message, it checks the message before it (its parent).
 
-Rules. The candidates that are still to be checked stand in `control` (row `collecting`). They are written in the
-transaction that deletes the calls, so after a kill the next collection continues with them and no orphan is forgotten.
-A transaction stops after `BUDGET_S`, and then the lock stays free for at least as long, so that apps can write.
+Rules. Ids that are still to be checked are stored in the row `collecting` of the table `control`. They are written in
+the transaction that deletes the calls, so if the process is killed, the next collection checks them. A transaction
+stops after `BUDGET_S` seconds. Then the collector pauses for as long as the transaction took, at most 0.1 s, so that
+apps can write.
 """
 
 from __future__ import annotations
@@ -68,7 +70,10 @@ _CHAINS = ("nodes", "token_blocks")  # kinds whose rows have parents; they are c
 
 
 class Pending:
-    """Candidates that are still to be checked: a set of ids for each kind (`nodes`, `token_blocks`, `blobs`)."""
+    """Ids of shared content that a collection must still check, one set for each kind.
+
+    The kinds are `nodes` (messages), `token_blocks` (prompt ids) and `blobs` (lists of tools).
+    """
 
     def __init__(self) -> None:
         """Begin empty."""
@@ -77,7 +82,7 @@ class Pending:
 
     @classmethod
     def load(cls, connection: Connection) -> Pending:
-        """Return the candidates that earlier transactions left."""
+        """Read the ids that earlier transactions stored and no collection has checked yet."""
         pending = cls()
         pending._stored = _control(connection, PENDING) or ""
         for kind, found in json.loads(pending._stored or "{}").items():
@@ -85,11 +90,11 @@ class Pending:
         return pending
 
     def add(self, kind: str, ids: Iterable[bytes | None]) -> None:
-        """Add candidates; `None` and the root are skipped."""
+        """Add ids of one kind to check. `None` and the root of all conversations are skipped."""
         self.ids[kind].update(one for one in ids if one is not None and one != ROOT)
 
     def save(self, connection: Connection) -> None:
-        """Write the remaining candidates for the next transaction, which may be another process's."""
+        """Store the ids that are still unchecked. The next transaction, in this or another process, checks them."""
         kept = {kind: sorted(one.hex() for one in ids) for kind, ids in self.ids.items() if ids}
         value = json.dumps(kept) if kept else ""
         if value != self._stored:
@@ -97,13 +102,13 @@ class Pending:
 
     @property
     def chains(self) -> bool:
-        """Whether messages or token blocks are left."""
+        """Whether messages or token blocks are still to be checked."""
         return any(self.ids[kind] for kind in _CHAINS)
 
 
 @contextmanager
 def alone(database: Database) -> Generator[Connection]:
-    """Return a transaction that deletes: it excludes other writers, and overwrites what it deletes with zeros."""
+    """Return a transaction for deleting: it excludes other writers, and SQLite overwrites deleted data with zeros."""
     with database.write(durable=True, exclusive=True) as connection:
         if connection.dialect.name == "sqlite":  # set on every connection already; erasing does not rely on it
             connection.exec_driver_sql("PRAGMA secure_delete=ON")
@@ -111,17 +116,22 @@ def alone(database: Database) -> Generator[Connection]:
 
 
 def breathe(began: float) -> None:
-    """Sleep for as long as the transaction took that began at `began` (`time.perf_counter()`), at most 0.1 s."""
+    """Let other writers in after a transaction: sleep for as long as it took, at most 0.1 s.
+
+    `began` is the `time.perf_counter()` at which the transaction began.
+    """
     # A process that releases a file lock and takes it again at once gets it before all that wait.
     time.sleep(max(_PAUSE_S, min(time.perf_counter() - began, 0.1)))
 
 
 def climb(connection: Connection, pending: Pending, until: float) -> Counter[str]:
-    """Delete orphans among the candidates and their ancestors until all are checked or the time is over.
+    """Delete those pending messages and token blocks that no row refers to, and then their parents in the same way.
+
+    It ends when nothing is pending or when the time is over.
 
     Args:
         connection: a transaction of `alone`.
-        pending: the candidates. Checked ones are removed, and parents of deleted rows are added.
+        pending: the ids to check. Checked ids are removed from it, and the parents of deleted rows are added.
         until: `time.perf_counter()` at which to stop.
 
     Returns:
@@ -144,9 +154,9 @@ def climb(connection: Connection, pending: Pending, until: float) -> Counter[str
 
 
 def collect(database: Database, candidates: Mapping[str, Collection[bytes]] | None = None) -> Counter[str]:
-    """Delete orphans among the candidates (ids by kind) and their ancestors; return the deleted rows by kind.
+    """Delete the shared content that no row refers to any more; return the number of deleted rows by kind.
 
-    Candidates that an earlier collection left are checked too.
+    It checks `candidates` (ids by kind), the ids that an earlier collection left unchecked, and all their ancestors.
     """
     gone: Counter[str] = Counter()
     for some in _portions(candidates or {}):
@@ -166,7 +176,10 @@ def collect(database: Database, candidates: Mapping[str, Collection[bytes]] | No
 
 
 def collect_all(database: Database) -> Counter[str]:
-    """Delete every orphan in the store. Memory is bounded, and each transaction is short."""
+    """Check all shared content of the store, and delete every row of it that no other row refers to.
+
+    Memory is bounded, and each transaction is short.
+    """
     gone = collect(database)
     for kind in _CHAINS:
         for ids in _all_ids(database, kind):
@@ -185,7 +198,7 @@ def collect_all(database: Database) -> Counter[str]:
 
 
 def collect_blobs(database: Database) -> Counter[str]:
-    """Delete the pending lists of tools that no call uses any more."""
+    """Delete those pending lists of tools that no call uses any more; return the number of deleted rows."""
     with database.read() as connection:
         candidates = Pending.load(connection).ids["blobs"]
     if not candidates:
@@ -223,7 +236,10 @@ def _delete_blobs(database: Database, candidates: Collection[bytes]) -> Counter[
 
 
 def note_collected(connection: Connection) -> None:
-    """Tell writers that messages may be gone; call it in the transaction that deletes."""
+    """Tell the writers in all processes that messages which they remember may be deleted.
+
+    Call it in the transaction that deletes. A writer then writes such messages again when a call needs them.
+    """
     # Writers remember which messages they wrote, and do not write them again. A writer that finds another number here
     # forgets them all.
     _set_control(connection, COLLECTED, str(int(_control(connection, COLLECTED) or "0") + 1))

@@ -1,8 +1,9 @@
 """Deletes trajectories in short transactions: their calls, content that only these used, and groups that become empty.
 
-In: ids. Out: the number of deleted rows, and the groups that lost a member. Calls are deleted together with the content
-that only they referred to. A trajectory is deleted when it has no calls left, and its groups are settled in the same
-transaction. So the store is sound after each transaction, and a deletion that was killed can simply run again.
+In: ids of trajectories. Out: the number of deleted rows, and the groups that lost a member. Calls are deleted together
+with the content that only they referred to. A trajectory is deleted when it has no calls left, and its group is updated
+in the same transaction. So the store is consistent after each transaction, and a deletion whose process was killed is
+completed by running it again.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ _DELETE_SOME = {
 
 
 class Deletion:
-    """A deletion in progress, and its totals.
+    """A deletion of trajectories in progress, with the number of rows that it has deleted so far.
 
     Attributes:
         groups: ids of the groups that lost a member.
@@ -84,12 +85,15 @@ class Deletion:
         self.dead: set[str] = set()
 
     def metrics(self) -> dict[str, Any]:
-        """Return the number of deleted rows by kind."""
+        """Return the number of rows deleted so far by kind, such as `calls` and `scores`."""
         names = ("trajectories", "calls", "messages", "scores", "spans", "corrections", "judgements")
         return {name: self._counts[name] for name in names}
 
     def delete(self, ids: Sequence[str], only: ColumnElement[bool] | None = None) -> None:
-        """Delete these trajectories; with `only`, just those that still match this condition when their turn comes."""
+        """Delete these trajectories.
+
+        With `only`, a trajectory is skipped if it no longer meets this condition when its transaction begins.
+        """
         left = list(ids)
         while left:
             began = time.perf_counter()
@@ -103,7 +107,7 @@ class Deletion:
                 collect_blobs(self._database)
 
     def finish(self) -> None:
-        """Collect the content that the last transactions left as candidates."""
+        """Delete the shared content that the last transactions may have orphaned and did not check yet."""
         self._counts["messages"] += collect(self._database)["nodes"]
 
     def _chunk(self, connection: Connection, left: list[str], only: ColumnElement[bool] | None) -> bool:

@@ -4,9 +4,9 @@ In: a user, a session or a trajectory; or an age and a number to keep. Out: the 
 where copies remain: exports, and policies that were trained on the data.
 
 Rules. `deletion.py` deletes in short transactions. After each one the store is sound, and a second run finishes what a
-kill cut short. An erasure ends when a last look finds nothing, so calls that arrive meanwhile are deleted. The audit
-log keeps that data was erased, with a hash of the user's id, and never the id itself. An erasure notes exports and
-policies in the audit log when it begins, because deleted rows cannot be asked; the next run reports them again.
+kill cut short. An erasure ends when a last query finds nothing, so calls that arrive meanwhile are deleted. The audit
+log records each erasure with a hash of the user's id, never the id itself. An erasure writes the exports and policies
+that it found to the audit log when it begins, so a second run reports them although the rows are deleted by then.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Rights:
 
         Raises:
             ConfigError: if not exactly one of the three is given.
-            StoreError: if the database refuses. Rows that are deleted stay deleted; run it again to continue.
+            StoreError: if the database reports an error. Rows that are deleted stay deleted; another run continues.
         """
         given = {"user": user, "session": session, "trajectory": trajectory}
         chosen = [(what, value) for what, value in given.items() if value is not None]
@@ -142,13 +142,14 @@ class Rights:
         """Delete trajectories that are too old or too many, also those whose group waits for training.
 
         Args:
-            older_than_s: delete trajectories whose last call (else whose start) is longer ago than this, in seconds.
-            keep: keep at most this many of the newest trajectories. Copies do not count; they go with their original.
-            dry_run: delete nothing; return the numbers.
+            older_than_s: delete trajectories whose last call (or start, without calls) is longer ago than this.
+            keep: keep at most this many of the newest trajectories. Copies do not count: each one is deleted together
+                with its original.
+            dry_run: delete nothing; return the numbers of rows that would be deleted.
 
         Raises:
             ConfigError: if neither an age nor a number is given, or one of them is negative.
-            StoreError: if the database refuses. Rows that are deleted stay deleted; run it again to continue.
+            StoreError: if the database reports an error. Rows that are deleted stay deleted; another run continues.
         """
         if older_than_s is None and keep is None:
             raise ConfigError("say what to keep: an age, a number of trajectories, or both")
@@ -211,9 +212,9 @@ class Taught:
     """A policy that learned from the data.
 
     Attributes:
-        how: `trained` on the data, or `descends` from a policy that was.
-        serves: whether it is the champion now.
-        path: directory of its adapter; `None` for a base.
+        how: `trained` if the policy was trained on the data, `descends` if one of its ancestors was.
+        serves: whether the policy is the champion now.
+        path: directory of its adapter; `None` for a base model.
     """
 
     name: str
@@ -236,7 +237,7 @@ class Erasure:
         exports: exports that hold the data.
         policies: policies that were trained on the data, and their descendants, oldest first.
         finishes: whether this run completes an earlier erasure of the same data that was cut short.
-        scrubbed: whether the database's log is free of the data. If not, a reader held it open: run it again.
+        scrubbed: whether the write-ahead log is free of the data. If not, an open reader prevented it: erase again.
         dry_run: whether nothing was deleted.
     """
 
@@ -258,12 +259,12 @@ class Erasure:
 
     @property
     def found(self) -> bool:
-        """Whether there was anything to erase, or to finish."""
+        """Whether there was data to erase, or an earlier erasure to complete."""
         return bool(self.trajectories or self.calls or self.finishes)
 
 
 def with_shadows(connection: Connection, ids: list[str]) -> list[str]:
-    """Return these ids, and before them the ids of trajectories that repeat them or copy any of their calls."""
+    """Return the ids of all copies and repetitions of these trajectories, followed by the given `ids`."""
     # Copies come first: they are found by the calls that they copy, so they must be deleted before these.
     ids = list(dict.fromkeys([*_replays(connection, ids), *ids]))
     copies: dict[str, None] = {}
@@ -292,7 +293,7 @@ def _replays(connection: Connection, ids: list[str]) -> list[str]:
 
 
 def strays(connection: Connection, trajectories: Collection[str]) -> list[str]:
-    """Return those of the trajectories that other rows still name: apps may have written after the deletion."""
+    """Return those of the deleted trajectories that other rows refer to again, because an app wrote meanwhile."""
     found: set[str] = set()
     # All tables that name a trajectory. A new one must be added here and in `deletion.py`.
     for some in some_of(list(trajectories)):
@@ -310,7 +311,7 @@ def strays(connection: Connection, trajectories: Collection[str]) -> list[str]:
 
 
 def count_rows(connection: Connection, these: Callable[[Any], ColumnElement[bool]]) -> dict[str, int]:
-    """Return how many calls, scores, spans and corrections have a trajectory id of `these`."""
+    """Return the numbers of calls, scores, spans and corrections whose trajectory id meets the condition `these`."""
     counted = (
         ("calls", _C),
         ("scores", tables.scores),
@@ -324,7 +325,7 @@ def count_rows(connection: Connection, these: Callable[[Any], ColumnElement[bool
 
 
 def plan_of(connection: Connection, ids: Sequence[str], noted: dict[str, Any] | None, now: float) -> Erasure:
-    """Return what an erasure of these trajectories will delete, and where copies remain."""
+    """Return what an erasure of these trajectories will delete, and where copies remain. Nothing is deleted here."""
     found: Counter[str] = Counter()
     goes, groups = set(ids), set[str]()
     exports: set[str] = set((noted or {}).get("exports", ()))
@@ -388,7 +389,7 @@ def _taught(connection: Connection, trained: Collection[str]) -> Iterator[Taught
 
 
 def cut_short(connection: Connection, subject: dict[str, str]) -> dict[str, Any] | None:
-    """Return what an erasure of the same data noted when it began, if it never noted its end."""
+    """Return the audit entry with which an earlier erasure of the same data began, if that erasure was cut short."""
     table = tables.audit
     query = select(table.c.action, table.c.detail).where(table.c.action.in_(("erase", "erased")))
     for action, detail in connection.execute(query.order_by(table.c.id.desc())):

@@ -1,10 +1,12 @@
-"""Moves of policies, the route and the audit log, inside one transaction that decides alone (`decide_alone`).
+"""State changes of policies, the route and the audit log, inside one transaction that decides alone (`decide_alone`).
 
-A move changes the policy's state, everything that follows from it, and the route that running apps read. `promotions`
-keeps each move for good: who, when, why, and the metrics behind it.
+A state change of a policy (a move) also changes other policies where needed, such as the old champion, and the route
+that running apps read. The table `promotions` has one row for each move, which is never changed or deleted: who did it,
+when, why, and the metrics behind it.
 
-A policy that is rejected and never served gives its groups back: they are `scored` again, and the next update learns
-from them. Groups of a policy that serves, served or may still serve stay `trained`. `trainings` keeps both kinds.
+If a policy is rejected and never served, its groups return to the state `scored`, and the next update trains on them
+again. Groups of a policy that serves, served or may still serve stay `trained`. The table `trainings` records which
+policy was trained on which group in both cases.
 """
 
 from __future__ import annotations
@@ -35,14 +37,17 @@ MOST_TRIES = 3
 
 
 def policy_of(connection: Connection, name: str) -> Policy | None:
-    """Return the policy of this name."""
+    """Return the policy with this `NAME@STEP`; `None` if the store has none."""
     query = select(*tables.columns_of(tables.policies, Policy)).where(tables.policies.c.name == name)
     row = connection.execute(query).mappings().first()
     return None if row is None else Policy(**row)
 
 
 def agent_of(connection: Connection, policy: str) -> int:
-    """Return the id of the agent whose line a policy belongs to. The first policy names the project's first agent."""
+    """Return the id of the agent that a policy belongs to: the agent named `NAME` for the policy `NAME@STEP`.
+
+    If there is none, the project's agent without a name gets this name; if every agent has a name, a new one is added.
+    """
     table, project = tables.agents, connection.get_execution_options()["project_id"]
     name = policy.rpartition("@")[0]
     of_project = select(table.c.id).where(table.c.project_id == project)
@@ -58,17 +63,17 @@ def agent_of(connection: Connection, policy: str) -> int:
 
 
 def champion_of(connection: Connection) -> Policy | None:
-    """Return the policy that serves."""
+    """Return the champion, the policy that serves; `None` if there is none."""
     return _in_state(connection, ("champion",))
 
 
 def challenger_of(connection: Connection) -> Policy | None:
-    """Return the policy that is tested beside the champion."""
+    """Return the policy under test, in state `shadow` or `canary`; `None` if no test is running."""
     return _in_state(connection, CHALLENGERS)
 
 
 def insert_policy(connection: Connection, policy: Policy, *, who: str, reason: str, at: float) -> None:
-    """Keep a new policy and its first move.
+    """Store a new policy, and the change into its first state.
 
     Raises:
         TransitionError: if a policy may not begin in this state.
@@ -91,7 +96,7 @@ def move(
     at: float,
     percent: float | None = None,
 ) -> Policy:
-    """Move a policy to another state, with the effects and errors that `Ledger.move` describes."""
+    """Change a policy's state inside the caller's transaction, with the effects and errors of `Ledger.move`."""
     policy = policy_of(connection, name)
     if policy is None:
         raise StoreError(f"there is no policy {name!r}; `art-patch policies` lists them")
@@ -218,12 +223,15 @@ def _note_move(
 
 
 def turn_route(connection: Connection, changes: JSON) -> None:
-    """Change keys of the route. Apps of older releases ignore keys that they do not know."""
+    """Change some keys of the route that running apps read, and keep the others.
+
+    Apps of older releases ignore keys that they do not know.
+    """
     set_control(connection, ROUTE_KEY, json.dumps(_route_of(connection) | dict(changes)))
 
 
 def engine_of(connection: Connection) -> tuple[str | None, float | None]:
-    """Return the engine's address in the route, and since when it is there."""
+    """Return the engine's address in the route, and when the engine was announced (seconds since the epoch)."""
     route = _route_of(connection)
     return route.get("base_url"), route.get("engine_since")
 
@@ -239,7 +247,7 @@ def _route_of(connection: Connection) -> dict[str, Any]:
 
 
 def set_control(connection: Connection, key: str, value: str) -> None:
-    """Set a row of `control`, where running apps read route and mode."""
+    """Set one row of the table `control`, from which running apps read the route and the mode."""
     table = tables.control
     row = {"key": key, "value": value, "updated_at": time.time()}
     if key != ROUTE_KEY:  # the route is one agent's; whatever else stands here is the whole project's
@@ -253,13 +261,13 @@ GENESIS = "0" * 64
 
 
 def audit_hash(previous: str, at: float, who: str, action: str, detail: Mapping[str, Any]) -> str:
-    """Return the sha256 that chains an audit entry to the one before it."""
+    """Return the SHA-256 over an audit entry and the hash of the entry before it (`previous`), which chains the two."""
     body = json.dumps([previous, at, who, action, dict(detail)], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(body.encode()).hexdigest()
 
 
 def note(connection: Connection, who: str, action: str, detail: JSON, at: float) -> None:
-    """Add an entry to the audit log. Its hash covers the entry before it, so a missing or changed entry shows."""
+    """Add an entry to the audit log. Its hash covers the entry before it, so missing and changed ones are detected."""
     table = tables.audit
     decide_alone(connection)  # else two entries could follow the same one
     ours = table.c.project_id == connection.get_execution_options()["project_id"]  # each project has a chain of its own

@@ -1,11 +1,13 @@
-"""Leases: only one process of all machines may do something, such as a cycle, and a token proves that it still may.
+"""Leases: locks over all machines, so that only one process runs a cycle. A token proves that it still owns the lease.
 
-A row names the owner, counts how often the owner renewed it (`beat`), and has a token that only grows. A process takes
-the lease by adding one to the token in a statement that matches only if the row is still as the process saw it. So
-exactly one of many succeeds. `_lib.process` decides whether an owner is gone. No clock does: times here are for people.
+The row of a lease names the owner, counts how often the owner renewed the lease (`beat`), and has a token that only
+grows. A process takes the lease by adding one to the token in a statement that matches only if the row is unchanged
+since the process read it. So exactly one of many processes succeeds. `_lib.process` decides whether an owner is gone.
+No decision uses the times in a lease; they are shown to people only.
 
 The token is a fence: in the database that `fenced` returns, each write transaction first checks that the token is still
-ours and locks the row until its end. An owner that was believed dead and wakes up can change nothing.
+ours and locks the row until the transaction ends. So an owner that lost the lease while it was suspended can write
+nothing afterwards.
 """
 
 from __future__ import annotations
@@ -43,27 +45,27 @@ class Lease:
 
 
 class Leases:
-    """The leases of a store."""
+    """Reads, takes, renews and releases the leases of a store."""
 
     def __init__(self, database: Database) -> None:
         """Read and write through `database`."""
         self._database = database
 
     def read(self, name: str) -> Lease:
-        """Return the current state of the lease `name`."""
+        """Return the lease `name` as it is now, with its owner; a lease that was never taken is free."""
         table = tables.leases
         with self._database.read() as connection:
             row = connection.execute(select(table).where(table.c.name == name)).first()
         return Lease(name) if row is None else _lease(row)
 
     def take(self, seen: Lease, owner: Owner, *, who: str, now: float) -> Lease | None:
-        """Take the lease if nobody changed it since it was read. Taking it from another owner leaves an audit entry.
+        """Take the lease if no process changed it since it was read. Taking it from another owner adds an audit entry.
 
         Args:
             seen: the lease as `read` returned it: free, or with an owner that is gone.
 
         Returns:
-            The lease; `None` if another process was faster, or the owner renewed it after all.
+            The lease; `None` if another process took it first, or its owner renewed it since it was read.
         """
         table = tables.leases
         taken = Lease(seen.name, seen.token + 1, 0, owner, now)
@@ -85,14 +87,14 @@ class Leases:
         return taken
 
     def renew(self, lease: Lease, *, now: float) -> bool:
-        """Count a sign of life of the owner; return `False` if the lease has another owner by now."""
+        """Add one to the lease's `beat`, which shows that the owner is alive; return `False` if it lost the lease."""
         table = tables.leases
         mine = update(table).where(table.c.name == lease.name, table.c.token == lease.token, table.c.owner.is_not(None))
         with self._database.write() as connection:
             return bool(connection.execute(mine.values(beat=table.c.beat + 1, renewed_at=now)).rowcount)
 
     def release(self, lease: Lease) -> bool:
-        """Free the lease; return `False` if it has another owner by now."""
+        """Give the lease up, so that another process can take it; return `False` if it has another owner by now."""
         table = tables.leases
         mine = update(table).where(table.c.name == lease.name, table.c.token == lease.token)
         with self._database.write(durable=True) as connection:
@@ -131,7 +133,7 @@ def _require(connection: Connection, lease: Lease) -> None:
 
 
 def lost(lease: Lease) -> Busy:
-    """Return the error for an owner whose lease was taken over."""
+    """Return the error that an owner gets when it writes after another process took its lease."""
     return Busy(
         f"the lease on this store's {lease.name} was taken over by another process, because this one was not heard of; "
         "it changed nothing since, and what it had kept before is kept. See `art-patch status`, and run it again"

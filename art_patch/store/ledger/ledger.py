@@ -1,7 +1,7 @@
 """The ledger: groups, policies, promotions, the route and the audit log. Every write here is durable.
 
-A write that decides something (policies, route, mode) excludes every other decision until it is committed. Groups are
-claimed instead, so that several machines can score them at the same time.
+A write that changes policies, the route or the mode excludes every other such write until it is committed. For groups
+there is no such lock: a worker claims the groups that it scores, so several machines can score at the same time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RELEASED = {"claimed_by": None, "claimed_until": None}
 
 
 class Ledger:
-    """Keeps what the job and the operator decide. Each decision and its audit entry are one transaction."""
+    """Stores the decisions of the job and the operator. Each decision and its audit entry are one transaction."""
 
     def __init__(self, database: Database) -> None:
         """Write through `database`."""
@@ -47,7 +47,7 @@ class Ledger:
     # groups
 
     def add_groups(self, groups: Sequence[Group], *, state: str = "formed", now: float | None = None) -> None:
-        """Keep new groups in this state. Their trajectories are then no longer ungrouped."""
+        """Store new groups in this state, and mark their trajectories as grouped."""
         at = time.time() if now is None else now
         if not groups:
             return
@@ -75,7 +75,13 @@ class Ledger:
     def set_groups(
         self, ids: Sequence[str], state: str, *, reason: str | None = None, policy: str | None = None
     ) -> None:
-        """Move groups to a state such as `scored`, `trained` or `spent` (held out and used), and end their claims."""
+        """Set the state of groups to `scored`, `trained`, `spent` (used by the gate) or another, and end their claims.
+
+        Args:
+            ids: ids of the groups.
+            reason: why the groups got this state.
+            policy: `NAME@STEP` of the policy that used them.
+        """
         with self._database.write(durable=True) as connection:
             _set_groups(connection, ids, state, reason, policy)
 
@@ -95,10 +101,11 @@ class Ledger:
 
         Args:
             state: claim groups in this state.
-            held_out: claim only groups that are held out, or only others; `None` claims both.
-            limit: claim at most this many.
+            held_out: `True` claims only groups that are held out for the gate, `False` only groups that are not; `None`
+                claims both.
+            limit: claim at most this many groups.
             by: name of the worker, unique among all machines.
-            lease_s: a worker that dies loses its claims after this time.
+            lease_s: seconds after which the claim expires, so that a worker that died does not keep it.
         """
         at = time.time() if now is None else now
         table = tables.groups
@@ -123,7 +130,7 @@ class Ledger:
         return tuple(key for _, key in rows)
 
     def release_groups(self, ids: Sequence[str] | None, by: str) -> None:
-        """End the claims of worker `by` on these groups, or with `None` on all groups. Others' claims stay."""
+        """End the claims of the worker `by` on the groups `ids` (`None`: on all groups); other workers keep theirs."""
         table = tables.groups
         release = update(table).where(table.c.claimed_by == by).values(_RELEASED)
         # One by one and sorted, for the reason in `_set_groups`.
@@ -132,7 +139,7 @@ class Ledger:
                 connection.execute(release if key is None else release.where(table.c.id == key))
 
     def add_judgement(self, judgement: Judgement) -> None:
-        """Keep the record of one judgement: its cost and how it ended."""
+        """Store the record of one judgement: which group was judged, the cost, and whether it succeeded."""
         row = {name: getattr(judgement, name) for name in Judgement.__slots__} | {"facts": dict(judgement.facts)}
         with self._database.write(durable=True) as connection:
             connection.execute(self._database.insert(tables.judgements).on_conflict_do_nothing(), [row])
@@ -140,38 +147,42 @@ class Ledger:
     # policies
 
     def policies(self) -> tuple[Policy, ...]:
-        """Return every policy, oldest first."""
+        """Return every policy in the store, whatever its state, oldest first."""
         with self._database.read() as connection:
             query = select(*tables.columns_of(tables.policies, Policy)).order_by(tables.policies.c.created_at)
             rows = connection.execute(query).mappings()
             return tuple(Policy(**row) for row in rows)
 
     def policy(self, name: str) -> Policy | None:
-        """Return the policy of this name."""
+        """Return the policy with this `NAME@STEP`; `None` if the store has none."""
         with self._database.read() as connection:
             return policy_of(connection, name)
 
     def champion(self) -> Policy | None:
-        """Return the policy that serves."""
+        """Return the champion, the policy that serves; `None` if there is none."""
         with self._database.read() as connection:
             return champion_of(connection)
 
     def champions(self) -> tuple[str, ...]:
-        """Return the names of all champions in the order in which they became it. A name may occur twice."""
+        """Return the names of all present and former champions, oldest promotion first.
+
+        A policy that became champion again by a rollback occurs twice.
+        """
         table = tables.promotions
         with self._database.read() as connection:
             query = select(table.c.policy).where(table.c.to_state == "champion").order_by(table.c.id)
             return tuple(connection.scalars(query))
 
     def challenger(self) -> Policy | None:
-        """Return the policy that is tested beside the champion, in state `shadow` or `canary`."""
+        """Return the policy under test, in state `shadow` or `canary`; `None` if no test is running."""
         with self._database.read() as connection:
             return challenger_of(connection)
 
     def add_base(self, name: str, base: str, base_sha256: str, *, who: str, now: float | None = None) -> Policy:
-        """Keep the base model as the policy `name`, which is `NAME@0`, and return it.
+        """Store the base model as the policy `name`, which is `NAME@0`, and return that policy.
 
-        It becomes champion if there is none. A base that is known already is returned as it is.
+        It becomes champion if there is none, unless it was retired or rejected before. If the store has the policy
+        already, nothing else changes.
         """
         at = time.time() if now is None else now
         with self._deciding() as connection:
@@ -194,12 +205,12 @@ class Ledger:
         rows: Sequence[TrainedRow] = (),
         who: str,
     ) -> None:
-        """Keep a new candidate, and mark the groups it was trained on. A rejection marks them as `scored` again.
+        """Store a new candidate, and mark the groups it was trained on. A rejection marks them as `scored` again.
 
         Args:
-            trained_on: ids of the groups.
-            also: ids of trajectories outside of these groups that it learned from.
-            rows: the answers of these groups that it was trained on. Answers that were erased meanwhile are left out.
+            trained_on: ids of the groups that the candidate was trained on.
+            also: ids of trajectories outside of these groups that it was trained on.
+            rows: the answers in these groups that it was trained on. Answers that were erased meanwhile are left out.
         """
         with self._deciding() as connection:
             insert_policy(
@@ -224,30 +235,31 @@ class Ledger:
         percent: float | None = None,
         now: float | None = None,
     ) -> Policy:
-        """Move a policy to another state and change the route with it, in one transaction.
+        """Change the state of a policy, and the route with it, in one transaction.
 
-        A new champion retires the old one and takes the route. A policy in `shadow` or `canary` is the route's
-        challenger. If another policy becomes champion meanwhile, the challenger is rejected, because the policy it was
-        compared with no longer serves. A rejected policy that never served gives its groups back. A move from `canary`
-        to `canary` changes the share and continues the test; each move to `canary` keeps `percent_before` and
-        `percent`.
+        If the policy becomes champion, the old champion is retired, and the route sends calls to the new one. A policy
+        in `shadow` or `canary` is the one under test in the route. If another policy becomes champion during the test,
+        the policy under test is rejected, because the champion it was compared with no longer serves. If a policy is
+        rejected and never served, its groups become `scored` again. A change from `canary` to `canary` sets another
+        share of the sessions and continues the test; each change to `canary` records `percent_before` and `percent`.
 
         Args:
-            metrics: the numbers behind the decision. They are kept with the move and added to the policy's metrics.
+            metrics: the numbers behind the decision. They are stored with the state change and added to the policy's
+                metrics.
             percent: share of the sessions that a canary answers, above 0 and up to 100; for `canary` only.
 
         Raises:
             StoreError: if there is no such policy.
-            TransitionError: if the table of moves forbids it, another policy is being tested, or a canary has this
-                share already.
-            ConfigError: if a canary has no share, or another state has one.
+            TransitionError: if `types.states` does not allow the change, if another policy is under test, or if the
+                canary has this share already.
+            ConfigError: if `percent` is missing for `canary`, or given for another state.
         """
         at = time.time() if now is None else now
         with self._deciding() as connection:
             return move(connection, name, state, who=who, reason=reason, metrics=metrics or {}, percent=percent, at=at)
 
     def keep_verdict(self, name: str, *, metrics: JSON, who: str, reason: str, now: float | None = None) -> None:
-        """Note that a candidate won its gate and waits for a person to promote it. Its state stays `candidate`.
+        """Record that a candidate won its gate and waits for a person to promote it. Its state stays `candidate`.
 
         Raises:
             StoreError: if there is no such candidate.
@@ -263,7 +275,7 @@ class Ledger:
             note(connection, who, "verdict", {"policy": name, "reason": reason}, at)
 
     def history(self, *, limit: int = 50) -> list[dict[str, Any]]:
-        """Return the latest moves, newest first."""
+        """Return the newest `limit` state changes of policies, newest first."""
         with self._database.read() as connection:
             table = tables.promotions
             columns = [column for column in table.c if column.name not in tables.SCOPE]
@@ -273,7 +285,7 @@ class Ledger:
     # route
 
     def route(self) -> Route:
-        """Return the route that running apps read."""
+        """Return the route: where running apps send their calls."""
         return read_route(self._database.url)
 
     def set_engine(
@@ -286,7 +298,11 @@ class Ledger:
     def replace_engine(
         self, before: Route, base_url: str | None, *, key_file: str | None = None, who: str, now: float | None = None
     ) -> bool:
-        """Do the same as `set_engine` if the route still names the engine of `before`; return whether it did."""
+        """Set the engine's address as `set_engine` does, but only if the route still names the engine of `before`.
+
+        Returns:
+            Whether the address was set. `False` means that the route got another engine, or none, after `before`.
+        """
         with self._deciding() as connection:
             # The address alone does not tell: another engine may have started at the same one.
             if engine_of(connection) != (before.base_url, before.engine_since):
@@ -295,10 +311,10 @@ class Ledger:
             return True
 
     def set_mode(self, mode: Mode | None, *, canary_percent: float | None = None, who: str) -> None:
-        """Overrule the mode of all apps, or with `None` let each app follow its own setting again.
+        """Overrule the mode of all apps; with `None`, each app uses the mode of its own settings again.
 
-        Running apps notice it within their poll interval. `canary_percent` is the share of sessions in mode `canary`;
-        without it, each app uses its own setting.
+        Running apps read the change within their poll interval. `canary_percent` is the share of sessions that a policy
+        answers in mode `canary`; without it, each app uses the share of its own settings.
         """
         with self._deciding() as connection:
             for key, value in ((MODE_KEY, mode), (CANARY_KEY, canary_percent)):

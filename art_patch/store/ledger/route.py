@@ -1,8 +1,8 @@
 """Reads the route in the app: one short query, without SQLAlchemy, whose import would cost the app half a second.
 
-For a file this takes a millisecond with the standard library's sqlite3, and `patch()` does it before the first request.
-For a server it may take as long as the network does. So only the recorder's thread does it, over the connections of its
-open store, or over a short connection of its own while no store is open.
+Reading the route from a SQLite file takes a millisecond with the standard library's sqlite3, and `patch()` does it
+before the first request. Reading it from a PostgreSQL server may be slow. So there only the recorder's thread reads it,
+over the connections of its open store, or over a short connection of its own while no store is open.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ QUERY = f"""
 
 
 class Control(Protocol):
-    """An open store."""
+    """An open store whose connections `read_route` can use to read the route from a PostgreSQL server."""
 
     def control(self) -> Mapping[str, str]:
-        """Return what `QUERY` finds."""
+        """Return the rows that `QUERY` finds, as key and value."""
         ...
 
 
@@ -59,22 +59,22 @@ _open: weakref.WeakValueDictionary[str, Control] = weakref.WeakValueDictionary()
 
 
 def answers_for(url: str, store: Control) -> None:
-    """Let later reads of the route at `url` use the connections of `store`."""
+    """Register an open store, so that later calls of `read_route(url)` use its connections."""
     _open[url] = store
 
 
 def answers_no_more(url: str, store: Control) -> None:
-    """Undo `answers_for`, unless another store has taken the place of `store`."""
+    """Undo `answers_for` when `store` closes, unless another store has been registered for `url` since."""
     if _open.get(url) is store:
         del _open[url]
 
 
 def read_route(url: str) -> Route:
-    """Return the route: where calls go now. It is an empty `Route` if there is no store yet.
+    """Return the route of the store at `url`, which says where calls go now; an empty `Route` if there is no store yet.
 
     Raises:
-        sqlite3.Error: if the file exists and cannot be read.
-        StoreError: if the server cannot be asked.
+        sqlite3.Error: if the SQLite file exists and cannot be read.
+        StoreError: if the PostgreSQL server cannot be reached or reports an error.
         ConfigError: if the URL names neither SQLite nor PostgreSQL, or psycopg is not installed.
     """
     rows = _from_server(url) if is_postgres(url) else _from_file(url)

@@ -1,7 +1,8 @@
-"""Notes on data that left the store (exports, tracker uploads), and on data that came in (imports).
+"""Records which data left the store (exports, tracker uploads) and which data came in (imports).
 
-An export is noted before its first row is written and completed at the end. A process that is killed in between leaves
-a note without a file, but never a file without a note. Erasing a user finds the files with their data by these notes.
+The record of an export is written before the file's first row, and completed after the last one. A process that is
+killed in between leaves a record without a file, but never a file without a record. When a user is erased, these
+records tell which files hold the user's data; the files themselves are only listed, not deleted.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from art_patch.types import JSON, SpanInfo
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A file that was written from the store.
+    """The record of an export: a file, or an upload to a tracker, with data of the store.
 
     Attributes:
         at: when the export began, seconds since the epoch.
         who: name of the person or job that exported.
         path: absolute path, or `-` for stdout.
-        trajectories: number of trajectories that the file holds anything of.
+        trajectories: number of trajectories with data in the file.
     """
 
     id: str
@@ -42,7 +43,7 @@ class Export:
 
 
 class ExportNote:
-    """An export in progress; `Transfers.note_export` makes it."""
+    """The record of an export in progress: `Transfers.note_export` makes it, and the exporter adds trajectories."""
 
     def __init__(self, database: Database, export_id: str) -> None:
         """Begin with no trajectories."""
@@ -51,7 +52,10 @@ class ExportNote:
         self.trajectories = 0
 
     def add(self, trajectory_ids: Iterable[str]) -> None:
-        """Note that these trajectories are about to be written. The same one may be given twice."""
+        """Record that the export will hold data of these trajectories. Call it before the data is written.
+
+        A trajectory that was added before is ignored.
+        """
         rows = [{"trajectory_id": key, "export_id": self.id} for key in sorted(set(trajectory_ids))]
         if not rows:
             return
@@ -67,7 +71,7 @@ class ExportNote:
 
 
 class Transfers:
-    """Notes on exports and imports, and the rows that they need beside trajectories."""
+    """Records exports and imports, and reads and writes the rows that these need besides trajectories."""
 
     def __init__(self, database: Database) -> None:
         """Read and write through `database`."""
@@ -84,13 +88,15 @@ class Transfers:
         filters: JSON | None = None,
         at_once: bool = False,
     ) -> Generator[ExportNote]:
-        """Note an export while the block writes it. If the block fails, there is no file, and the note is removed.
+        """Record an export while the block writes it. If the block fails, no file is left, and the record is removed.
 
         Args:
             path: path of the file; `-` for stdout.
             format: format of the file, such as `chat` or `trajectories`.
-            filters: the filters in use. The audit log keeps their names only, because values may be users' texts.
-            at_once: written data leaves at once, as to a tracker. Then the note stays even if the block fails.
+            filters: the filters that select the trajectories. The audit log gets only their names, because their values
+                may be users' texts.
+            at_once: each row leaves the machine when it is written, as with a tracker. Then, as for stdout, the record
+                stays even if the block fails.
         """
         at = time.time() if now is None else now
         export = ExportNote(self._database, new_id(at))
@@ -131,7 +137,7 @@ class Transfers:
         return found
 
     def groups_of(self, trajectory_ids: Sequence[str]) -> dict[str, JSON]:
-        """Return the group of each trajectory, as the fields that an export carries."""
+        """Return the group of each trajectory, as the JSON object that an exported trajectory contains."""
         groups, table = tables.groups.c, tables.trajectories
         found: dict[str, JSON] = {}
         columns = (groups.id, groups.scenario_key, groups.how, groups.held_out, groups.state, groups.created_at)
@@ -149,7 +155,7 @@ class Transfers:
         return found
 
     def bases(self) -> dict[str, str]:
-        """Return the fingerprint of the base model behind each policy."""
+        """Return the fingerprint of the base model of each policy, by the policy's name."""
         table = tables.policies
         with self._database.read() as connection:
             rows = connection.execute(select(table.c.name, table.c.base_sha256))
@@ -166,7 +172,9 @@ class Transfers:
             }
 
     def add_groups(self, groups: Mapping[str, JSON], *, now: float | None = None) -> None:
-        """Put imported trajectories into the groups that they came with. Groups and members that are here stay.
+        """Put imported trajectories into the groups that they were exported with.
+
+        A group that the store has already stays as it is, and so does a trajectory that is in a group already.
 
         Args:
             groups: the group of each trajectory id, as `groups_of` returns it.
@@ -193,7 +201,7 @@ class Transfers:
                 connection.execute(update(table).where(*alone).values(group_id=group["id"]))
 
     def note_import(self, path: str, *, who: str, metrics: JSON, now: float | None = None) -> None:
-        """Leave an audit entry of an import."""
+        """Add an audit entry that says which file was imported, by whom, and how many rows it added (`metrics`)."""
         with self._database.write(durable=True) as connection:
             note(connection, who, "import", {"path": path, **metrics}, time.time() if now is None else now)
 
@@ -201,9 +209,9 @@ class Transfers:
         self, action: Literal["export policy", "push policy", "pushed policy"], *, who: str, detail: JSON,
         now: float | None = None,
     ) -> None:  # fmt: skip
-        """Leave an audit entry of a copy of a policy that leaves the project.
+        """Add an audit entry about a copy of a policy that leaves the project.
 
-        Callers write it before the copy exists anywhere, so that no copy goes unnoted.
+        Callers add it before they make the copy, so that every copy is recorded.
 
         Args:
             action: a copy on disk, an upload to a hub that is about to begin, or one that has ended.
@@ -244,7 +252,7 @@ class SentItem:
 
 
 class Sent:
-    """Notes on items that trackers have, so that sending again writes nothing twice."""
+    """Records which items each tracker has, so that a repeated upload sends only new and changed items."""
 
     # A note is written after the tracker took the item. A process that is killed in between sends the item once more,
     # but never forgets one.
@@ -254,7 +262,7 @@ class Sent:
         self._database = database
 
     def digests(self, target: str, items: Sequence[str]) -> dict[str, str]:
-        """Return the digest of each of these items that the target has."""
+        """Return the digest of those items that the tracker `target` has, as it was when they were sent."""
         table = tables.sent.c
         with self._database.read() as connection:
             return {
@@ -266,7 +274,7 @@ class Sent:
             }
 
     def add(self, target: str, items: Sequence[SentItem], *, now: float) -> None:
-        """Note that the target has these items now, in place of earlier states of them."""
+        """Record that the tracker `target` has these items now; a record of an older version is replaced."""
         if not items:
             return
         rows = [

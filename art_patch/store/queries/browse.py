@@ -1,7 +1,8 @@
 """Finds trajectories for a person: filters, pages, summaries without messages, and two policies side by side.
 
-A page is asked for by the place where the last one ended (`after`). The order is newest first, by the end of the last
-call and the id. So every page costs the same, and new rows move no page. Trajectories without calls come last.
+Trajectories are sorted by the end of their last call and by id, newest first; those without calls come last. A page is
+requested with the last entry of the page before it (`after`), not with a number. So every page takes the same time to
+read, and new trajectories do not shift the pages.
 """
 
 from __future__ import annotations
@@ -32,21 +33,22 @@ Cursor = tuple[float | None, str]
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Conditions on trajectories. All given conditions must hold; `None` is no condition.
+    """Conditions on trajectories. A trajectory matches if it meets all of them; a field that is `None` is no condition.
 
     Attributes:
-        scenario: the scenario's key, as the user gave it or as grouping found it.
-        group: the group's id, or the key that `group()` was given.
+        scenario: the scenario's key, as the app gave it or as grouping assigned it.
+        group: the group's id, or the key that the app gave to `group()`.
         tag: a tag that the trajectory must have.
-        origin: one origin. Without it, copies are left out unless `shadows` is set.
-        policy: `NAME@STEP` that answered at least one of the calls, or `upstream`.
+        origin: the trajectory's origin, as in `TrajectoryInfo`. If it is `None`, copies are left out unless `shadows`
+            is set.
+        policy: the policy (`NAME@STEP`, or `upstream`) that answered at least one of the calls.
         since: the last call ended at or after this time, seconds since the epoch.
         until: the last call ended before this time.
         min_reward: the trajectory has a reward, and it is at least this.
         max_reward: the trajectory has a reward, and it is at most this.
-        status: `error` if the block or one of its calls failed, else `ok`.
-        trainable: whether at least one of the calls can be trained on.
-        shadows: whether copies of calls are included.
+        status: `error` selects trajectories whose block or one of whose calls failed, `ok` all others.
+        trainable: `True` selects trajectories with at least one call that can be trained on, `False` all others.
+        shadows: whether copies that the app never saw are included.
     """
 
     user: str | None = None
@@ -68,17 +70,17 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A trajectory as one line of a list. Fields of the trajectory itself are as in `TrajectoryInfo`.
+    """A trajectory as one line of a list, without its messages. Fields that are not listed are as in `TrajectoryInfo`.
 
     Attributes:
         last_call_at: end of the last call, seconds since the epoch; `None` without calls.
         failed_calls: number of calls without a complete answer.
-        prompt_tokens: tokens in the prompts of all calls.
-        completion_tokens: tokens in the answers of all calls.
-        policies: policies that answered, and `upstream` for the provider.
+        prompt_tokens: number of tokens in the prompts of all calls.
+        completion_tokens: number of tokens in the answers of all calls.
+        policies: names of the policies that answered the calls; `upstream` stands for the provider.
         trainable_calls: number of calls that can be trained on.
         reward: the reward that training uses; `None` if the trajectory was not judged.
-        opening: first words of the user; empty unless they were asked for.
+        opening: first words of the user; empty unless `Browser.summaries` was called with `openings`.
     """
 
     id: str
@@ -104,24 +106,28 @@ class Summary:
 
     @property
     def status(self) -> str:
-        """`error` if the block or one of its calls failed, else `ok`."""
+        """`error` if the trajectory's block or one of its calls failed, else `ok`."""
         return "error" if self.error is not None or self.failed_calls else "ok"
 
     @property
     def duration_s(self) -> float:
-        """Seconds from the start to the end of the last call."""
+        """Seconds from the start of the trajectory to the end of its last call; 0 without calls."""
         return max(0.0, (self.last_call_at or self.started_at) - self.started_at)
 
 
 class Browser:
-    """Queries for lists. They load nothing that a list does not show."""
+    """Queries for lists of trajectories and groups. They read only the data that a list shows."""
 
     def __init__(self, database: Database) -> None:
         """Read through `database`."""
         self._database = database
 
     def ids(self, filter: Filter, *, after: Cursor | None = None, limit: int = PAGE) -> list[Cursor]:
-        """Return the next page of matching trajectories, newest first, as (end of the last call, id)."""
+        """Return a page of at most `limit` matching trajectories, newest first, as (end of the last call, id).
+
+        Args:
+            after: the last entry of the page before; `None` returns the first page.
+        """
         conditions = list(_conditions(filter))
         found: list[Cursor] = []
         with self._database.read() as connection:
@@ -144,7 +150,7 @@ class Browser:
         return found
 
     def count(self, filter: Filter) -> int:
-        """Return how many trajectories match."""
+        """Return how many trajectories in the store match the filter."""
         with self._database.read() as connection:
             # A trajectory without calls counts by its start, as in `ids`.
             moment = func.coalesce(_T.last_call_at, _T.started_at)
@@ -152,7 +158,11 @@ class Browser:
             return connection.scalar(query.where(*_conditions(filter), *_within(moment, filter))) or 0
 
     def groups(self, filter: Filter, *, after: str = "", limit: int = PAGE) -> list[tuple[str, str, str, list[str]]]:
-        """Return the next page of groups with matching members, as (id, scenario, how, ids of these members)."""
+        """Return a page of groups with matching trajectories, as (id, scenario, `how`, ids of these trajectories).
+
+        Args:
+            after: id of the last group on the page before; empty returns the first page.
+        """
         moment = func.coalesce(_T.last_call_at, _T.started_at)
         conditions = (*_conditions(filter), *_within(moment, filter))
         query = (
@@ -172,7 +182,10 @@ class Browser:
         return [(key, facts[key].scenario_key, facts[key].how, members[key]) for key in ids if key in facts]
 
     def opinions(self, names: Sequence[str]) -> tuple[Group, ...]:
-        """Return groups that users scored under these names, with these scores and the judge's, but without calls."""
+        """Return groups with user scores of these names, for a comparison with the judge's scores.
+
+        Their trajectories have the users' scores and the judge's, but no calls.
+        """
         from art_patch.store.queries.evidence import opinions
 
         return opinions(self._database, names)
@@ -191,7 +204,7 @@ class Browser:
     def summaries(self, ids: Sequence[str], *, openings: bool = False) -> list[Summary]:
         """Return a summary of each of these trajectories, in the order of `ids`; skip unknown ids.
 
-        `openings` also reads the first words of the user, which costs a walk up each prompt.
+        `openings` also reads the first words of the user, which is slower, because it reads each prompt's messages.
         """
         found: dict[str, dict[str, Any]] = {}
         first: dict[str, bytes] = {}
@@ -333,16 +346,17 @@ def _first_words(messages: Sequence[Any]) -> str:
 
 
 class Pair(NamedTuple):
-    """Two answered calls with the same messages and tools: `a` of one policy, `b` of the other."""
+    """Two calls with the same messages and tools: `a` was answered by one policy, `b` by the other."""
 
     a: Call
     b: Call
 
 
 def answered_by_both(database: Database, a: str | None, b: str | None, *, limit: int) -> tuple[int, tuple[Pair, ...]]:
-    """Return how many prompts both policies answered, and the newest `limit` of them with both newest answers.
+    """Return how many prompts the policies `a` and `b` both answered, and the newest answers of both to some of them.
 
-    `None` stands for upstream. Equal prompts have equal ids, because they are hash chains of messages.
+    At most `limit` pairs are returned, newest first; `None` stands for upstream. Two prompts are the same if they have
+    the same messages and tools. They then have the same id, which is a hash over all messages.
     """
     one, other = _newest(a), _newest(b)
     both = and_(one.c.prompt == other.c.prompt, one.c.tools.is_not_distinct_from(other.c.tools))

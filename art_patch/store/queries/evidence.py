@@ -1,7 +1,8 @@
-"""Reads evidence about policies and answers: the calls and scores of a challenger's test, and the feedback of users.
+"""Reads evidence about policies and answers: the calls and scores of a shadow or canary test, and users' feedback.
 
-Calls of a test come without texts. A call that upstream answered because a policy failed counts for the policy that was
-asked: the patch writes the challenger's name in front of the reason of the fallback, and no name for the champion.
+The calls of a test are read without texts. If a policy failed and upstream answered in its place, the call counts for
+the policy that failed. `Call.fallback` tells which one it was: it begins with the name of the policy under test, and
+with no name if the champion failed.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ def arm_traffic(
     since: float,
     limit: int = LIMIT,
 ) -> ArmTraffic:
-    """Return the calls of both policies, and the scores of their runs.
+    """Return the calls of the policy under test and of the champion, and the scores of the runs with these calls.
 
     Args:
-        challenger: name of the policy that is tested.
+        challenger: name of the policy under test.
         champion: name of the policy that serves.
-        state: `shadow` reads the challenger's copies and the calls that they copy; `canary` reads the app's own calls.
-        since: when the challenger came into this state, seconds since the epoch.
-        limit: read at most this many of the newest calls of both together; in `shadow`, of the copies.
+        state: `shadow` reads the copies that the policy under test answered and the app's calls that they copy;
+            `canary` reads the app's own calls that either policy answered.
+        since: when the policy under test came into this state, seconds since the epoch.
+        limit: maximum number of calls, newest first: of both policies together in `canary`, of copies in `shadow`.
     """
     with database.read() as connection:
         if state == "canary":
@@ -123,7 +125,7 @@ _GROUPS = 1_000
 
 
 def corrections_of(database: Database, trajectory_ids: Sequence[str]) -> dict[str, list[Correction]]:
-    """Return the corrections by trajectory, oldest first; trajectories without corrections are left out."""
+    """Return the corrections of each of these trajectories, oldest first. Those without corrections are left out."""
     table = tables.corrections
     found: dict[str, list[Correction]] = defaultdict(list)
     with database.read() as connection:
@@ -137,7 +139,10 @@ def corrections_of(database: Database, trajectory_ids: Sequence[str]) -> dict[st
 
 
 def corrected(database: Database, *, since: float, limit: int) -> tuple[str, ...]:
-    """Return the ids of trajectories that were corrected after `since`, newest first, without held-out ones."""
+    """Return the ids of at most `limit` trajectories that were corrected after `since`, newest correction first.
+
+    Trajectories in groups that are held out for the gate are left out.
+    """
     c, t, g = tables.corrections.c, tables.trajectories.c, tables.groups.c
     newest = func.max(c.at)  # a run may be corrected more than once
     query = (
@@ -154,7 +159,10 @@ def corrected(database: Database, *, since: float, limit: int) -> tuple[str, ...
 
 
 def rewarded_alone(database: Database, *, since: float, limit: int) -> tuple[str, ...]:
-    """Return the ids of ungrouped trajectories that a user or the app scored after `since`, newest scores first."""
+    """Return the ids of at most `limit` trajectories without a group that a user or the app scored after `since`.
+
+    Those with the newest scores come first.
+    """
     s, t = tables.scores.c, tables.trajectories.c
     query = (
         select(s.trajectory_id)
@@ -169,9 +177,9 @@ def rewarded_alone(database: Database, *, since: float, limit: int) -> tuple[str
 
 
 def opinions(database: Database, names: Sequence[str], *, limit: int = _GROUPS) -> tuple[Group, ...]:
-    """Return the newest groups in which users gave scores of these names, for a comparison with the judge.
+    """Return the newest groups with user scores of these names, for a comparison with the judge's scores.
 
-    The siblings have these scores and the judge's, but no calls, because a comparison needs none.
+    Their trajectories have the users' scores and the judge's. They have no calls, because the comparison needs none.
     """
     t, s, g = tables.trajectories.c, tables.scores.c, tables.groups.c
     # The judge's score counts only in the group that the run is in now.

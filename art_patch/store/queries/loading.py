@@ -1,4 +1,8 @@
-"""Turns rows back into calls. Messages and prompt ids are found by walking up their chains, each link once."""
+"""Turns rows back into `Call` records.
+
+A call's row refers to the last message of its prompt and to the last block of its prompt ids. The others are found by
+following the parent of each row. A message or block that several calls share is read once.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +62,7 @@ _TOOLS = select(_blobs.c.id, _blobs.c.body).where(_blobs.c.id.in_(select(_calls.
 
 
 def some_of(values: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    """Yield `values` in parts that are short enough for one statement."""
+    """Yield `values` in parts that are short enough for the `IN` list of one SQL statement."""
     for start in range(0, len(values), _IN):
         yield values[start : start + _IN]
 

@@ -19,14 +19,14 @@ _Record = TypeVar("_Record", Score, SpanInfo)
 
 
 class Reader:
-    """Queries of the job and the command line."""
+    """Reads trajectories, groups, reports of app processes and counts, for the job and the command line."""
 
     def __init__(self, database: Database) -> None:
         """Read through `database`."""
         self._database = database
 
     def trajectories(self, ids: Sequence[str]) -> tuple[Trajectory, ...]:
-        """Return these trajectories with calls, messages, scores and spans, in the order of `ids`; skip unknown ids."""
+        """Return the trajectories `ids` with calls, messages, scores and spans, in this order; skip unknown ids."""
         with self._database.read() as connection:  # one snapshot: no call is seen without its trajectory
             infos = {
                 row["id"]: _info(row)
@@ -43,14 +43,14 @@ class Reader:
         )
 
     def recent(self, *, limit: int = 20) -> tuple[Trajectory, ...]:
-        """Return the newest trajectories, newest first."""
+        """Return the newest `limit` trajectories with their calls, newest first."""
         with self._database.read() as connection:
             table = tables.trajectories
             ids = list(connection.scalars(select(table.c.id).order_by(table.c.last_call_at.desc()).limit(limit)))
         return self.trajectories(ids)
 
     def known(self, ids: Sequence[str]) -> frozenset[str]:
-        """Return those of the ids that are trajectories in this store."""
+        """Return those of the `ids` that belong to trajectories in this store."""
         table = tables.trajectories.c.id
         with self._database.read() as connection:
             return frozenset(
@@ -66,7 +66,7 @@ class Reader:
             settled_before: a trajectory is complete if its last call ended by this time, seconds since the epoch.
             ended: ids of trajectories that are complete too, because the caller knows that no call will follow. The
                 end of a `trajectory()` block does not prove that: another block with the same id may continue it.
-            limit: at most this many of the first kind.
+            limit: maximum number of trajectories that are found by `settled_before`; `ended` has no limit.
         """
         table = tables.trajectories
         # Copies are put into groups by the step that makes them.
@@ -85,7 +85,11 @@ class Reader:
         return self.trajectories(list(dict.fromkeys(ids)))  # an id may be in both parts
 
     def group_ids(self, *, state: str, held_out: bool | None = None, limit: int = 1_000) -> tuple[str, ...]:
-        """Return the ids of the newest `limit` groups in this state, the oldest of them first."""
+        """Return the ids of the newest `limit` groups in this state, sorted from old to new.
+
+        Args:
+            held_out: `True` returns only groups that are held out for the gate, `False` only the others; `None` both.
+        """
         table = tables.groups
         # Ids are uuid7, so their order is the order of time.
         query = select(table.c.id).where(table.c.state == state).order_by(table.c.id.desc()).limit(limit)
@@ -95,11 +99,11 @@ class Reader:
             return tuple(connection.scalars(query))[::-1]
 
     def groups(self, *, state: str, held_out: bool | None = None, limit: int = 1_000) -> tuple[Group, ...]:
-        """Return the newest `limit` groups in this state with their trajectories, the oldest of them first."""
+        """Return the groups that `group_ids` finds, with their trajectories, sorted from old to new."""
         return self.groups_of(self.group_ids(state=state, held_out=held_out, limit=limit))
 
     def groups_of(self, ids: Sequence[str]) -> tuple[Group, ...]:
-        """Return these groups with their trajectories, in the order of `ids`; skip unknown ids."""
+        """Return the groups `ids` with their trajectories, in this order; skip unknown ids."""
         table = tables.groups
         found: dict[str, Mapping[str, Any]] = {}
         members: dict[str, list[str]] = defaultdict(list)
@@ -155,7 +159,7 @@ class Reader:
         return {key: followed(*calls[call_id]) for key, call_id in turns.items() if call_id in calls}
 
     def arrivals(self, users: Sequence[str]) -> tuple[float | None, dict[str, float]]:
-        """Return when the first trajectory of all started (`None` without any), and the first one of each user."""
+        """Return when the store's first trajectory started (`None` if it is empty), and when each user's first did."""
         table = tables.trajectories.c
         own = table.origin.not_in(COPIES)  # a copy has its original's user, and is made later
         with self._database.read() as connection:
@@ -169,7 +173,7 @@ class Reader:
         return first, came
 
     def calls_of_apps(self, *, since: float, until: float) -> int:
-        """Return how many calls apps started in this time, without copies and imported calls."""
+        """Return how many calls apps started from `since` until `until`, without copies and imported calls."""
         calls, runs = tables.calls.c, tables.trajectories.c
         query = (
             select(func.count())
@@ -180,7 +184,7 @@ class Reader:
             return connection.scalar(query) or 0
 
     def apps(self, *, since: float) -> tuple[AppReport, ...]:
-        """Return the last report of each app process that reported after `since`, newest first."""
+        """Return the newest report of each app process that has reported since `since`, newest first."""
         table = tables.apps
         with self._database.read() as connection:
             rows = _rows(
@@ -189,7 +193,7 @@ class Reader:
             return tuple(AppReport(**row) for row in rows)
 
     def counts(self) -> dict[str, Any]:
-        """Return the numbers that `art-patch status` shows."""
+        """Return the numbers of calls, copies, groups and so on that `art-patch status` shows."""
         calls, groups = tables.calls, tables.groups
         with self._database.read() as connection:
             one = connection.execute(

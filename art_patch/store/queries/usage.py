@@ -1,8 +1,8 @@
-"""Counts what happened in a period for `art-patch report`, and what became of runs for `art-patch groups`.
+"""Counts calls, runs and costs of a period for `art-patch report`, and the store's groups for `art-patch groups`.
 
-A report is one read transaction, so its numbers agree. A call counts when it started, a run when its last call ended.
-Missing values are never counted as zero: a run without a score has the reward `None`, and calls without token counts
-are counted separately.
+A report is read in one transaction, so its numbers agree with each other. A call belongs to the period in which it
+started, a run to the period in which its last call ended. Missing values are never counted as zero: a run without a
+score has the reward `None`, and calls without token counts are counted separately.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Counted:
 
 
 def usage(database: Database, *, since: float, until: float) -> Usage:
-    """Return the numbers of the period from `since` until `until`, seconds since the epoch."""
+    """Return the calls, runs and costs of the period from `since` until `until`, seconds since the epoch."""
     route = read_route(database.url)  # by a connection of its own, so not in the snapshot
     with database.read() as connection:
         served, fell_back = _calls(connection, since, until)
@@ -190,13 +190,13 @@ _ACTION = "update ended"
 def note_attempt(
     database: Database, job: str, *, policy: str, took_s: float, why: str, who: str, now: float | None = None
 ) -> None:
-    """Leave an audit entry of an update that made no policy, so that its cost is not lost with the job.
+    """Add an audit entry about an update that made no policy, so that `art-patch report` counts its cost.
 
     Args:
-        job: fingerprint of the job.
+        job: fingerprint of the training job.
         policy: name that the policy would have got.
         took_s: how long the update ran.
-        why: class of the error that ended it.
+        why: class of the error that ended the update.
     """
     detail = {"job": job, "policy": policy, "took_s": took_s, "why": why}
     with database.write(durable=True) as connection:
@@ -204,7 +204,7 @@ def note_attempt(
 
 
 def attempts_s(connection: Connection, since: float, until: float) -> Counter[str]:
-    """Return by job how long those updates ran that ended in this period without a policy."""
+    """Return, by the job's fingerprint, how many seconds updates ran that ended in this period without a policy."""
     table = tables.audit.c
     query = select(table.detail).where(table.action == _ACTION, table.at >= since, table.at < until)
     found: Counter[str] = Counter()
@@ -219,15 +219,17 @@ SOURCES: Mapping[str, str] = {"in spans": "sibling_spans", "resampled": "resampl
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """Numbers of groups and of grouped runs. Groups that only hold the source of copies are not counted.
+    """Numbers of groups and of grouped runs.
+
+    A group that only holds the run whose copies are siblings in other groups is not counted as a group.
 
     Attributes:
         states: number of groups by state.
         held_out: number of groups that are kept for the gate.
-        ways: number of groups by `Group.how`.
+        ways: number of groups by the way in which their siblings were found (`Group.how`).
         sizes: number of groups by number of siblings.
-        runs: number of the app's own runs in groups, or with copies in groups, by `Group.how`.
-        all_runs: number of all runs of the app.
+        runs: number of the app's own runs that are in a group, or whose copies are, by `Group.how`.
+        all_runs: number of all runs of the app, with or without a group.
     """
 
     states: Mapping[str, int]
@@ -239,7 +241,7 @@ class GroupStats:
 
 
 def group_stats(database: Database) -> GroupStats:
-    """Count the groups of a store, and the runs that are in them."""
+    """Count the groups of a store by state, origin and size, and the runs that are in them."""
     groups, runs = tables.groups, tables.trajectories
     own = runs.c.origin.not_in(COPIES)
     query = (

@@ -1,4 +1,4 @@
-"""Tables, and records as rows."""
+"""The store's tables, their migrations, and the encoding of the values in them."""
 
 # Id of the project that a store is bound to, and of that project's first agent.
 FIRST = 1

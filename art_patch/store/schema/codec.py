@@ -1,8 +1,9 @@
-"""Values as bytes in the store: zstd for text and token ids, float32 for log-probabilities, and prompt ids as blocks.
+"""Encodes values as bytes for the store: texts and token ids with zstd, log-probabilities as float32.
 
-Each turn of an agent sends its whole history again, and all runs of an agent begin alike. So prompt ids are cut into
-blocks of 256. A block's id is a hash over its own ids and the id of the block before it, as in an engine's prefix
-cache. A call keeps the id of its last whole block, and the ids after it.
+Each turn of an agent sends its whole history again, and all runs of an agent begin with the same prompt. So prompt ids
+are cut into blocks of 256, and each block is stored once. A block's id is a hash over its own ids and the id of the
+block before it, as in an engine's prefix cache. A call's row has the id of its last complete block, and the ids after
+that block.
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ _zstd = _Zstd()
 
 
 def squeeze(body: bytes) -> bytes:
-    """Return `body` compressed. The frame holds the length of `body`."""
+    """Compress `body` with zstd. The frame also records the length of `body`, for `size_of`."""
     return _zstd.compress(body)
 
 
 def expand(body: bytes) -> bytes:
-    """Undo `squeeze`."""
+    """Decompress the result of `squeeze`."""
     return _zstd.decompress(body)
 
 
 def size_of(head: bytes) -> int | None:
-    """Return how long a text was before `squeeze`, from the first 14 bytes of its frame; `None` if it does not say."""
+    """Return the uncompressed length of a text, from the first 14 bytes of its `squeeze` frame; `None` if unknown."""
     size = zstandard.get_frame_parameters(zstandard.FRAME_HEADER + head).content_size
     return None if size == zstandard.CONTENTSIZE_UNKNOWN else size
 
 
 def parse(body: bytes | str) -> Any:
-    """Return the value of a JSON text."""
+    """Parse a JSON text, also one with lone surrogates."""
     try:
         return from_json(body)
     except ValueError:  # lone surrogates, which only the standard library reads
@@ -61,25 +62,25 @@ def parse(body: bytes | str) -> Any:
 
 
 def little_endian(values: array[int] | array[float]) -> bytes:
-    """Return the array's bytes."""
+    """Return the array's bytes in little-endian order, whatever the order of this machine."""
     if sys.byteorder == "big":  # a store may be copied to another machine
         values.byteswap()
     return values.tobytes()
 
 
 def uint32(ids: Iterable[int]) -> bytes:
-    """Return token ids as little-endian uint32."""
+    """Return token ids as bytes: little-endian uint32, uncompressed."""
     return little_endian(array("I", ids))
 
 
 def squeeze_ids(ids: bytes) -> bytes:
-    """Return uint32 ids compressed byte plane by byte plane."""
+    """Compress the bytes of `uint32`: all first bytes of the ids, then all second bytes, and so on."""
     # First all low bytes, then all second bytes, and so on: the high bytes are nearly all zero and compress to nothing.
     return squeeze(ids[::4] + ids[1::4] + ids[2::4] + ids[3::4])
 
 
 def expand_ids(body: bytes) -> bytes:
-    """Undo `squeeze_ids`."""
+    """Decompress the result of `squeeze_ids`."""
     planes = expand(body)
     count = len(planes) // 4
     ids = bytearray(len(planes))
@@ -89,17 +90,17 @@ def expand_ids(body: bytes) -> bytes:
 
 
 def pack_ids(ids: Iterable[int] | None) -> bytes | None:
-    """Return token ids as compressed uint32."""
+    """Encode token ids as compressed uint32; `None` stays `None`."""
     return None if ids is None else squeeze_ids(uint32(ids))
 
 
 def unpack_ids(body: bytes | None) -> tuple[int, ...] | None:
-    """Undo `pack_ids`."""
+    """Decode the result of `pack_ids`."""
     return None if body is None else ids_of(expand_ids(body))
 
 
 def ids_of(body: bytes) -> tuple[int, ...]:
-    """Undo `uint32`."""
+    """Decode the result of `uint32`."""
     ids = array("I", body)
     if sys.byteorder == "big":
         ids.byteswap()
@@ -107,12 +108,15 @@ def ids_of(body: bytes) -> tuple[int, ...]:
 
 
 def pack_logprobs(logprobs: Iterable[float] | None) -> bytes | None:
-    """Return log-probabilities as float32: 6e-8 relative error, far below what two kernels differ by."""
+    """Encode log-probabilities as float32; `None` stays `None`.
+
+    The relative error is 6e-8, far below the difference between two kernels that compute the same log-probability.
+    """
     return None if logprobs is None else little_endian(array("f", logprobs))
 
 
 def unpack_logprobs(body: bytes | None) -> tuple[float, ...] | None:
-    """Undo `pack_logprobs`."""
+    """Decode the result of `pack_logprobs`."""
     if body is None:
         return None
     values = array("f", body)
@@ -134,7 +138,7 @@ def block_id(parent: bytes, ids: bytes) -> bytes:
 
 
 def blocks(ids: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """Return `(id, parent, ids)` of each whole block of a prompt's ids (little-endian uint32), in order."""
+    """Yield `(id, parent, ids)` of each complete block of a prompt's ids (little-endian uint32), in order."""
     parent = b""
     for start in range(0, len(ids) - _BYTES + 1, _BYTES):
         part = ids[start : start + _BYTES]
@@ -144,11 +148,11 @@ def blocks(ids: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
 
 
 def rest(ids: bytes) -> bytes:
-    """Return the ids after the last whole block."""
+    """Return the ids of a prompt (little-endian uint32) that come after its last complete block."""
     return ids[len(ids) // _BYTES * _BYTES :]
 
 
 def run_key(trajectory_id: str) -> str:
-    """Return the key in `trainings` of a run that a policy learned from outside of its groups."""
+    """Return the key in the table `trainings` for a run that a policy was trained on without a group."""
     # A hash, because this row outlives the run, and an id that the app chose may hold personal data.
     return "run:" + hashlib.blake2b(trajectory_id.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -1,11 +1,11 @@
 """The tables, as SQLAlchemy Core metadata: the only list of their columns. ../README.md says what each is for.
 
-A new store is made from this metadata. A store of an earlier release is migrated (`migrations/`), and a test compares
-both ways. Times are seconds since the epoch. Ids are text of any length, because apps choose some of them and
-PostgreSQL would refuse an id that is longer than its column allows.
+A new store is made from this metadata. A store of an earlier release is migrated (`migrations/`), and a test checks
+that both have the same tables. Times are seconds since the epoch. Ids are text of any length, because apps choose some
+of them and PostgreSQL would refuse an id that is longer than its column allows.
 
-Every row says which project and which agent it belongs to. Rows of shared content (messages, token blocks, tools) say
-the project alone. The project is part of every key, so two projects can use the same names, ids and content hashes.
+Every row names the project and the agent that it belongs to. Rows of shared content (messages, token blocks, tools)
+name only the project. The project is part of every key, so two projects can use the same names, ids and content hashes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Count = Integer().with_variant(BigInteger, "postgresql")
 
 
 def columns_of(table: Table, record: Any) -> list[Column[Any]]:
-    """Return the columns of a table that hold a field of a record class, in the order of the fields."""
+    """Return the columns of a table that are named like a field of the class `record`, in the order of the fields."""
     return [table.c[name] for name in record.__slots__ if name in table.c]
 
 

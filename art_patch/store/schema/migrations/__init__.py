@@ -1,4 +1,4 @@
-"""Alembic migrations of stores that an earlier release made. They only add, so an older writer goes on beside a newer.
+"""Alembic migrations of stores that an earlier release made. They only add, so older apps still write to the store.
 
 A new table, nullable column or index takes four steps. (1) Declare it in `tables.py`. (2) Add
 `versions/000N_what_it_adds.py` with `revision = "000N"`, `down_revision` of the one before and an `upgrade()` that adds
@@ -18,10 +18,10 @@ DIRECTORY = Path(__file__).parent
 
 
 def upgrade(connection: Connection, revision: str, schema: str | None = None) -> bool:
-    """Bring the database from `revision` to the newest one; return `False` if the revision is unknown here.
+    """Migrate the database from `revision` to the newest one; return `False` if this release does not know `revision`.
 
-    The caller holds the write lock and commits. With `schema`, only a version table in that schema counts: PostgreSQL
-    also finds the table of another project in a later part of its search path.
+    The caller holds the write lock and commits. With `schema`, only the version table in that PostgreSQL schema is
+    used, because the connection's search path may contain another project's version table.
     """
     from alembic import command
     from alembic.config import Config

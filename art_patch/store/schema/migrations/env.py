@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the migrations on the connection that `upgrade` hands over."""
+"""The script that alembic executes: it runs the migrations on the connection that `migrations.upgrade` opened."""
 
 from alembic import context
 

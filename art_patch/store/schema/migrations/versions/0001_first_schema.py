@@ -1,8 +1,8 @@
-"""The first schema. It makes nothing: a new store is made from `tables.py`, at whatever revision that is by then."""
+"""The first revision. It makes no tables: a new store is made from `tables.py`, and begins at the newest revision."""
 
 revision = "0001"
 down_revision = None
 
 
 def upgrade() -> None:
-    """Do nothing: alembic asks for it, and no store is at a revision before the first."""
+    """Do nothing: alembic requires this function, and no store has a revision before the first."""
