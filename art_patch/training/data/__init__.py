@@ -1,1 +1,4 @@
-"""Recorded calls -> rows of token ids with what is trained marked -> packs. Pure."""
+"""Turns recorded calls into rows (token sequences in which the learned tokens are marked), and rows into packs.
+
+A pack holds the tokens of one forward pass. The modules here do no I/O.
+"""

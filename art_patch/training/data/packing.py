@@ -1,13 +1,15 @@
-"""Trajectories to packs: the tokens of one forward pass, and which of them are scored. Pure, no torch.
+"""Packs the rows of trajectories for a forward pass, so that a beginning that rows have in common is computed once.
 
-A pack is the tree of all its rows. Siblings share a prompt, and the turns of a forked conversation share all that came
-before the fork. A causal model computes the same for a token wherever the tokens before it are the same. So each such
-token is computed once, within a trajectory and across groups, and every row below it reads it.
+A row is one token sequence of a trajectory. A pack holds the tokens of one forward pass and tells which of them are
+scored. The rows of a pack form a tree: siblings have their prompt in common, and the rows of a forked conversation have
+all tokens before the fork in common. A causal model computes the same hidden state for a token wherever the tokens
+before it are the same. So each distinct token is computed once, and all rows that contain it use the result. This holds
+within a trajectory and across groups.
 
-The tree is a radix trie over token ids: a node is a run of tokens without a fork. Tokens are laid out depth first, so
-the tokens below a node follow it without a gap. Attention therefore needs no mask over the tree, only two rectangles
-for each node. TRL's AsyncGRPO keys its trie the same way (`experimental/async_grpo/packing.py`); its attention needs
-FlashAttention 3.
+The tree is a radix trie over token ids: a node is a run of tokens in which no row forks. The tokens are stored depth
+first, so the tokens of all nodes below a node follow it without a gap. Therefore attention needs no mask over the tree,
+but only two rectangles of scores for each node. TRL's AsyncGRPO builds the same trie
+(`experimental/async_grpo/packing.py`), but its attention needs FlashAttention 3. This module needs no torch.
 
 Names of axes: T tokens of one row; R rows, E examples and P distinct tokens of a pack; N sampled tokens, predicted from
 Q places.
@@ -31,13 +33,15 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A run of tokens in which no row forks; numbers are positions in the packed order.
+    """A node of the tree of rows: a run of packed tokens in which no row forks.
+
+    Positions are indices into the pack's list of distinct tokens.
 
     Attributes:
-        start: Position of its first token.
-        stop: One past the position of its last token.
-        end: One past the position of the last token below it.
-        depth: Number of tokens above it.
+        start: Position of the node's first token.
+        stop: One past the position of the node's last token.
+        end: One past the position of the last token in the nodes below it; equals `stop` if there are none.
+        depth: Number of tokens in the nodes above it, which is the index of its first token in a row.
     """
 
     start: int
@@ -48,13 +52,13 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The P distinct tokens of R rows.
+    """The P distinct tokens of R rows, arranged as a tree.
 
     Attributes:
-        ids_P: Id of each token.
-        depth_P: Place of each token in its row, which is its position id.
-        nodes: Parents before children, siblings in packed order.
-        where_R: For each row, in the order given, the position of each of its tokens among the P.
+        ids_P: Token id of each distinct token.
+        depth_P: Index of each token in its row, which the model gets as position id.
+        nodes: Nodes of the tree in the order of their tokens, parents before children.
+        where_R: For each row, in the order given to `tree_of`, the index of each of its tokens among the P.
     """
 
     ids_P: Ids
@@ -65,11 +69,12 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A trajectory to learn from.
+    """A trajectory as the trainer computes it: its rows and its advantage.
 
     Attributes:
-        rows: Its rows, each with at least one sampled token. Every sampled token is in exactly one of them.
-        advantage: How much better it did than its group.
+        rows: Token sequences of the trajectory, each with at least one sampled token. Every sampled token is in exactly
+            one of them.
+        advantage: The trajectory's reward relative to the mean of its group, perhaps divided by a spread.
     """
 
     rows: tuple[Row, ...]
@@ -77,24 +82,27 @@ class Example:
 
     @property
     def sampled(self) -> int:
-        """Number of tokens that are learned."""
+        """Number of sampled tokens in all rows, which are the tokens that are learned."""
         return sum(row.sampled for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """The P distinct tokens of the rows of E examples, and the N sampled tokens predicted from Q places.
+    """The input of one forward pass: the P distinct tokens of E examples, and N sampled tokens predicted at Q places.
+
+    A place is a distinct token together with a temperature. At it the logits of the next token are computed.
 
     Attributes:
-        tree: The tokens that are computed.
-        at_Q: Position among the P from which something is predicted; one entry for each temperature.
-        temperature_Q: Divides the logits there.
-        place_N: Index among the Q from which each sampled token is predicted. Siblings that begin alike share places.
-        target_N: Id of the sampled token.
-        recorded_N: Log-probability of the sampled token, as it was recorded.
-        example_N: Index among the E of the example that it belongs to.
+        tree: The distinct tokens that go through the model.
+        at_Q: Index among the P of the token at each place. A token stands here once for each temperature.
+        temperature_Q: Temperature by which the logits at each place are divided.
+        place_N: Index among the Q of the place from which each sampled token is predicted. Sampled tokens after the
+            same beginning share a place.
+        target_N: Token id of each sampled token.
+        recorded_N: Recorded log-probability of each sampled token.
+        example_N: Index among the E of the example that each sampled token belongs to.
         advantage_E: Advantage of each example.
-        examples_E: Index of each example in the order given to `packs_of`.
+        examples_E: Index of each example in the sequence given to `packs_of`.
     """
 
     tree: Tree
@@ -109,16 +117,17 @@ class Pack:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that are computed."""
+        """Number of distinct tokens, which is the number that goes through the model in a forward pass."""
         return len(self.tree.ids_P)
 
 
 def packs_of(examples: Sequence[Example], max_tokens: int) -> list[Pack]:
-    """Returns packs that together hold each example once, in order.
+    """Distributes the examples over packs; each example is in exactly one pack, and their order is kept.
 
     Args:
-        examples: The examples; siblings should stand together, because they share most.
-        max_tokens: Number of distinct tokens that a pack may compute. An example that has more is a pack of its own.
+        examples: The trajectories to compute. Siblings should be neighbours, because they have the longest common
+            beginnings, and only rows of one pack share computation.
+        max_tokens: Largest number of distinct tokens in a pack. An example with more tokens becomes a pack by itself.
     """
     return [_pack([examples[e] for e in batch], batch) for batch in _batches(examples, max_tokens)]
 
@@ -204,7 +213,7 @@ def _pack(examples: Sequence[Example], order: Sequence[int]) -> Pack:
 
 
 def tree_of(rows: Sequence[Ids]) -> Tree:
-    """Returns the tree of `rows`, none of which may be empty."""
+    """Builds the tree of `rows`, in which common beginnings are stored once; no row may be empty."""
     # Sorted by their bytes, rows with a common beginning stand together. The order of bytes is not that of numbers, and
     # any order would do.
     order = sorted(range(len(rows)), key=lambda r: rows[r].tobytes())
@@ -228,7 +237,7 @@ def tree_of(rows: Sequence[Ids]) -> Tree:
 
 
 def common(one: Ids, other: Ids) -> int:
-    """Returns the number of tokens that both begin with."""
+    """Returns the length of the longest common beginning of two token sequences."""
     length = min(len(one), len(other))
     differ = one[:length] != other[:length]
     return int(differ.argmax()) if differ.any() else length

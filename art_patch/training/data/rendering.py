@@ -1,29 +1,33 @@
-"""A call's messages to the token ids that the engine makes of its prompt, and of an answer without ids. Pure.
+"""Renders a call's messages to the prompt token ids that an engine would compute, and an answer's text to its ids.
 
-An answer's ids are the ids that the template adds when the answer is appended to the prompt, provided that text and ids
-of the whole begin with those of the prompt. The learned ids end with the one end-of-turn token; only white space may
-follow it. An answer without thoughts is learned as the template writes it: Qwen 3's empty block is learned too.
+Answers of upstream or of a person have no recorded ids and are rendered here. The prompt is rendered alone, and again
+with the answer appended. The answer's ids are the ids that the second rendering adds. This requires that text and ids
+of the second rendering begin with those of the first. The learned ids end with the first end-of-turn token, and the
+template may write only white space after it. For an answer without thoughts, the tokens that the template writes in
+their place are learned too, such as Qwen 3's empty block.
 
-Two remedies are tried where the whole does not begin with the prompt, and nothing else:
+If the rendering with the answer does not begin with the rendered prompt, two remedies are tried:
 
-- The prompt opens the thoughts and the template leaves them out of the answer (DeepSeek R1). The thoughts, or none, are
-  put there and closed as the family closes them.
-- The prompt says that there are no thoughts (`enable_thinking: false`) and the answer has some. It is rendered without.
+- The prompt ends with an opening tag for thoughts, and the template leaves the thoughts out of the answer (DeepSeek
+  R1). Then the answer's thoughts (an empty text if it has none) and the closing tag are put after the prompt.
+- The prompt states that there are no thoughts (`enable_thinking: false`), but the answer has some. Then the answer is
+  rendered without its thoughts.
 
-A call or answer that cannot be rendered is refused with `Unusable`, whose text is the same for all of its kind.
+If no remedy helps, the answer is rejected. A call or answer that cannot be rendered raises `Unusable`. Its text is the
+same for the same reason, so that callers can count the reasons.
 
-Each engine hands messages, tools and arguments to the chat template in a form of its own:
+Each engine prepares messages, tools and arguments for the chat template in its own way:
 
-| | embedded | vLLM 0.32 |
+| part of the request | embedded engine | vLLM 0.32 |
 |---|---|---|
-| parts of a content | joined | joined by newlines |
-| keys of a message | all | those that it knows; thoughts under both names |
-| arguments of a tool call that are no object | as they are | `{}` |
-| a developer's message | a system's | a system's, joined with the others if the template does not know the role |
-| a tool | as it came | its known keys in vLLM's order, `description` and `parameters` null where they lack |
-| tools under `tool_choice: none` | hidden | shown |
+| text parts of a content | are joined without a separator | are joined by newlines |
+| keys of a message | are all passed on | only known keys are passed on; thoughts are passed under both of their names |
+| tool-call arguments that are not a JSON object | are passed on unchanged | are replaced by `{}` |
+| role `developer` | becomes `system` | stays if the template knows it; else all become one `system` message |
+| a tool | is passed on unchanged | known keys in vLLM's order; missing `description` and `parameters` are null |
+| tools if `tool_choice` is `none` | are hidden from the template | are shown to the template |
 
-The embedded engine's form is written in `art_patch.serving.embedded.text`, vLLM's in its `renderers/chat_utils.py`.
+The code of the embedded engine for this is `art_patch.serving.embedded.text`; vLLM's is its `renderers/chat_utils.py`.
 """
 
 from __future__ import annotations
@@ -46,12 +50,12 @@ _TEXTS = ("text", "input_text", "output_text", "refusal")
 
 @dataclass(frozen=True, slots=True)
 class Renderer:
-    """Renders calls as one engine does, with a base model's tokenizer.
+    """Renders calls to token ids as one engine does, with a base model's tokenizer.
 
     Attributes:
-        tokenizer: Tokenizer of transformers that has a chat template.
-        family: The base model's family, for its end-of-turn tokens and thinking tags.
-        engine: The engine whose form of messages and tools is used.
+        tokenizer: A transformers tokenizer that has a chat template.
+        family: The base model's family, which names its end-of-turn tokens and thinking tags.
+        engine: The engine whose preparation of messages and tools for the chat template is imitated.
     """
 
     tokenizer: Any
@@ -59,13 +63,17 @@ class Renderer:
     engine: Engine = "embedded"
 
     def prompt_ids(self, call: Call) -> tuple[int, ...]:
-        """Returns the ids that the engine makes of a call's prompt; raises `Unusable` if the template refuses it."""
+        """Returns the token ids of a call's prompt, as the engine would compute them.
+
+        Raises `Unusable` if the chat template refuses the messages, or if they hold an image, audio or a file.
+        """
         return self._encode(self._render(call, call.messages, generate=True))
 
     def turn(self, call: Call, answer: JSON) -> Turn:
-        """Returns a call and an answer to it as token ids, for learning.
+        """Returns the token ids of a call's prompt and of `answer`, from which the answer can be learned.
 
-        `answer` is an assistant message that was not cut off. Raises `Unusable` if the template cannot show it exactly.
+        `answer` is an assistant message that was not cut off at its length limit. Raises `Unusable` if the chat
+        template leaves a part of it out, or if the answer's tokens cannot be separated from those of the prompt.
         """
         prompt = self._render(call, call.messages, generate=True)
         # SDKs send many keys that are null; templates ask whether a key is there.
@@ -127,7 +135,7 @@ class Renderer:
 
 
 def end_ids_of(tokenizer: Any, family: Family) -> frozenset[int]:
-    """Returns the ids of the tokens that end an answer."""
+    """Returns the ids of the tokens that end an answer: the family's end-of-turn tokens and end-of-sequence."""
     # A tokenizer answers with its unknown token for a name that it does not have.
     named = {tokenizer.convert_tokens_to_ids(token) for token in family.end_of_turn} - {tokenizer.unk_token_id}
     return frozenset(token for token in named | {tokenizer.eos_token_id} if token is not None)
@@ -156,11 +164,11 @@ def _shows(added: str, answer: JSON) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How one engine hands a call to the chat template.
+    """How one engine prepares a call's messages and tools for the chat template.
 
     Attributes:
-        messages: Takes messages and the template's text, returns the messages for the template.
-        tools: Takes a call, returns its tools for the template.
+        messages: Function from the call's messages and the template's text to the messages for the template.
+        tools: Function from a call to the tool definitions for the template.
     """
 
     messages: Callable[[Sequence[JSON], str], list[dict[str, Any]]]
@@ -168,7 +176,11 @@ class Form:
 
 
 def template_arguments(params: JSON) -> dict[str, Any]:
-    """Returns the further variables that a call gives the template; vLLM alone takes `reasoning_effort`."""
+    """Returns the variables that a call's `params` pass to the chat template, besides messages and tools.
+
+    They are those of `chat_template_kwargs`. A `reasoning_effort` is passed on too and sets `enable_thinking`, as vLLM
+    does it. Only vLLM knows this parameter.
+    """
     given: Any = params.get("chat_template_kwargs")
     arguments: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
     effort = params.get("reasoning_effort")
@@ -178,7 +190,10 @@ def template_arguments(params: JSON) -> dict[str, Any]:
 
 
 def content_text(content: Any, between: str = "") -> str:
-    """Returns a message's content as one text, its parts joined by `between`; raises `Unusable` on other media."""
+    """Returns a message's content as one text, with its text parts joined by `between`.
+
+    Raises `Unusable` if a part is an image, audio or a file.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     parts: list[str] = []

@@ -1,14 +1,16 @@
-"""Checks whether text leads back to the tokens that were recorded. Pure; changes nothing that is trained.
+"""Checks whether rendering and encoding the text of recorded calls gives the recorded token ids again.
 
-Training uses recorded ids, so a difference is no error. It shows where retokenising would go wrong (demonstrations,
-other trainers, an agent's next turn), and why a conversation forks into several rows. Three questions are asked of a
+The check does no I/O and changes nothing that is trained. Training uses the recorded ids, so a difference is not an
+error. A difference shows where retokenising gives other tokens (in demonstrations, in other trainers, or in an agent's
+next turn), and why a conversation becomes several rows (token sequences). Three questions are asked about each
 trainable call:
 
-- Does the chat template render its messages and tools to the prompt ids, in either engine's form?
-- Does the text of prompt and answer encode to their ids again?
-- Does its prompt extend the prompt and answer of the call that it continues?
+- Does the chat template render the call's messages and tools to the recorded prompt ids, with the messages prepared as
+  one of the two engines prepares them?
+- Does the text of prompt and answer encode to the recorded ids?
+- Does the call's prompt begin with the prompt and answer of the call that it continues?
 
-A template that writes today's date (Llama 3.2) renders another prompt tomorrow.
+The first check can fail because of the date: Llama 3.2's template writes the current day into the prompt.
 """
 
 from __future__ import annotations
@@ -40,17 +42,17 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The place where a recorded sequence of tokens and another one part.
+    """The first position at which a call's recorded tokens differ from the rendered or encoded tokens.
 
-    Tokens are given as the text of each, so that white space and the cuts between tokens can be seen.
+    Each token is given as its own text, so that white space and the borders between tokens are visible.
 
     Attributes:
         kind: The comparison that found the difference.
-        call_id: The call whose tokens were compared.
-        place: Number of the first token that differs, from 0.
-        before: The last tokens that both sequences have.
-        recorded: The recorded tokens from there on.
-        rendered: The rendered, or encoded, tokens from there on.
+        call_id: Id of the call whose tokens were compared.
+        place: Index of the first token that differs, from 0.
+        before: Up to six common tokens directly before the difference.
+        recorded: Up to six recorded tokens from the difference on.
+        rendered: Up to six rendered or encoded tokens from the difference on.
     """
 
     kind: Kind
@@ -61,7 +63,7 @@ class Difference:
     rendered: tuple[str, ...] = ()
 
     def as_text(self) -> str:
-        """Returns the difference on four lines, for people."""
+        """Returns four readable lines: the kind with call and position, and the tokens around the difference."""
         shown = {"before": self.before, "recorded": self.recorded, "rendered": self.rendered}
         lines = [f"{self.kind}: call {self.call_id}, token {self.place}"]
         return "\n".join(lines + [f"  {name:<9}{' '.join(map(repr, texts))}" for name, texts in shown.items()])
@@ -69,15 +71,15 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class RoundTrips:
-    """Result of `check_round_trips`.
+    """Result of `check_round_trips`: counts of calls and differences, and a few examples.
 
     Attributes:
         calls: Number of calls that were checked.
-        unchecked: Number of trainable calls beyond the limit.
-        exact: Number of calls without any difference.
-        engines: For each engine, the number of prompts that equal what it makes of the messages.
-        differences: Number of differences of each kind; a call may have several.
-        examples: The first difference of each kind, then the second of each, up to five.
+        unchecked: Number of trainable calls that were not checked because of `limit`.
+        exact: Number of checked calls without any difference.
+        engines: For each engine, the number of recorded prompts that equal the prompt rendered as this engine does it.
+        differences: Number of differences of each kind; one call may have several.
+        examples: At most five differences: the first of each kind, then the second of each kind, and so on.
     """
 
     calls: int
@@ -89,17 +91,17 @@ class RoundTrips:
 
     @property
     def engine(self) -> Engine:
-        """The engine whose form most prompts have."""
+        """The engine whose way of preparing messages for the chat template reproduces most of the recorded prompts."""
         return max(self.engines, key=lambda engine: self.engines[engine])
 
     def as_text(self) -> str:
-        """Returns the result on a few lines, for people."""
+        """Returns a readable text: the count of exact calls, the count of each kind of difference, and the examples."""
         lines = [f"{self.exact} of {self.calls} calls are what the chat template makes of them"]
         lines += [f"{count:>6}  {kind}" for kind, count in self.differences.items()]
         return "\n".join(lines + [example.as_text() for example in self.examples])
 
     def metrics(self) -> dict[str, Any]:
-        """Returns the numbers as JSON values, without the examples."""
+        """Returns the counts as JSON values. The examples are left out, because they quote recorded texts."""
         # Examples quote what somebody wrote, and metrics are kept when the trajectories are erased.
         return {name: value for name, value in asdict(self).items() if name != "examples"}
 
@@ -107,9 +109,10 @@ class RoundTrips:
 def check_round_trips(
     trajectories: Iterable[Trajectory], tokenizer: Any, *, family: Family = DEFAULT, limit: int = 64
 ) -> RoundTrips:
-    """Checks trainable calls against the base model's tokenizer and chat template.
+    """Checks whether the base model's chat template and tokenizer reproduce the recorded tokens of trainable calls.
 
-    At most `limit` calls are checked, spread evenly over all.
+    If there are more than `limit` trainable calls, `limit` of them are checked, spread evenly over all. `family` names
+    the tags around a model's thoughts, from which it is seen that a template removed thoughts from the history.
     """
     calls = [
         (trajectory, position, turn)

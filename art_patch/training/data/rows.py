@@ -1,17 +1,21 @@
-"""Recorded calls to rows of token ids in which the sampled tokens are marked. Pure.
+"""Turns recorded calls into rows: sequences of token ids in which the tokens that the policy sampled are marked.
 
-Nothing is ever retokenised. A call whose exact prompt ids extend an earlier row continues the longest such row. So a
-multi-turn trajectory is one row, and each sampled token is trained once, in the context it was sampled in. A call whose
-prompt extends no row starts a row of its own, a fork: the chat template rewrote history (Qwen 3 strips the thoughts of
-earlier turns), a sub-agent began, siblings branched from a common prefix, or the same was asked twice. Tokens that the
-new row shares with others are context there, and trained where they were sampled. Histories are never aligned.
+The rows hold the recorded token ids; no text is tokenised again. If a call's prompt ids begin with all ids of an
+earlier row, the call is appended to the longest such row. So a multi-turn trajectory is usually one row, and each
+sampled token is trained once, in the context in which it was sampled. If the prompt extends no earlier row, the call
+starts a new row, called a fork. Forks have four causes: the chat template rewrote the history (Qwen 3 removes the
+thoughts of earlier turns), a sub-agent began, several answers continued one prefix, or the same prompt was sent twice.
+Tokens that a new row has in common with an earlier one are only context there; they are trained in the earlier row.
+Different histories are never aligned with each other.
 
-A row is cut after `max_tokens`, and the rest is not trained. An answer that was cut off at its length limit is trained
-as any other, unless `learn_truncated` is false. Then it is context for later turns, and none of its tokens is trained.
-A run without a trained token counts neither in its group's baseline and scale nor in the loss's normalisers (TRL's
-`mask_truncated_completions` counts it in all of them).
+Tokens of a row after `max_tokens` are cut off and not trained. An answer that was cut off at its length limit is
+trained like any other answer, unless `learn_truncated` is false. Then none of its tokens is trained, and it is only
+context for later turns. A run without any trained token counts neither in the baseline and spread of its group's
+rewards nor in the number of trajectories by which the loss is divided. (TRL's `mask_truncated_completions` counts such
+a run in all of them.)
 
-A call that cannot be proven exact (`art_patch.trajectories.trainability`) is left out and counted by reason.
+A call is left out if its record does not prove that ids and log-probabilities are complete and exact. The reasons,
+listed in `art_patch.trajectories.trainability`, are counted.
 """
 
 from __future__ import annotations
@@ -28,13 +32,14 @@ TRUNCATED = "the answer was cut off at its length limit"  # the reason if `learn
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence of T tokens.
+    """One sequence of T tokens for training, in which the sampled tokens are marked.
 
     Attributes:
         ids_T: Token ids of the whole sequence.
         sampled_T: Whether the policy sampled the token; only sampled tokens are trained.
-        logprobs_T: The behaviour policy's log-probability of each sampled token, at `temperature_T`; 0 elsewhere.
-        temperature_T: Sampling temperature of each sampled token; 1 elsewhere.
+        logprobs_T: Log-probability of each sampled token under the policy that sampled it, at its temperature; 0 for
+            the other tokens.
+        temperature_T: Sampling temperature of each sampled token; 1 for the other tokens.
     """
 
     ids_T: tuple[int, ...]
@@ -44,18 +49,19 @@ class Row:
 
     @property
     def sampled(self) -> int:
-        """Number of trained tokens."""
+        """Number of sampled tokens in this row, which are the tokens that are trained."""
         return sum(self.sampled_T)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An answer of A tokens, which is learned, after the exact prompt that it was given to.
+    """A prompt and the answer to it as token ids; the A tokens of the answer are learned.
 
     Attributes:
         prompt_ids: Token ids of the prompt.
         answer_ids_A: Token ids of the answer.
-        logprobs_A: The behaviour policy's log-probability of each; 0 if the answer was not sampled by a policy of ours.
+        logprobs_A: Log-probability of each answer token under the policy that sampled it; 0 if the answer comes from
+            upstream or from a person.
         temperature: Temperature at which the answer was sampled.
         truncated: Whether the answer was cut off at its length limit.
     """
@@ -69,16 +75,18 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class RowsReport:
-    """Counts of how calls became rows; reports of several trajectories add up.
+    """Counts of what became of a trajectory's calls; the reports of several trajectories can be added.
 
     Attributes:
-        rows: Number of rows, after the cut.
-        forks: Number of calls that began a row of their own, the first call of a trajectory not counted.
-        tokens: Number of sampled tokens in the rows, which are the trained ones.
-        cut_tokens: Number of sampled tokens beyond `max_tokens`.
-        truncated_tokens: Number of sampled tokens in answers cut off at their length limit, if these are not learned.
-        other_choices: Number of answers that the app did not go on with.
-        left_out: Number of calls from which nothing is trained, by reason.
+        rows: Number of rows (token sequences) that have a sampled token within `max_tokens`.
+        forks: Number of calls that began a new row because their prompt extended no earlier row; the first call of a
+            trajectory is not counted.
+        tokens: Number of sampled tokens in the rows; these are trained.
+        cut_tokens: Number of sampled tokens that are not trained because they stand after `max_tokens`.
+        truncated_tokens: Number of sampled tokens that are not trained because their answer was cut off at its length
+            limit; 0 unless `learn_truncated` is false.
+        other_choices: Number of answers (of calls with `n` above 1) that the app did not continue with; not trained.
+        left_out: Number of calls of which no token is trained, by reason.
     """
 
     rows: int = 0
@@ -90,7 +98,7 @@ class RowsReport:
     left_out: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def __add__(self, other: RowsReport) -> RowsReport:
-        """Returns the sum of both reports."""
+        """Returns one report for the trajectories of both, with all counts added."""
         sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "left_out"}
         return RowsReport(**sums, left_out=dict(Counter(self.left_out) + Counter(other.left_out)))
 
@@ -98,10 +106,11 @@ class RowsReport:
 def rows_and_report(
     trajectory: Trajectory, *, max_tokens: int, learn_truncated: bool = True
 ) -> tuple[tuple[Row, ...], RowsReport]:
-    """Returns the trajectory's rows, cut after `max_tokens`, and how they came about.
+    """Returns the rows (token sequences) of a trajectory, cut after `max_tokens`, and a report about its calls.
 
-    Each sampled token of its trainable calls is in exactly one row. Calls must be in the order in which they started.
-    Without `learn_truncated` no token of an answer that was cut off at its length limit is trained.
+    Before the cut, each sampled token of the trainable calls is in exactly one row. The calls must be in the order in
+    which they started. If `learn_truncated` is false, no token of an answer that was cut off at its length limit is
+    trained.
     """
     turns: list[Turn] = []
     left_out: Counter[str] = Counter()
@@ -133,7 +142,10 @@ def rows_and_report(
 def trained_answers(
     trajectory: Trajectory, *, max_tokens: int, learn_truncated: bool = True
 ) -> tuple[tuple[str, int], ...]:
-    """Returns call id and choice index of each answer of which `rows_and_report` trains a token, given the same."""
+    """Returns call id and choice index of each answer of which at least one token is trained.
+
+    These are the answers in the rows of `rows_and_report` for the same arguments.
+    """
     found: list[tuple[str, int]] = []
     for position, call in enumerate(trajectory.calls):
         later = trajectory.calls[position + 1 :]
@@ -146,9 +158,10 @@ def trained_answers(
 
 
 def merge(turns: Iterable[Turn], *, learn_truncated: bool = True) -> tuple[Row, ...]:
-    """Returns rows in which each turn's answer is marked once; turns that extend each other share a row.
+    """Joins turns to rows: a turn whose prompt begins with all tokens of a row is appended to it, else it starts a row.
 
-    Without `learn_truncated` truncated answers are not marked, so a row may be left in which nothing is marked.
+    The tokens of each answer are marked as sampled. If `learn_truncated` is false, answers that were cut off at their
+    length limit are not marked, so a row may have no marked token.
     """
     rows: list[Row] = []
     for turn in turns:
@@ -163,7 +176,10 @@ def merge(turns: Iterable[Turn], *, learn_truncated: bool = True) -> tuple[Row, 
 
 
 def cut(rows: Iterable[Row], max_tokens: int) -> tuple[Row, ...]:
-    """Returns the rows cut to `max_tokens` and after their last sampled token; rows without one are left out."""
+    """Cuts each row to at most `max_tokens` tokens, and then after its last sampled token.
+
+    Rows that have no sampled token within `max_tokens` are left out.
+    """
     kept: list[Row] = []
     for row in rows:
         marked = row.sampled_T[:max_tokens]
@@ -174,12 +190,15 @@ def cut(rows: Iterable[Row], max_tokens: int) -> tuple[Row, ...]:
 
 
 def total_sampled(rows: Sequence[Row]) -> int:
-    """Returns the number of trained tokens in these rows."""
+    """Returns the number of sampled tokens, which are the trained ones, in all of these rows together."""
     return sum(row.sampled for row in rows)
 
 
 def recorded_turn(call: Call, later: Sequence[Call]) -> Turn | str:
-    """Returns the answer of a call that is trained, or the reason why none is; `later` are the calls after it."""
+    """Returns prompt and answer of `call` as recorded ids, or the reason why the call cannot be trained.
+
+    `later` are the trajectory's calls after `call`. They show with which of several answers the app continued.
+    """
     # Proven here again, whatever the record says of itself: ids and log-probabilities may differ in number.
     reason = call.untrainable or why_untrainable(call)
     if reason is not None:

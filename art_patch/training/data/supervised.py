@@ -1,12 +1,13 @@
-"""Rows for supervised learning: answers to imitate, and pairs of a better and a worse answer. Pure.
+"""Makes rows (token sequences) for supervised learning: answers to imitate, and pairs of a better and a worse answer.
 
-Answers to imitate are upstream's in good runs, and corrections. Pairs come from corrections (one answer against
-another) and from groups (one run against another). Recorded token ids are used where there are any. An answer of
-upstream or of a person has none, so prompt and answer are rendered (`art_patch.training.data.rendering`). Runs and
-calls that give nothing are counted by reason, as texts of `Unusable`. Held-out groups teach nothing.
+The answers to imitate are upstream's answers in runs of high reward, and the answers that people wrote as corrections.
+Pairs come from corrections (the corrected answer against the recorded one) and from groups (the best sibling against
+the worst). Recorded token ids are used where they exist. Answers of upstream or of a person have none, so their prompt
+and answer are rendered with the chat template (`art_patch.training.data.rendering`). Runs and calls that give no row or
+pair are counted by reason; the reasons are texts of `Unusable`. Held-out groups are never used.
 
-In all rows `sampled_T` marks the tokens that are learned. There are no recorded log-probabilities, and the temperature
-is 1.
+In all rows `sampled_T` marks the tokens that are learned. `logprobs_T` is 0 and the temperature is 1 at every token,
+because supervised losses need neither.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ _NOT_IMITATED: Reasons = (
 
 @dataclass(frozen=True, slots=True)
 class Demonstrations:
-    """The answers that are imitated.
+    """Result of `demonstrations`: the answers that the policy will imitate.
 
     Attributes:
-        rows: Token sequences in which the answers are marked as sampled.
-        left_out: Number of calls from which nothing is learned, by reason.
+        rows: Token sequences in which the tokens of the answers are marked as sampled.
+        left_out: Number of calls whose answers are not imitated, by reason.
     """
 
     rows: tuple[Row, ...]
@@ -58,17 +59,18 @@ def demonstrations(
     least_reward: float,
     max_tokens: int,
 ) -> Demonstrations:
-    """Returns rows of the answers that upstream gave in good runs, and of the answers that people gave instead.
+    """Returns rows of the answers to imitate: upstream's answers in runs of high reward, and people's corrections.
 
-    Each answer is learned once, however often its run was grouped or copied. Turns that extend each other share a row,
-    as recorded ones do.
+    An answer is learned only once, even if its run is in several groups or its call was copied by a shadow. A corrected
+    run gives its corrected answer and nothing else. If the prompt of a turn extends an earlier turn, both are in one
+    row.
 
     Args:
-        scored: Groups with rewards. Of a run that is in several groups, its best reward counts.
-        corrections: Runs that were corrected, none of them of a held-out scenario.
-        renderer: Turns messages into the token ids of the base model.
-        least_reward: Runs with a lower reward are not imitated.
-        max_tokens: A row is cut after so many tokens, as recorded ones are.
+        scored: Groups with the reward of each sibling. For a run in several groups, the highest reward counts.
+        corrections: Runs that people corrected; none of them may belong to a held-out scenario.
+        renderer: Renders messages to token ids of the base model.
+        least_reward: Lowest reward at which a run is imitated.
+        max_tokens: Tokens of a row after this number are cut off and not learned.
     """
     rows: list[Row] = []
     left_out: Counter[str] = Counter()
@@ -144,12 +146,12 @@ def _put_right(
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two rows that begin with the same prompt.
+    """A better and a worse row (token sequence) that begin with the same prompt, for preference learning.
 
     Attributes:
-        chosen: The row with the better answer.
-        rejected: The row with the worse answer.
-        source: Origin of the preference: a person's correction, or the rewards of a group.
+        chosen: The row with the better answer or run.
+        rejected: The row with the worse answer or run.
+        source: What decided which is better: a person's correction, or the rewards of a group.
     """
 
     chosen: Row
@@ -159,11 +161,11 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Preferences:
-    """The pairs to learn from.
+    """Result of `preferences`: the pairs to learn from.
 
     Attributes:
-        pairs: The pairs of corrections, then those of groups.
-        left_out: Number of runs that could be in no pair, and of prompts of a group that gave none, by reason.
+        pairs: First the pairs made from corrections, then the pairs made from groups.
+        left_out: Number of runs that cannot be in a pair, and of prompts whose siblings gave no pair, by reason.
     """
 
     pairs: tuple[Pair, ...]
@@ -188,17 +190,19 @@ def preferences(
     margin: float,
     max_tokens: int,
 ) -> Preferences:
-    """Returns pairs of a better and a worse answer, or run.
+    """Returns pairs of a better and a worse answer from corrections, and of a better and a worse run from groups.
 
-    A pair of a group is the best and the worst of the siblings whose first prompt is the same, token for token. All
-    answers of both runs are marked. A run that forks into several rows is in no pair.
+    In a group, the siblings whose first prompt has the same token ids are compared: the one with the highest reward
+    (among those whose last answer was not cut off) and the one with the lowest reward form a pair. All answers of both
+    runs are learned. A run that becomes several rows (token sequences) is in no pair.
 
     Args:
-        scored: Groups, each with the reward of every sibling.
-        corrections: Runs that were corrected, none of them of a held-out scenario.
-        renderer: Turns messages into the token ids of the base model.
-        margin: Least difference, above 0, of two siblings' rewards.
-        max_tokens: Pairs with a longer row are left out, not cut: half an answer would be preferred to another half.
+        scored: Groups with the reward of each sibling.
+        corrections: Runs that people corrected; none of them may belong to a held-out scenario.
+        renderer: Renders messages to token ids of the base model.
+        margin: Smallest difference between two siblings' rewards that makes them a pair; above 0.
+        max_tokens: A pair with a row of more tokens is left out. It is not cut, because then halves of answers would be
+            compared.
     """
     pairs: list[Pair] = []
     left_out: Counter[str] = Counter()
