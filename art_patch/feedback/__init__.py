@@ -1,12 +1,12 @@
-"""What users think of an answer, on its way into the store as a `Score`, as `art_patch.score()` also writes it.
+"""Feedback: stores what users think of an answer as a `Score`, as `art_patch.score()` does.
 
-`links` makes signed links with which people score a run, in an e-mail or a chat; `app` is the server behind them.
-`other_tools` imports scores that people gave in Langfuse and LangSmith.
+`links` makes signed links, for an e-mail or a chat, with which people score a run. `app` is the server that answers
+these links. `other_tools` imports scores that people gave in Langfuse and LangSmith.
 
-A link names one trajectory and one score, and is valid until it expires. Whoever has the link can give that one score,
-again and again; a later answer replaces the earlier one. The server's answers show nothing of the store.
+A link names one trajectory and one score, and is valid until it expires. Anyone who has the link can give that one
+score, any number of times; a later answer replaces the earlier one. The server's responses show nothing of the store.
 
-Making a link needs the standard library only; `app` needs Starlette and uvicorn.
+Making a link needs the standard library only; the server needs Starlette and uvicorn.
 """
 
 # pyright: reportUnusedImport=false

@@ -1,10 +1,12 @@
-"""The feedback server: `GET /feedback` shows a page that asks, `POST /feedback` keeps the answer.
+"""The feedback server: `GET /feedback` shows a page with the question, `POST /feedback` stores the person's answer.
 
-The page has two buttons and a text, in plain HTML: no script, nothing loaded from elsewhere. A POST holds the page's
-form, or JSON of an app (`{"value": 1, "comment": "..."}`), which is answered in JSON. Refused are links that are forged
-(403) or expired (410), values out of range (422), bodies that are too long (413) or of another type (415).
+The page has two buttons and a text field, in plain HTML: no script, and nothing loaded from elsewhere. A POST sends the
+page's form, or JSON from an app (`{"value": 1, "comment": "..."}`), and JSON is answered with JSON. The server refuses
+links that are forged (403) or expired (410), values out of range (422), and bodies that are too long (413) or of
+another type (415).
 
-Answers on runs that the store does not hold (not sampled, or erased) are thanked for and not kept.
+If the store does not hold the run (it was not sampled, or was erased), the server thanks for the answer and does not
+store it.
 """
 
 from __future__ import annotations
@@ -83,17 +85,17 @@ def run_feedback(
 
     Args:
         host: address to listen on. It may be reachable from outside, because every request must bring a signed link.
-        port: 0 takes a free port.
-        advertise: the address by which people reach the server, if a name or a TLS proxy stands before it.
-        on_ready: called with the server's address once requests are answered.
-        drain_s: seconds that running requests get to finish.
+        port: the port to listen on; 0 chooses a free port.
+        advertise: the public address of the server, if people reach it by another name or through a TLS proxy.
+        on_ready: called with the server's address once it answers requests.
+        drain_s: seconds that running requests have to finish when the server stops.
         stop: ends the server when set; for callers that run it in a thread.
 
     Raises:
         ConfigError: `advertise` is no address, or the key cannot be read.
-        PortInUse: another process listens there.
+        PortInUse: another process listens on that port.
         StoreError: the store cannot be opened.
-        KeyboardInterrupt: it was stopped by SIGINT.
+        KeyboardInterrupt: the server was stopped by SIGINT.
     """
     if advertise is not None and not advertise.startswith(("http://", "https://")):
         raise ConfigError(f"--advertise {advertise} is not an address; write it like https://feedback.example.com")
@@ -123,8 +125,8 @@ def build_app(
 
     Args:
         secret: the key that links are signed with.
-        project: the name that links are signed for.
-        redact: removes personal data from comments before they are kept; see `Settings.redact`.
+        project: the project's name. It is part of the signature, so links of another project are refused.
+        redact: removes personal data from comments before they are stored; see `Settings.redact`.
         clock: returns seconds since the epoch.
     """
     desk = _Desk(store, secret, project, redact, clock)

@@ -1,7 +1,8 @@
-"""Feedback links. The app makes them, the server reads them; both know the secret of their HMAC-SHA256 signature.
+"""Feedback links: the app makes them, the feedback server checks them. Both know the secret that signs them.
 
-The form is `ADDRESS/feedback?trajectory=...&name=...&expires=...&signature=...`. `&value=1` may be added: it chooses an
-answer beforehand. It is not signed, because the person still confirms it.
+A link has the form `ADDRESS/feedback?trajectory=...&name=...&expires=...&signature=...`, with an HMAC-SHA256 signature.
+An app may append `&value=1`, which preselects an answer on the page. The value is not signed, because the person still
+confirms it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _ADDRESS_FILE = "feedback.address"
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The permission in a link: one score, `name`, of one trajectory, until `expires_at` (seconds since the epoch)."""
+    """The permission to give one score, `name`, to one trajectory until `expires_at` (seconds since the epoch)."""
 
     trajectory_id: str
     name: str
@@ -41,11 +42,11 @@ class Link:
 
 
 class Forged(Exception):
-    """The link was not made with this secret and project, or was changed."""
+    """Raised if a link was not made with this secret and project, or was changed."""
 
 
 class Expired(Exception):
-    """The link has a right signature, and its time is over."""
+    """Raised if a link has a valid signature but its time is over."""
 
 
 def feedback_url(
@@ -55,14 +56,14 @@ def feedback_url(
     expires_s: float = 30 * DAY_S,
     base_url: str | None = None,
 ) -> str:
-    """Return a link with which a person or an app scores a run. `art-patch feedback serve` answers it.
+    """Return a link with which a person or an app scores a run. The server `art-patch feedback serve` answers it.
 
     Args:
-        trajectory_id: the run to score; default: the current one.
+        trajectory_id: the run to score; default: the run of the surrounding `trajectory()` block.
         name: name of the score. `thumbs` takes 0 or 1, `reward` 0 to 1, any other name -1 to 1.
         expires_s: seconds for which the link is valid.
         base_url: address by which people reach the server. Default: `ART_PATCH_FEEDBACK_BASE_URL`, else the address of
-            the server that was started last on this machine.
+            the feedback server that was started most recently on this machine.
 
     Raises:
         ConfigError: there is no trajectory, no address is known, or the key cannot be read or made.
@@ -87,13 +88,13 @@ def feedback_url(
 
 
 def url_of(link: Link, address: str, secret: bytes, project: str) -> str:
-    """Return the link's address."""
+    """Return the URL of a feedback link: `address` is the feedback server's, and `secret` and `project` sign it."""
     query = {"trajectory": link.trajectory_id, "name": link.name, "expires": str(link.expires_at)}
     return f"{address}{PATH}?{urlencode(query | {'signature': signature_of(link, secret, project)})}"
 
 
 def signature_of(link: Link, secret: bytes, project: str) -> str:
-    """Return the link's signature in base64, for the query of its address."""
+    """Return the signature of a feedback link as URL-safe base64, for the parameter `signature`."""
     # As JSON and not joined by a separator, because an id could hold the separator. With the project's name: projects
     # may share a secret, and a link of one must not be valid in another.
     signed = json.dumps([_PURPOSE, project, link.trajectory_id, link.name, link.expires_at])
@@ -101,15 +102,15 @@ def signature_of(link: Link, secret: bytes, project: str) -> str:
 
 
 def read_link(query: Iterable[tuple[str, str]], secret: bytes, project: str, *, now: float) -> tuple[Link, str]:
-    """Return the permission in a link, and its signature.
+    """Check the signature of a feedback link; return the permission in it, and the signature.
 
     Args:
-        query: the names and values of the address.
+        query: names and values of the URL's query parameters.
         now: seconds since the epoch.
 
     Raises:
-        Forged: the signature is wrong or missing.
-        Expired: the signature is right, and the time is over.
+        Forged: the signature is wrong, or a parameter is missing or given twice.
+        Expired: the signature is valid, but the link's time is over.
     """
     given: dict[str, str] = {}
     for name, value in query:
@@ -133,7 +134,7 @@ def read_link(query: Iterable[tuple[str, str]], secret: bytes, project: str, *, 
 
 
 def address_of(settings: Settings, base_url: str | None = None) -> str:
-    """Return the feedback server's address, without a slash at its end.
+    """Return the feedback server's address without a final slash: `base_url`, else the setting, else the address file.
 
     Raises:
         ConfigError: no address is known, or it does not begin with http:// or https://.
@@ -155,15 +156,17 @@ def address_of(settings: Settings, base_url: str | None = None) -> str:
 
 
 def say_address(settings: Settings, address: str) -> None:
-    """Write the server's address to a file, where apps of the project on this machine find it."""
+    """Write the feedback server's address to a file, where the project's apps on this machine read it."""
     write_whole(settings.directory / _ADDRESS_FILE, f"{address}\n", replace=True)
 
 
 def secret_of(settings: Settings) -> bytes:
-    """Return the key that links are signed with. The first caller makes a key file.
+    """Return the key that signs feedback links: the setting `feedback_secret`, else the content of the key file.
+
+    If there is no key file yet, the first call makes one.
 
     Raises:
-        ConfigError: the key file cannot be made or read, or others may read it.
+        ConfigError: the key file cannot be made or read, or other users of the machine may read it.
     """
     if settings.feedback_secret is not None:
         return settings.feedback_secret.encode()

@@ -1,8 +1,8 @@
-"""Feedback that people gave in Langfuse or LangSmith: read from files or APIs, and written to the store as scores.
+"""Imports feedback that people gave in Langfuse or LangSmith, from files or APIs, into the store as scores.
 
-Langfuse has the columns `name`, `value` and `dataType`; LangSmith has `key`, `score` and `run_id`. Case and underscores
-of a column's name do not count: `traceId`, `trace_id`, `TraceID`. One malformed row is an error with its number, and no
-row is imported. Only the two API classes use a network.
+A row of Langfuse has the columns `name`, `value` and `dataType`; a row of LangSmith has `key`, `score` and `run_id`.
+Case and underscores in column names are ignored: `traceId`, `trace_id` and `TraceID` are the same. If one row is
+malformed, the error names its number, and no row is imported. Only the two API classes use a network.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _WRITE_PAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """One row of another tool.
+    """One row of feedback from Langfuse or LangSmith.
 
     Attributes:
         id: the tool's name and its id of the row, such as `langfuse:...`; becomes the score's id.
-        theirs: the tool's id of the row. If art_patch sent this score there, it is the score's id in the store.
-        runs: ids under which the store may know the scored run, the likeliest first.
+        theirs: the tool's id of the row. If art_patch sent this score to the tool, it is the score's id in the store.
+        runs: ids that the scored run may have in the store, the most probable first.
         name: name of the score, such as `thumbs`.
         value: `None` if the value is a category or a text.
-        source: `code` if a model or a program gave the score.
+        source: `code` if a model or a program gave the score; `user` if a person did.
         at: seconds since the epoch; `None` if the row does not say.
     """
 
@@ -54,7 +54,7 @@ class Feedback:
 
 
 def read_feedback(text: str) -> list[Feedback]:
-    """Return the rows of a file in JSON, JSON lines or CSV.
+    """Return the feedback in the text of a file of Langfuse or LangSmith (JSON, JSON lines or CSV).
 
     Raises:
         MalformedFile: a row is neither Langfuse's nor LangSmith's.
@@ -63,7 +63,7 @@ def read_feedback(text: str) -> list[Feedback]:
 
 
 def feedback_of(rows: Iterable[Any]) -> list[Feedback]:
-    """Return the rows of a tool's API or file as records.
+    """Return rows of Langfuse's or LangSmith's API or files, given as JSON objects, as `Feedback`.
 
     Raises:
         MalformedFile: a row is neither Langfuse's nor LangSmith's.
@@ -176,7 +176,7 @@ class LangfuseScores:
         """Yield the scores as JSON objects, or only those from `since` (seconds since the epoch) on.
 
         Raises:
-            TrackerError: Langfuse cannot be reached, or refused.
+            TrackerError: Langfuse cannot be reached, or refused the request.
         """
         import httpx
         from langfuse.api.core import ApiError
@@ -220,7 +220,7 @@ class LangSmithFeedback:
         """Yield the feedback as JSON objects, or only that from `since` (seconds since the epoch) on.
 
         Raises:
-            TrackerError: LangSmith cannot be reached, or refused.
+            TrackerError: LangSmith cannot be reached, or refused the request.
         """
         from langsmith.utils import LangSmithError
 
@@ -241,12 +241,12 @@ class LangSmithFeedback:
 def write_feedback(
     store: Store, rows: Sequence[Feedback], rename: str | None, *, source: str, who: str
 ) -> Counter[str]:
-    """Write the rows that the store lacks as scores; return the number of rows by what became of them.
+    """Write the rows that the store lacks as scores; return the number of rows by outcome, such as `written`.
 
     Args:
-        rename: name of the scores; default: the name in each row.
-        source: the file or the service, for the audit log.
-        who: the person or job, for the audit log.
+        rename: one name for all scores; default: each row's own name.
+        source: the file or service that the rows come from, for the audit log.
+        who: the person or job that imports, for the audit log.
     """
     metrics = Counter[str](read=len(rows))
     runs = _runs_of(store, rows)

@@ -1,6 +1,7 @@
-"""Runs the app's own `replayable` functions again, in processes of the app.
+"""Runs the app's own `replayable` functions again, in separate processes that load the app's code.
 
-`processes` is the job's side: it starts such processes, asks them and keeps idle ones. `worker` is their program.
+`processes` is the job's side: it starts such processes, sends them runs to repeat, and keeps idle ones for the next
+run. `worker` is the program that these processes execute.
 """
 
 # pyright: reportUnusedImport=false

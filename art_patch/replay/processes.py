@@ -1,7 +1,8 @@
-"""The job's side of a replay: processes of the app, each of which runs one `replayable` function, and a pool of them.
+"""The job's side of a replay: starts processes that load the app's code and run one `replayable` function, in a pool.
 
-One line of JSON asks a process (`art_patch.replay.worker`), and one line answers. A process that takes too long is
-killed with all processes that it started, and its run is lost. Threads may share a pool.
+The job sends a process (`art_patch.replay.worker`) one line of JSON for each run, and the process answers with one
+line. A process that exceeds the time limit is killed together with all processes that it started, and its run is lost.
+Several threads may use one pool.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _END_S = 10.0  # a process that is told to end gets this time, for exit handlers
 
 
 class RunLost(Exception):
-    """A run has no result: its process ended, or was killed, before it answered."""
+    """Raised if a run has no result: its process could not start, or ended or was killed before it answered."""
 
 
 class AppProcess:
-    """One process of the app, which runs one function again and again."""
+    """One process that has loaded the app's code and runs one of its functions again and again."""
 
     def __init__(self, target: str, config: ReplayConfig, *, redacted: bool = False) -> None:
         """Start the process in this process's working directory and in a process group of its own.
@@ -53,11 +54,11 @@ class AppProcess:
 
     @property
     def usable(self) -> bool:
-        """Whether the process can be asked."""
+        """Whether the process is alive and can take another run."""
         return not (self._late or self._gone) and self._process.poll() is None
 
     def ask(self, question: Mapping[str, Any] | None, timeout_s: float) -> Mapping[str, Any]:
-        """Return the answer to a question. `None` asks nothing and returns the process's first line.
+        """Send a question to the process and return its answer; `None` sends nothing and returns its first line.
 
         Raises:
             RunLost: the process ended, or took longer than `timeout_s`.
@@ -82,7 +83,7 @@ class AppProcess:
         return json.loads(line)
 
     def end(self) -> None:
-        """Close the process's input, so that it ends by itself; kill it if it does not."""
+        """Close the process's standard input, so that it ends by itself; kill it if it does not end."""
         with suppress(OSError, subprocess.TimeoutExpired):
             if self.usable:
                 self._process.communicate(timeout=_END_S)
@@ -111,7 +112,7 @@ class AppProcess:
 
 
 class AppProcesses:
-    """A pool of app processes: an idle process waits for the next run of its function."""
+    """A pool of app processes. A process that has finished a run stays in the pool until its function runs again."""
 
     def __init__(self, config: ReplayConfig) -> None:
         """Start with an empty pool; `take` starts processes when they are needed."""
@@ -123,10 +124,11 @@ class AppProcesses:
         self._stopped = False
 
     def take(self, target: str, *, redacted: bool) -> AppProcess:
-        """Return an idle process of this function, or start one. Idle processes of other functions are ended.
+        """Return an idle process of the function `target`, or start one; end idle processes of other functions.
 
         Raises:
-            RunLost: the function cannot be loaded, now or at an earlier attempt; or the pool was stopped.
+            RunLost: the function cannot be loaded now, or could not be loaded at an earlier attempt; or the pool was
+                stopped.
         """
         with self._lock:
             same = (target, redacted)
@@ -149,10 +151,10 @@ class AppProcesses:
             raise
 
     def ask(self, process: AppProcess, question: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Ask a process and return it to the pool; kill it if it gives no answer.
+        """Send a question to a process, return its answer, and put the process back; kill it if it gives no answer.
 
         Raises:
-            RunLost: the process ended, or took longer than the configuration allows.
+            RunLost: the process ended, or took longer than `ReplayConfig.timeout_s`.
         """
         try:
             answer = process.ask(question, self._config.timeout_s)
@@ -163,18 +165,18 @@ class AppProcesses:
         return answer
 
     def give_back(self, process: AppProcess) -> None:
-        """Return a process to the pool."""
+        """Return a process to the pool as idle."""
         with self._lock:
             self._free.append(process)
 
     def stop(self) -> None:
-        """Kill all processes, and start no more."""
+        """Kill all processes of the pool, also those in use; `take` starts no process afterwards."""
         self._stopped = True
         for process in list(self._all):
             process.kill()
 
     def end(self) -> None:
-        """End the idle processes."""
+        """End the idle processes of the pool; processes in use go on."""
         for process in self._free:
             process.end()
         self._free.clear()
@@ -196,7 +198,7 @@ class AppProcesses:
 
 
 def question_of(one: Replay, info: TrajectoryInfo) -> Mapping[str, Any]:
-    """Return the question that makes a process repeat a run, recorded as the trajectory `info`."""
+    """Return the JSON that makes a process repeat a run, with `info` as the new trajectory's name, user and tags."""
     about = {name: getattr(info, name) for name in ("id", "name", "session_id", "user_id", "tags", "metadata")}
     about |= {"scenario": info.scenario_key}
     return {"trajectory": about, "group": info.group_key, "args": one.args, "kwargs": one.kwargs}

@@ -1,12 +1,12 @@
-"""`python -m art_patch.replay.worker TARGET [redacted]`: a process of the app that repeats runs of one function.
+"""`python -m art_patch.replay.worker TARGET [redacted]`: loads the app's code and repeats runs of one function.
 
-In: one line of JSON for each run, on standard input. Out, on standard output: first a line that says whether the
-function was found, then one line for each run. Calls go to the champion (mode `route`) and are recorded like any app's
-calls. Settings come from the environment.
+The process reads one line of JSON for each run from standard input. To standard output it first writes a line that says
+whether the function was found, then one line for each run. The runs' calls go to the champion (mode `route`) and are
+recorded like any app's calls. Settings come from the environment.
 
-Security: targets come from the store, and write access to the store must not become the right to run any code. A module
-or script is executed only if its source marks the function as `replayable`, and a script only if it lies inside the
-working directory. Only marked functions are called.
+Security: the name of the function comes from the store, and write access to the store must not become the right to run
+any code. So a module or script is executed only if its source marks the function as `replayable`, and a script only if
+it lies inside the working directory. Only marked functions are called.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from art_patch.patching import flush, patch_around, status
 from art_patch.recording import redacts
 
 _MODULE = "__replayed_main__"
-"""Name under which a script is loaded, so that what it guards by `__name__ == "__main__"` does not run."""
+"""Name under which a script is loaded. It is not `__main__`, so code below `if __name__ == "__main__"` does not run."""
 
 _READY_S = 10.0  # seconds until a champion must serve; the first read of the store may take seconds
 _FLUSH_S = 30.0  # seconds that the recorder gets to write a run
@@ -44,7 +44,7 @@ def main(target: str, *, redacted: bool) -> None:
 
     Args:
         target: the function, as `MODULE:NAME` or `SCRIPT:NAME`.
-        redacted: refuse all runs unless the app's own settings redact what is recorded.
+        redacted: run nothing unless the app's own settings redact what is recorded.
     """
     questions, answers = _own_pipes()
 
@@ -80,7 +80,7 @@ def load(target: str) -> Callable[..., Any]:
 
     Raises:
         ConfigError: there is no such function, or the script lies outside the working directory.
-        BaseException: an exception of the module itself.
+        BaseException: importing the module, or executing the script, raised it.
     """
     module, _, name = target.rpartition(":")
     # Resolved, because modules beside the script are imported first. Beside a mere link to it could lie anything.

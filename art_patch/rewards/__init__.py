@@ -1,9 +1,11 @@
-"""Rewards: groups of siblings in, a score for each sibling out, and one reward of several scores.
+"""Rewards: scores each sibling of a group, and combines a sibling's scores into one reward.
 
-`judge` is RULER, in the order of the data: `question` (what the judge is shown), `prompt` (in words), `ruler` (many
-groups) with `client` (HTTP) and `cost` (budget), `verdict` (the answer); `ruler_api` offers it as functions. `defences`
-asks the judge with suspicion and measures it. `checks` runs the user's code, `scores` reads stored scores, and
-`combine` makes the reward. Importing this needs no litellm; judging does.
+`judge` is RULER, an LLM judge. Its files in the order of the data: `question` selects what the judge is shown, `prompt`
+writes it as messages, `client` sends them over HTTP, `cost` keeps the budget, `verdict` parses the answer. `ruler`
+calls them for many groups; `ruler_api` offers the judge as functions for users of OpenPipe ART. `defences` looks for
+signs that the judge was fooled, and measures how good a judge is. `checks` runs the user's scoring functions, `scores`
+reads stored scores, and `combine` computes the reward. Importing this folder does not import litellm; asking the judge
+does.
 """
 
 # pyright: reportUnusedImport=false

@@ -1,16 +1,17 @@
-"""Code checks: functions of the user's that score one trajectory. The job runs them beside the judge.
+"""Code checks: the user's own functions that score one trajectory. Cycle and gate run them in addition to the judge.
 
-A check takes a `Trajectory` (`info`, `calls` with messages and answers, `scores` so far) and returns
+A check takes a `Trajectory` (`info`, `calls` with messages and answers, `scores` so far) and returns one of these:
 
-- a number or a truth value: the score, named like the function;
-- a dict of them: one score for each key;
-- `None`, for the whole or for a key: no opinion.
+- a number or a boolean: it becomes the score, which is named like the function;
+- a dict of such values: each key becomes the name of a score;
+- `None`, or a dict with the value `None`: the check gives no score, or no score of that name.
 
-Scores lie in 0..1 unless the function has an attribute such as `check.range = (-1, 1)`.
+A score must lie in 0..1, or in the range that the function declares as an attribute: `my_check.range = (-1, 1)`.
 
-A check that raises, hangs, or returns something else leaves the trajectory without that score, never with a zero, which
-would be learned from. Failures are counted by check and reason. A score's id is derived from trajectory, check and a
-hash of the function's source, so the same check replaces its scores, and changed code makes new, newer ones.
+If a check raises, exceeds its time limit or returns anything else, the trajectory gets no score from it. It never gets
+a zero, because training would learn from a zero. Failures are counted by check and reason. A score's id is derived from
+trajectory, check and a hash of the function's source. So a check that runs again replaces its scores, and a check whose
+code was changed adds new scores, which count as the newest.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Returned = float | bool | None | Mapping[str, float | bool | None]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A function of the user's that scores a trajectory."""
+    """A user's function that scores a trajectory, with its name, its version and the range of its scores."""
 
     name: str  # of the function, and of its score unless it returns a dict
     function: Callable[[Trajectory], Returned]
@@ -53,7 +54,7 @@ class Check:
 
 
 class Checked(NamedTuple):
-    """The scores of checks, and how often each check failed for which reason (`name: reason`)."""
+    """The result of `run_checks`: the scores, and the number of failures by check and reason (key: `name: reason`)."""
 
     scores: tuple[Score, ...]
     failures: dict[str, int]
@@ -64,7 +65,10 @@ class _Refused(Exception):
 
 
 def load_checks(specs: Iterable[str]) -> tuple[Check, ...]:
-    """Return the checks that a setting names as `module:function`; two checks of one name are refused."""
+    """Import the checks that a setting names as `module:function`, and return them.
+
+    Raises `ConfigError` if two of them have the same name.
+    """
     checks = tuple(make_check(load_function(spec, what="check")) for spec in specs)
     for name, count in Counter(check.name for check in checks).items():
         if count > 1:
@@ -73,7 +77,10 @@ def load_checks(specs: Iterable[str]) -> tuple[Check, ...]:
 
 
 def make_check(function: Callable[[Trajectory], Returned]) -> Check:
-    """Return a function as a check; its `range`, if it has one, must be two rising numbers."""
+    """Return a function as a `Check`.
+
+    Raises `ConfigError` if the function has an attribute `range` that is not two numbers, the lower first.
+    """
     name = getattr(function, "__name__", type(function).__name__)
     given: Any = getattr(function, "range", (0.0, 1.0))
     try:
@@ -86,7 +93,10 @@ def make_check(function: Callable[[Trajectory], Returned]) -> Check:
 
 
 def load_function(spec: str, *, what: str) -> Callable[..., Any]:
-    """Import `module:function`, or raise `ConfigError`; `what` names the function's purpose in the message."""
+    """Import the function that a setting names as `module:function`; raise `ConfigError` if that fails.
+
+    `what` says in the error message what the function is for, such as `check`.
+    """
     module_name, colon, path = spec.partition(":")
     if not (module_name and colon and path):
         raise ConfigError(f"{what} {spec!r} names no function; write module:function")
@@ -109,7 +119,10 @@ def load_function(spec: str, *, what: str) -> Callable[..., Any]:
 
 
 def version_of(function: Callable[..., Any]) -> str:
-    """Return 12 hex digits of the sha256 of a function's source, or of its name where there is no source."""
+    """Return 12 hex digits of the sha256 of a function's source; they are the version of a check.
+
+    For a function without source, its name is hashed.
+    """
     try:
         text = inspect.getsource(function)
     except (OSError, TypeError):
@@ -124,7 +137,7 @@ def run_checks(
     timeout_s: float = TIMEOUT_S,
     now: float | None = None,
 ) -> Checked:
-    """Run every check on every trajectory; one check may take `timeout_s` for one trajectory. `now` is `Score.at`."""
+    """Run every check on every trajectory, each time for at most `timeout_s`; `now` is the time of the scores."""
     at = time.time() if now is None else now
     scores: list[Score] = []
     failures: Counter[str] = Counter()

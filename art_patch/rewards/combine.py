@@ -1,18 +1,22 @@
-"""The one rule that makes a trajectory's reward of its stored scores. Pure.
+"""Computes a trajectory's reward from its stored scores, by the one rule that the project chose. Pure.
 
-A project chooses one combination (`ART_PATCH_REWARD`). Other scores are kept and shown, and do not enter the reward.
+A project chooses one of these rules with `ART_PATCH_REWARD`. Scores that the rule does not use are stored and shown,
+but do not change the reward.
 
-- `ruler`, the default: a score named `reward` from the user or their code; else the RULER score of this very group;
-  else none. The rule looks at one trajectory at a time. If only some siblings have a `reward`, the user's scale and
-  RULER's 0..1 mix in one group: give rewards from 0 to 1, or give them to all siblings.
-- `criteria`: a weighted mean of values from 0 to 1, each by a rule of its own. A score named `reward` does not enter.
-  The default criteria are `accuracy` (0.4), `efficiency` (0.3), `completeness` (0.2) and `satisfaction` (0.1).
-- `module:function`: a function of the user's. It takes a `Group` whose siblings hold all their scores, and returns a
-  finite number or `None` for each sibling, in order.
+- `ruler`, the default: the reward is the score named `reward` that the user or the user's code gave. If there is none,
+  it is the RULER score that the judge gave in this group; if there is none either, there is no reward. The rule looks
+  at one trajectory at a time. If only some siblings have a `reward`, the user's scale and RULER's 0..1 mix in one
+  group: give rewards from 0 to 1, or give them to all siblings.
+- `criteria`: the reward is a weighted mean of criteria. Each criterion has a weight, and a rule that computes a value
+  from 0 to 1. A score named `reward` is not used. The default criteria are `accuracy` (0.4), `efficiency` (0.3),
+  `completeness` (0.2) and `satisfaction` (0.1).
+- `module:function`: a function of the user's computes the rewards. It takes a `Group` whose siblings hold all their
+  scores, and returns for each sibling, in order, a finite number or `None`.
 
-`None` is no reward, never zero. The result of `ruler` can be read off the scores, so it is not stored. The results of
-the other two are (`kept_scores`): a score `reward` of source `combined`, and the criteria's values.
-`store/queries/browse.py` shows the same in SQL. In names, G is the number of siblings in a group.
+`None` means that a trajectory has no reward; it never counts as zero. A reward of the rule `ruler` is not stored again,
+because it is a stored score already. Rewards of the other two rules are stored (`kept_scores`) as a score named
+`reward` with the source `combined`; the rule `criteria` also stores the value of each criterion.
+`store/queries/browse.py` reads the same rewards in SQL. In names, G is the number of siblings in a group.
 """
 
 from __future__ import annotations
@@ -47,9 +51,9 @@ _ENTRY = re.compile(r"(?P<name>[\w.-]+)=(?P<weight>[\d.]+)(@(?P<rule>[\w.]+:[\w.
 
 
 def accuracy_G(group: Group) -> tuple[float | None, ...]:
-    """Return how well each sibling did its task: the code check named `accuracy`, else the judge's score in this group.
+    """Return how well each sibling did its task: the score of the check `accuracy`, else the judge's in this group.
 
-    A check's value outside of 0..1 is ignored.
+    A score of that check outside of 0..1 is ignored.
     """
     checked = (newest(each, "accuracy", ("code",)) for each in group.trajectories)
     both = zip(checked, judged_G(group), strict=True)
@@ -57,13 +61,15 @@ def accuracy_G(group: Group) -> tuple[float | None, ...]:
 
 
 def efficiency_G(group: Group) -> tuple[float | None, ...]:
-    """Return how little effort each sibling took, compared with the sibling that took least.
+    """Return how little effort each sibling needed, compared with the sibling that needed least.
 
-    Three efforts are compared: tokens written by the model, calls, and tool calls. The value is the mean of `(least +
-    1) / (own + 1)`, so twice the least effort gives about 0.5. Tokens are left out if a server did not count them.
+    Three efforts are measured: tokens written by the model, calls, and tool calls. The value is the mean of `(least +
+    1) / (own + 1)` over the three, so twice the least effort gives about 0.5. Tokens are left out if a server did not
+    count them.
 
-    Only siblings that got equally far are compared (accuracy at least 0.5, and at most 0.1 below the best). The others
-    get 0, because a lazy wrong answer must not win. If no sibling reaches 0.5, all values are `None`.
+    Only siblings that did the task about equally well are compared: accuracy at least 0.5, and at most 0.1 below the
+    best. The other siblings get 0, because a short wrong answer must not win. If no sibling reaches 0.5, all values are
+    `None`.
     """
     accuracy = accuracy_G(group)
     best = max((value for value in accuracy if value is not None), default=0.0)
@@ -101,13 +107,14 @@ def _efforts(trajectory: Trajectory) -> tuple[int, int, int]:
 
 
 def completeness_G(group: Group) -> tuple[float | None, ...]:
-    """Return whether each sibling was finished properly, from 0 to 1.
+    """Return for each sibling whether its run was finished properly, from 0 to 1.
 
-    0 if it has no last answer, or its `trajectory()` block ended with an exception. Else 1, halved for each of these
-    faults: the last answer was cut off (`finish_reason` is not `stop`); a call failed or was cancelled; a tool call has
-    no result.
+    The value is 0 if the run has no final answer, or its `trajectory()` block ended with an exception. Otherwise it is
+    1, halved for each of these faults: the final answer was cut off (`finish_reason` is not `stop`); a call failed or
+    was cancelled; a tool call has no result.
 
-    For a single turn or a part of a run (`types.COPIES`), an answer that calls a tool is a proper last answer.
+    If the sibling is only a single turn or a part of a run (`types.COPIES`), a final answer that calls a tool is no
+    fault.
     """
     return tuple(map(_completeness, group.trajectories))
 
@@ -141,7 +148,7 @@ def _has_open_tool_call(messages: Sequence[JSON]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """One thing that is valued, with its weight and its rule."""
+    """One quantity that enters the reward, such as accuracy, with its weight and the rule that computes it."""
 
     name: str
     weight: float  # relative: weights need not add up to 1
@@ -152,7 +159,7 @@ class Criterion:
     def values_G(self, group: Group) -> tuple[float | None, ...]:
         """Return the criterion's value for each sibling of a group whose siblings hold all their scores.
 
-        `ConfigError` if the rule does not return a number from 0 to 1, or `None`, for each sibling.
+        Raises `ConfigError` if the rule does not return a number from 0 to 1, or `None`, for each sibling.
         """
         values = tuple(self.rule(group))
         if len(values) != len(group.trajectories):
@@ -180,7 +187,8 @@ DEFAULT_CRITERIA = (
 def load_criteria(text: str | None) -> tuple[Criterion, ...]:
     """Return the default criteria, changed by a setting such as `accuracy=1,brevity=0.2@my_rules:brevity`.
 
-    A weight of 0 removes a criterion; `ConfigError` if none is left, or an entry cannot be read.
+    This example gives `accuracy` the weight 1 and adds a criterion that the function `brevity` in `my_rules` computes.
+    A weight of 0 removes a criterion. Raises `ConfigError` if no criterion is left, or an entry cannot be parsed.
     """
     known = {criterion.name: criterion for criterion in DEFAULT_CRITERIA}
     for entry in filter(None, map(str.strip, (text or "").split(","))):
@@ -211,9 +219,10 @@ def load_criteria(text: str | None) -> tuple[Criterion, ...]:
 
 
 def weighted_G(group: Group, criteria: Sequence[Criterion]) -> tuple[float | None, ...]:
-    """Return each sibling's weighted mean of the criteria, 0..1; `None` if a required value is missing, or all are.
+    """Return each sibling's weighted mean of the criteria, from 0 to 1, or `None` if it has no reward.
 
-    Missing values cost and gain nothing: their weight goes to the other criteria in proportion.
+    A sibling has no reward if a required criterion has no value for it, or if no criterion has. A missing value of
+    another criterion neither raises nor lowers the mean: its weight goes to the other criteria in proportion.
     """
     values = [criterion.values_G(group) for criterion in criteria]
     return tuple(_mean(criteria, of_one) for of_one in zip(*values, strict=True))
@@ -228,7 +237,10 @@ def _mean(criteria: Sequence[Criterion], values: Sequence[float | None]) -> floa
 
 
 def criterion_scores(group: Group, criteria: Sequence[Criterion], *, now: float | None = None) -> tuple[Score, ...]:
-    """Return each criterion's values as scores of this group; stored again, they replace those of the same rules."""
+    """Return the criteria's values for each sibling as scores to store.
+
+    The id of such a score is derived from sibling, group and rule, so a stored value of the same rule is replaced.
+    """
     at = time.time() if now is None else now
     scores: list[Score] = []
     for one in criteria:
@@ -248,7 +260,7 @@ COMBINED = "combined"
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """How a project makes rewards of scores."""
+    """A rule that computes rewards from scores, as a project chose it, with its name and version."""
 
     name: str  # `ruler`, `criteria` or `module:function`
     rule: Callable[[Group], Sequence[float | None]]  # takes a group whose siblings hold all their scores
@@ -265,14 +277,17 @@ RULER = Combination("ruler", _given_or_ruler_G)
 
 
 def weighted(criteria: Sequence[Criterion]) -> Combination:
-    """Return the combination that weighs these criteria."""
+    """Return the combination `criteria`, whose reward is the weighted mean of the given criteria."""
     whole = tuple(criteria)
     version = hashlib.sha256(repr([(one.name, one.weight, one.version) for one in whole]).encode()).hexdigest()[:12]
     return Combination("criteria", lambda group: weighted_G(group, whole), whole, version)
 
 
 def load_combination(name: str = "ruler", *, criteria: str | None = None) -> Combination:
-    """Return the combination that the settings `reward` and `criteria` name; `ConfigError` if they cannot be read."""
+    """Return the combination that the setting `reward` names; `criteria` is the setting of the same name.
+
+    Raises `ConfigError` if one of the settings cannot be parsed.
+    """
     if name == "ruler":
         return RULER
     if name == "criteria":
@@ -290,11 +305,12 @@ def rewards_G(
 
     Args:
         group: siblings with their stored scores.
-        scores: further scores, such as new ones; scores of other trajectories are ignored.
-        combination: the project's, or its name.
+        scores: scores that are not stored yet; scores of trajectories outside the group are ignored.
+        combination: the project's rule, or the name of a rule.
 
     Raises:
-        ConfigError: a user's function returned something else, or the name is unknown.
+        ConfigError: a user's function did not return a finite number or `None` for each sibling, or no rule has that
+            name.
     """
     if isinstance(combination, str):
         combination = load_combination(combination)
@@ -313,9 +329,10 @@ def rewards_G(
 def kept_scores(
     group: Group, scores: Iterable[Score] = (), *, combination: Combination | str = RULER, now: float | None = None
 ) -> tuple[Score, ...]:
-    """Return the scores to store for a group's rewards: each criterion's values and the result; empty for `ruler`.
+    """Return the scores to store for a group's rewards: the rewards and each criterion's values; empty for `ruler`.
 
-    Stored again, the result replaces the old one, and so do the values of the same rules. `now` is `Score.at`.
+    When they are stored, they replace the group's earlier rewards, and earlier values of the same rules. `now` is the
+    time of the scores (`Score.at`).
     """
     if isinstance(combination, str):
         combination = load_combination(combination)

@@ -1,7 +1,7 @@
-"""Stored scores of a trajectory: which one counts, and what people said. Pure.
+"""Reads the stored scores of a trajectory: which of several counts, and what people said about it. Pure.
 
-A trajectory may have several scores of one name and source. The newest counts; of two equally new scores the later one
-in the record. A score that is not a finite number is ignored.
+A trajectory may have several scores with the same name and source. The newest one counts; of two with the same time, it
+is the one that comes later in the trajectory's `scores`. A score that is not a finite number is ignored.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ SCORE_SOURCE = "ruler"
 
 
 def derived_id(*what: str) -> str:
-    """Return an id that is always the same for these words, so that a score given again replaces the earlier one."""
+    """Return a hash of these strings as a score's id, so that a score given again replaces the earlier one."""
     return hashlib.sha256("\0".join(what).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def with_scores(group: Group, scores: Iterable[Score]) -> Group:
-    """Return the group with further scores of its siblings; scores of other trajectories are ignored."""
+    """Return the group with these scores added to its siblings; scores of other trajectories are ignored."""
     further: dict[str, list[Score]] = {}
     for score in scores:
         further.setdefault(score.trajectory_id, []).append(score)
@@ -38,7 +38,8 @@ def with_scores(group: Group, scores: Iterable[Score]) -> Group:
 def newest(trajectory: Trajectory, name: str, sources: Collection[str], *, group_id: str | None = None) -> float | None:
     """Return the value of the newest score with this name and one of these sources, or `None`.
 
-    `group_id` restricts it to scores given in that group: a judge's rank means something in one group only.
+    `group_id` restricts the search to scores that were given in that group, because a judge compares the siblings of
+    one group only.
     """
     found: Score | None = None
     for score in trajectory.scores:
@@ -54,15 +55,16 @@ PEOPLE = ("thumbs", "rating", "satisfaction", "feedback")
 
 
 def judged_G(group: Group) -> tuple[float | None, ...]:
-    """Return the judge's score in this very group for each of the G siblings; `None` without a score."""
+    """Return the judge's score of each of the G siblings, given in this very group; `None` if it gave none."""
     return tuple(newest(each, SCORE_NAME, (SCORE_SOURCE,), group_id=group.id) for each in group.trajectories)
 
 
 def satisfaction_G(group: Group) -> tuple[float | None, ...]:
     """Return how satisfied people were with each of the G siblings, from 0 to 1; `None` without feedback.
 
-    Thumbs are 0 and 1 or -1 and 1, ratings 0..1 or -1..1. So negative values count as 0, and values outside of -1..1
-    are ignored, because their scale is unknown. Of several names the mean counts.
+    Thumbs are stored as 0 and 1 or as -1 and 1, ratings as 0..1 or -1..1. So a negative value counts as 0, and a value
+    outside of -1..1 is ignored, because its scale is unknown. If a sibling has feedback under several names, their mean
+    counts.
     """
     return tuple(map(_satisfaction, group.trajectories))
 
@@ -75,7 +77,7 @@ def _satisfaction(trajectory: Trajectory) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """How often the judge orders two siblings the other way round than people do."""
+    """How many pairs of siblings the judge orders the other way round than people's feedback does."""
 
     pairs: int = 0  # pairs of siblings with different feedback and a judge's score for both
     against: int = 0  # pairs that the judge orders the other way round
@@ -84,12 +86,15 @@ class Disagreement:
 
     @property
     def share(self) -> float | None:
-        """Share of the pairs that the judge orders the other way round; `None` without pairs."""
+        """Share of the pairs that the judge orders the other way round than people do; `None` without pairs."""
         return self.against / self.pairs if self.pairs else None
 
 
 def disagreement(groups: Iterable[Group]) -> Disagreement:
-    """Compare the judge with people over pairs of siblings; scores of different groups cannot be compared."""
+    """Count the pairs of siblings that the judge and people's feedback order differently.
+
+    A pair consists of siblings of one group, because scores of different groups cannot be compared.
+    """
     pairs = against = tied = counted = 0
     for group in groups:
         both = [

@@ -1,1 +1,1 @@
-"""Defences against a judge that can be fooled: planted answers, known pleas, both orders; and a test of the judge."""
+"""Defences against a judge that can be fooled, such as planted bad answers; and a measure of how good a judge is."""

@@ -1,9 +1,11 @@
-"""A batch of groups judged with suspicion: groups in, scores to train on out, and a reason for every group without.
+"""Judges a batch of groups with defences against a judge that can be fooled.
 
     users' share -> planted answers -> first pass -> some groups in the reverse order -> agreement, caps, alarms
 
-`suspicion` decides; this module asks. Planted answers are judged first, in copies of their groups: a judge that misses
-too many is asked no further. Planted answers, and all scores in their groups, stay in this file.
+`suspicion` contains the decisions; this module calls the judge. It returns the scores to train on, and a reason for
+each group without scores. Planted answers (bad for certain, in copies of groups) are judged first. If the judge misses
+too many of them, it is not asked about the groups at all. Scores of planted answers and of their copied groups are
+never returned.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _OVER_SHARE = "a user's groups are more than their share of the batch"
 
 
 class OrderedJudge(Protocol):
-    """A judge that can show siblings in one order and in its reverse, such as `Judge`."""
+    """Protocol of a judge that can show siblings in one order and in the reverse order; `Judge` is such a judge."""
 
     def score_groups(
         self, groups: Sequence[Group], *args: Any, progress: Progress | None = None, **how: Any
@@ -37,7 +39,7 @@ class OrderedJudge(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JudgedBatch:
-    """The result of a batch. Every group is in one place: scored, unscored, quarantined or left."""
+    """The result of `judge_batch`. Each group is scored, unscored, quarantined, or left for the next batch."""
 
     # For each sibling of each group that may be trained on: the mean of its passes, capped if it is flagged.
     scores: tuple[Score, ...] = ()
@@ -70,13 +72,16 @@ def judge_batch(
     """Judge a batch up to three times (planted answers, all groups, some in the reverse order); return its scores.
 
     Args:
-        groups: with distinct ids of groups and trajectories.
-        config: how far the judge is trusted.
-        seed: chooses the groups with planted answers and those of the second pass. It must not be foreseeable.
-        known: scores that an earlier `on_scored` received; the first pass does not ask about their groups again.
-        on_scored: receives each group of the first pass at once. These scores are not defended yet: keep them against a
-            kill, and train on the returned scores alone.
-        on_judgement: receives the record of each question, with purpose `planted answer`, `score` or `second pass`.
+        groups: the groups to judge; the ids of groups and trajectories are distinct.
+        config: limits of the defences; default: `DefenceConfig()`.
+        seed: chooses the groups that get planted answers and those of the second pass. Users must not be able to
+            predict it.
+        known: scores that `on_scored` received in an earlier call; the first pass does not ask the judge about their
+            groups again.
+        on_scored: receives the scores of each group of the first pass at once, before the defences are applied. Store
+            them in case the process is killed, and train on the returned scores alone.
+        on_judgement: receives the record of each question to the judge, with purpose `planted answer`, `score` or
+            `second pass`.
         progress: called after each group of all passes.
 
     Raises:

@@ -1,7 +1,8 @@
-"""Text that addresses the judge: known phrases, in clear words and in disguise. Text in, a suspicion out.
+"""Finds known phrases that address the judge, such as a request for a score, in a text, also in disguise.
 
-This is the last of several defences, and a narrow one: new phrases get through, and `tests/rewards/test_defences.py`
-counts them. The judged party writes the text, so every search takes bounded time.
+This is the last of several defences, and a narrow one: phrases that it does not know get through, and
+`tests/rewards/test_defences.py` counts them. The text comes from the judged policy or its users, so every search takes
+bounded time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from urllib.parse import unquote
 
 @lru_cache(256)  # siblings have most of their messages in common
 def suspicion(text: str) -> str | None:
-    """Return what is suspect about a text, in words such as "asks for a score"; `None` if nothing is."""
+    """Return why a text seems to address the judge, such as "asks for a score"; `None` if no known phrase is in it."""
     if "\u202e" in text or "\u202d" in text:
         return "turns its own writing around"
     seen = {""}

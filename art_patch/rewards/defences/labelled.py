@@ -1,14 +1,15 @@
-"""How good a judge is, measured on groups whose order people have decided.
+"""Measures how good a judge is, on groups whose siblings people have labelled.
 
-A line of the file is one group, as JSON::
+Each line of the input file is one group, as a JSON object::
 
     {"task": "...", "tools": [...], "attempts": [{"messages": [...], "label": 0.8}, {"messages": [...], "label": 0}]}
 
-`messages` instead of `task` is a longer beginning that all attempts share. A `label` goes from 0 to 1; a `rank` instead
-counts from 1, the best. Only the order of the labels within a line is used.
+A line may have `messages` instead of `task`: a longer beginning that all attempts share. An attempt has either a
+`label` from 0 to 1, higher is better, or a `rank` that counts from 1, the best. Only the order within a line is used.
 
 The judge is asked about each group four times: twice in one order (self-consistency), once in the reverse order
-(position bias), and once with a copy of the worst attempt that pleads with the judge (injection).
+(position bias), and once with one more attempt, a copy of the worst one that asks the judge for a high score (prompt
+injection).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ Values = dict[tuple[str | None, str], float]
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """A group, and people's labels of its trajectories by id; higher is better."""
+    """A group, and the label that people gave each of its trajectories, by id; a higher label is better."""
 
     group: Group
     labels: Mapping[str, float]
@@ -57,7 +58,7 @@ class Labelled:
 
 @dataclass(frozen=True, slots=True)
 class JudgeMetrics:
-    """How well a judge agrees with people and with itself. Shares are from 0 to 1; `None` could not be measured."""
+    """How well a judge agrees with people and with itself. Shares are from 0 to 1; `None`: it could not be measured."""
 
     groups: int  # that were judged in all of the first three passes
     unscored: dict[str, str]  # place in the file -> why the judge gave no scores
@@ -78,10 +79,10 @@ class JudgeMetrics:
 
 
 def read_labelled(row: Mapping[str, Any], place: str) -> Labelled:
-    """Return the group of a line; `place`, such as `line 3`, becomes its id.
+    """Return the labelled group of one line of the file; `place`, such as `line 3`, becomes the group's id.
 
     Raises:
-        MalformedFile: what is wrong and how to mend it, without the place.
+        MalformedFile: the line is malformed. The message says what is wrong and how to mend it, but not the place.
     """
     if ("task" in row) == ("messages" in row):
         raise MalformedFile("give either task, a text, or messages, the beginning that all attempts share")

@@ -1,14 +1,17 @@
-"""Defences against a judge that can be fooled: the decisions of `judge_batch`. Pure; the same for the same seed.
+"""The decisions of `judge_batch`: which scores of a judge that can be fooled count. Pure; deterministic for a seed.
 
-- **Agreement**: a group judged in two orders must come out alike. Otherwise its scores measure position bias.
-- **Flags**: text that addresses the judge (`injection`). An attempt whose own text does so is capped. Text of users and
-  tools is only reported, because the siblings did not choose it.
-- **Length**: over the batch, longer must not simply mean better.
-- **Users**: one user's groups are at most a share of a batch.
-- **Planted answers**: copies of groups with a sibling that is bad for certain. A judge that lets them rise would teach
-  nonsense. They are made of the groups' own material, so only their worth distinguishes them.
+- **Agreement**: a group that is judged in two orders must get similar scores in both. Otherwise its scores measure
+  position bias, and it is quarantined.
+- **Flags**: an attempt is flagged if its transcript addresses the judge (`injection`). If the policy itself wrote that
+  text, the attempt's score is capped. If a user or a tool wrote it, it is only reported, because the policy did not
+  choose it.
+- **Length**: an alarm is raised if, over the batch, longer attempts score higher almost always.
+- **Users**: the groups of one user are at most a given share of a batch.
+- **Planted answers**: some groups are copied with a sibling that is bad for certain. A judge that gives such siblings
+  high scores would teach nonsense, so the batch is quarantined if it does so too often. Planted answers are made of the
+  groups' own material, so the judge can recognise them by their quality only.
 
-With too little data a defence does nothing, and a group of equal siblings passes all of them.
+A defence with too little data to decide does nothing. A group whose siblings are all equal passes every defence.
 """
 
 from __future__ import annotations
@@ -72,13 +75,16 @@ class DefenceConfig:
 
 
 def compare(a: float, b: float, tie: float = 0.0) -> int:
-    """Return 1 if the first value is larger, -1 if it is smaller, 0 if they are no further apart than `tie`."""
+    """Return 1 if `a` is larger than `b`, -1 if it is smaller, 0 if they differ by at most `tie`."""
     # 1e-9, because 0.35 - 0.3 is a little more than 0.05.
     return 0 if abs(a - b) <= tie + 1e-9 else int(math.copysign(1, a - b))
 
 
 def pairwise_agreement(first: Sequence[float], second: Sequence[float], tie: float) -> float:
-    """Return the share of pairs that both passes order alike. A tie in one pass counts half; without pairs it is 1."""
+    """Return the share of sibling pairs that two passes of the judge order alike, given the scores of both passes.
+
+    A pair that only one pass ties (scores within `tie`) counts half. Without pairs the result is 1.
+    """
     if len(first) < 2:
         return 1.0
 
@@ -87,7 +93,7 @@ def pairwise_agreement(first: Sequence[float], second: Sequence[float], tie: flo
 
 
 def why_disagreed(first: Sequence[float], second: Sequence[float], config: DefenceConfig) -> str | None:
-    """Return why two passes over the same siblings do not agree; `None` if they do."""
+    """Return why the scores of two passes over the same siblings do not agree; `None` if they agree."""
     agreement = pairwise_agreement(first, second, config.tie)
     shift = fmean(first) - fmean(second)
     difference = fmean(abs(a - b - shift) for a, b in zip(first, second, strict=True))
@@ -103,14 +109,17 @@ def why_disagreed(first: Sequence[float], second: Sequence[float], config: Defen
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """Why a transcript is suspect, and whether the policy itself wrote the suspect text."""
+    """Why a sibling's transcript is suspect, and whether the policy itself wrote the suspect text (`own`)."""
 
     reason: str
     own: bool
 
 
 def flags(group: Group) -> dict[str, Flag]:
-    """Return the flag of each suspect sibling by trajectory id; text of the policy's own takes precedence."""
+    """Return trajectory id -> flag, for each sibling whose transcript contains text that addresses the judge.
+
+    If the policy and others wrote such text in one transcript, the flag names the policy's.
+    """
     shared = shared_count(group)
     found: dict[str, Flag] = {}
     for sibling in group.trajectories:
@@ -127,7 +136,10 @@ def flags(group: Group) -> dict[str, Flag]:
 
 
 def caps(values: Mapping[str, float], flagged: Mapping[str, Flag], config: DefenceConfig) -> dict[str, float]:
-    """Return the lowered score of each capped sibling, by trajectory id. No score is ever raised."""
+    """Return trajectory id -> lowered score, for siblings whose own text is flagged and whose score is above the cap.
+
+    The cap is the median score of the siblings without such a flag, at most `config.flag_cap`. No score is ever raised.
+    """
     own = {name for name, flag in flagged.items() if flag.own and name in values}
     honest = [value for name, value in values.items() if name not in own]
     cap = min(median_low(honest or values.values()), config.flag_cap) if own else 0.0
@@ -137,8 +149,8 @@ def caps(values: Mapping[str, float], flagged: Mapping[str, Flag], config: Defen
 def length_correlation(batch: Iterable[tuple[Sequence[float], Sequence[float]]]) -> float | None:
     """Return Spearman's rank correlation of scores and lengths, ranked within each group and pooled over the batch.
 
-    `batch` has, for each group, the siblings' scores and the lengths of their own texts. `None` if too few of them
-    differ.
+    `batch` has, for each group, the siblings' scores and the lengths of their own texts. `None` if too few siblings are
+    in groups with different scores and lengths.
     """
     scores: list[float] = []
     lengths: list[float] = []
@@ -155,7 +167,7 @@ def _centred_ranks(values: Sequence[float]) -> list[float]:
 
 
 def written_length(group: Group) -> list[int]:
-    """Return how many characters each sibling wrote itself, in the group's order."""
+    """Return how many characters the policy wrote in each sibling after the messages that all siblings share."""
     shared = shared_count(group)
     return [
         sum(len(text) for m in transcript(t)[shared:] if m.get("role") == "assistant" for text in strings(m))
@@ -164,10 +176,10 @@ def written_length(group: Group) -> list[int]:
 
 
 def within_user_share(groups: Sequence[Group], config: DefenceConfig) -> tuple[list[Group], list[Group]]:
-    """Return the groups that this batch takes, and the groups that wait: the newest of users above their share.
+    """Return the groups that this batch takes, and the groups that wait because their user is above the allowed share.
 
-    The share is of the taken trajectories, and never less than twice an equal share. Trajectories without a user belong
-    to no user.
+    The allowed share, `config.max_user_share` of the taken trajectories, is never less than twice an equal share. Of a
+    user above it, the newest groups wait. Trajectories without a user are not limited.
     """
     kept, left = list(groups), list[Group]()
     users = {t.info.user_id for group in groups for t in group.trajectories if t.info.user_id}
@@ -184,7 +196,7 @@ def within_user_share(groups: Sequence[Group], config: DefenceConfig) -> tuple[l
 
 
 def shared_count(group: Group) -> int:
-    """Return how many leading messages all siblings share. The last message of each is its own and never counts."""
+    """Return how many leading messages are equal in all siblings. The final message of each sibling never counts."""
     runs = [[canonical(message) for message in transcript(sibling)[:-1]] for sibling in group.trajectories]
     count = 0
     for column in zip(*runs, strict=False):
@@ -195,7 +207,7 @@ def shared_count(group: Group) -> int:
 
 
 def strings(value: Any) -> Iterator[str]:
-    """Yield every text in a message, including names and arguments of tool calls."""
+    """Yield every string in a message, including names and arguments of tool calls."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -215,7 +227,7 @@ _MIN_PLANTED = 2
 
 @dataclass(frozen=True, slots=True)
 class PlantedAnswer:
-    """A copy of a group with one more sibling, `bad_id`, that is bad for certain; `kind` says in which way."""
+    """A copy of a group in which the sibling `bad_id` is bad for certain; `kind` names what is wrong with it."""
 
     group: Group
     bad_id: str
@@ -223,7 +235,10 @@ class PlantedAnswer:
 
 
 def plant(groups: Sequence[Group], config: DefenceConfig, rng: random.Random) -> tuple[PlantedAnswer, ...]:
-    """Return copies of some groups, each with one more sibling that is bad for certain; the kinds of it take turns."""
+    """Return copies of some groups, each with a sibling that is bad for certain, such as an empty answer.
+
+    `config.planted_share` of the groups are copied, at least two. The kinds of bad sibling take turns.
+    """
     hosts = [group for group in groups if all(map(transcript, group.trajectories))]
     wanted = max(_MIN_PLANTED, math.ceil(config.planted_share * len(groups))) if config.planted_share else 0
     kinds = rng.sample(list(_BAD), len(_BAD))
@@ -251,7 +266,7 @@ def why_missed(planted_answer: PlantedAnswer, values: Mapping[str, float], confi
 
 
 def too_many_missed(planted: int, missed: int, config: DefenceConfig) -> bool:
-    """Whether the judge missed more planted answers than bad luck explains."""
+    """Whether the judge missed more than one planted answer, and more than `config.max_planted_misses` of them."""
     return missed > max(1, config.max_planted_misses * planted)
 
 

@@ -1,10 +1,10 @@
-"""One question to the judge over HTTP: messages in, the judge's text out, through litellm. It knows nothing of groups.
+"""Sends one question to the judge over HTTP, through litellm, and returns its text. It knows nothing of groups.
 
-- Passing failures (429, 408, 5xx, no connection, timeout, a body that is not a completion) are retried with growing,
-  random pauses, or after the pause that the server asked for. tenacity does that: litellm's own retries reach only some
-  providers and need tenacity as well, so they are off.
-- `temperature` and `response_format` are wishes. litellm drops them for models that it knows not to take them. If a
-  server refuses a wish by name, the question is asked again without it, and so are all later ones.
+- Temporary failures (429, 408, 5xx, no connection, timeout, a body that is not a completion) are retried after growing,
+  random pauses, or after the pause that the server asked for. tenacity does the retries. litellm's own retries are off,
+  because they work for some providers only and need tenacity as well.
+- `temperature` and `response_format` are optional. litellm drops them for models that it knows not to accept them. If a
+  server's error names one of them, the question is sent again without it, and so are all later questions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _REASON_LENGTH = 400
 
 
 class AskError(Exception):
-    """Raised if the judge gave no answer, with the reason and what is at fault."""
+    """Raised if the judge gave no answer. It names the reason, and whether judge, question or budget is at fault."""
 
     def __init__(
         self, reason: str, at_fault: Literal["judge", "question", "length", "budget"], *, failed: bool = True
@@ -54,7 +54,7 @@ class _Asked:
 
 @dataclass(kw_only=True, repr=False)  # a repr would show the key
 class JudgeClient:
-    """Asks one model, in several threads if need be. The fields mean the same as the arguments of `Judge`."""
+    """Sends questions to one model, also from several threads. Its fields mean the same as the arguments of `Judge`."""
 
     model: str
     base_url: str | None
@@ -81,11 +81,11 @@ class JudgeClient:
     def ask(
         self, messages: Sequence[dict[str, str]], estimate_usd: float | None, usage: Usage, stop: threading.Event
     ) -> str:
-        """Return the judge's text, empty if it refused to answer; add what was spent to `usage`.
+        """Return the text of the judge's answer, empty if the judge refused; add what the request cost to `usage`.
 
         Args:
             estimate_usd: likely price of one request, for the budget; `None` if unknown.
-            stop: no request is made once this is set.
+            stop: once this event is set, no further request is made.
 
         Raises:
             AskError: no answer after all retries, `stop` was set, or the budget is used up.

@@ -1,6 +1,6 @@
-"""What judging costs: litellm's tokens and prices, the budget, and what was spent.
+"""The cost of judging: token counts and prices from litellm, the budget, and what was spent.
 
-Importing this needs no litellm. litellm belongs to the job's process, never to the app's.
+Importing this module does not import litellm. Only the job's process loads litellm, never an app's process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from art_patch.errors import ConfigError, JudgeError
 
 
 def load_litellm() -> Any:
-    """Import litellm without network access and log messages, or raise `JudgeError`; seconds the first time."""
+    """Import litellm without network access and without its log messages; the first call takes seconds.
+
+    Raises `JudgeError` if litellm cannot be imported.
+    """
     # Before the import: litellm downloads its price list while it is imported.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     first = "litellm" not in sys.modules
@@ -47,12 +50,12 @@ _ANSWER_ROOM = 8_192
 
 
 def count_tokens(model: str, text: str) -> int:
-    """Return the number of tokens of a text: an estimate if litellm has no tokenizer of the model's own."""
+    """Return a text's number of tokens for a model; an estimate if litellm lacks the model's own tokenizer."""
     return load_litellm().token_counter(model=model, text=text)
 
 
 def context_tokens(model: str) -> int:
-    """Return how many prompt tokens the model may be sent."""
+    """Return the most tokens that a prompt for this model may have: litellm's number, or a default if it has none."""
     with contextlib.suppress(Exception):  # litellm raises a bare Exception for a model that it does not know
         known: Any = load_litellm().get_model_info(model).get("max_input_tokens")
         if known:
@@ -61,7 +64,7 @@ def context_tokens(model: str) -> int:
 
 
 def price_usd(model: str, prompt_tokens: int, completion_tokens: int) -> float | None:
-    """Return the price of a request with so many tokens by litellm's price list; `None` if the model is not on it."""
+    """Return the price of a request with these token counts; `None` if the model is not on litellm's price list."""
     try:
         prompt_usd, completion_usd = load_litellm().cost_per_token(
             model=model, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
@@ -77,7 +80,7 @@ class BudgetUsedUp(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """An allowed request: its estimated price, and the amount that is held for it until it is settled."""
+    """A request that the budget has allowed: its estimated price, and the USD that are held for it until `settle`."""
 
     estimate_usd: float
     held_usd: float
@@ -86,15 +89,15 @@ class Reservation:
 class Budget:
     """Limits on the requests to a judge; `None` is no limit. Threads, and several judges, may share one budget.
 
-    A request is allowed if the money spent, the money held for requests under way and the expected price stay within
-    the limit. A limit on calls is therefore exact. The price of an answer is only known afterwards, so requests go one
-    at a time until the first answer is paid for. From then on a request is expected to exceed its estimate as much as
-    the dearest answer did. The limit in USD can be overrun by what the last answers cost above the dearest ones before
-    them.
+    A request is allowed if the money spent, the money held for requests under way and the expected price together stay
+    within the limit. The limit on calls is never exceeded. The limit in USD can be exceeded, because the price of an
+    answer is only known afterwards. So requests go one at a time until the first answer is paid for. From then on, a
+    request is expected to exceed its estimate by the same factor as the most expensive answer so far. If later answers
+    exceed their estimates by a larger factor, the limit is exceeded by that much.
 
     Args:
-        max_usd: for all requests together.
-        max_calls: HTTP requests, retries and repair tries included.
+        max_usd: limit on the price of all requests together.
+        max_calls: limit on HTTP requests; retries and repair tries count, too.
 
     Raises:
         ConfigError: a limit is negative or not a number.
@@ -123,9 +126,9 @@ class Budget:
         return self._spent_usd
 
     def reserve(self, estimate_usd: float | None) -> Reservation:
-        """Allow one request; wait while it is not known yet whether the budget allows it.
+        """Allow one request; block while the price of requests under way decides whether the budget allows it.
 
-        `estimate_usd` is its likely price; `None` if the judge's price is unknown.
+        `estimate_usd` is the request's likely price; `None` if the judge's price is unknown.
 
         Raises:
             BudgetUsedUp: a limit is reached, or there is a limit in USD and no price.
@@ -141,7 +144,11 @@ class Budget:
             return held
 
     def settle(self, reservation: Reservation, cost_usd: float | None) -> None:
-        """End a request with its cost: 0 if it was refused; `None` if unknown, which counts as the held amount."""
+        """End a reserved request with its cost in USD.
+
+        The cost is 0 if the server refused the request. `None`: the cost is unknown, so the held amount counts as
+        spent.
+        """
         with self._changed:
             self._held.remove(reservation)
             self._spent_usd += reservation.held_usd if cost_usd is None else cost_usd
@@ -175,7 +182,7 @@ class Usage:
     cost_usd: float | None = 0.0
 
     def add(self, other: Usage) -> None:
-        """Add the requests, tokens and costs of another count."""
+        """Add the requests, tokens and costs of another `Usage` to this one."""
         self.calls += other.calls
         self.prompt_tokens += other.prompt_tokens
         self.completion_tokens += other.completion_tokens

@@ -1,14 +1,14 @@
-"""RULER's rubric and prompt: a question in, messages for the judge out, and back. Pure.
+"""Writes RULER's rubric and a question as messages for the judge, and reads such messages back. Pure.
 
-Messages that several attempts share are sent once: the attempts are a prefix tree, in a fenced block for each segment
-between two forks, and an attempt is a path of segments.
+Messages that several attempts share are sent once. The attempts form a prefix tree: the prompt has a fenced block for
+each segment between two forks, and says for each attempt which segments it consists of.
 
-Trajectories are other people's text, and some of it will address the judge. Hence:
+Trajectories contain text of users, tools and policies, and some of it will address the judge. Hence:
 
 - Ids of attempts and segments are random in each prompt. They say nothing about an attempt and cannot be guessed.
 - All trajectory text is JSON inside fences with a 128-bit nonce. A JSON string has no raw line break, so content cannot
   begin a line and cannot forge a fence. A nonce that happens to occur in the content is drawn again.
-- Invisible characters, and characters that change the direction of writing, are written as JSON escapes.
+- Invisible characters, and characters that change the writing direction, are written as JSON escapes.
 - A notice before and after the data says that fenced text is evidence and never an instruction.
 
 `read_prompt` is the inverse of `write_prompt`. The demo's stand-in judge and the tests read prompts with it.
@@ -32,9 +32,9 @@ from art_patch.rewards.judge.question import Question
 
 @dataclass(frozen=True, slots=True)
 class Rubric:
-    """What the judge is told to value. Scores with the same version were made under the same words.
+    """The text that tells the judge what makes an attempt good. Scores with the same version were given under one text.
 
-    How to answer (ids, range, JSON) is part of the prompt and not of the rubric.
+    How the judge must answer (ids, range, JSON) is written in the prompt, not in the rubric.
     """
 
     text: str
@@ -91,7 +91,7 @@ def load_rubric(text_or_path: str | os.PathLike[str] | None) -> Rubric:
 
 
 class Tree(NamedTuple):
-    """Transcripts as a prefix tree."""
+    """Transcripts as a prefix tree, in which a beginning that several attempts share is stored once."""
 
     segments: list[tuple[str, ...]]  # runs of lines; each segment comes after the one that it follows
     paths: list[list[int]]  # for each attempt its segments by number; joined, they are the attempt
@@ -100,7 +100,7 @@ class Tree(NamedTuple):
 def prefix_tree(attempts: Sequence[tuple[str, ...]]) -> Tree:
     """Return the prefix tree of the attempts, with branches in the order of the first attempt that takes them.
 
-    No attempt branches off or ends inside of a segment, so each line after a given beginning is in exactly one segment.
+    A segment ends wherever an attempt branches off or ends. So attempts with the same beginning share its segments.
     """
     tree = Tree([], [[] for _ in attempts])
     _grow(tree, attempts, list(range(len(attempts))), 0)
@@ -172,7 +172,7 @@ _OPENING = re.compile(r"<<<([0-9a-f]{32}) (tools|followed|attempts|segment ([a-z
 
 @dataclass(frozen=True, slots=True)
 class JudgePrompt:
-    """The messages that are sent to the judge, and the trajectories that its random ids stand for."""
+    """The messages that are sent to the judge, and the trajectories that each random id in them stands for."""
 
     messages: tuple[dict[str, str], ...]
     siblings: Mapping[str, tuple[str, ...]]  # random id -> trajectory ids; several have the same transcript
@@ -185,7 +185,7 @@ class JudgePrompt:
 
 @dataclass(frozen=True, slots=True)
 class PromptContent:
-    """The content of a prompt's fences, read back by `read_prompt`."""
+    """The content between the fences of a prompt, as `read_prompt` returns it."""
 
     tools: list[dict[str, Any]]
     transcripts: dict[str, list[dict[str, Any]]]  # random id -> the attempt's messages
@@ -195,7 +195,8 @@ class PromptContent:
 def write_prompt(question: Question, rubric: Rubric, *, rng: random.Random) -> JudgePrompt:
     """Return the prompt that asks the judge to score all attempts of a question at once.
 
-    `rng` draws ids and nonce: `random.SystemRandom()` outside of tests, so that nobody can foresee them.
+    `rng` draws the random ids and the nonce. Outside of tests it is `random.SystemRandom()`, so nobody can predict
+    them.
     """
     attempts = question.attempts
     tree = prefix_tree([attempt.lines for attempt in attempts])

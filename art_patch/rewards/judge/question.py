@@ -1,22 +1,23 @@
-"""What the judge is shown of a group: distinct attempts as lines of JSON, cut and split where they are too long. Pure.
+"""Makes the judge's question about a group: distinct attempts as lines of JSON, cut or split if too long. Pure.
 
 - Siblings with the same transcript are one attempt, so they get the same score.
-- Only messages and tools are shown: no policy name, log-probability, user, tag, key or score.
-- Attempts are shuffled by the group's id. A second pass can therefore show exactly the reverse order, and position bias
-  becomes a measurable difference between both passes.
+- The judge sees messages and tools only: no policy name, log-probability, user, tag, key or score.
+- Attempts are shuffled by a generator that is seeded with the group's id. A second pass can therefore show exactly the
+  reverse order, and the difference between the scores of both passes measures position bias.
 
-**Truncation** (`shorten`) of a transcript to `max_chars`, never in silence:
+**Truncation** (`shorten`) cuts a transcript to `max_chars` characters, and a note marks every cut:
 
-1. Long texts in the longest messages are cut in the middle, with a note of how many characters are missing. No message
-   is cut below a quarter of `max_chars`.
-2. If that is not enough, messages are kept from both ends in turn, the last one first. One message with the role
-   `left out` stands for the others. So the task, the beginning and the outcome are always shown.
+1. Long texts in the longest messages are cut in the middle; a note says how many characters are missing. No message is
+   cut to less than a quarter of `max_chars`.
+2. If that is not enough, whole messages are left out of the middle: messages are kept from both ends in turn, the last
+   one first, and one message with the role `left out` stands for the others. So the task, the beginning and the outcome
+   are always shown.
 
-**Splitting** (`split`, `merge`) of a group whose prompt is too long, or that has more attempts than the judge ranks
-well. Every part shows the same two random attempts, the anchors. A judge uses its scale afresh in each part, so the
-anchors' scores say how a part's scale relates to the first part's: the other scores are mapped by linear interpolation
-through (0, 0), the two anchors and (1, 1). The map keeps the order within a part and stays in 0..1. Where the anchors
-are tied, or in another order than in the first part, the scores stay as they are.
+**Splitting** (`split`, `merge`): a group is split into parts if its prompt is too long, or if it has more attempts than
+the judge ranks well. Every part shows the same two randomly chosen attempts, the anchors. A judge uses its scale afresh
+in each part, so the scores of each part are mapped to the scale of the first part, by linear interpolation through (0,
+0), the two anchors and (1, 1). The map keeps the order within a part and stays in 0..1. If a part's anchors are tied,
+or in another order than in the first part, the scores of that part stay as they are.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Order = Literal["shuffled", "reversed"]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One distinct transcript of a group."""
+    """One distinct transcript of a group, and the trajectories that have it."""
 
     lines: tuple[str, ...]  # one line of JSON for each message
     members: tuple[str, ...]  # ids of the trajectories with this transcript
@@ -56,16 +57,16 @@ class Question:
     followed: tuple[str, ...] = ()
 
     def of(self, attempts: Iterable[Attempt]) -> Question:
-        """Return the question about the same group with other attempts."""
+        """Return a question about the same group that shows these attempts instead of its own."""
         return replace(self, attempts=tuple(attempts))
 
     def turned(self, order: Order) -> Question:
-        """Return the question in the given order of its attempts."""
+        """Return this question with its attempts in the given order."""
         return self if order == "shuffled" else self.of(reversed(self.attempts))
 
 
 def make_question(group: Group) -> Question:
-    """Return the question about a group, with its attempts shuffled."""
+    """Return the question about a group: its distinct transcripts as attempts, shuffled, and its tools."""
     members: dict[tuple[str, ...], list[str]] = {}
     for trajectory in group.trajectories:
         members.setdefault(_lines(number_tool_calls(transcript(trajectory))), []).append(trajectory.id)
@@ -79,7 +80,7 @@ def make_question(group: Group) -> Question:
 
 
 def rng_of(group: Group, purpose: str) -> random.Random:
-    """Return a random generator seeded by the group's id, the same for every pass and different for each purpose."""
+    """Return a random generator seeded by the group's id and `purpose`, so every pass draws the same numbers."""
     return random.Random(hashlib.sha256(f"{purpose}\0{group.id}".encode("utf-8", "surrogatepass")).digest())
 
 
@@ -127,9 +128,10 @@ _SHORTEST_TEXT = 32
 
 
 def shorten(lines: Sequence[str], max_chars: int) -> tuple[str, ...]:
-    """Return the lines of a transcript cut to `max_chars` characters, with notes; unchanged if they fit.
+    """Return the lines of a transcript, cut to `max_chars` characters with notes; unchanged if they fit.
 
-    Below about 500 characters, the first and the last message alone may be longer.
+    If `max_chars` is below about 500, the result may be longer than that: the first and the last message are always
+    kept.
     """
     if sum(map(len, lines)) <= max_chars:
         return tuple(lines)
@@ -190,18 +192,18 @@ _TIGHTER = (0.95, 0.8, 0.6, 0.4)
 
 
 class TooLongError(ValueError):
-    """No part of the group fits into the judge's context. The message says why."""
+    """Raised by `split` if rubric and tools leave no room for attempts in the judge's context; the message says why."""
 
 
 def split(
     question: Question, size: Callable[[Question], int], *, max_tokens: int, max_siblings: int, rng: Random
 ) -> tuple[Question, ...]:
-    """Return the question, or parts of it that together ask about every attempt.
+    """Return the question itself if it fits, else parts of it that together ask about every attempt.
 
     Args:
-        question: about the whole group.
-        size: returns the number of tokens of a question's prompt.
-        max_tokens: length of the longest prompt.
+        question: the question about the whole group.
+        size: returns the number of tokens that the prompt of a question has.
+        max_tokens: largest number of tokens in one prompt.
         max_siblings: the largest number of attempts in one prompt; at least 3.
         rng: chooses the two anchors.
 
@@ -233,7 +235,7 @@ def split(
 
 
 def merge(parts: Sequence[Mapping[str, Verdict]]) -> dict[str, Verdict]:
-    """Return one verdict for each trajectory id, mapped to the scale of the first part."""
+    """Return one verdict for each trajectory id; scores of later parts are mapped to the scale of the first part."""
     first, *others = parts
     merged = dict(first)
     for part in others:

@@ -1,13 +1,16 @@
-"""RULER: groups in, a score for each sibling out, from an LLM judge that ranks the siblings of one group.
+"""RULER: an LLM judge ranks the siblings of each group and gives each sibling a score.
 
-- One question for each group, several groups at once in threads. An invalid answer gets one repair try.
-- A group that could not be judged has no scores, and its reason is reported. It never gets zeros: zeros would be
-  learned.
-- After three groups in a row without an answer, for no reason of their own, the judge counts as down. The others are
-  not asked about, so a dead judge costs a minute and not a night. Groups judged by then keep their scores.
-- `JudgeError` if no group could be judged, unless the budget alone is the reason.
-- Known scores are not asked for again, and each judged group is handed over at once (`on_scored`). With the store
-  behind both, the store is the cache: a run that was killed, or stopped by its budget, is continued by the next.
+- The judge is asked one question for each group, about several groups at once in threads. After an invalid answer it is
+  asked once more and told the error.
+- A group that could not be judged gets no scores, and its reason is reported. It never gets zeros, because training
+  would learn from zeros.
+- After three groups in a row without an answer, none of them through a fault of the group, the judge counts as down and
+  is not asked about the other groups. So a dead judge costs a minute and not a night. Groups that were judged before
+  keep their scores.
+- `JudgeError` is raised if no group could be judged, unless the budget alone is the reason.
+- The judge is not asked again for known scores, and the scores of each group are passed to `on_scored` as soon as they
+  exist. A caller that stores them and loads them again uses the store as a cache: a run that was killed, or stopped by
+  its budget, is continued by the next.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ _ANSWER_TOKENS = 100
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt for the judge, its length in tokens and its likely price; `None` if the judge's price is unknown."""
+    """A prompt for the judge, its length in tokens, and its likely price (`None` if the judge's price is unknown)."""
 
     prompt: JudgePrompt
     prompt_tokens: int
@@ -81,7 +84,7 @@ OnJudgement = Callable[[Judgement], None]
 
 
 class JudgeOptions(TypedDict, total=False):
-    """The options of `Judge.score_groups` that every judge of `judge_batch` takes."""
+    """Optional arguments of `Judge.score_groups` that `judge_batch` passes; its judge must accept all of them."""
 
     order: Order
     known: Iterable[Score]
@@ -105,19 +108,19 @@ class _Outcome:
 
 
 class Judge:
-    """An LLM judge that ranks siblings.
+    """An LLM judge that scores the siblings of a group against each other.
 
     Args:
         model: litellm's name of the model, such as `openai/gpt-5-mini` or `hosted_vllm/NAME`.
-        base_url: address of the model if it is not the provider's own.
+        base_url: address of the model's server; `None` for the provider's own address.
         api_key: `None` if litellm finds it in the environment.
-        rubric: what the judge should value.
-        budget: for all questions together; judges may share one.
-        max_siblings: attempts in one prompt; larger groups are split. At least 3.
-        max_prompt_tokens: longest prompt; by default what litellm knows of the model, else 100,000. It is lowered when
-            the judge refuses a prompt as too long.
-        concurrency: groups judged at once.
-        max_retries: for each question, after passing failures (429, 5xx, timeout).
+        rubric: the text that tells the judge what makes an attempt good.
+        budget: limits on all questions together; several judges may share one budget.
+        max_siblings: largest number of attempts in one prompt, at least 3; larger groups are split.
+        max_prompt_tokens: largest number of tokens in a prompt; by default litellm's number for the model, else
+            100,000. It is lowered when the judge refuses a prompt as too long.
+        concurrency: number of groups that are judged at the same time.
+        max_retries: number of retries of a question after temporary failures (429, 5xx, timeout).
         timeout_s: how long one answer may take.
         pause_s: upper limit of the first random pause before a retry; it doubles with each retry.
         extra: further arguments of `litellm.completion`, such as `reasoning_effort`; they override ours.
@@ -204,11 +207,13 @@ class Judge:
         """Score the siblings of each group; report the reason for each group without scores.
 
         Args:
-            order: of the siblings in the prompt. `reversed` is exactly the reverse of `shuffled`. Scores of both orders
-                have the same ids, so store one of them only.
-            known: earlier scores. A group is not asked about if every sibling has one of this judge under this rubric.
-            purpose: noted in the `Judgement` of each question.
-            now: `Score.at` and `Judgement.at`; the present by default.
+            order: order of the siblings in the prompt. `reversed` is exactly the reverse of `shuffled`. Scores of both
+                orders have the same ids, so store the scores of one order only.
+            known: earlier scores. The judge is not asked about a group if every sibling has a score of this judge under
+                this rubric.
+            purpose: what the questions are for; noted in the `Judgement` of each question.
+            now: time of the scores and judgements (`Score.at`, `Judgement.at`), seconds since the epoch; the present by
+                default.
 
         Raises:
             JudgeError: no group could be judged and the budget alone is not the reason; or the budget has a limit in

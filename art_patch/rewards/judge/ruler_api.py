@@ -1,16 +1,17 @@
-"""RULER as functions, for users of OpenPipe ART: message lists or one group in, scores out.
+"""RULER as functions, for users of OpenPipe ART: they take message lists or one group, and return scores.
 
 Names and the order of arguments are ART's, so `await ruler(message_lists, "openai/o3", rubric=...)` works unchanged.
-What differs, and why:
+These functions differ from ART's in four ways:
 
-- The judge must be named, because a default would cost money by surprise.
-- A `TrajectoryGroup` comes back with the judge's scores as rewards, as in ART. Our own `Group` comes back with a
-  `ruler` score for each sibling; `rewards_G(group)` makes rewards of them.
-- Attempts reach the judge shuffled, under random ids. `TrajectoryScore.trajectory_id` is the place in `message_lists`,
-  counted from 1 as in ART, and the scores come back in that order.
-- An invalid answer is repaired once, or there is no score. It is never padded or cut to size.
+- The caller must name the judge, because a default judge would cost money by surprise.
+- A `TrajectoryGroup` is returned with the judge's scores as rewards, as in ART. A `Group` of art_patch is returned with
+  a score named `ruler` for each sibling; `rewards_G(group)` computes rewards from these scores.
+- The judge sees the attempts shuffled, under random ids. `TrajectoryScore.trajectory_id` is the attempt's place in
+  `message_lists`, counted from 1 as in ART, and the scores are returned in the order of `message_lists`.
+- After an invalid answer the judge is asked once more; if that answer is invalid too, `JudgeError` is raised. An answer
+  with too few or too many scores is never padded or cut to size.
 
-`Judge` judges many groups at once.
+To judge many groups at once, use `Judge`.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ class TrajectoryScore:
 
 
 class Rankable(Protocol):
-    """A group of another kind that the judge can rank, such as a `TrajectoryGroup`."""
+    """Protocol of a group of another type that the judge can rank, such as a `TrajectoryGroup`."""
 
     def as_group(self) -> Group:
-        """Return the siblings as a `Group`."""
+        """Return the siblings as a `Group` of art_patch, which the judge can read."""
         ...
 
     def ranked(self, scored: Group) -> Self:
@@ -62,14 +63,14 @@ def ruler_sync(
     tools: Sequence[JSON] | None = None,
     **judge: Any,
 ) -> list[TrajectoryScore]:
-    """Score attempts at one task against each other; none for no attempts. `ruler` does the same for `await`.
+    """Score attempts at one task against each other; an empty list for no attempts. `ruler` is the async version.
 
     Args:
         message_lists: one list of OpenAI messages for each attempt; the last message is the answer.
         judge_model: litellm's name of the judge, such as `openai/o3` or `hosted_vllm/NAME`.
         extra_litellm_params: further arguments of `litellm.completion`, such as `reasoning_effort`.
-        rubric: what the judge should value; the default rubric if omitted.
-        tools: the tools that were offered, as OpenAI JSON.
+        rubric: the text that tells the judge what makes an attempt good; the default rubric if omitted.
+        tools: the tools that the attempts could call, as OpenAI JSON.
         judge: further arguments of `Judge`, such as `base_url`, `api_key` and `budget`.
 
     Raises:
@@ -94,12 +95,12 @@ def ruler_score_group_sync(
     swallow_exceptions: bool = False,
     **judge: Any,
 ) -> AnyGroup | None:
-    """Score the siblings of one group against each other. `ruler_score_group` does the same for `await`.
+    """Score the siblings of one group against each other. `ruler_score_group` is the async version.
 
     Args:
-        group: the siblings. It comes back with a score for each; in a `TrajectoryGroup` the score is the reward.
-        judge_model: as in `ruler_sync`, like the next two.
-        swallow_exceptions: return `None` where a `JudgeError` would be raised.
+        group: the siblings. The returned group has a score for each; in a `TrajectoryGroup` the score is the reward.
+        judge_model: litellm's name of the judge; this and the next two arguments are those of `ruler_sync`.
+        swallow_exceptions: return `None` instead of raising `JudgeError`.
         judge: further arguments of `Judge`, such as `base_url`, `api_key` and `budget`.
 
     Raises:

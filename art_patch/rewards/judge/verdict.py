@@ -1,8 +1,9 @@
-"""The judge's answer: text in, a verdict for each id out; verdicts in, scores out. Pure.
+"""Parses the judge's answer into a verdict for each attempt, and makes scores of verdicts. Pure.
 
-Parsing is strict, because a misread judge teaches the wrong thing: every id exactly once and no other id, a finite
-number from 0 to 1 (no string, boolean or NaN), no key twice. Only a Markdown code fence around the JSON is accepted. An
-error is one plain sentence, because the judge reads it before its second try.
+Parsing is strict, because a misread answer teaches the wrong behaviour: every id must occur exactly once and no other
+id, a score must be a finite number from 0 to 1 (no string, boolean or NaN), and no key may occur twice. Around the JSON
+only a Markdown code fence is accepted. An error message is one plain sentence, because the judge reads it before its
+second try.
 """
 
 from __future__ import annotations
@@ -163,7 +164,10 @@ def known_scores(
 def make_scores(
     group: Group, verdicts: Mapping[str, Verdict], *, judge: str, rubric: str, at: float
 ) -> tuple[Score, ...]:
-    """Return a score for each verdict. A second judgement of the group under the same rubric has the same ids."""
+    """Return a score for each verdict.
+
+    Its id is derived from group, trajectory, rubric and judge, so a second judgement replaces the scores of the first.
+    """
     return tuple(
         Score(
             id=derived_id(SCORE_NAME, group.id, key, rubric, judge),
