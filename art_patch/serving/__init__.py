@@ -1,9 +1,10 @@
-"""Serving: OpenAI requests to tokens, by policy name, with one of two engines behind one HTTP contract.
+"""Serving: an engine answers OpenAI chat requests with the tokens of the policy that the request names.
 
-`contract` describes the HTTP routes and `client` calls them; both import neither torch nor transformers. `server`
-answers the routes. Behind it is `embedded`, which computes in the server's process, or `vllm`, which keeps vLLM
-processes alive and forwards to them. `request_checks` refuses web pages, callers without a key, and parameters that no
-engine here can honour.
+There are two engines behind one HTTP contract. `contract` describes the HTTP routes and `client` calls them; both
+import neither torch nor transformers. `server` answers the routes. It hands each request to `embedded`, which runs the
+model in the server's own process, or to `vllm`, which keeps vLLM processes alive and forwards requests to them.
+`request_checks` refuses requests from web pages, from callers without the API key, and with parameters that the engine
+cannot honour.
 """
 
 # pyright: reportUnusedImport=false

@@ -1,7 +1,8 @@
 """`EngineClient`: the HTTP client by which the job and the commands call an engine.
 
-Nothing is retried; the caller decides. Every failure is an `EngineError`: an `AdapterRejected` if the engine refused an
-adapter, an `EngineRefused` for another HTTP error, a plain `EngineError` if no answer came.
+The client never retries a request; the calling code decides whether to. Every failure is an `EngineError`:
+`AdapterRejected` if the engine refused an adapter, `EngineRefused` for any other HTTP error, and a plain `EngineError`
+if no answer came.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class EngineRefused(EngineError):
-    """The engine answered with the HTTP error `status`."""
+    """The engine answered a request with an HTTP error; `status` is its status code."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -34,7 +35,7 @@ class EngineRefused(EngineError):
 
 
 class EngineClient:
-    """A client of one engine; safe to use from several threads."""
+    """HTTP client of one engine: loads and unloads policies, sends chat completions; several threads may share it."""
 
     def __init__(
         self, base_url: str, api_key: str | None = None, *, admin_key: str | None = None, timeout_s: float = 120.0
@@ -53,13 +54,26 @@ class EngineClient:
 
     @classmethod
     def of_project(cls, settings: Settings, base_url: str, key_file: str | None, *, timeout_s: float = 120.0) -> Self:
-        """Returns a client that has the project's keys, or raises a `ConfigError`; `key_file` is named by the store."""
+        """Returns a client of the engine at `base_url` that sends the project's keys.
+
+        Args:
+            base_url: address of the engine.
+            key_file: name of the file that holds the engine's API key, as the store records it; `None` if the engine
+                asks for no key.
+
+        Raises:
+            ConfigError: the key file cannot be read.
+        """
         key = engine_key(key_file, settings.directory, settings.engine_key_file)
         return cls(base_url, key, admin_key=admin_key(settings.directory), timeout_s=timeout_s)
 
     @classmethod
     def of_route(cls, settings: Settings, route: Route) -> Self | None:
-        """Returns a client of the engine that the project uses, `None` where there is none; raises as `of_project`."""
+        """Returns a client of the engine that the project uses, or `None` if no engine is set or recorded.
+
+        The address in the settings wins over the address in the store's `route`. Raises a `ConfigError` if the key file
+        cannot be read.
+        """
         # The user's setting wins over the store, which the server wrote.
         base_url = settings.base_url or route.base_url
         return None if base_url is None else cls.of_project(settings, base_url, route.key_file)
@@ -73,7 +87,7 @@ class EngineClient:
         return OpenAI(base_url=self.base_url, api_key=self._api_key, max_retries=0, timeout=self._timeout_s)
 
     def health(self, *, timeout_s: float = 5.0) -> bool:
-        """Whether the engine answers requests."""
+        """Whether `GET /health` succeeds, that is, whether the engine answers requests; False if nothing listens."""
         try:
             self._look("/health", timeout_s=timeout_s)
         except EngineError:
@@ -81,7 +95,7 @@ class EngineClient:
         return True
 
     def answers(self, *, timeout_s: float = 5.0) -> bool:
-        """Whether any server answers at that address, with success or with an error."""
+        """Whether any HTTP server listens at the engine's address; an HTTP error counts as an answer, too."""
         try:
             self._look("/health", timeout_s=timeout_s)
         except EngineRefused:
@@ -91,7 +105,7 @@ class EngineClient:
         return True
 
     def models(self) -> list[str]:
-        """Returns the served policy names."""
+        """Returns the names of all policies that the engine serves, from `GET /v1/models`."""
         try:
             answer: Any = json.loads(self._look("/v1/models", timeout_s=self._timeout_s))
         except ValueError as error:
@@ -102,15 +116,15 @@ class EngineClient:
             raise EngineError(f"{self.base_url} is not an engine: /v1/models answered {answer!r:.200}") from error
 
     def load(self, name: str) -> None:
-        """Serves the published adapter `NAME@STEP`."""
+        """Makes the engine load and serve the published adapter `NAME@STEP`; raises `AdapterRejected` if it refuses."""
         self._change("/v1/load_lora_adapter", name)
 
     def unload(self, name: str) -> None:
-        """Stops serving a policy."""
+        """Makes the engine stop serving the policy `name`; requests that it is answering finish."""
         self._change("/v1/unload_lora_adapter", name)
 
     def chat(self, **body: Any) -> dict[str, Any]:
-        """Returns one whole chat completion; raises a ValueError if `stream` is asked for."""
+        """Returns a complete, unstreamed chat completion; raises a `ValueError` if the body sets `stream`."""
         if body.get("stream"):
             raise ValueError("EngineClient.chat does not stream; use the OpenAI SDK for that")
         answer = self._request("/v1/chat/completions", body)
@@ -119,7 +133,7 @@ class EngineClient:
         return cast("dict[str, Any]", answer)
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Waits until the engine answers; raises an `EngineError` if it does not within `timeout_s`."""
+        """Polls `/health` until the engine answers; raises an `EngineError` if it does not within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not self.health():
             if time.monotonic() >= deadline:
@@ -129,7 +143,7 @@ class EngineClient:
             time.sleep(0.1)
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Closes the HTTP connections to the engine; the engine itself keeps running."""
         if "_client" in vars(self):
             self._client.close()
 
@@ -181,7 +195,10 @@ class EngineClient:
 
 
 def exact_url(base_url: str) -> str:
-    """Returns the address whose answers carry exact tokens, from an engine's address that may end in `/v1`."""
+    """Returns the base URL of the engine's `/exact` routes, whose answers carry exact tokens.
+
+    `base_url` is the engine's own address, with or without `/v1`.
+    """
     return f"{base_url.rstrip('/').removesuffix('/v1')}{EXACT_PREFIX}/v1"
 
 

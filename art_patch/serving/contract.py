@@ -1,32 +1,34 @@
-"""The HTTP contract of an engine, and the two protocols behind it. vLLM and the embedded engine both keep it.
+"""The HTTP contract of an engine, and the two Python protocols behind it. vLLM and the embedded engine both keep it.
 
-HTTP, on loopback, every error as `{"error": {"message", "type", "param", "code"}}`:
+The engine listens on loopback. Every error response is `{"error": {"message", "type", "param", "code"}}`.
 
 `GET /health`
-    200 when requests are answered.
+    200 if the engine is ready to answer requests.
 `GET /v1/models`
-    Every served name: the bare base as `NAME@0`, each policy as `NAME@STEP`.
+    Lists every served name: the base model without a LoRA as `NAME@0`, each policy as `NAME@STEP`.
 `POST /v1/chat/completions`
-    OpenAI's chat completions for text and function tools, whole or streamed. `return_token_ids: true` adds
-    `prompt_token_ids` (top level; in a stream on each choice's first chunk) and `choices[i].token_ids`. A sampled stop
-    token is among the ids, so with n = 1: `len(token_ids) == usage.completion_tokens == len(logprobs.content)`.
-    A log-probability is that of the token under the distribution at the request's temperature before any top_p cut,
-    `log_softmax(logits / T)`; at temperature 0 it is `log_softmax(logits)`. Left out, temperature and top_p are 1,
-    whatever the checkpoint suggests. `model` is the policy that answered. Requests wait by `priority`, smaller first,
-    default 0. Requests of the job have a larger number and so wait for the app's calls.
-    A parameter that cannot be honoured exactly is refused with 400, an unknown policy with 404, a full queue with 503.
-    Patched apps then ask their provider.
+    OpenAI's chat completions for text and function tools, streamed or not. `return_token_ids: true` adds
+    `prompt_token_ids` (top level; in a stream on each choice's first chunk) and `choices[i].token_ids`. The ids include
+    a sampled stop token, so with n = 1: `len(token_ids) == usage.completion_tokens == len(logprobs.content)`. A token's
+    log-probability is taken at the request's temperature before any top_p cut, `log_softmax(logits / T)`; at
+    temperature 0 it is `log_softmax(logits)`. If the request leaves out temperature or top_p, it is 1, even if the
+    checkpoint's generation config says otherwise. `model` in the answer is the policy that answered. Waiting requests
+    are ordered by `priority`, smaller first, default 0. Requests of the job have a larger number, so the app's calls
+    are answered before them. The engine refuses a parameter that it cannot honour exactly with 400, an unknown policy
+    with 404, and a request beyond a full queue with 503. A patched app then sends that call to its provider.
 `POST /exact/v1/chat/completions`
-    The same for scripts that train by hand, see `ExactRoute` in `art_patch.serving.server`. `GET /exact/v1/models`
-    goes with it.
+    The same route for scripts that train by hand, with the exact tokens in each choice; see `ExactRoute` in
+    `art_patch.serving.server`. `GET /exact/v1/models` is `GET /v1/models` under that prefix.
 `POST /v1/load_lora_adapter {"lora_name": "agent@3"}`
-    Validates `adapters_root/agent@3` and serves it, while requests run. 400 says why not. A name is loaded once.
+    Validates `adapters_root/agent@3` and serves it while other requests run. If the adapter is refused, the answer is
+    400 with the reason. A name can be loaded only once.
 `POST /v1/unload_lora_adapter {"lora_name": "agent@3"}`
-    New requests get 404; running requests finish on that policy.
+    Stops serving the policy: new requests for it get 404; running requests for it finish.
 
-With an API key every route but `/health` asks for `Authorization: Bearer KEY`. Without one, loading and unloading ask
-for the project's key (`admin.key` in its directory), so that no other user of the machine does it. Web pages are
-refused: an unknown `Host` on loopback or an `Origin` with 403, a body without a JSON content type with 415.
+If the engine has an API key, every route but `/health` requires `Authorization: Bearer KEY`. If it has none, loading
+and unloading require the project's key (`admin.key` in its directory), so that no other user of the machine can load a
+policy. Requests from web pages are refused: an unknown `Host` on loopback or an `Origin` with 403, a body without a
+JSON content type with 415.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ EXACT_PREFIX = "/exact"
 
 
 class UnknownPolicy(EngineError):
-    """The engine serves no policy of that name."""
+    """A request names a policy that the engine does not serve."""
 
 
 class Overloaded(EngineError):
@@ -53,81 +55,89 @@ class Overloaded(EngineError):
 
 
 class Served(Protocol):
-    """An engine as its own HTTP server uses it (`art_patch.serving.server`)."""
+    """The methods of an engine that the HTTP server in its own process calls (`art_patch.serving.server`)."""
 
     @property
     def base_policy(self) -> str:
-        """Name of the bare base, `NAME@0`."""
+        """Name under which the base model without a LoRA is served, `NAME@0`."""
         ...
 
     @property
     def adapters_root(self) -> Path:
-        """Directory of published adapters, resolved."""
+        """Directory that holds the published adapters, as a resolved path."""
         ...
 
     @property
     def max_model_len(self) -> int:
-        """Largest number of tokens in prompt and answer together."""
+        """Largest number of tokens that prompt and answer may have together."""
         ...
 
     @property
     def chat(self) -> Callable[[Any, Any, Any], Awaitable[None]]:
-        """ASGI application that answers chat completions."""
+        """ASGI application that answers `POST /v1/chat/completions`."""
         ...
 
     @property
     def healthy(self) -> bool:
-        """Whether the engine answers requests."""
+        """Whether the engine is ready to answer requests; `GET /health` reports it."""
         ...
 
     def policies(self) -> list[str]:
-        """Returns the served names, the base first."""
+        """Returns the names of all served policies, the base model first."""
         ...
 
     async def start(self) -> None:
-        """Gets ready to answer; called once, on the event loop of the server."""
+        """Makes the engine ready to answer requests; the server calls it once, on its event loop."""
         ...
 
     async def stop(self) -> None:
-        """Ends the engine in order, after the last request."""
+        """Shuts the engine down cleanly; the server calls it after the last request was answered."""
         ...
 
     async def load(self, name: str) -> None:
-        """Validates a published adapter and serves it, or raises `AdapterRejected`."""
+        """Validates the published adapter `name` and serves it; raises `AdapterRejected` if it is refused."""
         ...
 
     async def unload(self, name: str) -> None:
-        """Serves no new requests of a policy, or raises `UnknownPolicy` (`AdapterRejected` for the base)."""
+        """Stops accepting requests for the policy `name`; its running requests finish.
+
+        Raises:
+            UnknownPolicy: the engine does not serve the policy.
+            AdapterRejected: `name` is the base model, which cannot be unloaded.
+        """
         ...
 
     def close(self) -> None:
-        """Ends the engine at once; can be called twice."""
+        """Ends the engine at once, without waiting for running requests; a second call does nothing."""
         ...
 
 
 class Engine(Protocol):
-    """An engine as the job uses it; `EngineClient` is one. Each method raises `EngineError` if the engine fails."""
+    """The methods of an engine that the training job calls, as `EngineClient` has them.
+
+    Each method raises `EngineError` if the engine fails.
+    """
 
     def health(self) -> bool:
-        """Whether the engine answers requests; False, without an error, where nothing listens."""
+        """Whether the engine answers requests; returns False instead of raising if nothing listens."""
         ...
 
     def models(self) -> list[str]:
-        """Returns the served policy names, the base first."""
+        """Returns the names of all served policies, the base model first."""
         ...
 
     def load(self, name: str) -> None:
-        """Serves the published adapter `NAME@STEP`, or raises `AdapterRejected`."""
+        """Makes the engine serve the published adapter `NAME@STEP`; raises `AdapterRejected` if it refuses."""
         ...
 
     def unload(self, name: str) -> None:
-        """Stops serving a policy; its running requests finish."""
+        """Makes the engine stop serving the policy `name`; its running requests finish."""
         ...
 
     def chat(self, **body: Any) -> dict[str, Any]:
-        """Returns one whole chat completion; body and answer are OpenAI's JSON."""
+        """Returns a complete, unstreamed chat completion; `body` and result are OpenAI's JSON."""
         ...
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Returns once `health` is True."""
+        """Returns as soon as `health` is True; raises an `EngineError` if that takes longer than `timeout_s`."""
         ...

@@ -1,8 +1,9 @@
-"""Refusals that both engines share: web pages, missing keys, unsupported parameters, bodies that are too large.
+"""Request checks of both engines: refuse web pages, missing keys, unsupported parameters and bodies that are too large.
 
-Every error is `{"error": {"message", "type", "param", "code"}}`. A parameter passes if the engine understands it, if it
-has no effect on the answer, or if it has its neutral value. Any other one is refused with 400 and the caller asks its
-provider; ignoring the parameter would give the caller a different answer than it asked for.
+Every error response is `{"error": {"message", "type", "param", "code"}}`. The engine accepts a parameter if it
+implements it, if the parameter does not change the answer, or if its value is the neutral one. The engine refuses any
+other parameter with 400, and the patched app sends the call to its provider. To ignore the parameter would give the
+caller a different answer than it asked for.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]\\]+)(?::\d+)?")
 
 
 class ApiError(Exception):
-    """A refusal that is sent to the caller as it is."""
+    """A request was refused; `body()` and the status are sent to the caller as the HTTP response."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -33,12 +34,12 @@ class ApiError(Exception):
         self.code = code
 
     def body(self) -> dict[str, Any]:
-        """Returns the response body."""
+        """Returns the JSON body of the HTTP response to the refused request."""
         return error_body(self.status, str(self), param=self.param, code=self.code)
 
 
 def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """Returns an error in the form of OpenAI's."""
+    """Returns the JSON body of an error response, with the fields of OpenAI's errors."""
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -72,7 +73,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def refuse_unsupported(fields: Mapping[str, Any], understood: Collection[str]) -> None:
-    """Raises an `ApiError` (400) for the first field that the engine cannot honour."""
+    """Raises an `ApiError` (400) for the first request field that the engine cannot honour.
+
+    Args:
+        fields: the fields of the request body.
+        understood: names of the fields that the engine implements.
+    """
     for key, value in fields.items():
         if key in understood or key in _WITHOUT_EFFECT:
             continue
@@ -81,12 +87,12 @@ def refuse_unsupported(fields: Mapping[str, Any], understood: Collection[str]) -
 
 
 def unsupported(message: str, param: str) -> ApiError:
-    """Returns the refusal of a parameter that this engine does not support."""
+    """Returns, without raising it, the 400 error for a parameter that the engine does not support."""
     return ApiError(400, message, param=param, code="unsupported_parameter")
 
 
 def parse_body(body: bytes) -> Any:
-    """Returns a JSON body, decoded; raises an `ApiError` (400) if it is not JSON."""
+    """Decodes a JSON request body; raises an `ApiError` (400) if it is not JSON."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -94,7 +100,7 @@ def parse_body(body: bytes) -> Any:
 
 
 async def read_body(receive: Receive) -> bytes | None:
-    """Returns a request's whole body, `None` if the caller disconnects before it is complete.
+    """Reads a complete request body; returns `None` if the caller disconnects before it is complete.
 
     Raises:
         ApiError: 413, the body is larger than `MAX_BODY_BYTES`.
@@ -116,16 +122,16 @@ async def read_body(receive: Receive) -> bytes | None:
 
 
 def short(value: object) -> str:
-    """Returns a value for an error message, 80 characters at most."""
+    """Returns the `repr` of a value for an error message, cut to 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 class PageGuard:
-    """ASGI middleware that refuses requests of web pages; it comes before everything else.
+    """ASGI middleware that refuses requests from web pages; it runs before all other middleware and routes.
 
-    A browser on this machine reaches loopback, too. A web page can use that in three ways: by a domain name that
-    resolves to 127.0.0.1 (DNS rebinding), by a request across origins, and by a form.
+    A browser on this machine can reach servers on loopback. So a web page could call the engine in three ways: through
+    a domain name that resolves to 127.0.0.1 (DNS rebinding), by a cross-origin request, and by an HTML form.
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str] | None, json_paths: Collection[str]) -> None:
@@ -177,7 +183,7 @@ class PageGuard:
 
 
 class KeyGuard:
-    """ASGI middleware that asks for the API key on every route but `/health`."""
+    """ASGI middleware that answers 401 to a request without the API key, on every route but `/health`."""
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app = app
@@ -194,7 +200,7 @@ class KeyGuard:
 
 
 def shows_key(scope: Scope, key: str) -> bool:
-    """Whether a request carries this key, as `Authorization: Bearer KEY`."""
+    """Whether a request carries `key` in the header `Authorization: Bearer KEY`."""
     given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
     # Takes the same time wherever the two differ, so that no caller can guess a key byte by byte.
     return hmac.compare_digest(cast(bytes, given), f"Bearer {key}".encode())

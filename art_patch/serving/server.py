@@ -1,7 +1,8 @@
-"""An engine over HTTP: Starlette routes and uvicorn, as `art_patch.serving.contract` describes them.
+"""Serves an engine over HTTP with Starlette routes and uvicorn, as `art_patch.serving.contract` describes them.
 
-One process, one event loop; the engine does its work elsewhere. Listens on loopback only unless there is an API key.
-SIGTERM stops accepting, lets running requests finish (`drain_s` at most) and returns.
+The server is one process with one event loop; the engine runs the model on another thread or in another process.
+Without an API key it listens on loopback only. On SIGTERM it stops accepting requests, waits for running ones (at most
+`drain_s`) and returns.
 """
 
 from __future__ import annotations
@@ -55,15 +56,15 @@ def build_app(
     names: Collection[str] | None = (),
     serves: Callable[[str], str | None] | None = None,
 ) -> Starlette:
-    """Returns the ASGI application.
+    """Returns the ASGI application that answers the routes of the engine's HTTP contract.
 
     Args:
-        engine: answers the requests; the caller closes it.
-        api_key: asked for on every route but `/health`.
-        admin_key: asked for before a policy is loaded or unloaded, where there is no `api_key`. Without either key,
-            all loading and unloading is refused.
-        names: host names that are answered besides loopback's own; `None` answers any name.
-        serves: returns the policy that serves under a NAME now, or `None`; for `ExactRoute`.
+        engine: answers the requests; the application never closes it.
+        api_key: key that callers must send on every route but `/health`; `None` requires none.
+        admin_key: key that callers must send to load or unload a policy, if there is no `api_key`. Without either key,
+            the server refuses all loading and unloading.
+        names: host names in `Host` that are accepted besides loopback's own; `None` accepts any name.
+        serves: returns the policy that is champion of a NAME now, or `None`; used by `ExactRoute`.
     """
     started = int(time.time())
 
@@ -133,26 +134,27 @@ def run_server(
     stop: threading.Event | None = None,
     serves: Callable[[str], str | None] | None = None,
 ) -> None:
-    """Serves until SIGTERM, SIGINT or `stop`; then drains, closes the engine and returns.
+    """Serves an engine until SIGTERM, SIGINT or `stop`; then finishes running requests, closes the engine and returns.
 
-    The keys and `serves` are those of `build_app`.
+    `api_key`, `admin_key` and `serves` are those of `build_app`.
 
     Args:
-        engine: closed on return, after an error too.
-        host: address to listen on. Beyond loopback a key is required.
-        port: 0 takes a free one, which `on_ready` names.
+        engine: the engine to serve; it is closed when this function returns or raises.
+        host: address to listen on; any address but loopback requires a key.
+        port: port to listen on; 0 takes a free one, and `on_ready` is told which.
         names: other host names of this server, such as that of a reverse proxy in front of it.
-        policies: loaded before the first request is answered.
-        spare: loaded too, but a policy that cannot be loaded is only logged, and its callers get 404.
-        on_ready: called with the base URL, `http://HOST:PORT`, once requests are answered.
+        policies: policies to load before the first request is answered; if one cannot be loaded, the server fails.
+        spare: policies to load as well; if one of these cannot be loaded, the error is only logged, and requests for it
+            get 404.
+        on_ready: called with the base URL, `http://HOST:PORT`, as soon as the server answers requests.
         drain_s: seconds that running requests may take to finish.
-        stop: ends the server when set, for servers in a thread, where signals do not arrive.
+        stop: the server ends when this event is set; for a server in a thread, which signals do not reach.
 
     Raises:
-        ConfigError: an address beyond loopback without a key.
-        PortInUse: another process listens there.
+        ConfigError: the address is not loopback and there is no key.
+        PortInUse: another process listens on the port.
         EngineError: the engine did not start, or a policy cannot be loaded.
-        KeyboardInterrupt: SIGINT stopped it; raised after draining.
+        KeyboardInterrupt: SIGINT stopped the server; raised after running requests have finished.
     """
     try:
         # Bound before vLLM is started, so that a port that is taken shows at once and not after minutes. The socket
@@ -239,13 +241,13 @@ def _refusal(request: Request, error: Exception) -> ApiError:
 
 
 class ExactRoute:
-    """Chat completions for scripts that train by hand: each choice carries its exact tokens.
+    """The `/exact` chat route, for scripts that train by hand: each choice carries its exact tokens.
 
-    `POST /exact/v1/chat/completions` differs from `/v1/chat/completions` in two things. The model's bare NAME stands
-    for the policy that serves at the moment of the call. Each choice of a whole answer has the field `art_patch`
-    (`art_patch.trajectories.token_payload`). Clients that keep unknown fields, such as the OpenAI SDK, hand the tokens
-    to the trainer together with the choice. The usual fields for token ids and log-probabilities are filled only if the
-    request asked for them. Streams pass unchanged.
+    `POST /exact/v1/chat/completions` differs from `/v1/chat/completions` in two things. First, the model's bare NAME
+    stands for the policy that is champion at the moment of the call. Second, each choice of an unstreamed answer has
+    the field `art_patch` (`art_patch.trajectories.token_payload`). Clients that keep unknown fields, such as the OpenAI
+    SDK, hand the tokens to the trainer together with the choice. The usual fields for token ids and log-probabilities
+    are filled only if the request asked for them. Streamed answers are passed on unchanged, without exact tokens.
     """
 
     def __init__(self, chat: ASGIApp, serves: Callable[[str], str | None] | None) -> None:

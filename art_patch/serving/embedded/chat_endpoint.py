@@ -1,12 +1,13 @@
-"""`POST /v1/chat/completions` of the embedded engine, as plain ASGI because this is the hot path.
+"""`POST /v1/chat/completions` of the embedded engine, in plain ASGI because every chat request passes through it.
 
-`ChatEndpoint` reads the body, checks it, renders the prompt, starts a generation and sends its pieces on, as one JSON
-body or as server-sent events. A client that disconnects cancels its generation. If a stream fails after it has begun,
-an error event is sent and the stream ends without `[DONE]`, so that no client takes half an answer for a whole one.
+`ChatEndpoint` reads the body, checks it, renders the prompt, starts a generation and sends its pieces to the client, as
+one JSON body or as server-sent events. If the client disconnects, its generation is cancelled. If a stream fails after
+it has begun, the endpoint sends an error event and ends the stream without `[DONE]`, so that no client takes a partial
+answer for a complete one.
 
-`ChatResponse` formats the pieces. Whole answers and streams run the same `OutputText`, so a stream put together equals
-the whole answer. With `return_token_ids` the names are vLLM's: `prompt_token_ids` at the top level (in a stream on each
-choice's first chunk), `token_ids` on each choice.
+`ChatResponse` formats the pieces. Streamed and unstreamed answers go through the same `OutputText`, so the chunks of a
+stream add up to the unstreamed answer. With `return_token_ids` the response uses vLLM's field names: `prompt_token_ids`
+at the top level (in a stream on each choice's first chunk), `token_ids` on each choice.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"ca
 
 
 class ChatEndpoint:
-    """ASGI application of the embedded engine's chat completions; one instance answers all requests."""
+    """ASGI application that answers the embedded engine's chat completions; one instance answers all requests."""
 
     def __init__(
         self,
@@ -164,7 +165,7 @@ def _dump(content: dict[str, Any]) -> bytes:
 
 
 class ChatResponse:
-    """Formats the answer to one request, whole or in chunks."""
+    """Formats the answer to one request, either as one JSON body or as the chunks of a stream."""
 
     def __init__(self, request: ChatRequest, prompt_ids: list[int], prompts: PromptEncoder) -> None:
         self._request = request
@@ -175,7 +176,7 @@ class ChatResponse:
         self._sampled = 0
 
     def whole(self, pieces: Sequence[Piece]) -> JSON:
-        """Returns the body of a whole answer, from one piece for each choice."""
+        """Returns the JSON body of an unstreamed answer; `pieces` has one piece for each choice."""
         choices = [self._choice(piece) for piece in sorted(pieces, key=lambda piece: piece.index)]
         body = {**self._head("chat.completion"), "choices": choices, "usage": self._usage()}
         if self._request.return_token_ids:
@@ -183,7 +184,7 @@ class ChatResponse:
         return body
 
     def first_chunk(self, index: int) -> JSON:
-        """Returns the chunk that opens a choice of a stream."""
+        """Returns the first chunk of choice `index` of a stream: the assistant's role and no text yet."""
         choice: JSON = {"index": index, "delta": {"role": "assistant", "content": ""}}
         choice |= {"logprobs": None, "finish_reason": None}
         chunk = {**self._head("chat.completion.chunk"), "choices": [choice]}
@@ -192,7 +193,11 @@ class ChatResponse:
         return chunk
 
     def chunks(self, piece: Piece, state: ChoiceState) -> list[JSON]:
-        """Returns the chunks to send for the next piece of a choice; none while all of its text is held back."""
+        """Returns the chunks to send for the next piece of a choice, at most one.
+
+        The list is empty while all text of the piece is held back and the request asked for neither token ids nor
+        log-probabilities.
+        """
         self._sampled += len(piece.token_ids)
         parts = state.text.push(piece.token_ids)
         if piece.reason is not None:
@@ -211,11 +216,11 @@ class ChatResponse:
         return [{**self._head("chat.completion.chunk"), "choices": [choice]}]
 
     def usage_chunk(self) -> JSON:
-        """Returns the chunk that ends a stream whose caller asked for usage."""
+        """Returns the chunk with the token counts, which ends a stream if the request asked for usage."""
         return {**self._head("chat.completion.chunk"), "choices": [], "usage": self._usage()}
 
     def text(self) -> OutputText:
-        """Returns a new `OutputText` for one choice."""
+        """Returns a new `OutputText` for one choice, with the stop strings and tool settings of the request."""
         params = self._request.params
         return OutputText(
             self._prompts.decode, stops=params.stops, parse_tools=params.parse_tools, one_call=params.one_call
@@ -260,14 +265,14 @@ class ChatResponse:
 
 
 class ChoiceState:
-    """The state of one choice of a stream: its text so far, and the number of its tool calls."""
+    """State of one choice of a stream: the text produced so far, and the number of tool calls in it."""
 
     def __init__(self, text: OutputText) -> None:
         self.text = text
         self.calls = 0
 
     def delta(self, parts: Sequence[str | ToolCall]) -> JSON:
-        """Formats new parts as a delta; empty where there are none."""
+        """Formats text and tool calls as the `delta` of a chunk; `{}` if `parts` is empty."""
         delta: JSON = {}
         content = "".join(part for part in parts if isinstance(part, str))
         if content:

@@ -1,8 +1,8 @@
 """Check an OpenAI chat-completion body, and turn it into a `ChatRequest` or a refusal.
 
-A parameter that this engine cannot honour exactly is refused with a 400 that names it (`ApiError`), and the patched app
-asks its provider instead. The one exception is `strict` in a tool's definition: it is ignored, here as in vLLM, so
-arguments may not follow the schema.
+A parameter that this engine cannot honour exactly is refused with a 400 that names it (`ApiError`); a patched app then
+sends the call to its provider. The one exception is `strict` in a tool's definition: this engine ignores it, as vLLM
+does, so the arguments of a tool call may not follow the schema.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_STOPS = 16
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A checked request for a chat completion."""
+    """A chat-completion request whose body `parse_chat_request` has checked."""
 
     model: str
     messages: list[dict[str, Any]]
@@ -43,7 +43,11 @@ class ChatRequest:
 
 
 def parse_chat_request(body: object) -> ChatRequest:
-    """Returns the request in a decoded JSON body, or raises an `ApiError` (400) that names the wrong parameter."""
+    """Checks a decoded JSON body and returns it as a `ChatRequest`.
+
+    Raises:
+        ApiError: 400; the message names the parameter that is wrong or not supported.
+    """
     # Checks by hand and no model class: this runs once a call, on the thread that also feeds the engine.
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object")

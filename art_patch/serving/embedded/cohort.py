@@ -1,8 +1,9 @@
-"""A batch of rows of one policy that decode in step: their sampler and their shared key/value cache.
+"""A batch of rows of one policy that are decoded together, one token per row at a time, with one key/value cache.
 
-A `Cohort` starts with one forward over its prompts (`prefill`). Each `advance` feeds the tokens just sampled and leaves
-the next logits, `keep` drops rows that ended, `merge` takes in a younger cohort. The scheduler's thread owns it and
-activates the policy's LoRA before `prefill` and `advance`; nothing here does.
+A row is one choice of a request. A `Cohort` starts with one forward pass over its prompts (`prefill`). Each `advance`
+feeds the tokens that were just sampled and computes the logits of the next ones; `keep` drops rows that have ended;
+`merge` adds the rows of a younger cohort. The scheduler's thread owns the cohort. That thread must activate the
+policy's LoRA before `prefill` and `advance`, because the cohort does not do it.
 
 Tensor axes: B rows, C rows with a top_p cut, U different prompts, R rows to select, H heads, V vocabulary, W cached
 positions (columns, padding included), T positions of one forward, D head size.
@@ -22,7 +23,10 @@ from art_patch.serving.embedded.generation import Row, SamplingParams
 
 
 class Sampler:
-    """Holds the sampling settings of all rows in a batch as tensors. It is rebuilt whenever rows join or leave."""
+    """Samples tokens for a batch; holds the sampling settings of all rows as tensors.
+
+    It is rebuilt whenever rows join or leave the batch.
+    """
 
     def __init__(self, params: Sequence[SamplingParams], noises: Sequence[Any], device: torch.device) -> None:
         temperatures = [1.0 if p.greedy else p.temperature for p in params]
@@ -37,10 +41,10 @@ class Sampler:
         self._seeded = [(i, noise) for i, noise in enumerate(noises) if noise is not None and not greedy[i]]
 
     def sample(self, logits_BV: torch.Tensor) -> tuple[list[int], list[float]]:
-        """Draws an id for each row; returns B ids and their B log-probabilities.
+        """Draws one token for each row; returns B token ids and their B log-probabilities.
 
-        A log-probability is the token's at the row's temperature before any top_p cut, `log_softmax(logits / T)`; in a
-        greedy row it is `log_softmax(logits)`.
+        A log-probability is taken at the row's temperature before any top_p cut, `log_softmax(logits / T)`; in a greedy
+        row it is `log_softmax(logits)`.
         """
         # Before the softmax: in bfloat16 log-probabilities are too coarse for the trainer's importance ratios.
         logits_BV = logits_BV.float()
@@ -86,7 +90,7 @@ _FREE_PADDING = 4096  # tokens of padding that cost less than another forward
 
 
 class Cohort:
-    """Rows of one policy with their cache and the logits of their next tokens."""
+    """The rows of one policy that are decoded together, with their key/value cache and their next tokens' logits."""
 
     def __init__(self, policy: Any, rows: list[Row]) -> None:
         self.policy = policy
@@ -100,7 +104,7 @@ class Cohort:
         self._lengths_B1: torch.Tensor  # true length of each row, which is its next position
 
     def prefill(self, model: Any) -> None:
-        """Runs the rows' prompts through the model and leaves the logits of their first tokens."""
+        """Runs the model over the rows' prompts and stores the logits of each row's first token in `logits_BV`."""
         # The choices of one request, and siblings of one scenario, have equal prompts: each is computed once.
         prompts = [row.generation.prompt_ids for row in self.rows]
         first: dict[tuple[int, ...], int] = {}
@@ -122,7 +126,7 @@ class Cohort:
         self._changed()
 
     def advance(self, model: Any, token_ids: Sequence[int]) -> None:
-        """Feeds the ids that were sampled from `logits_BV`, in row order, and computes the next logits."""
+        """Feeds one sampled token per row, in row order, and computes the logits of each row's next token."""
         ids_B1 = torch.tensor(token_ids, device=model.device).unsqueeze(1)
         self.width += 1
         # Grown by 64 columns at a time: a concatenation at every step would copy the mask of every row.
@@ -132,7 +136,7 @@ class Cohort:
         self._lengths_B1 = self._lengths_B1 + 1
 
     def keep(self, alive: Sequence[int]) -> None:
-        """Drops all rows but these, and the padding that only dropped rows needed."""
+        """Drops all rows except those with the indices `alive`, and cache columns that only dropped rows used."""
         self._select(torch.tensor(alive, device=self._mask_BW.device))
         self.rows = [self.rows[index] for index in alive]
         if self._plain:
@@ -146,7 +150,7 @@ class Cohort:
         self._changed()
 
     def can_merge(self, other: Cohort) -> bool:
-        """Whether one padded batch costs less than two separate ones."""
+        """Whether one padded batch of both cohorts costs less than two separate ones; False for different policies."""
         if self.policy is not other.policy or not (self._plain and other._plain):
             return False
         # Cells of key/value cache that one step reads, apart and together (padding included).
@@ -155,7 +159,7 @@ class Cohort:
         return together <= 1.25 * apart + _FREE_PADDING
 
     def merge(self, other: Cohort) -> None:
-        """Takes in the rows of another cohort of the same policy, whose next logits are computed as well."""
+        """Adds the rows and the cache of another cohort of the same policy; both must have computed their logits."""
         width = max(self.width, other.width)
         for mine, theirs in zip(self._layers, other._layers, strict=True):
             mine.keys = torch.cat([_pad_keys(mine.keys, width), _pad_keys(theirs.keys, width)])

@@ -1,8 +1,8 @@
 """The embedded engine: one process, one model, one scheduler thread; transformers for the base, PEFT for the LoRAs.
 
-The HTTP side hands in requests by policy name and gets pieces of the answer on its event loop. Policies are loaded and
-unloaded while requests run; a policy's weights never change under its name. `scheduler` computes on a thread of its
-own.
+The HTTP endpoint hands in requests by policy name and receives the pieces of the answer on its event loop. Policies are
+loaded and unloaded while requests run; the weights behind a policy's name never change. `scheduler` runs the model on a
+thread of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from art_patch.serving.embedded.text import PromptEncoder
 
 
 class EmbeddedEngine:
-    """Serves a base model and LoRAs of it by policy name."""
+    """Serves a base model and LoRA adapters for it, each under a policy name, in this process."""
 
     def __init__(
         self,
@@ -101,20 +101,25 @@ class EmbeddedEngine:
 
     @property
     def healthy(self) -> bool:
-        """Whether the scheduler runs and takes requests."""
+        """Whether the scheduler's thread runs and accepts requests."""
         return self._scheduler.healthy
 
     def policies(self) -> list[str]:
-        """Returns the served names, the base first."""
+        """Returns the names of all served policies, the base model first."""
         with self._lock:
             return list(self._policies)
 
     def stats(self) -> dict[str, int]:
-        """Returns the numbers of running rows, waiting requests, and retired policies that still answer requests."""
+        """Returns three counts: rows being decoded, waiting requests, unloaded policies that still answer requests."""
         return self._scheduler.stats()
 
     def submit(self, policy_name: str, generation: Generation) -> None:
-        """Queues a request, whose pieces arrive on its event loop; raises `UnknownPolicy` or `Overloaded`."""
+        """Queues a request for a policy; its pieces are delivered on the request's event loop.
+
+        Raises:
+            UnknownPolicy: the engine does not serve the policy.
+            Overloaded: the queue is full, or the engine is closing.
+        """
         with self._lock:
             policy = self._policies.get(policy_name)
             if policy is None:
@@ -125,14 +130,18 @@ class EmbeddedEngine:
             self._scheduler.submit(generation, policy)
 
     async def start(self) -> None:
-        """Does nothing, because the constructor has started the scheduler."""
+        """Does nothing, because the constructor has started the scheduler already."""
 
     async def stop(self) -> None:
-        """Stops the scheduler, see `close`."""
+        """Stops the scheduler's thread; unfinished requests fail, as with `close`."""
         self.close()
 
     async def load(self, name: str) -> None:
-        """Validates `adapters_root/name` and serves it, or raises `AdapterRejected`; running requests go on."""
+        """Validates the adapter in `adapters_root/name` and serves it while other requests run.
+
+        Raises:
+            AdapterRejected: the adapter is not valid, or a policy of that name is served already.
+        """
         check_name(name)
         with self._lock:
             if name in self._loading:  # 503 and not a refusal: on the next try it is served or refused with the reason
@@ -164,7 +173,7 @@ class EmbeddedEngine:
             self._scheduler.retire(policy)
 
     def close(self) -> None:
-        """Stops the scheduler; unfinished requests fail. Can be called twice."""
+        """Stops the scheduler's thread; unfinished requests fail. A second call does nothing."""
         self._scheduler.close()
 
     def _add(self, adapter: ValidatedAdapter) -> None:
@@ -209,11 +218,11 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def load_model(directory: Path, *, device: str = "auto", dtype: str = "auto") -> tuple[Any, Any]:
-    """Loads a causal language model and its tokenizer, ready for inference.
+    """Loads a causal language model and its tokenizer from a directory, ready for inference.
 
     Args:
-        device: `auto` is CUDA where there is any, else the CPU.
-        dtype: `auto` is float32 on the CPU and the checkpoint's own elsewhere.
+        device: `auto` is CUDA if there is any, else the CPU.
+        dtype: `auto` is float32 on the CPU and the checkpoint's own number type on other devices.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

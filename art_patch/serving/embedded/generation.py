@@ -1,7 +1,8 @@
-"""One request inside the embedded engine, on both of its threads. Standard library only.
+"""One request inside the embedded engine, shared by its event loop and its scheduler thread. Standard library only.
 
-The event loop makes a `Generation` and iterates over its `Piece`s. The scheduler's thread owns its `Row`s and hands
-pieces over. A streamed request gets a piece for every sampled token, any other request one piece for each choice.
+The event loop creates a `Generation` and iterates over its `Piece`s. The scheduler's thread owns the request's `Row`s,
+one for each choice, and hands pieces over. A streamed request gets a piece for every sampled token, an unstreamed
+request one piece for each choice.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ EngineReason = Literal["stop", "length"]
 
 
 class GenerationFailed(Exception):
-    """The engine could not finish a request; the message may be shown to the caller."""
+    """The engine could not finish a request; the message is safe to show to the caller."""
 
 
 class GenerationCancelled(Exception):
-    """The HTTP side cancelled the request, because its client disconnected."""
+    """The HTTP endpoint cancelled the request, because its client disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling settings of one request."""
+    """Sampling settings of one request: temperature, limits, stop strings, number of choices."""
 
     temperature: float = 1.0
     top_p: float = 1.0  # nucleus cut; 1 is none
@@ -43,13 +44,13 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken; the bound is vLLM's."""
+        """Whether every step takes the likeliest token: the temperature is below vLLM's bound for that, 1e-5."""
         return self.temperature < 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Newly sampled tokens of one choice."""
+    """Newly sampled tokens of one choice, on their way from the scheduler to the HTTP endpoint."""
 
     index: int
     token_ids: list[int]  # the new ids in order, the stop token included
@@ -59,7 +60,7 @@ class Piece:
 
 
 class Generation:
-    """A request, and an async iterator over its pieces. Made and read on the event loop."""
+    """One request, and an async iterator over the pieces of its answer. Created and read on the event loop."""
 
     def __init__(self, prompt_ids: list[int], params: SamplingParams, *, stream: bool) -> None:
         self.prompt_ids = prompt_ids
@@ -74,7 +75,7 @@ class Generation:
 
     @property
     def given_up(self) -> bool:
-        """Whether the request needs no more tokens, because it was cancelled or failed."""
+        """Whether sampling for the request can stop, because it was cancelled or failed."""
         return self.cancelled or self.failed
 
     def __aiter__(self) -> Generation:
@@ -99,13 +100,13 @@ class Generation:
         return piece
 
     def deliver(self, piece: Piece) -> None:
-        """Queues a piece for the reader. Runs on the event loop, scheduled by `hand_over`."""
+        """Queues a piece for the code that iterates. Runs on the event loop; `hand_over` schedules it."""
         self._pieces.append(piece)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def cancel(self) -> None:
-        """Cancels the request: its rows leave the batch at the next step."""
+        """Cancels the request; the scheduler drops its rows from the batch before the next decode step."""
         self.cancelled = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(GenerationCancelled())
@@ -113,7 +114,7 @@ class Generation:
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One choice of a request inside the scheduler."""
+    """One choice of a request while the scheduler decodes it."""
 
     generation: Generation
     index: int
@@ -126,7 +127,7 @@ class Row:
     logprobs: list[float] = field(default_factory=list[float])
 
     def take(self, token_id: int, logprob: float) -> EngineReason | None:
-        """Adds a sampled token; returns the finish reason if the row ends here, else `None`."""
+        """Appends a sampled token; returns the finish reason if the choice ends with it, else `None`."""
         self.token_ids.append(token_id)
         self.logprobs.append(logprob)
         if token_id in self.stop_ids:
@@ -139,7 +140,11 @@ class Row:
         return "length" if len(self.token_ids) >= self.max_tokens else None
 
     def piece(self, reason: EngineReason | None) -> Piece | None:
-        """Returns the piece to hand over now: the last token of a stream, otherwise everything at the end."""
+        """Returns the tokens to hand over now, after a token was sampled; `reason` is set if the choice has ended.
+
+        A streamed request gets the newest token each time. An unstreamed request gets `None` until the choice has
+        ended, then all of its tokens.
+        """
         if self.generation.stream:
             return Piece(self.index, self.token_ids[-1:], self.logprobs[-1:], reason)
         return Piece(self.index, self.token_ids, self.logprobs, reason) if reason else None
@@ -149,7 +154,7 @@ Delivery = tuple[Generation, Piece]
 
 
 def hand_over(deliveries: Sequence[Delivery]) -> None:
-    """Delivers pieces to their readers, each on its own event loop."""
+    """Schedules the delivery of each piece on the event loop of its request; called by the scheduler's thread."""
     # One wake-up for each loop and step: `call_soon_threadsafe` writes to a socket each time.
     by_loop: dict[asyncio.AbstractEventLoop, list[Delivery]] = {}
     for delivery in deliveries:

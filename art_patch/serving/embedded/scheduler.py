@@ -1,11 +1,13 @@
 """The embedded engine's scheduler: one thread that owns the model.
 
-In: `Generation`s with their policy, and commands such as loading an adapter. Out: pieces. Between two decode steps the
-thread runs commands, admits waiting requests as a new cohort and merges it into a running one where that costs less.
-Then it takes one step over each cohort in turn. A cohort holds rows of one policy.
+The scheduler receives `Generation`s with their policy, and commands such as loading an adapter; it sends out pieces of
+answers. Between two decode steps the thread runs commands, admits waiting requests as a new cohort, and merges that
+cohort into a running one if this costs less. Then it runs one decode step over each cohort in turn. A cohort holds rows
+of one policy only.
 
-Failure: a step that raises fails the requests of its cohort only; a row whose log-probability is NaN fails alone.
-Requests beyond `max_waiting` are refused at once, and the patched app asks its provider.
+If a decode step raises, only the requests of its cohort fail; if a row's log-probability is NaN, only that row's
+request fails. If `max_waiting` requests wait already, a further one is refused at once, and the patched app sends that
+call to its provider.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Policy:
-    """A served policy. `users` counts its waiting and running rows; a retired policy is freed when none is left."""
+    """A served policy; `users` counts its waiting and running rows. Once unloaded, it is freed when that count is 0."""
 
     name: str
     adapter: str | None = None
@@ -41,7 +43,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Limits of one engine."""
+    """Limits of one embedded engine: lengths, batch size, queue size and LoRA rank."""
 
     max_model_len: int | None = None  # longest prompt plus answer; `None` is the model's own limit
     max_rows: int = 64  # rows decoded at once; a request with n choices is n rows
@@ -52,7 +54,7 @@ class EngineLimits:
 
 
 class Scheduler:
-    """Runs a model's generations. Every public method may be called from any thread."""
+    """Runs the generations of a model on one thread. Every public method may be called from any thread."""
 
     def __init__(
         self, model: Any, bank: LoraBank, prompts: PromptEncoder, stop_ids: frozenset[int], limits: EngineLimits
@@ -74,17 +76,21 @@ class Scheduler:
 
     @property
     def healthy(self) -> bool:
-        """Whether the scheduler takes requests."""
+        """Whether the scheduler's thread runs and accepts requests."""
         return self._failure is None and not self._closing and self._thread.is_alive()
 
     def stats(self) -> dict[str, int]:
-        """Returns the numbers of running rows, waiting requests, and retired policies that still answer requests."""
+        """Returns three counts: rows being decoded, waiting requests, unloaded policies that still answer requests."""
         with self.lock:
             running = sum(not row.done for cohort in list(self._cohorts) for row in cohort.rows)
             return {"running": running, "waiting": len(self._waiting), "retired": len(self._retired)}
 
     def submit(self, generation: Generation, policy: Policy) -> None:
-        """Queues a request, or raises `Overloaded`; the caller holds `lock` since it looked the policy up."""
+        """Queues a request for `policy`; raises `Overloaded` if the queue is full or the scheduler is closing.
+
+        The caller must hold `lock` from its look-up of the policy until this call returns, so that the policy is not
+        freed meanwhile.
+        """
         self._check_open()
         if len(self._waiting) >= self._limits.max_waiting:
             raise Overloaded(f"{len(self._waiting)} requests wait already; try again later")
@@ -94,12 +100,15 @@ class Scheduler:
         self.lock.notify()
 
     def retire(self, policy: Policy) -> None:
-        """Frees a policy once its last request is done; the caller holds `lock` since it stopped serving the policy."""
+        """Frees the policy's memory once its last request is done.
+
+        The caller must hold `lock` from the moment it stops serving the policy until this call returns.
+        """
         self._retired.append(policy)
         self.lock.notify()
 
     def command(self, action: Callable[[], Any]) -> Future[Any]:
-        """Runs an action between two steps, on the thread that owns the model; returns its future result."""
+        """Schedules `action` between two decode steps, on the thread that owns the model; returns its future."""
         future: Future[Any] = Future()
         with self.lock:
             self._check_open()
@@ -108,7 +117,7 @@ class Scheduler:
         return future
 
     def close(self) -> None:
-        """Stops the thread; unfinished requests fail. Can be called twice."""
+        """Stops the scheduler's thread; unfinished requests fail. A second call does nothing."""
         with self.lock:
             self._closing = True
             self.lock.notify()

@@ -1,15 +1,16 @@
-"""Text on both sides of the model: chat messages to prompt ids, and sampled ids to the text that a caller reads.
+"""Converts chat messages to prompt token ids, and sampled token ids to the text and tool calls that a caller reads.
 
-Prompts go through the model's own tokenizer and chat template, in one normal form: contents are strings, tool-call
-arguments are objects if they parse, and `developer` is `system`.
+Prompts go through the model's own tokenizer and chat template. Before that, messages are normalised: contents become
+strings, tool-call arguments become objects if they parse, and the role `developer` becomes `system`.
 
-Answers become pieces of text and `ToolCall`s, cut at stop strings. A stream equals the whole answer, however the ids
-were split: text is held back while a character, a stop string or a tool call may be incomplete, and `close` gives out
-the rest. If one token completes several stop strings, the leftmost counts.
+Answers become pieces of text and `ToolCall`s; text from a stop string on is cut off. A stream adds up to the unstreamed
+answer, however the ids were split: text is held back while a character, a stop string or a tool call may be incomplete,
+and `close` returns what is still held back. If one token completes several stop strings, the leftmost counts.
 
-A call is `<tool_call>{"name": str, "arguments": object}</tool_call>`, as Hermes and Qwen write it. Anything else
-between the tags, and a tag that is never closed, stays plain text with its tags. White space next to a call is dropped:
-the chat template writes it, so rendering the answer again gives the text that was sampled.
+A tool call is `<tool_call>{"name": str, "arguments": object}</tool_call>`, as Hermes and Qwen models write it. Anything
+else between the tags, and a tag that is never closed, stays plain text with its tags. White space next to a tool call
+is dropped from the text: the chat template adds it again, so rendering the answer again gives the text that was
+sampled.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _MAX_PENDING_IDS = 64  # a model that samples nothing but broken bytes must not 
 
 
 class PromptError(ValueError):
-    """The chat template refused the messages."""
+    """The model's chat template refused the messages of a request."""
 
 
 class PromptEncoder:
-    """A tokenizer with its chat template; safe to call from several threads."""
+    """A tokenizer with its chat template: renders prompts and decodes ids; several threads may share it."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -42,7 +43,10 @@ class PromptEncoder:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Renders a conversation, up to where the assistant speaks, and returns its ids; raises `PromptError`."""
+        """Returns the prompt's token ids: the conversation, ending where the assistant's answer begins.
+
+        Raises `PromptError` if the chat template refuses the messages.
+        """
         try:
             text = self._tokenizer.apply_chat_template(
                 [_normal(message) for message in messages],
@@ -57,11 +61,11 @@ class PromptEncoder:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of sampled ids without special tokens, such as the end of the turn."""
+        """Returns the text of sampled ids, without special tokens such as the end-of-turn token."""
         return self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def token_entry(self, token_id: int) -> tuple[str, list[int] | None]:
-        """Returns a token's text and UTF-8 bytes for OpenAI's `logprobs`; `None` as bytes of half a character."""
+        """Returns a token's text and UTF-8 bytes for OpenAI's `logprobs`; bytes are `None` for part of a character."""
         entry = self._entries.get(token_id)
         if entry is None:
             text = self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
@@ -97,7 +101,7 @@ def _normal_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class TextStream:
-    """Turns ids into text as they arrive, by decoding a short window and never the whole answer again."""
+    """Converts ids to text as they arrive; each time it decodes a short window of ids again, not the full answer."""
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
@@ -106,12 +110,12 @@ class TextStream:
         self._known = 0  # how many ids of the window have been turned into text already
 
     def push(self, ids: Sequence[int]) -> str:
-        """Returns the text that the new ids complete."""
+        """Adds ids and returns the new text; empty while the newest character may be incomplete."""
         self._ids.extend(ids)
         return self._take(final=False)
 
     def close(self) -> str:
-        """Returns the text of ids that never became a whole character."""
+        """Ends the stream; returns the text of held-back ids, even if their character is incomplete."""
         return self._take(final=True)
 
     def _take(self, *, final: bool) -> str:
@@ -129,7 +133,7 @@ class TextStream:
 
 
 class StopCutter:
-    """Cuts a text before the first stop string in it; `hit` is that stop string."""
+    """Cuts a text before the first stop string in it; `hit` is the stop string that was found, or `None`."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -137,7 +141,7 @@ class StopCutter:
         self.hit: str | None = None
 
     def feed(self, text: str) -> str:
-        """Takes the next text and returns the part that certainly comes before any stop string."""
+        """Adds text; returns the part that cannot belong to a stop string, and holds back the rest."""
         if self.hit is not None:
             return ""
         text = self._held + text
@@ -156,13 +160,13 @@ class StopCutter:
         return text[:cut]
 
     def close(self) -> str:
-        """Returns the text that was held back."""
+        """Returns the text that was held back, when no more text will come."""
         held, self._held = self._held, ""
         return held
 
 
 class OutputText:
-    """The answer of one choice: ids to text, cut at stop strings, with tool calls taken out."""
+    """Converts the ids of one choice to text, cuts it at stop strings and extracts tool calls."""
 
     def __init__(
         self, decode: Decode, *, stops: Sequence[str] = (), parse_tools: bool = False, one_call: bool = False
@@ -175,20 +179,20 @@ class OutputText:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the text."""
+        """The stop string at which the text was cut, or `None` if there was none."""
         return self._cutter.hit if self._cutter else None
 
     @property
     def done(self) -> bool:
-        """Whether the text has ended, so that further tokens would be thrown away."""
+        """Whether the text has ended at a stop string or a single tool call, so that sampling can stop."""
         return self.stop_string is not None or (self._one_call and self._called)
 
     def push(self, ids: Sequence[int]) -> list[str | ToolCall]:
-        """Takes the next ids and returns the parts that are certain by now."""
+        """Adds ids; returns new text and tool calls, and holds back what further ids may still change."""
         return self._pass_on(self._text.push(ids))
 
     def close(self) -> list[str | ToolCall]:
-        """Ends the text and returns the parts that were held back."""
+        """Ends the text and returns the text and tool calls that were held back."""
         out = self._pass_on(self._text.close())
         if self._cutter:
             out += self._parse(self._cutter.close())
@@ -219,14 +223,14 @@ CLOSE_TAG = "</tool_call>"
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One well-formed call; `arguments` is a JSON object as a string, the way OpenAI sends it."""
+    """One well-formed tool call of an answer; `arguments` is a JSON object as a string, as in OpenAI's API."""
 
     name: str  # as the model wrote it; not checked against the request's tools
     arguments: str
 
 
 class ToolCallParser:
-    """Splits a text into content and tool calls; `feed` takes pieces, `close` ends the text."""
+    """Splits a text into plain text and tool calls; call `feed` with each part of the text, then `close`."""
 
     def __init__(self) -> None:
         self._buffer = ""
@@ -235,7 +239,7 @@ class ToolCallParser:
         self._after_call = False
 
     def feed(self, text: str) -> list[str | ToolCall]:
-        """Takes the next piece and returns the parts that are certain by now."""
+        """Adds text; returns new plain text and tool calls, and holds back what may belong to an unfinished call."""
         out: list[str | ToolCall] = []
         self._buffer += text
         while self._advance(out):
@@ -243,7 +247,7 @@ class ToolCallParser:
         return out
 
     def close(self) -> list[str | ToolCall]:
-        """Returns the parts that were held back; call it once, at the end of the text."""
+        """Returns the text that was held back; call it once, after the last `feed`."""
         out: list[str | ToolCall] = []
         rest = OPEN_TAG + self._buffer if self._in_call else self._buffer
         self._buffer, self._in_call = "", False

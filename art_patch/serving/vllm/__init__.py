@@ -1,4 +1,4 @@
-"""vLLM behind the engine's contract: its own environment, its own processes, and a server of ours in front of them.
+"""vLLM behind the engine's HTTP contract, in its own environment and processes, with our own server in front of it.
 
 ::
 
@@ -6,12 +6,12 @@
                                      |           starts, watches, restarts, loads every policy again
                                      `-- policies: checked, copied, loaded, proven; which replica answers which call
 
-- `environment`  finds or builds the virtual environment that vLLM lives in, and chooses the engine of this machine
-- `process`      one vLLM with all its children: command line, start, end, sweep; it runs under `_lib.group_guard`
-- `replica`      one vLLM that is kept alive, and HTTP over its unix socket
-- `engine`       all replicas behind the contract
-- `forward`      a chat completion on its way through
-- `in_worker`    the only file of ours that vLLM itself imports: it corrects a fault of vLLM's CPU kernels
+- `environment`  finds or builds the virtual environment of vLLM, and chooses vLLM or the embedded engine
+- `process`      starts and ends one vLLM with all its child processes, and kills what a crashed server left running
+- `replica`      keeps one vLLM alive, and sends it HTTP requests over its unix socket
+- `engine`       joins all replicas into the one engine that the contract describes
+- `forward`      checks a chat completion and passes it to a replica
+- `in_worker`    the only file of ours that vLLM itself imports: it corrects a bug of vLLM's CPU kernels
 
-Nothing else here imports vLLM or torch.
+No other module of this folder imports vLLM or torch.
 """

@@ -1,7 +1,7 @@
 """All vLLM replicas as one engine: the policies they serve, and the choice of a replica for each request.
 
-A policy is served when every replica that takes traffic has loaded and proven it. A replica that is being restarted
-takes no traffic until it has loaded every policy again.
+A policy is served once every replica that takes requests has loaded it and has computed the log-probabilities of its
+training. A replica that is being restarted takes no requests until it has loaded every policy again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _UNEVEN, _SLACK = 1.5, 4
 
 
 class VllmEngine:
-    """Serves a base model and LoRAs of it by policy name, from one or several vLLM processes."""
+    """Serves a base model and LoRA adapters for it, each under a policy name, with one or several vLLM processes."""
 
     def __init__(
         self,
@@ -92,20 +92,24 @@ class VllmEngine:
 
     @property
     def healthy(self) -> bool:
-        """Whether any replica takes requests."""
+        """Whether at least one replica takes requests."""
         return any(replica.ready for replica in self.replicas)
 
     @property
     def max_model_len(self) -> int:
-        """Largest number of tokens in prompt and answer together that every replica takes."""
+        """Largest number of tokens, prompt and answer together, that every replica accepts."""
         return min(replica.max_model_len for replica in self.replicas)
 
     def policies(self) -> list[str]:
-        """Returns the served names, the base first."""
+        """Returns the names of all served policies, the base model first."""
         return [self.base_policy, *self._policies]
 
     async def start(self) -> None:
-        """Starts every replica and returns when all take requests; raises an `EngineError` with the log of one."""
+        """Starts every replica and returns when all of them take requests.
+
+        Raises:
+            EngineError: a replica did not start; the message quotes that replica's log.
+        """
         self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
         if swept := await asyncio.to_thread(sweep, self._home):
             _log.warning("%d processes that an earlier server had left behind were ended", swept)
@@ -118,25 +122,25 @@ class VllmEngine:
             replica.supervise()
 
     async def stop(self) -> None:
-        """Ends every replica, each when it has finished its running requests."""
+        """Ends every replica, each as soon as it has finished its running requests."""
         for task in self._draining:
             task.cancel()
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
         self.close()
 
     def close(self) -> None:
-        """Kills every replica and deletes the copies of the adapters; can be called twice."""
+        """Kills every replica and deletes this engine's copies of the adapters; a second call does nothing."""
         for replica in self.replicas:
             replica.kill()
         shutil.rmtree(self._sockets, ignore_errors=True)
         shutil.rmtree(self._copies, ignore_errors=True)
 
     async def load(self, name: str) -> None:
-        """Validates `adapters_root/name`, and serves it once every replica that takes traffic has proven it.
+        """Validates `adapters_root/name`, loads and tests it in every replica that takes requests, and serves it.
 
         Raises:
-            AdapterRejected: it is unsafe, does not compute what it was trained to, or is served already.
-            Overloaded: no replica takes traffic just now.
+            AdapterRejected: it is unsafe, does not compute the log-probabilities of its training, or is served already.
+            Overloaded: no replica takes requests now.
         """
         check_name(name)
         async with self._lock:
@@ -160,7 +164,7 @@ class VllmEngine:
             self._policies[name] = policy
 
     async def unload(self, name: str) -> None:
-        """Stops serving a policy: new requests for it fail, running ones finish, then the replicas drop it."""
+        """Stops serving a policy: new requests for it fail, running ones finish, then the replicas unload it."""
         if name == self.base_policy:
             raise AdapterRejected(f"{name} is the base model and cannot be unloaded. Stop the server instead.")
         policy = self._policies.pop(name, None)
@@ -174,7 +178,7 @@ class VllmEngine:
 
     @contextmanager
     def answering(self, name: str) -> Generator[Loaded]:
-        """Keeps a policy from being dropped while the block answers a request; raises `UnknownPolicy`."""
+        """Keeps the policy `name` loaded while the block answers a request; raises `UnknownPolicy` if it is unknown."""
         policy = self._base_loaded if name == self.base_policy else self._policies.get(name)
         if policy is None:
             raise UnknownPolicy(f"The model `{name}` does not exist. Served models: {', '.join(self.policies())}.")
@@ -187,7 +191,13 @@ class VllmEngine:
                 policy.idle.set()
 
     def choose(self, conversation: bytes, tried: Sequence[Replica] = ()) -> Replica | None:
-        """Returns the replica that a conversation belongs to, `None` if no replica but those `tried` takes requests."""
+        """Returns the replica for a conversation, by hash; a busy replica passes new requests to the next one.
+
+        Args:
+            conversation: the beginning of the conversation, from `conversation_of`.
+            tried: replicas that have failed on this request already; if no other one takes requests, the result is
+                `None`.
+        """
         ready = [replica for replica in self.replicas if replica.ready and replica not in tried]
         if len(ready) < 2:
             return ready[0] if ready else None
@@ -200,7 +210,7 @@ class VllmEngine:
         return next((replica for replica in ranked if replica.running <= bound), ranked[0])
 
     async def reload(self, replica: Replica, policy: Loaded) -> None:
-        """Loads a policy again into a replica that has lost it."""
+        """Loads a served policy again into a replica whose vLLM answered that it does not know the policy."""
         async with self._lock:
             if self._policies.get(policy.name) is policy and replica.ready:
                 await replica.load(policy)

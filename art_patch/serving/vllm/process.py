@@ -1,9 +1,9 @@
-"""One vLLM with everything that it starts: its command line, its variables, its end, and the sweep after a crash.
+"""One vLLM server process and its children: command line, environment variables, shutdown, and clean-up after a crash.
 
-Users add arguments through `VllmOptions.extra`; `check_extra` refuses those that the contract needs.
+Users add arguments for vLLM through `VllmOptions.extra`; `check_extra` refuses arguments that art-patch sets itself.
 
-Every process of a vLLM inherits an environment variable that names the server it belongs to. The next server of the
-same directory finds by that variable the processes whose server has ended, and kills them.
+Every process of a vLLM inherits an environment variable that names the art-patch server which started it. The next
+server in the same directory uses that variable to find processes whose server has ended, and kills them.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _ERROR = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception): .{1,400}(?:\n  
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
-    """Settings of one vLLM."""
+    """Settings from which the command line and the environment variables of one vLLM are made."""
 
     python: Path  # interpreter of the environment that vLLM is installed in
     base: Path  # directory of the base model, which is served as `NAME@0`
@@ -107,7 +107,7 @@ class VllmOptions:
 
 
 def command_line(options: VllmOptions, socket: Path) -> list[str]:
-    """Returns the command line of a vLLM that listens on the unix socket `socket`."""
+    """Returns the command line that starts a vLLM listening on the unix socket `socket`."""
     # Not `vllm serve`: a CPU build under another distribution name lacks the metadata that its console script reads.
     line = [str(options.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(options.base)]
     line += ["--served-model-name", f"{options.name}@0", "--uds", str(socket), "--dtype", options.dtype]
@@ -141,8 +141,9 @@ def variables_of(
     """Returns the environment variables of a vLLM process.
 
     Args:
-        inherited: variables of this process; they win over our defaults, but not over what the contract needs.
-        gpus: GPUs that this replica may use; `None` leaves the choice to `inherited`.
+        inherited: variables of this process; they override our defaults, but not the values that the HTTP contract
+            needs.
+        gpus: GPUs that this replica may use; with `None`, `CUDA_VISIBLE_DEVICES` in `inherited` decides.
     """
     kept = {
         name: value
@@ -162,7 +163,7 @@ def variables_of(
 
 
 def check_extra(extra: Sequence[str]) -> tuple[str, ...]:
-    """Returns the user's own arguments for vLLM; raises a `ConfigError` for one that art-patch sets itself."""
+    """Returns the user's own arguments for vLLM; raises a `ConfigError` if art-patch sets one of them itself."""
     for argument in extra:
         # argparse takes `--logprobs_mode` for `--logprobs-mode`, and `--port=1` in one word.
         flag = argument.partition("=")[0].replace("_", "-")
@@ -174,14 +175,18 @@ def check_extra(extra: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_rank(rank: int) -> int:
-    """Returns the smallest rank for vLLM's `--max-lora-rank` that covers this one, or raises a `ConfigError`."""
+    """Returns the smallest value that vLLM allows for `--max-lora-rank` and that is at least `rank`.
+
+    Raises:
+        ConfigError: `rank` is below 1 or above the largest rank that vLLM supports.
+    """
     if not 1 <= rank <= RANKS[-1]:
         raise ConfigError(f"--max-lora-rank {rank}: vLLM serves ranks from 1 to {RANKS[-1]}")
     return next(known for known in RANKS if known >= rank)
 
 
 class VllmProcess:
-    """A vLLM under a process group guard (`art_patch._lib.group_guard`)."""
+    """A running vLLM and its children, in one process group, which `art_patch._lib.group_guard` kills as a whole."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, log: Path, home: Path) -> None:
         """Starts the process.
@@ -201,29 +206,29 @@ class VllmProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the guard; also the number of the process group."""
+        """Process id of the guard process, which is also the id of vLLM's process group."""
         return self._process.pid
 
     def alive(self) -> bool:
-        """Whether it runs. Once this is False, none of its processes is left."""
+        """Whether vLLM runs. If it has ended, this call also kills what is left of its process group."""
         if self._process.poll() is None:
             return True
         self._process.kill_group()  # the guard itself may have been killed
         return False
 
     def terminate(self) -> None:
-        """Asks vLLM to finish running requests and to end."""
+        """Sends SIGTERM, on which vLLM finishes its running requests and ends; does not wait for that."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kills vLLM and everything that it started."""
+        """Kills vLLM and every process that it started, and waits until vLLM has ended."""
         self._process.kill_group()
         self._process.wait()
         self._process.close_pipes()
 
     def last_words(self) -> str:
-        """Returns the errors in its log, the root cause first; the end of the log if it names none."""
+        """Returns up to three errors from vLLM's log, the root cause first; its last five lines if it holds no error."""
         text = _PREFIX.sub("", end_of_log(self.log, _TAIL_BYTES, start=self._start))
         found = dict.fromkeys(_ERROR.findall(text))
         errors = [error for error in found if "EngineDeadError" not in error]  # only a consequence of the real error
@@ -231,17 +236,17 @@ class VllmProcess:
 
 
 def mark(home: Path) -> str:
-    """Returns the value of `MARK` for the processes of this very server."""
+    """Returns the value of the environment variable `MARK` for child processes of this server process."""
     return f"{home}:{own_name()}"
 
 
 def marked(home: Path) -> list[int]:
-    """Returns the processes that belong to any server of this directory; none without `/proc`."""
+    """Returns the ids of all processes started by any server of the directory `home`; empty without `/proc`."""
     return [pid for pid, _ in _marked(home)]
 
 
 def sweep(home: Path) -> int:
-    """Kills what ended servers of this directory have left running, and returns how many processes that were."""
+    """Kills processes that servers of the directory `home` left running when they ended; returns their number."""
     found = 0
     # Again and again, because a process may fork while the others are being killed.
     for _ in range(20):

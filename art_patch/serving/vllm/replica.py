@@ -1,11 +1,12 @@
-"""One vLLM that is kept alive: started, given its policies, watched, and restarted whenever it ends or turns unwell.
+"""One vLLM that is kept alive: started, given its policies, watched, and restarted whenever it ends or fails a check.
 
-The reason makes no difference, because vLLM's exit code says nothing (it is 0 when its engine died, vLLM issue 48966)
-and a restarted vLLM has forgotten every LoRA. Each time all processes that are left are killed, a new vLLM is started,
-every policy is loaded and proven again, and only then do requests reach it.
+Every failure is handled alike, because vLLM's exit code does not tell them apart (it is 0 when its engine died, vLLM
+issue 48966) and a restarted vLLM has lost every LoRA. A restart kills all remaining processes, starts a new vLLM, and
+loads and tests every policy again. Only after that does the replica take requests.
 
-`Link` sends our own requests over the vLLM's unix socket. A 200 from vLLM proves little: it may answer with NaN, or
-apply a LoRA wrongly. `check_finite` samples one token, `prove` scores the trainer's own tokens.
+`Link` sends our own requests over vLLM's unix socket. A status of 200 from vLLM proves little, because vLLM may answer
+with NaN or apply a LoRA wrongly. So `check_finite` samples one token and looks for NaN, and `prove` compares vLLM's
+log-probabilities of the policy's probe with those that the trainer computed.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ _PROBE = (1, 2, 3)  # a prompt that every vocabulary has
 
 
 class Unreachable(EngineError):
-    """No whole answer came from vLLM."""
+    """vLLM did not send a complete HTTP answer: it is not listening, broke off, or took too long."""
 
 
 class Refused(EngineError):
-    """vLLM answered with the HTTP error `status`."""
+    """vLLM answered a request with an HTTP error; `status` is its status code."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -59,11 +60,11 @@ class Refused(EngineError):
 
 
 class Poisoned(EngineError):
-    """vLLM answers with numbers that are not finite; no policy of this process can be trusted any more."""
+    """vLLM computes numbers that are not finite, so no policy of this vLLM process can be trusted any more."""
 
 
 class Link:
-    """Connections to one vLLM; they belong to the event loop of the first request."""
+    """HTTP connections to one vLLM over its unix socket; use them on the event loop of the first request only."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
@@ -81,11 +82,11 @@ class Link:
         )
 
     async def close(self) -> None:
-        """Closes all connections."""
+        """Closes all connections to vLLM; vLLM itself keeps running."""
         await self._session.close()
 
     async def healthy(self) -> bool:
-        """Whether vLLM's health route answers 200."""
+        """Whether vLLM answers `GET /health` with status 200 within 5 seconds."""
         try:
             await self.get("/health", timeout_s=5.0)
         except EngineError:
@@ -93,11 +94,16 @@ class Link:
         return True
 
     async def get(self, path: str, *, timeout_s: float = 10.0) -> bytes:
-        """Returns the body of a 200; raises `Unreachable` or `Refused`."""
+        """Sends a GET request and returns the answer's body.
+
+        Raises:
+            Unreachable: no complete answer came within `timeout_s`.
+            Refused: the status was not 200.
+        """
         return await self._ask("GET", path, None, timeout_s)
 
     async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Any:
-        """Returns the decoded answer to a JSON body, or its text where it is not JSON; raises as `get`."""
+        """Sends a JSON body by POST; returns the decoded answer, or its text if it is not JSON. Raises as `get` does."""
         content = await self._ask("POST", path, json.dumps(body).encode(), timeout_s)
         try:
             return json.loads(content)
@@ -105,7 +111,7 @@ class Link:
             return content.decode(errors="replace")
 
     def chat(self, body: bytes, headers: Mapping[str, str]) -> Any:
-        """Returns aiohttp's context of a chat completion, whose answer is read as it arrives."""
+        """Sends a chat completion; returns aiohttp's context manager, whose response can be read as it arrives."""
         return self._session.post(f"{_ADDRESS}/v1/chat/completions", data=body, headers=headers)
 
     async def _ask(self, method: str, path: str, content: bytes | None, timeout_s: float) -> bytes:
@@ -134,7 +140,7 @@ def _message(answer: bytes) -> str:
 
 
 async def check_finite(link: Link, model: str, *, timeout_s: float = 60.0) -> None:
-    """Samples one token, and raises `Poisoned` if its log-probability is not finite."""
+    """Has vLLM sample one token; raises `Poisoned` if the token's log-probability is not finite."""
     body = {"model": model, "prompt": list(_PROBE), "max_tokens": 1, "temperature": 0, "logprobs": 0}
     answer = await _complete(link, body, timeout_s)
     logprobs = (answer["choices"][0].get("logprobs") or {}).get("token_logprobs") or []
@@ -145,10 +151,11 @@ async def check_finite(link: Link, model: str, *, timeout_s: float = 60.0) -> No
 async def score(
     link: Link, model: str, probe: Probe, expected: Sequence[float], *, timeout_s: float = 120.0
 ) -> list[float]:
-    """Returns the log-probability at temperature 1 of each target of the probe, given the tokens before it.
+    """Returns vLLM's log-probability, at temperature 1, of each target token of the probe, given the tokens before it.
 
-    vLLM reports the likeliest tokens only. Another target counts as the least likely reported token, or as what was
-    `expected` of it if that is smaller. Raises `Poisoned` if a log-probability is not finite.
+    vLLM reports only the likeliest tokens. A target that is not among them gets the smaller of two values: the lowest
+    log-probability that vLLM reported there, and the target's value in `expected`. Raises `Poisoned` if a
+    log-probability is not finite.
     """
     # One token is sampled after each prefix, and vLLM reports the likeliest ones there. `prompt_logprobs` would take
     # one request, but with a LoRA loaded vLLM 0.32 ends with an error if any other request is in the same batch.
@@ -168,9 +175,17 @@ async def score(
 
 
 async def prove(link: Link, name: str, base: str, probe: Probe | None, *, dtype: str) -> None:
-    """Returns if the policy computes the log-probabilities of its training.
+    """Checks that the loaded policy `name` computes the log-probabilities that the trainer stored in its probe.
 
-    Raises `AdapterRejected` if it computes something else, `Poisoned` if its numbers are not finite.
+    Without a probe it checks only that the policy computes finite numbers.
+
+    Args:
+        base: served name of the base model, whose log-probabilities are compared as well.
+        dtype: number type that vLLM computes in; it decides how large a difference is allowed.
+
+    Raises:
+        AdapterRejected: the policy computes other log-probabilities.
+        Poisoned: its numbers are not finite.
     """
     await check_finite(link, name)
     if probe is not None:
@@ -196,7 +211,7 @@ def _finite(values: Sequence[Any]) -> bool:
 
 @dataclass(slots=True)
 class Loaded:
-    """A policy that vLLM has been given."""
+    """A policy that the vLLM replicas are given: its name, our copy of its files, and its running requests."""
 
     name: str
     # Our own copy of the files that were checked; never changed, never deleted while a vLLM may know it.
@@ -207,7 +222,7 @@ class Loaded:
 
 
 class Replica:
-    """A supervised vLLM. All methods belong to one event loop."""
+    """A vLLM process that is watched and restarted. Call all methods on one event loop."""
 
     def __init__(
         self,
@@ -241,7 +256,11 @@ class Replica:
         self._task: asyncio.Task[None] | None = None
 
     async def boot(self) -> None:
-        """Starts vLLM and returns when it takes requests; raises an `EngineError` with the errors in its log."""
+        """Starts vLLM and returns when the replica takes requests.
+
+        Raises:
+            EngineError: vLLM did not start in time or failed a check; the message quotes the errors in its log.
+        """
         self.ready, self._condemned = False, None
         self.restarts += 1
         # A killed vLLM leaves its socket behind, and the loop below would take that for the new one's.
@@ -261,16 +280,16 @@ class Replica:
             raise _not_started(process, str(error)) from error
 
     def supervise(self) -> None:
-        """Watches vLLM from now on, and starts it again whenever it ends."""
+        """Starts a task that watches vLLM and starts it again whenever it ends or fails a check."""
         self._task = asyncio.create_task(self._supervise())
 
     def condemn(self, why: str) -> None:
-        """Takes the replica out of traffic and has it started again."""
+        """Sends no more requests to this vLLM; the task of `supervise` then logs `why`, kills it and starts a new one."""
         self.ready = False
         self._condemned = self._condemned or why
 
     async def stop(self) -> None:
-        """Lets vLLM finish running requests, then ends it for good."""
+        """Lets vLLM finish its running requests, then kills it; it is not restarted."""
         self.ready = False
         if self._task is not None:
             self._task.cancel()
@@ -285,13 +304,18 @@ class Replica:
         await self.link.close()
 
     def kill(self) -> None:
-        """Kills vLLM and everything that it started."""
+        """Kills vLLM and every process that it started; a running `supervise` task starts a new one."""
         self.ready = False
         if self._process is not None:
             self._process.kill()
 
     async def load(self, policy: Loaded) -> None:
-        """Loads a policy and proves it; raises `AdapterRejected` if vLLM refuses it, otherwise as `prove`."""
+        """Loads a policy into vLLM and tests it there.
+
+        Raises:
+            AdapterRejected: vLLM refused the policy, or computes other log-probabilities than the trainer.
+            Poisoned: the policy computes numbers that are not finite.
+        """
         body = {"lora_name": policy.name, "lora_path": str(policy.directory)}
         try:
             await self.link.post("/v1/load_lora_adapter", body, timeout_s=_LOAD_TIMEOUT_S)
@@ -301,7 +325,7 @@ class Replica:
         await prove(self.link, policy.name, self._base, policy.probe, dtype=self._dtype)
 
     async def unload(self, name: str) -> None:
-        """Drops a policy's name; its running requests finish."""
+        """Makes vLLM unload a policy; its running requests finish. A failure is only logged."""
         try:
             await self.link.post("/v1/unload_lora_adapter", {"lora_name": name}, timeout_s=_LOAD_TIMEOUT_S)
         except EngineError as error:

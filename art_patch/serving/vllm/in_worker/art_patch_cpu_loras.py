@@ -1,10 +1,11 @@
-"""Corrects, inside vLLM on a CPU, the answers to requests without a LoRA that share a batch with requests with one.
+"""Corrects a bug of vLLM on a CPU: a request without a LoRA gets wrong answers in a batch with requests for a LoRA.
 
-vLLM's torch kernels take the index -1, which means "no LoRA", for the last place in the table of LoRAs. The policy in
-that place, now or earlier, then answered for the bare base (seen in 0.32; the kernels for CUDA leave such rows out).
-Here such rows become zero where they enter a LoRA, and add nothing where they leave it.
+vLLM's torch kernels read the index -1, which means "no LoRA", as the last slot of the table of LoRAs. So the policy
+that is or was in that slot also changed the answers of the base model (seen in vLLM 0.32; the CUDA kernels skip such
+rows). This module sets such rows to zero where they enter a LoRA, so that they add nothing to the output.
 
-vLLM imports this file in its own interpreter, by `--worker-extension-cls`; it imports nothing of ours.
+vLLM imports this file in its own interpreter, through `--worker-extension-cls`; the file imports no other module of
+ours.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 
 class Extension:
-    """An empty class for vLLM's worker to inherit; importing this module has the effect."""
+    """An empty base class for vLLM's worker; `--worker-extension-cls` needs a class, but the import alone has an effect."""
 
 
 def _correct() -> None:
