@@ -1,20 +1,21 @@
-"""Training by hand: a script writes its own rollouts, with the names and signatures of OpenPipe ART.
+"""Training by hand: a script runs its own rollouts and calls `train`, with the names and signatures of OpenPipe ART.
 
 | modules | in -> out |
 |---|---|
-| `client` | a call of the SDK -> its answer, whose choices carry the exact tokens; captured as a trajectory |
-| `trajectory`, `trajectory_group` | messages and choices -> rollouts and groups of siblings, with their failures |
-| `at_once`, `decorators` | rollouts -> many at once, with a bar, retries and limits |
-| `records` | groups -> the store's own records; metrics of each step -> `history.jsonl` |
-| `model`, `backend` | the classes that a script uses |
-| `model_runtime` | a model -> its store, its engine (joined or started), its trainer: the work of each verb |
-| `processes` | the engine and the trainer as children of the script; groups in the store -> a policy that serves |
-| `evaluation` | models, scenarios -> means, differences, a plot |
-| `environments` | games and simulators -> rollouts |
+| `client` | a call of the OpenAI SDK -> an answer with exact tokens in its choices; captures calls as a trajectory |
+| `trajectory`, `trajectory_group` | messages and choices -> rollouts, and groups of siblings with their exceptions |
+| `at_once`, `decorators` | coroutines -> rollouts that run at the same time, with a progress bar, retries and limits |
+| `records` | groups -> the store's own records, and a line of mean metrics in `history.jsonl` |
+| `model`, `backend` | the classes that a script creates: the model, and the machine that trains and serves it |
+| `model_runtime` | a registered model -> its store, engine and trainer; does the work of `train`, `log`, `promote` |
+| `processes` | runs engine and trainer as child processes of the script; groups in the store -> a policy that serves |
+| `evaluation` | models and scenarios -> mean metrics, differences between the models, a plot |
+| `environments` | games and simulators -> rollouts that are played in them |
 
-Nothing here is a second way of training. Trajectories go into the same store, the same code trains on the same recorded
-tokens, and the policy is promoted through the same ledger and proven by the same engine. Two things differ: the script
-decides when to train and on what, and no gate tests the policy. Importing this package imports no other module.
+Training by hand uses the same parts as the automatic cycle: the same store, the same update on the recorded tokens, the
+same ledger for promotions, and the same engine, which tests each new policy before it serves. Two things differ: the
+script decides when to train and on what, and no gate run tests the policy. Importing this package imports no other
+module.
 """
 
 # pyright: reportUnusedImport=false

@@ -1,9 +1,9 @@
-"""Many rollouts at once: each in its own task, counted by the gathering around them, with a bar on stderr.
+"""Runs many rollouts at the same time, each in its own task, counts their results and shows a bar on stderr.
 
-A rollout that raises does not end the others. Its exception is counted and carries the trajectory that it had made so
-far. `max_exceptions` rollouts may raise (below 1: a share of them). With one more, its exception is raised, and the
-rollouts that still run are cancelled and waited for, so that none goes on unnoticed. Cancelling the gathering does the
-same.
+A rollout that raises does not end the others. Its exception is counted and carries the newest trajectory that the
+rollout had made. `max_exceptions` rollouts may raise (a value below 1 is a share of them). If one more raises, its
+exception is raised to the caller. In that case, and if the caller is cancelled, the rollouts that still run are
+cancelled and their end is awaited, so that none keeps running in the background.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _display: list[Any] = []
 
 @contextmanager
 def bar(description: str | None, total: int) -> Generator[Callable[..., object]]:
-    """Show a bar until the block ends (`None` shows none), and yield rich's function that updates it."""
+    """Show a progress bar on stderr until the block ends, and yield the function that updates it.
+
+    Nothing is shown if `description` is `None` or if stderr is not a terminal or notebook.
+    """
     display = None if description is None else _begin_bar()
     if display is None:
         yield _show_nothing
@@ -113,7 +116,14 @@ _here: ContextVar[_Gathering | None] = ContextVar("art_patch_gathering", default
 
 @contextmanager
 def gathering(description: str | None, total: int, max_exceptions: float, max_metrics: int | None) -> Generator[None]:
-    """Count the rollouts that `run_all` runs in the block, and show them in a bar."""
+    """Count the rollouts that `run_all` runs inside the block, and show their number and mean metrics in a bar.
+
+    Args:
+        description: text beside the bar; `None` shows no bar.
+        total: number of rollouts.
+        max_exceptions: number of rollouts that may raise, or their share if below 1.
+        max_metrics: number of metrics beside the bar; `None` shows all.
+    """
     if not max_exceptions >= 0:  # written so that NaN is refused, too
         raise ConfigError(f"max_exceptions={max_exceptions} must be 0 or more, or a share below 1")
     with bar(description, total) as shown:
@@ -125,9 +135,10 @@ def gathering(description: str | None, total: int, max_exceptions: float, max_me
 
 
 async def run_all(rollouts: Sequence[Any]) -> list[Any]:
-    """Run the rollouts at once, each in its own task; return their results, or exceptions, in order.
+    """Run awaitable rollouts at the same time, each in its own task; return results and exceptions in order.
 
-    The `gathering` around the call counts them. An item that is not awaitable is returned as it is.
+    If a `gathering` block encloses the call, it counts the results and raises if too many rollouts raise. An item that
+    is not awaitable is returned as it is.
     """
     around = _here.get()
 
@@ -160,7 +171,10 @@ async def run_all(rollouts: Sequence[Any]) -> list[Any]:
 
 
 async def at_once(coroutines: Sequence[Any]) -> list[Any]:
-    """Like `asyncio.gather`, but if it raises or is cancelled, it first cancels the other tasks and waits for them."""
+    """Run coroutines like `asyncio.gather`.
+
+    If one raises or the call is cancelled, cancel the others and wait for them.
+    """
     tasks = [asyncio.ensure_future(each) for each in coroutines]
     try:
         return list(await asyncio.gather(*tasks))

@@ -1,8 +1,8 @@
-"""`LocalBackend`: engines and trainers on this machine, for the models that are registered with it; and `start`.
+"""`LocalBackend` runs engines and trainers on this machine for the models registered with it; `start` registers one.
 
-Processes that it starts end with `close()`, or with the script. All files are in the project's directory, as if
-`art-patch` had been used: `art-patch status --project NAME` shows the policies, `rollback` goes back to an earlier one,
-and `trajectories` lists the rollouts.
+Processes that the backend starts end with `close()`, or with the script. All files are in the project's directory, as
+with the `art-patch` commands: `art-patch status --project NAME` shows the policies, `art-patch rollback` promotes an
+earlier one, and `art-patch trajectories` lists the rollouts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _open: weakref.WeakSet[LocalBackend] = weakref.WeakSet()
 
 
 class LocalBackend:
-    """A backend that runs engines and trainers on this machine; a context manager that ends them."""
+    """Runs engines and trainers on this machine for registered models.
+
+    As a context manager it ends them with the block.
+    """
 
     def __init__(
         self,
@@ -83,10 +86,10 @@ class LocalBackend:
         _open.add(self)
 
     async def register(self, model: Model[Any]) -> None:
-        """Open the model's project and start or join its engine; called by `model.register(backend)`.
+        """Open the model's project and start its engine, or use the one that runs; called by `model.register(backend)`.
 
         Raises:
-            ConfigError: the name of the model or its project is not allowed, or the project serves another model.
+            ConfigError: the name of the model or its project is not allowed, or the project serves another base model.
             EngineError: its engine does not start.
         """
         runtime = self._runtime(model)
@@ -98,17 +101,20 @@ class LocalBackend:
         model.bind(runtime)
 
     async def promote(self, model: TrainableModel[Any], policy: str) -> Policy:
-        """Let an earlier or a later policy of a registered model serve, and return the policy, `NAME@STEP`.
+        """Make another policy of a registered model the champion, without a gate run, and return it.
+
+        Args:
+            policy: name of an earlier or a later policy, `NAME@STEP`.
 
         Raises:
             StoreError: the project has no such policy.
             TransitionError: the policy was rejected or deleted.
-            EngineError: the engine cannot serve it; the same policy serves as before.
+            EngineError: the engine cannot serve the policy; the champion stays the same.
         """
         return await self._runtime(model).promote(policy)
 
     def close(self) -> None:
-        """End every engine and trainer that was started here; can be called twice."""
+        """End every engine and trainer that this backend started; a second call does nothing."""
         runtimes, self._runtimes = list(self._runtimes.values()), {}
         for runtime in runtimes:
             runtime.close()
@@ -132,7 +138,7 @@ class LocalBackend:
 
 
 class TrainingApi:
-    """The object that `start` yields: a registered model, and the calls that a training script needs."""
+    """A registered model with the two calls that a training script needs; `start` yields it."""
 
     def __init__(self, model: TrainableModel[Any]) -> None:
         self.model = model
@@ -140,14 +146,16 @@ class TrainingApi:
     async def create_completion(
         self, trajectory: Trajectory, *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
     ) -> ChatCompletion:
-        """Ask the model to continue a trajectory, append the first choice of its answer there, and return the answer.
+        """Ask the model to continue a trajectory.
+
+        Append the first choice to the trajectory, and return the full answer.
 
         Args:
-            tools: tools that are offered from now on; those of the trajectory unless given.
+            tools: tools to offer from this request on; without it the trajectory's own tools are offered.
             params: settings of the request: `temperature`, `max_tokens`, ...
 
         Raises:
-            ConfigError: a stream is asked for.
+            ConfigError: `stream=True` is given.
         """
         if params.get("stream"):
             raise ConfigError("create_completion appends whole answers; leave stream=True out")
@@ -168,7 +176,10 @@ class TrainingApi:
         *,
         eval_groups: Iterable[TrajectoryGroup] = (),
     ) -> TrainResult:
-        """Update the model from groups, as `TrainableModel.train` does, and with its errors."""
+        """Update the model from groups of rollouts.
+
+        Arguments, result and errors are those of `TrainableModel.train`.
+        """
         return await self.model.runtime().train(groups, config, eval_groups=eval_groups)
 
 
@@ -176,14 +187,15 @@ class TrainingApi:
 async def start(
     model: TrainableModel[Any], backend: LocalBackend | Literal["local"] = "local", **options: Any
 ) -> AsyncGenerator[TrainingApi]:
-    """Register a model, and yield it with the calls of a training script.
+    """Register a model, and yield a `TrainingApi` with the calls of a training script.
 
     Args:
-        backend: `"local"` makes a `LocalBackend`, which is closed after the block; a given backend stays open.
-        options: arguments for the `LocalBackend` that is made.
+        backend: `"local"` creates a `LocalBackend`, which is closed after the block; a `LocalBackend` that is passed in
+            stays open.
+        options: arguments for the `LocalBackend` that `"local"` creates.
 
     Raises:
-        ConfigError: the backend has another name, or options are given together with a `LocalBackend`.
+        ConfigError: the backend is another string than `"local"`, or options are given together with a `LocalBackend`.
     """
     if isinstance(backend, LocalBackend):
         if options:

@@ -1,15 +1,16 @@
-"""A model's own client, a subclass of the OpenAI SDK's; and `capture_auto_trajectory`, which records its calls.
+"""The client of one model, a subclass of the OpenAI SDK's; `capture_auto_trajectory` records the calls made through it.
 
-In a request the model's name stands for the policy that serves at that moment; `NAME@STEP` asks for one policy. Each
-choice carries its exact tokens, because the address is that of the engine's `/exact` routes. A streamed answer carries
-no tokens, so it cannot be trained on.
+In a request the model's name stands for the policy that is champion at that moment; `NAME@STEP` names one fixed policy.
+The client calls the engine's `/exact` routes, so each choice of an answer carries its exact tokens. A streamed answer
+carries no tokens, so it cannot be trained on.
 
-`patch()` does not record these calls, if the script uses it too: the script hands in its trajectories itself, and each
-is learned from once.
+If the script also calls `patch()`, calls through this client are not recorded by it. The script hands in its
+trajectories itself, and a second recording would train on each of them twice.
 
-Capturing: each answer through such a client is appended to the trajectory around it. A request that extends a
-conversation goes on with it; any other request, or one with other tools, begins another history. Of several
-conversations that a request extends the longest counts, so branches, sub-agents and cut histories stay apart.
+Inside `capture_auto_trajectory`, each answer through this client is appended to the trajectory that is being captured.
+A request whose messages extend a captured conversation continues that conversation. A request that extends none, or
+that offers other tools, starts a new history of the trajectory. If a request extends several conversations, it
+continues the longest, so branches, sub-agents and shortened histories stay apart.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _held: dict[Any, AsyncGenerator[None]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """The way of a client's requests to their model."""
+    """How a `ModelClient` reaches its model: the model's name, its current policy, and a limit on open requests."""
 
     name: str  # the model's name in requests
     policy: Callable[[], str]  # returns the name of the policy that the engine serves
@@ -53,7 +54,7 @@ class Lane:
 
 
 class ModelClient(AsyncOpenAI):
-    """An `AsyncOpenAI` that asks one model, captures its answers and limits the requests in flight."""
+    """An `AsyncOpenAI` for one model, which captures its answers and limits the number of requests in flight."""
 
     def __init__(self, *, lane: Lane, **options: Any) -> None:
         """Send requests along `lane`; the options are the SDK's."""
@@ -63,13 +64,16 @@ class ModelClient(AsyncOpenAI):
         super().__init__(**options)
 
     def copy(self, *, _extra_kwargs: Mapping[str, Any] | None = None, **options: Any) -> Self:
-        """Return a client with other options, as the SDK does."""
+        """Return a client of the same model with other SDK options, like the SDK's own `copy`."""
         return super().copy(_extra_kwargs={**(_extra_kwargs or {}), "lane": self._lane}, **options)
 
     with_options = copy  # the SDK's alias would still name its own `copy`
 
     async def post(self, path: str, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Send a chat completion to the policy that serves, and any other request as it is."""
+        """Send a request of the SDK; in a chat completion the model's name becomes that of its current policy.
+
+        All calls of the SDK go through this method. Requests to other paths are sent unchanged.
+        """
         # All resources of the SDK go through `post`, streams, raw responses and `.parse()` included.
         await _hold(self._client)
         body = kwargs.get("body")
@@ -124,8 +128,8 @@ async def _until_the_loop_ends(http_client: Any) -> AsyncGenerator[None]:
 async def capture_auto_trajectory(coroutine: Coroutine[Any, Any, Any]) -> Trajectory:
     """Run the coroutine and return its calls through `model.openai_client()` as a trajectory.
 
-    Set the reward on the trajectory, afterwards or inside the coroutine (`auto_trajectory()`). If the coroutine raises,
-    the exception carries the trajectory into its group's `exceptions`.
+    The trajectory's reward is NaN until the script sets it, afterwards or inside the coroutine (`auto_trajectory()`).
+    If the coroutine raises, the exception carries the trajectory into its group's `exceptions`.
     """
     trajectory = Trajectory(reward=math.nan)
     token = CAPTURED.set(trajectory)
@@ -148,9 +152,9 @@ def auto_trajectory(*, required: bool = ...) -> Trajectory | None: ...
 
 
 def auto_trajectory(*, required: bool = False) -> Trajectory | None:
-    """Return the trajectory that `capture_auto_trajectory` records around the running code.
+    """Return the trajectory that `capture_auto_trajectory` is recording for the coroutine that calls this function.
 
-    Outside of `capture_auto_trajectory` it returns `None`, or raises a `ConfigError` if `required`.
+    Outside of `capture_auto_trajectory` the result is `None`; with `required` a `ConfigError` is raised instead.
     """
     found: Trajectory | None = CAPTURED.get()
     if found is None and required:
@@ -159,7 +163,10 @@ def auto_trajectory(*, required: bool = False) -> Trajectory | None:
 
 
 def capture(messages: Sequence[Any], choice: Choice, tools: Sequence[Any] | None) -> None:
-    """Append a request and its answer to the trajectory that is recorded around the running code, if there is one."""
+    """Append a request and its answer to the trajectory that `capture_auto_trajectory` is recording.
+
+    Does nothing outside of `capture_auto_trajectory`.
+    """
     trajectory: Trajectory | None = CAPTURED.get()
     if trajectory is None:
         return

@@ -1,4 +1,4 @@
-"""Decorators for rollouts: `retry` and `limit_concurrency`. Standard library only, so that importing them is cheap."""
+"""Decorators for rollouts: `retry` and `limit_concurrency`. This module imports only the standard library."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def retry(
     exceptions: tuple[type[Exception], ...] = (Exception,),
     on_retry: Callable[[Exception, int], None] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Call the decorated function again when it raises; the exception of the last call is raised to the caller.
+    """Call the decorated function again if it raises; if the last permitted call raises, raise its exception.
 
     Args:
-        max_attempts: number of calls, the first one included.
+        max_attempts: largest number of calls, the first one included.
         delay: seconds before the second call.
-        backoff_factor: each further wait is this many times as long as the one before.
-        exceptions: classes of exceptions that lead to another call; all others are raised at once.
+        backoff_factor: factor by which each further wait is longer than the one before.
+        exceptions: exception classes after which the function is called again; any other exception is raised at once.
         on_retry: called with the exception and the number of the call that raised it. Without it a warning is logged.
     """
     if max_attempts < 1:
@@ -71,7 +71,7 @@ def retry(
 
 
 class Gates:
-    """Semaphores, one for each key in use, that each let `n` callers through at once."""
+    """One semaphore for each key in use; each semaphore lets `n` callers through at the same time."""
 
     def __init__(self, n: int) -> None:
         self._n = n
@@ -79,7 +79,7 @@ class Gates:
 
     @contextmanager
     def at(self, key: str) -> Generator[asyncio.Semaphore]:
-        """Yield the semaphore of a key; it is kept as long as callers wait or run."""
+        """Yield the semaphore of `key`, and delete it when no caller uses it or waits for it."""
         # A semaphore belongs to the event loop that waits at it, and a script may run several loops in turn.
         place = (id(asyncio.get_running_loop()), key)
         # `users` counts those that wait or run, so that the semaphore goes with the last of them.
@@ -98,11 +98,11 @@ class Gates:
 def limit_concurrency(
     n: int, derive_key: Callable[..., str] | None = None
 ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
-    """Let at most `n` calls of the decorated coroutine function run at once; the others wait.
+    """Let at most `n` calls of the decorated coroutine function run at the same time; further calls wait.
 
     Args:
-        n: most calls at once; with `derive_key`, most calls of one key.
-        derive_key: makes a key of a call's arguments; calls with different keys do not wait for each other.
+        n: largest number of calls that run at the same time; with `derive_key`, for each key.
+        derive_key: returns a key for a call's arguments; only calls with the same key wait for each other.
     """
     if n < 1:
         raise ConfigError(f"n={n} must be at least 1, or nothing would ever run")

@@ -1,8 +1,8 @@
-"""Compare models on the same scenarios: an earlier policy with a later one, or with a prompted model.
+"""Compare models on the same scenarios: an earlier policy with a later one, or a trained model with a prompted one.
 
-The unit is the scenario. Runs of one scenario are not independent, so their mean counts once. The limits of a mean are
-95 % limits of the normal approximation. A difference from the first model is paired by scenario; its 95 % lower bound
-is that of the gate (`art_patch.gate.lower_bound`).
+The statistical unit is the scenario: runs of one scenario are not independent, so their mean counts as one value. The
+95 % confidence interval of a mean uses the normal approximation. The difference between a model and the first model is
+paired by scenario; its 95 % lower bound is computed as in the gate (`art_patch.gate.lower_bound`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ _DPI = 150
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A metric's mean over scenarios; `nan` where no run has the metric.
+    """A metric's mean over scenarios; `nan` if no run has the metric.
 
     Attributes:
+        value: the mean of the scenarios' means.
         within: half the width of the 95 % confidence interval; `nan` for a single scenario.
     """
 
@@ -45,17 +46,18 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The results of one model.
+    """The results of one model in an `Evaluation`.
 
     Attributes:
         model: the model's name; `NAME@STEP` for a checkpoint.
-        runs: number of runs that ended well.
-        raised: number of runs that raised.
-        metrics: mean of `reward` and of each metric.
-        better_by: mean difference of the reward from the first model's, over scenarios in which both have a reward;
+        runs: number of runs that finished without an exception.
+        raised: number of runs that raised an exception.
+        metrics: metric name -> its mean over scenarios; `reward` is one of the metrics.
+        better_by: mean of this model's reward minus the first model's, over scenarios in which both have a reward;
             `None` for the first model.
-        at_least: 95 % lower bound of the true difference; `None` with too few scenarios.
-        groups: the runs, a group for each scenario.
+        at_least: 95 % lower bound of that difference; `None` for the first model, and with too few scenarios for a
+            bound.
+        groups: the runs, in one group for each scenario.
     """
 
     model: str
@@ -69,10 +71,11 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The results of all models, in the order of the call; each model is compared with the first.
+    """The results of `evaluate`, in the order in which the models were given; each model is compared with the first.
 
     Attributes:
-        scenarios: number of scenarios that each model ran.
+        scenarios: number of scenarios that every model ran.
+        models: the results of each model.
     """
 
     scenarios: int
@@ -86,7 +89,7 @@ class Evaluation:
         raise KeyError(model)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the results as JSON values, with `None` for unknown numbers."""
+        """Return the results as a JSON object; a number that is unknown (`nan` or `None`) becomes `null`."""
 
         def number(value: float | None) -> float | None:
             return None if value is None or not math.isfinite(value) else value
@@ -110,7 +113,10 @@ class Evaluation:
         }
 
     def table(self, *metrics: str) -> str:
-        """Return a table of these metrics as text; of the reward and all metrics unless given."""
+        """Return a text table with a row for each model.
+
+        `metrics` names the columns; without names the table shows the reward and all metrics.
+        """
         from rich.box import SIMPLE_HEAD
         from rich.console import Console
         from rich.table import Table
@@ -143,12 +149,14 @@ class Evaluation:
         title: str = "",
         curve: Sequence[tuple[int, float]] = (),
     ) -> Path:
-        """Draw the models' means as bars, and a curve over steps beside them; needs matplotlib. Return `path`.
+        """Draw one metric to a PNG file: the models' means as bars, and optionally a curve over steps.
+
+        Needs matplotlib.
 
         Args:
-            path: the PNG file; its directory is made.
-            title: the metric's name unless given.
-            curve: (step, value) pairs, such as those of `model.history`; without them only bars are drawn.
+            path: the PNG file, which is also the return value; its directory is created if needed.
+            title: title of the plot; the metric's name if empty.
+            curve: (step, value) pairs, such as those of `model.history`, drawn beside the bars; empty for bars alone.
 
         Raises:
             ConfigError: matplotlib is not installed, or no model has the metric.
@@ -197,18 +205,20 @@ async def evaluate(
     pbar_desc: str | None = "evaluate",
     max_exceptions: float = 0,
 ) -> Evaluation:
-    """Let all models run the same scenarios, and compare each model with the first.
+    """Run every model on the same scenarios, and compare each model with the first.
 
     Args:
-        rollout: coroutine function of a model and a scenario.
+        rollout: coroutine function that takes a model and a scenario, and returns the trajectory of one run.
         scenarios: scenarios that no model was trained on.
-        models: `await model.checkpoint(step)` is an earlier policy, `Model(...)` another provider's model.
+        models: models to compare, such as `await model.checkpoint(step)` for an earlier policy, or `Model(...)` for
+            another provider's model.
         runs: number of runs of each scenario by each model.
         pbar_desc: text beside the progress bar; `None` shows no bar.
-        max_exceptions: number of rollouts that may raise, or their share if below 1. One more is raised.
+        max_exceptions: number of rollouts that may raise, or their share if below 1; the exception of one more is
+            raised here.
 
     Raises:
-        ConfigError: there is no scenario or no model, or two models have one name.
+        ConfigError: no scenario or no model is given, or two models have the same name.
     """
     asked = list(scenarios)
     names = [model.name for model in models]

@@ -1,8 +1,8 @@
-"""The models of a script: `Model` answers requests, `TrainableModel` also learns.
+"""The models that a training script uses: a `Model` answers requests, a `TrainableModel` is trained as well.
 
-`register` binds a model to a backend. From then on the client of a `TrainableModel` reaches the policy that serves, and
-`train` makes the next policy while requests go on. Fields and methods are those of OpenPipe ART. The work of the
-methods that need the project (`train`, `log`, ...) is in the `ModelRuntime` that the backend binds to the model.
+`register` binds a model to a backend. From then on the client of a `TrainableModel` sends requests to the champion, and
+`train` makes and promotes the next policy while requests go on. Fields and methods are those of OpenPipe ART. Methods
+that need the project (`train`, `log`, ...) call the `ModelRuntime` that the backend binds to the model.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ _ONLY_MEMORY = frozenset({"logprob_calculation_chunk_size"})
 
 
 class Backend(Protocol):
-    """The place where models are trained and served, such as `LocalBackend`."""
+    """What a model is registered with: it trains and serves models, as `LocalBackend` does on this machine."""
 
     async def register(self, model: Model[Any]) -> None:
-        """Make a model ready for requests and bind a `ModelRuntime` to it."""
+        """Open the model's store, start its engine if it is trained, and bind a `ModelRuntime` to the model."""
         ...
 
     async def promote(self, model: TrainableModel[Any], policy: str) -> Policy:
-        """Let a policy of the model serve, and return it."""
+        """Make the policy `NAME@STEP` of the model the champion, and return it."""
         ...
 
     def close(self) -> None:
-        """End every process that was started for the models."""
+        """End every engine and trainer process that the backend started."""
         ...
 
 
 class Model(BaseModel, Generic[ConfigT]):
-    """A model that only answers, such as a prompted model to compare with.
+    """A model that answers requests and is never trained, such as a prompted model to compare with.
 
     Attributes:
-        name: its name in requests.
-        project: the project that keeps its rollouts and their history.
-        config: any value of the script's own.
-        inference_base_url: OpenAI-compatible address, ending in `/v1`.
-        inference_api_key: key for that address; `"none"` is sent unless given.
-        inference_model_name: the server's name of the model; `name` unless given.
+        name: name of the model, which scripts use in requests.
+        project: name of the project whose store keeps the model's rollouts and history.
+        config: any value that the script wants to keep with the model; it is not used here.
+        inference_base_url: address of the OpenAI-compatible server that answers, ending in `/v1`.
+        inference_api_key: API key for that server; without it `"none"` is sent.
+        inference_model_name: name of the model at that server; without it `name` is sent.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -73,32 +73,38 @@ class Model(BaseModel, Generic[ConfigT]):
 
     @property
     def trainable(self) -> bool:
-        """Whether the model learns."""
+        """Whether the model can be trained: False here, True for a `TrainableModel`."""
         return False
 
     def backend(self) -> Backend:
-        """Return the backend that the model is registered with; raises a `ConfigError` if there is none."""
+        """Return the backend that the model is registered with; raises a `ConfigError` if it is not registered."""
         if self._backend is None:
             raise self._not_registered()
         return self._backend
 
     async def register(self, backend: Backend) -> None:
-        """Bind the model to a backend."""
+        """Register the model with a backend, which opens the store of the model's project."""
         self._backend = backend
         await backend.register(self)
 
     def bind(self, runtime: ModelRuntime) -> None:
-        """Take the runtime that the model's methods use; the backend calls this."""
+        """Set the runtime on which the model's methods work; the backend calls this in `register`."""
         self._runtime = runtime
 
     def runtime(self) -> ModelRuntime:
-        """Return the model's store, engine and trainer; raises a `ConfigError` if it is not registered."""
+        """Return the runtime that holds the model's store, engine and trainer.
+
+        Raises a `ConfigError` if the model is not registered.
+        """
         if self._runtime is None:
             raise self._not_registered()
         return self._runtime
 
     def openai_client(self) -> ModelClient:
-        """Return the model's own client, an `AsyncOpenAI`: on one event loop, always the same object."""
+        """Return the model's own client, an `AsyncOpenAI` that keeps the exact tokens of a trained model's answers.
+
+        On one event loop it is always the same object; each further event loop gets a new one.
+        """
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # made before the loop in which it will be used
@@ -113,7 +119,7 @@ class Model(BaseModel, Generic[ConfigT]):
         return self._client
 
     def get_inference_name(self, step: int | None = None) -> str:
-        """Return the name that requests send; `step` is for models that learn."""
+        """Return the model name that the server expects in requests; raises a `ConfigError` if `step` is given."""
         if step is not None:
             raise ConfigError(f"{self.name} is not trained here and has no steps; leave step out")
         return self.inference_model_name or self.name
@@ -125,12 +131,12 @@ class Model(BaseModel, Generic[ConfigT]):
         *,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Store rollouts that are not trained on, and write their mean metrics as a line of the history.
+        """Store rollouts that are never trained on, and write their mean metrics as one line of the history.
 
         Args:
-            trajectories: trajectories or groups; exceptions are counted in the metric `exception_rate`.
+            trajectories: trajectories, exceptions or groups; exceptions count in the metric `exception_rate`.
             split: prefix of the metrics in the history, such as `val` or `test`.
-            metrics: more metrics for the same line.
+            metrics: additional metrics for the same line.
         """
         # A trajectory without a group becomes a group of its own, because it may have no siblings.
         groups = [each if isinstance(each, TrajectoryGroup) else TrajectoryGroup([each]) for each in trajectories]
@@ -150,7 +156,7 @@ class Model(BaseModel, Generic[ConfigT]):
 
 
 class TrainableModel(Model[ConfigT], Generic[ConfigT]):
-    """A model that learns; its policy of step 0 is the base model."""
+    """A model that is trained; its policy of step 0 is the base model."""
 
     base_model: str
     """Model directory or Hugging Face id."""
@@ -180,27 +186,29 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
 
     @property
     def trainable(self) -> bool:
-        """Whether the model learns."""
+        """Whether the model can be trained; always True."""
         return True
 
     async def register(self, backend: Backend) -> None:
-        """Bind the model to a backend, which joins its engine or starts one; the base model serves as step 0.
+        """Register the model with a backend, which starts its engine or uses the one that runs.
+
+        In a new project the base model becomes champion, as step 0.
 
         Raises:
-            ConfigError: the project serves another model.
+            ConfigError: the project serves another model or another base model.
             EngineError: the engine does not start.
         """
         self._refuse_internal_config()  # once more: scripts also set it after the model is made
         await super().register(backend)
 
     def get_inference_name(self, step: int | None = None) -> str:
-        """Return the name of a step's policy, `NAME@STEP`; without `step`, of the policy that serves."""
+        """Return the policy name of a step, `NAME@STEP`; without `step`, the name of the champion."""
         if step is not None:
             return f"{self.name}@{step}"
         return (self._runtime and self._runtime.serves) or self.name
 
     async def get_step(self) -> int:
-        """Return the step of the policy that serves; 0 is the base model."""
+        """Return the step of the champion; 0 is the base model."""
         return (await self.runtime().champion()).step
 
     async def train(
@@ -211,30 +219,31 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         verbose: bool = False,
         eval_groups: Iterable[TrajectoryGroup] = (),
     ) -> TrainResult:
-        """Update the policy from groups of rollouts, and let the new policy serve; requests go on meanwhile.
+        """Train the next policy on groups of rollouts, and promote it; requests to the model go on meanwhile.
 
         Args:
-            trajectory_groups: rollouts with their rewards.
+            trajectory_groups: groups of rollouts, with a reward on each trajectory to learn from.
             config: settings of the update; `TrainConfig()` unless given.
-            _config: settings of OpenPipe ART's trainer; refused, unless they only change the memory that it needs.
+            _config: settings of OpenPipe ART's trainer. Those that only limit its memory are ignored with a warning;
+                any other raises a `ConfigError`.
             verbose: print a line for each optimizer step.
-            eval_groups: evaluated every `config.eval_steps` optimizer steps and never learned from.
+            eval_groups: groups that are evaluated every `config.eval_steps` optimizer steps and never trained on.
 
         Raises:
             ConfigError: no trajectory has a reward, or no choice carries exact tokens; or only one of `eval_groups` and
                 `eval_steps` is given.
-            Busy: a cycle or another update is at work on the project.
-            TrainingError: the update failed; nothing was published, and the same policy serves.
-            EngineError: the engine cannot serve the new policy; the same policy serves as before.
+            Busy: a cycle or another update is running on the project.
+            TrainingError: the update failed; no policy was published, and the champion stays the same.
+            EngineError: the engine cannot serve the new policy; the champion stays the same.
         """
         _refuse(_config)
         return await self.runtime().train(trajectory_groups, config, verbose=verbose, eval_groups=eval_groups)
 
     async def checkpoint(self, step: int) -> Model[ConfigT]:
-        """Return the policy of a step as a `Model`, and let the engine serve it beside the champion.
+        """Return the policy of a step as a `Model`, and make the engine serve it beside the champion.
 
-        It stays loaded until a promotion unloads all policies but the champion and the two kept for rollback. Raises a
-        `StoreError` if there is no such policy, an `EngineError` if the engine cannot serve it.
+        The engine serves it until the next promotion, which unloads all policies but the champion and the two kept for
+        rollback. Raises a `StoreError` if there is no such policy, an `EngineError` if the engine cannot serve it.
         """
         name = self.get_inference_name(step)
         await self.runtime().ensure(name)
@@ -247,14 +256,16 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         )
 
     async def history(self, metric: str) -> list[tuple[int, float]]:
-        """Return (step, mean value) of a metric such as `val/reward` or `train/loss`, by step."""
+        """Return a (step, mean value) pair for each step at which a metric such as `val/reward` was logged, by step."""
         return history(self.runtime().directory, metric)
 
     async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> list[str]:
-        """Delete every policy but the base, the serving one and the best; return the names of the deleted policies.
+        """Delete the files of all policies but the base model, the champion and the best.
 
-        The best policy has the highest mean of `best_checkpoint_metric` in the history. A deleted policy can neither
-        serve nor be promoted again.
+        Return the deleted policies' names.
+
+        The best policy is the one with the highest mean of `best_checkpoint_metric` in the history. A deleted policy is
+        rejected in the ledger, so that it can never serve or be promoted again.
         """
         return await self.runtime().delete_checkpoints(best_checkpoint_metric)
 

@@ -1,8 +1,8 @@
-"""Everything that one model has on this machine: its project's store, its engine and its trainer.
+"""The store, the engine and the trainer that one registered model of a training script uses on this machine.
 
-The work of each verb of a registered model (`train`, `log`, `promote`, ...) is here; `Model`, `TrainableModel` and
-`LocalBackend` call it directly. An engine that serves the project already is joined; otherwise `art-patch serve` is
-started and ends with this process.
+The methods of a registered model (`train`, `log`, `promote`, ...) do their work here; `Model`, `TrainableModel` and
+`LocalBackend` call them directly. If an engine serves the project already, it is used; otherwise `art-patch serve` is
+started, which ends together with this process.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ _METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """The result of `train`.
+    """The result of `TrainableModel.train`.
 
     Attributes:
-        step: step of the policy that serves now.
-        metrics: metrics of the groups, and of the update if one was made.
-        checkpoint_path: directory of the adapter that serves; `None` for the base model.
-        reason: why no update was made and the same policy serves on; empty after an update.
+        step: step of the policy that is champion after the call.
+        metrics: mean metrics of the groups, and the metrics of the update if one was made.
+        checkpoint_path: directory of the champion's adapter; `None` if the champion is the base model.
+        reason: why no update was made and the champion stayed the same; empty if an update was made.
     """
 
     step: int
@@ -81,11 +81,11 @@ def _on_store_thread(
 
 
 class ModelRuntime:
-    """The store, the engine and the trainer of one model.
+    """The store, the engine and the trainer of one model, with the work of the model's methods.
 
     Attributes:
-        serves: name of the policy that requests go to; empty until the model is opened.
-        directory: of the project; the engine and the trainer write their logs there.
+        serves: name of the champion, to which requests are sent; empty until `open` was called.
+        directory: the project's directory, in which the engine and the trainer write their logs.
     """
 
     def __init__(self, settings: Settings, name: str, base: str | None, engine: Mapping[str, str]) -> None:
@@ -116,16 +116,16 @@ class ModelRuntime:
         self._who = _who()
 
     async def on_store_thread(self, function: Callable[[], T]) -> T:
-        """Run a function on the store's thread; raises a `ConfigError` if the backend was closed."""
+        """Run a function on the one thread that uses the store; raises a `ConfigError` after `close`."""
         if self._closed:
             raise self._not_registered()
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     @_on_store_thread
     def open(self) -> tuple[str, str | None]:
-        """Open the store, join the engine or start it, and return the engine's address and key.
+        """Open the store, start the engine or use the one that runs, and return the engine's address and key.
 
-        Raises a `ConfigError` if the project serves another model, or an engine with other options runs already.
+        Raises a `ConfigError` if the project serves another model, or if options were given and an engine runs already.
         """
         ledger, base = self._open_store().ledger, self._base or ""
         champion = ledger.champion()
@@ -148,7 +148,7 @@ class ModelRuntime:
         verbose: bool = False,
         eval_groups: Iterable[TrajectoryGroup] = (),
     ) -> TrainResult:
-        """Write the groups into the store and update the policy from there; see `TrainableModel.train`."""
+        """Write the groups into the store and train on them in the trainer's process; see `TrainableModel.train`."""
         groups, evaluation, config = list(trajectory_groups), list(eval_groups), config or TrainConfig()
         _check_evaluation(groups, evaluation, config)
         self._check_learnable(groups)
@@ -176,14 +176,14 @@ class ModelRuntime:
         return TrainResult(champion.step, metrics, found["path"], found["reason"])
 
     async def log(self, groups: Sequence[TrajectoryGroup], split: str, metrics: Mapping[str, float]) -> None:
-        """Write groups that are not trained on, and their metrics; see `Model.log`."""
+        """Write groups that are never trained on, and a line with their metrics; see `Model.log`."""
         step = 0 if self._base is None else (await self.champion()).step
         await self._keep(groups, {"split": split, "step": step, "model": self._name}, "spent")
         await self._note(split, {**records.metrics_of(groups), **metrics}, step)
 
     @_on_store_thread
     def promote(self, name: str) -> Policy:
-        """Let a policy of the project serve; see `LocalBackend.promote`."""
+        """Make a policy of the project the champion, without a gate run; see `LocalBackend.promote`."""
         if self._champion().name != name:
             ledger = self._opened().ledger
             with self._engine_for(name) as engine:
@@ -192,7 +192,7 @@ class ModelRuntime:
 
     @_on_store_thread
     def ensure(self, name: str) -> None:
-        """Have the engine serve a policy beside the champion, proven by a probe; see `TrainableModel.checkpoint`."""
+        """Make the engine serve a policy beside the champion, after testing it; see `TrainableModel.checkpoint`."""
         ledger = self._opened().ledger
         policy = ledger.policy(name)
         # Step 0 is the base model, which has no files of its own; a later policy without files was deleted.
@@ -204,7 +204,7 @@ class ModelRuntime:
 
     @_on_store_thread
     def delete_checkpoints(self, best_metric: str) -> list[str]:
-        """Reject policies and delete their files; see `TrainableModel.delete_checkpoints`."""
+        """Reject policies in the ledger and delete their files; see `TrainableModel.delete_checkpoints`."""
         ledger = self._opened().ledger
         mine = [policy for policy in ledger.policies() if policy.model == self._name]
         left = [policy for policy in mine if policy.state == "retired" and policy.path]
@@ -224,7 +224,7 @@ class ModelRuntime:
         return [policy.name for policy in gone]
 
     def close(self) -> None:
-        """End the processes that this object started; can be called twice."""
+        """End the engine and the trainer that this object started, and close the store; a second call does nothing."""
         self._closed = True
         self._trainer.close()
         if self._engine is not None:

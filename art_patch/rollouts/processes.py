@@ -1,14 +1,14 @@
-"""Processes below a script: children that speak JSON lines and never outlive the script, and the trainer among them.
+"""Child processes of a training script, which exchange JSON lines with it and end with it; one of them is the trainer.
 
-The script holds each child's standard input. It closes when the script ends, in whatever way, and the child then ends
-itself. Run as a module, this file is such a child:
+The script holds the write end of each child's standard input. When the script ends, for whatever reason, that pipe
+closes, and the child then ends itself. Started as a module, this file is such a child:
 
 - `python -m art_patch.rollouts.processes serve ...` does what `art-patch serve ...` does.
-- `python -m art_patch.rollouts.processes` makes updates, one after another. It stays between updates, because importing
-  torch takes longer than a small update. `ART_PATCH_*` variables name the project. A request is a line on standard
-  input, `{"groups": [ids], "evaluation": [ids], "config": {...}, "who": ...}`. The answers are lines on standard
-  output: any number of `{"progress": [done, total, note]}`, then `{"done": {...}}` or
-  `{"failed": {"type", "message"}}`.
+- `python -m art_patch.rollouts.processes` is the trainer, which makes one update after another. It keeps running
+  between updates, because importing torch takes longer than a small update. `ART_PATCH_*` variables name the project. A
+  request is one line on standard input, `{"groups": [ids], "evaluation": [ids], "config": {...}, "who": ...}`. The
+  trainer answers with lines on standard output: any number of `{"progress": [done, total, note]}`, then `{"done":
+  {...}}` or `{"failed": {"type", "message"}}`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Progress = Callable[[int, int, str], None]
 
 
 class ScriptChild(process.Child):
-    """A Python module in a process of its own, which exchanges JSON objects with the script, one in each line."""
+    """A child process that runs a Python module and exchanges JSON objects with the script, one in each line."""
 
     def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         """Start the process.
@@ -59,12 +59,12 @@ class ScriptChild(process.Child):
         super().__init__(command, {**os.environ, **environment}, log=log)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Write an object; raises an `OSError` if the process has ended."""
+        """Write a JSON object to the child's standard input; raises an `OSError` if the child has ended."""
         assert self.stdin is not None
         self.stdin.write(json.dumps(message) + "\n")
 
     def read(self) -> dict[str, Any] | None:
-        """Wait for the next line that is a JSON object, and return it; `None` at the end of its output."""
+        """Wait for the child's next JSON object and return it; `None` if the child has ended or closed its output."""
         assert self.stdout is not None
         with suppress(ValueError):  # `stop` closed our side of the pipe
             for line in self.stdout:
@@ -76,10 +76,10 @@ class ScriptChild(process.Child):
 
 
 class Trainer:
-    """The trainer's process of one project: one update at a time, while the script goes on asking its model.
+    """The trainer's process of one project: makes one update at a time while the script goes on sending requests.
 
-    The first update starts the process, which stays for the next ones. Cancelling an update ends the process: that
-    update is lost and nothing else, and the next update starts another process.
+    The first update starts the process, which is kept for the next updates. If an update is cancelled, the process is
+    ended and only that update is lost; the next update starts a new process.
     """
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
@@ -98,9 +98,10 @@ class Trainer:
         progress: Progress,
         evaluation: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Train on groups of the store, evaluate on others, and return the fields of the update's record.
+        """Train on groups in the store, evaluate on others, and return the fields of the update's record.
 
-        The errors of the update are raised here, too; a `TrainingError` if its process ended before it answered.
+        `groups` and `evaluation` are ids of groups. An error of the update is raised here, too; if the process ends
+        before it answers, a `TrainingError` is raised.
         """
         request = {"groups": list(groups), "evaluation": list(evaluation), "config": asdict(config), "who": who}
         try:
@@ -137,7 +138,7 @@ class Trainer:
         )
 
     def close(self) -> None:
-        """End the process."""
+        """End the trainer's process; an update that is running is lost."""
         child, self._child = self._child, None
         if child is not None:
             # An update under way would not end within any grace, and may be killed at any moment.

@@ -1,14 +1,16 @@
-"""What is kept of rollouts: the store's own records, as if an agent had been recorded, and lines of `history.jsonl`.
+"""Converts a script's rollouts to the store's records, as a recorded agent has them, and to lines of `history.jsonl`.
 
-- Each choice becomes a call: its prompt is everything before it, its tokens are those that it carries. The same test as
-  for any call says whether it can be trained on (`trajectories.why_untrainable`). A choice that did not come through
-  the model's own client carries no tokens.
+- Each choice becomes a call: its prompt is all messages before it, and its tokens are those that the choice carries. A
+  choice that did not come through the model's own client carries no tokens. As for a recorded call,
+  `trajectories.why_untrainable` decides whether the call can be trained on.
 - A conversation without a choice becomes one call that is not trained on, so that it can be read and exported.
-- The reward becomes the score `reward` of source `code`, each metric a score beside it. NaN becomes no score.
-- Siblings share a scenario: the group's `scenario_id`, or that of all its trajectories, else a hash of the task's text.
+- The reward becomes the score `reward` of source `code`, and each metric becomes a score of its own. A NaN is not
+  stored as a score.
+- Siblings share a scenario: the group's `scenario_id`, or the one that all its trajectories have, else a hash of the
+  task's text.
 
-The history, in the project's directory, has one JSON line for each call of `train` and `log`, and a step may have
-several. Metrics carry their split: `val/reward`, `train/reward`, `train/loss`.
+The history file, in the project's directory, gets one JSON line for each call of `train` and `log`, so a step may have
+several lines. The names of metrics begin with their split: `val/reward`, `train/reward`, `train/loss`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ SCENARIO = "scenario_id"
 
 
 class Siblings(Protocol):
-    """The fields of a `TrajectoryGroup` that are kept; a protocol, because the class itself imports this module."""
+    """The fields of a `TrajectoryGroup` that are stored; a protocol, because that class imports this module."""
 
     trajectories: list[Trajectory]
     exceptions: list[Failure]
@@ -48,19 +50,23 @@ class Siblings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """A group as records; `records` (trajectories, calls, scores) are written to the store before `group`."""
+    """A group converted to store records.
+
+    Write `records` (trajectories, calls, scores) before `group`, which refers to them.
+    """
 
     group: types.Group
     records: tuple[types.Record, ...]
 
 
 def translate(group: Siblings, *, about: JSON, held_out: bool, at: float) -> Translated:
-    """Return a group as records, under new ids and without its failures.
+    """Convert a group of a script to store records with new ids; rollouts that raised are left out.
 
     Args:
-        about: metadata of each trajectory; the group's own metadata and the trajectory's replace equal keys.
-        held_out: whether the group may never be trained on.
-        at: time of records that have none, in seconds since the epoch.
+        about: metadata for each trajectory; where keys are equal, the group's metadata wins over it, and the
+            trajectory's over both.
+        held_out: true if the group must never be trained on.
+        at: time for records that have no time of their own, in seconds since the epoch.
     """
     group_id = new_id(at)
     siblings = [_recorded(each, {**about, **group.metadata}, at) for each in group.trajectories]
@@ -154,7 +160,11 @@ def _scenario(group: Siblings, siblings: Sequence[types.Trajectory]) -> str | No
 
 
 def metrics_of(groups: Sequence[Siblings]) -> dict[str, float]:
-    """Return the means of rewards and metrics, `reward_std_dev` (mean over groups) and `exception_rate`."""
+    """Return the mean of the reward and of each metric over all rollouts, and two metrics of the groups.
+
+    `reward_std_dev` is the rewards' standard deviation within a group, averaged over groups. `exception_rate` is the
+    share of rollouts that raised.
+    """
     runs = [run for group in groups for run in group.trajectories]
     raised = sum(len(group.exceptions) for group in groups)
     values: defaultdict[str, list[float]] = defaultdict(list)
@@ -173,7 +183,7 @@ def metrics_of(groups: Sequence[Siblings]) -> dict[str, float]:
 
 
 def note(directory: Path, *, step: int, split: str, metrics: Mapping[str, float], at: float) -> None:
-    """Append a line with the metrics of a step to the history; `at` is in seconds since the epoch."""
+    """Append one line with the metrics of a step to the history file; `at` is in seconds since the epoch."""
     line = {"step": step, "at": at} | {f"{split}/{name}": value for name, value in metrics.items()}
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     # One short write at the end of the file: lines of two scripts do not mix.
@@ -182,7 +192,7 @@ def note(directory: Path, *, step: int, split: str, metrics: Mapping[str, float]
 
 
 def history(directory: Path, metric: str) -> list[tuple[int, float]]:
-    """Return a metric's mean at each step that has it, by step."""
+    """Return (step, mean value) of a metric for each step whose lines have the metric, in order of the steps."""
     values: defaultdict[int, list[float]] = defaultdict(list)
     for line in _lines(directory / HISTORY):
         if isinstance(value := line.get(metric), int | float):
@@ -191,7 +201,10 @@ def history(directory: Path, metric: str) -> list[tuple[int, float]]:
 
 
 def best_step(directory: Path, metric: str, steps: Iterable[int]) -> int | None:
-    """Return the step with the highest mean of a metric, the latest of equal ones; `None` if no step has the metric."""
+    """Return the step, among `steps`, with the highest mean of a metric; `None` if no step has the metric.
+
+    Of several steps with the same mean it returns the latest.
+    """
     means = dict(history(directory, metric))
     # Of equal means the latest step, which has learned more.
     return max((step for step in steps if step in means), key=lambda step: (means[step], step), default=None)

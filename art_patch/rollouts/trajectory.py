@@ -1,8 +1,10 @@
-"""One rollout: its conversations and its reward. Fields and methods are those of OpenPipe ART.
+"""The class `Trajectory`: the conversations and the reward of one rollout.
 
-`messages_and_choices` holds messages as the OpenAI SDK takes them, and the `Choice` of each answer that may be trained
-on. An answer that is given as a message is context only. Other conversations of the rollout (a sub-agent, a history
-that was cut) are `additional_histories`; they share the reward.
+Fields and methods are those of OpenPipe ART.
+
+`messages_and_choices` holds messages in the format of the OpenAI SDK, and the SDK's `Choice` object for each answer
+that may be trained on. An answer that is given as a plain message is only context. Other conversations of the rollout
+(a sub-agent, a shortened history) are `additional_histories`; they share the reward.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ _Tools = Annotated[Tools | None, _by(_read_tools)]
 
 
 def messages_of(history: Iterable[Any]) -> Messages:
-    """Return a history as messages of a request: a choice, of any SDK, becomes the assistant's message."""
+    """Return a history as the messages of a request; each choice becomes the assistant message that it holds."""
     return [cast(ChatCompletionMessageParam, _message(item)) for item in history]
 
 
@@ -88,32 +90,33 @@ def _message(item: Any) -> Mapping[str, Any]:
 
 
 class History(BaseModel):
-    """A conversation of a trajectory: messages, and a `Choice` for each answer that may be trained on.
+    """One conversation of a trajectory: messages, and a `Choice` for each answer that may be trained on.
 
     Attributes:
-        tools: tools that were offered in all of its requests.
+        tools: tools that were offered in all requests of this conversation.
     """
 
     messages_and_choices: _Said = Field(default_factory=list)
     tools: _Tools = None
 
     def messages(self) -> Messages:
-        """Return the conversation as messages of a request."""
+        """Return the conversation as the messages of a request, with choices as assistant messages."""
         return messages_of(self.messages_and_choices)
 
 
 class Trajectory(BaseModel):
-    """A rollout: one run of an agent on one task.
+    """A rollout: the record of one run of an agent on one task.
 
     Attributes:
         messages_and_choices: the main conversation; a `Choice` for each answer that may be trained on.
-        tools: tools that were offered in the main conversation.
+        tools: tools that were offered in the requests of the main conversation.
         additional_histories: the rollout's other conversations, which share the reward.
-        reward: compared within its group only. NaN means "not known yet" and is never trained on.
-        metrics: more numbers, kept as scores beside the reward.
-        metadata: JSON values by which the rollout can be found in the store.
-        logs: free text, kept for reading.
-        start_time: time at which the object was made; `finish` counts from there.
+        reward: how good the run was, compared only with the rewards of its group. NaN means "not known yet"; such a
+            trajectory is not trained on.
+        metrics: further numbers, stored as scores beside the reward.
+        metadata: JSON values, stored with the rollout so that it can be found by them.
+        logs: lines of free text, stored for people to read.
+        start_time: time at which the object was created; `finish` computes the duration from it.
     """
 
     messages_and_choices: _Said = Field(default_factory=list)
@@ -127,38 +130,38 @@ class Trajectory(BaseModel):
     start_time: datetime = Field(default_factory=datetime.now, exclude=True)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Add the new trajectory to those of the running rollout."""
+        """Add the new trajectory to the list of those that the running rollout has made; called by pydantic."""
         made = MADE_HERE.get()
         if made is not None:
             made.append(self)
 
     def messages(self) -> Messages:
-        """Return the main conversation as messages of a request."""
+        """Return the main conversation as the messages of a request, with choices as assistant messages."""
         return messages_of(self.messages_and_choices)
 
     def histories(self) -> list[History]:
-        """Return all conversations, the main one first."""
+        """Return all conversations of the rollout as `History` objects, the main one first."""
         # `model_construct` copies nothing: appending to this history appends to the trajectory.
         main = History.model_construct(messages_and_choices=self.messages_and_choices, tools=self.tools)
         return [main, *self.additional_histories]
 
     def choices(self) -> list[Choice]:
-        """Return the choices of all conversations, in order."""
+        """Return the choices of all conversations, in order: the answers that may be trained on."""
         items = (item for history in self.histories() for item in history.messages_and_choices)
         return [item for item in items if isinstance(item, Choice)]
 
     def log(self, message: str) -> None:
-        """Append a line to `logs`."""
+        """Append a line of text to the trajectory's `logs`."""
         self.logs.append(message)
 
     def finish(self) -> Self:
-        """Set the metric `duration`, the seconds since the object was made, and return the trajectory."""
+        """Set the metric `duration` to the seconds since the object was created, and return the trajectory."""
         self.metrics["duration"] = (datetime.now() - self.start_time).total_seconds()
         return self
 
     @asynccontextmanager
     async def track_duration(self, metric_name: str) -> AsyncGenerator[None]:
-        """Add the seconds that the block takes to the metric `METRIC_NAME_duration`."""
+        """Add the seconds that the block takes to the trajectory's metric `METRIC_NAME_duration`."""
         began = time.monotonic()
         try:
             yield
@@ -168,7 +171,10 @@ class Trajectory(BaseModel):
             self.metrics[name] = self.metrics.get(name, 0.0) + time.monotonic() - began
 
     def for_logging(self) -> dict[str, Any]:
-        """Return the rollout as JSON values to print or store; each message says whether it may be trained on."""
+        """Return the rollout as JSON values to print or store, without its `additional_histories`.
+
+        Each message has the field `trainable`, which is true for an answer that may be trained on.
+        """
         said = zip(self.messages_and_choices, self.messages(), strict=True)
         return {
             "reward": self.reward,
@@ -185,11 +191,11 @@ class Trajectory(BaseModel):
 
 
 class Failure(BaseModel):
-    """A rollout that raised.
+    """Record of a rollout that raised an exception.
 
     Attributes:
         type: name of the exception's class.
-        trajectory: the newest that the rollout had made, if any.
+        trajectory: the newest trajectory that the rollout had made when it raised, or `None`.
     """
 
     type: str
@@ -199,7 +205,7 @@ class Failure(BaseModel):
 
 
 def remember(error: BaseException, trajectory: Trajectory | None) -> None:
-    """Attach the trajectory to the exception that ended it, unless another one is attached already."""
+    """Attach the trajectory of a failed rollout to its exception, for `failure_of`; an attached one is not replaced."""
     if trajectory is not None and getattr(error, _NOTE, None) is None:
         # On the exception itself, because it travels through code of the script. The first one stays: it was set
         # nearest to where the exception was raised.
@@ -207,7 +213,7 @@ def remember(error: BaseException, trajectory: Trajectory | None) -> None:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return the exception, and the trajectory that `remember` attached to it, as a record."""
+    """Return the exception as a `Failure` record, with the trajectory that `remember` attached to it."""
     return Failure(
         type=type(error).__qualname__,
         message=str(error),

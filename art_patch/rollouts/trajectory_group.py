@@ -1,8 +1,8 @@
-"""Groups: rollouts of one scenario, which are compared with each other; and many groups gathered at once.
+"""Groups of rollouts of one scenario, which are compared with each other; many groups can be gathered at the same time.
 
-`TrajectoryGroup(...)` of trajectories is a group. `TrajectoryGroup(rollout(...) for _ in range(8))` of coroutines is a
-`PendingGroup`: awaiting it runs the rollouts at once and returns the group. A rollout that raised becomes a `Failure`
-in the group's `exceptions`, with the trajectory that it had made so far.
+`TrajectoryGroup(trajectories)` is a group. If it is given coroutines, as in `TrajectoryGroup(rollout(...) for _ in
+range(8))`, it is a `PendingGroup`: awaiting it runs the rollouts at the same time and returns the group. A rollout that
+raised becomes a `Failure` in the group's `exceptions`, with the trajectory that it had made so far.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class _Meta(type(BaseModel)):
 
 
 class TrajectoryGroup(BaseModel, metaclass=_Meta):
-    """Siblings: rollouts of one scenario.
+    """The rollouts of one scenario (siblings), whose rewards are compared with each other.
 
     Attributes:
-        trajectories: the rollouts that ended well.
-        exceptions: the rollouts that raised.
-        metadata: JSON values; `scenario_id`, if it is there, names the scenario.
-        logs: free text, kept for reading.
+        trajectories: the rollouts that finished without an exception.
+        exceptions: a `Failure` for each rollout that raised an exception.
+        metadata: JSON values that are stored with each rollout; `scenario_id`, if given, names the scenario.
+        logs: lines of free text for people to read.
     """
 
     trajectories: list[Trajectory] = Field(default_factory=list[Trajectory])
@@ -96,18 +96,18 @@ class TrajectoryGroup(BaseModel, metaclass=_Meta):
         )
 
     def log(self, message: str) -> None:
-        """Append a line to `logs`."""
+        """Append a line of text to the group's `logs`."""
         self.logs.append(message)
 
     def as_group(self) -> Group:
-        """Return the siblings as the record that the store and the judge take."""
+        """Return the group as the `Group` record that the judge takes; nothing is stored."""
         return translate(self, about={}, held_out=False, at=time.time()).group
 
     def ranked(self, scored: Group) -> Self:
         """Return a copy of the group with the judge's scores as rewards; `ruler_score_group` calls it.
 
-        The earlier reward becomes the metric `independent_reward`, the score also the metric `ruler_score`. The judge's
-        comment goes into the trajectory's log.
+        The former reward becomes the metric `independent_reward`, and the judge's score also becomes the metric
+        `ruler_score`. The judge's comment is appended to the trajectory's `logs`.
         """
         judged = [
             _judged(trajectory, sibling.scores[-1])
@@ -138,7 +138,7 @@ def _judged(trajectory: Trajectory, score: Score) -> Trajectory:
 
 
 class PendingGroup:
-    """Rollouts that have not begun; awaiting the object runs them and returns their `TrajectoryGroup`."""
+    """Rollouts that have not started; awaiting the object runs them and returns their `TrajectoryGroup`."""
 
     def __init__(self, given: list[Any], rest: dict[str, Any]) -> None:
         """Take the rollouts, and the other arguments of their group."""
@@ -185,12 +185,13 @@ async def gather_trajectories(
     pbar_desc: str | None = "gather",
     max_exceptions: float = 0,
 ) -> Sequence[Trajectory | list[Trajectory] | BaseException]:
-    """Run rollouts at once and return their results in order; an exception stands for a rollout that raised.
+    """Run rollouts at the same time and return their results in order; a rollout that raised gives its exception.
 
     Args:
-        trajectories: coroutines, each of a trajectory or of several.
+        trajectories: coroutines, each of which returns one trajectory or several.
         pbar_desc: text beside the progress bar; `None` shows no bar.
-        max_exceptions: number of rollouts that may raise, or their share if below 1. One more is raised.
+        max_exceptions: number of rollouts that may raise, or their share if below 1; the exception of one more is
+            raised here.
     """
     rollouts: list[Awaitable[Any]] = list(trajectories)
     with gathering(pbar_desc, len(rollouts), max_exceptions, None):
@@ -206,15 +207,16 @@ async def gather_trajectory_groups(
     max_metrics: int | None = None,
     after_each: AfterEach | None = None,
 ) -> list[TrajectoryGroup]:
-    """Run the rollouts of all groups at once and return the groups, in order.
+    """Run the rollouts of all groups at the same time and return the groups, in order.
 
     Args:
-        groups: `TrajectoryGroup(rollout(...) for ...)`, or coroutines of groups.
+        groups: `TrajectoryGroup(rollout(...) for ...)`, or coroutines that each return a group.
         pbar_desc: text beside the progress bar; `None` shows no bar.
-        max_exceptions: number of rollouts that may raise, or their share if below 1. One more is raised.
-        max_metrics: number of metrics beside the bar; all unless given.
-        after_each: called with each group as soon as it is complete, to judge it for example. Its result replaces the
-            group: one group, several, or `None` for none.
+        max_exceptions: number of rollouts that may raise, or their share if below 1; the exception of one more is
+            raised here.
+        max_metrics: number of metrics shown beside the bar; `None` shows all.
+        after_each: coroutine function that is called with each group when it is complete, for example to judge it. Its
+            result takes the group's place in the list: one group, a list of groups, or `None` to drop the group.
     """
     waiting = list(groups)
     # The length of a group that a coroutine makes is not known yet; it counts as one rollout.

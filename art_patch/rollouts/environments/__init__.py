@@ -1,11 +1,13 @@
-"""Games and simulators: an environment steps, an agent answers, and a trainer lets the agent's model learn.
+"""Training in games and simulators: an `Environment` gives states and rewards.
+
+`GRPOTrainer` trains the `Agent` that acts.
 
 | module | in -> out |
 |---|---|
-| `environment` | a seed -> states, rewards, an end; the class that a script writes, and a pool of such environments |
-| `trainer` | an environment, an agent, seeds -> groups of episodes -> the next policy |
-| `adapters` | environments of the packages `gymnasium` and `pettingzoo`, imported when one is made |
+| `environment` | a seed -> states and rewards of an episode; the class that a script extends, and its pool |
+| `trainer` | an environment, an agent and seeds -> groups of episodes -> the next policy |
+| `adapters` | a `gymnasium` or `pettingzoo` environment -> an `Environment` whose states and actions are text |
 
-An episode is a rollout like any other that a script could write with `rollouts` alone. Importing this package imports
+An episode is an ordinary rollout, which a script could also write with `rollouts` alone. Importing this package imports
 no other module.
 """

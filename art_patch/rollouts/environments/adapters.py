@@ -1,9 +1,9 @@
-"""Environments of the packages `gymnasium` and `pettingzoo`, played in words.
+"""Lets a language model play environments of the packages `gymnasium` and `pettingzoo`: states and actions become text.
 
-A state is an `Observation`. Its text is the environment's drawing (`render_mode="ansi"`) or else its observation,
-followed by the legal actions. Actions of `Discrete` spaces have their numbers as names, or names that the script gives
-them. The last action in an answer counts, so that a model may think aloud first. Override `describe` and `parse_action`
-to word states and actions better; other spaces need a `parse_action` of their own.
+A state is an `Observation`. Its text is the environment's drawing (`render_mode="ansi"`), or without a drawing the
+observation itself, followed by the legal actions. In a `Discrete` action space an action is named by its number or by a
+name from the script. If an answer names several actions, the last one is played, so that a model may reason before it
+decides. Override `describe` and `parse_action` for better wording; other action spaces need their own `parse_action`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from art_patch.rollouts.environments.trainer import Agent
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A state, as its player sees it; `observation` and `info` are the environment's own objects.
+    """A state as its player sees it, with the environment's own `observation` and `info` objects.
 
     Attributes:
-        legal: actions that are possible now; `None` if the space is not `Discrete`.
-        text: the environment's own drawing, if it was made with `render_mode="ansi"`.
-        player: the player whose turn it is; empty in a game for one.
-        space: the space of actions, an object of `gymnasium.spaces`.
+        legal: actions that are possible in this state; `None` if the action space is not `Discrete`.
+        text: the environment's own drawing, if it was made with `render_mode="ansi"`, else `None`.
+        player: the player whose turn it is; empty in a single-player game.
+        space: the action space, an object of `gymnasium.spaces`.
     """
 
     observation: Any
@@ -40,7 +40,7 @@ class Observation:
 
 
 def observe(environment: Any, observation: Any, info: Mapping[str, Any], space: Any, player: str = "") -> Observation:
-    """Return a state as its player sees it; an `action_mask` in observation or info limits the legal actions."""
+    """Return the state as an `Observation`; an `action_mask` in `observation` or `info` limits its legal actions."""
     from gymnasium.spaces import Discrete
 
     legal = None
@@ -97,7 +97,10 @@ class _InWords(Environment[Observation, Any]):
 
 
 class GymnasiumEnvironment(_InWords):
-    """An environment of `gymnasium`. Terminated and truncated episodes are both done; `info` tells them apart."""
+    """A `gymnasium` environment that a language model plays in text.
+
+    An episode is done when it is terminated or truncated; `info` tells which of the two it was.
+    """
 
     def __init__(
         self,
@@ -121,21 +124,21 @@ class GymnasiumEnvironment(_InWords):
         self._made: Any = None
 
     def reset(self, seed: int) -> Observation:
-        """Begin an episode with this seed and return its first state."""
+        """Start an episode with this seed and return its first state."""
         if self._made is None:
             self._made = self._make()
         observation, info = self._made.reset(seed=seed)
         return observe(self._made, observation, info, self._made.action_space)
 
     def step(self, action: Any) -> Step[Observation]:
-        """Take an action and return the next state, the reward, whether the episode is done, and the info."""
+        """Play one action; return the next state, the reward, whether the episode is done, and the info."""
         observation, reward, terminated, truncated, info = self._made.step(action)
         ended = {**info, "terminated": bool(terminated), "truncated": bool(truncated)}
         state = observe(self._made, observation, info, self._made.action_space)
         return state, float(reward), bool(terminated or truncated), ended
 
     def close(self) -> None:
-        """Close the environment."""
+        """Close the `gymnasium` environment and free its resources."""
         if self._made is not None:
             self._made.close()
 
@@ -152,17 +155,17 @@ Turn = tuple[Observation, float, bool]
 
 
 class PettingZooEnvironment(_InWords):
-    """A game of `pettingzoo` (its AEC API), in which the agent plays one player.
+    """A `pettingzoo` game (AEC API) in which the agent plays one player and a function plays all others.
 
-    A function moves the other players: at random unless given, or `same_policy(agent)`, which is self-play. Their
-    questions to a model are not learned from. The seed decides which player the agent is, each in turn, unless `player`
-    names one; siblings are the same player. The agent's reward of a step is the sum of its player's rewards until its
-    next turn.
+    By default the other players move at random; `same_policy(agent)` lets the agent's own model play them (self-play).
+    Requests for the other players are never trained on. Unless `player` names the agent's player, the seed chooses it,
+    so that each player gets its turn; the episodes of one seed have the same player. The agent's reward for a step is
+    the sum of its player's rewards up to its next turn.
 
-    The game must be made for turns; `pettingzoo.utils.parallel_to_aec` converts a parallel game.
+    The game must be turn-based; `pettingzoo.utils.parallel_to_aec` converts a parallel game.
 
     Attributes:
-        random: generator for the other players; seeded with each episode's seed.
+        random: random generator for the other players; each episode seeds it with its seed.
     """
 
     def __init__(
@@ -197,7 +200,7 @@ class PettingZooEnvironment(_InWords):
         self._early = 0.0
 
     async def reset(self, seed: int) -> Observation:
-        """Begin a game, and let the others move until it is the agent's turn."""
+        """Start a game with this seed, and let the other players move until it is the agent's turn."""
         await self._run(self._begin, seed)
         # The moves before the agent's first turn may bring a reward; it counts with the first step.
         state, self._early, done = await self._until_our_turn()
@@ -206,14 +209,14 @@ class PettingZooEnvironment(_InWords):
         return state
 
     async def step(self, action: Any) -> Step[Observation]:
-        """Take an action, and let the others move until it is the agent's turn again or the game ends."""
+        """Play the agent's action, and let the others move until it is the agent's turn again or the game ends."""
         await self._run(self._game.step, action)
         state, reward, done = await self._until_our_turn()
         early, self._early = self._early, 0.0
         return state, early + reward, done, state.info
 
     async def close(self) -> None:
-        """Close the game."""
+        """Close the `pettingzoo` game and end the thread in which it runs."""
         if self._thread is not None:
             self._thread.end(None if self._game is None else self._game.close)
 
@@ -262,7 +265,7 @@ class PettingZooEnvironment(_InWords):
 
 
 def random_action(environment: PettingZooEnvironment, state: Observation) -> Any:
-    """Return a random legal action, which depends only on the seed and the moves before."""
+    """Return a random legal action for another player; the episode's seed and the earlier moves determine it."""
     if state.legal is not None:
         return environment.random.choice(state.legal)
     # The space has a generator of its own, which would not follow the seed of the episode.
@@ -271,9 +274,10 @@ def random_action(environment: PettingZooEnvironment, state: Observation) -> Any
 
 
 def same_policy(agent: Agent) -> Callable[[PettingZooEnvironment, Observation], Awaitable[Any]]:
-    """Return a player for self-play: it asks the agent's model about each state by itself.
+    """Return a function that plays the other players with the agent's own model, for self-play.
 
-    An answer that is not a legal action becomes a random legal action.
+    Each move is a new conversation of its own. If the model's answer is not a legal action, a random legal action is
+    played.
     """
 
     async def other(environment: PettingZooEnvironment, state: Observation) -> Any:

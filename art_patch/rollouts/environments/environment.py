@@ -1,16 +1,16 @@
-"""`Environment`, the class that a script writes, and the pool in which several of them play at once.
+"""The class `Environment`, which a script extends, and the pool in which several environments play at the same time.
 
-- **The seed is the scenario.** Episodes of one seed are siblings and are compared with each other, so `reset` begins
-  each of them in the same state. After that, chance may differ between them.
-- **Illegal actions.** `parse_action` raises a `ValueError`, or `step` raises an `IllegalAction` before it changes
-  anything. The agent is told why and asked again, `attempts` times in all. Then the episode ends, and `illegal_reward`
-  is added to its reward.
-- **Any other exception is a failure**: it is kept beside the group, and the episode is not learned from. The
+- **The seed is the scenario.** Episodes with the same seed are siblings and are compared with each other, so `reset`
+  must begin each of them in the same state. After that, chance may differ between them.
+- **Illegal actions.** If an answer is not a legal action, `parse_action` raises a `ValueError`, or `step` raises an
+  `IllegalAction` before it changes anything. The agent gets the error message and is asked again, up to `attempts`
+  times in all. After the last attempt the episode ends, and `illegal_reward` is added to its reward.
+- **Any other exception is a failure.** It is kept in the group's `exceptions`, and the episode is not trained on. The
   environment is closed and not used again, because its state is unknown.
-- **Plain or async.** `reset`, `step` and `close` may be coroutine functions. Plain methods run in a thread of this
-  environment's own, so they may be slow, and may keep objects that only their thread may use.
+- **Plain or async.** `reset`, `step` and `close` may be coroutine functions. Plain methods of one environment all run
+  in one thread of its own, so they may be slow, and may hold objects that are bound to one thread.
 
-One object plays one episode at a time, and then the next.
+One environment object plays one episode at a time, and is then reused for the next episode.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ Step = tuple[StateT, float, bool, Mapping[str, Any]]
 
 
 class IllegalAction(ValueError):
-    """An answer names no action, or an action that is not possible now. The agent reads the message."""
+    """An answer names no action, or an action that is not possible now; the error message is sent to the agent."""
 
 
 class Environment(Generic[StateT, ActionT]):
-    """A game or simulator: the class that a script extends.
+    """A game or simulator in which an agent acts; a script extends this class.
 
     Attributes:
-        instructions: the rules, which begin each conversation as its system message; empty for none.
-        attempts: how often the agent is asked for an action in one state.
-        illegal_reward: added when none of the answers is legal, which ends the episode.
+        instructions: the rules of the game, sent as the system message of each conversation; empty for no such message.
+        attempts: how often the agent may answer in one state until an answer is a legal action.
+        illegal_reward: added to the episode's reward if no attempt was legal, which ends the episode.
     """
 
     instructions: str = ""
@@ -57,29 +57,29 @@ class Environment(Generic[StateT, ActionT]):
     illegal_reward: float = -1.0
 
     def reset(self, seed: int) -> StateT | Awaitable[StateT]:
-        """Begin an episode and return its first state; the same one for the same seed."""
+        """Start an episode and return its first state, which must be the same whenever the seed is the same."""
         raise NotImplementedError(f"{type(self).__name__} has no reset(seed)")
 
     def step(self, action: ActionT) -> Step[StateT] | Awaitable[Step[StateT]]:
-        """Take an action; return the next state, the reward of this step, whether the episode is done, and the info.
+        """Play an action; return the next state, the reward of this step, whether the episode is done, and the info.
 
-        Numbers in `info["metrics"]` become metrics of the trajectory; a later step replaces an earlier one's. Raise an
-        `IllegalAction`, before anything changes, if the action is not possible in this state.
+        Numbers in `info["metrics"]` become metrics of the trajectory; if two steps set the same metric, the later value
+        counts. Raise an `IllegalAction`, before anything changes, if the action is not possible in this state.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step(action)")
 
     def close(self) -> Awaitable[None] | None:
-        """Free the resources of the environment; this is the last call."""
+        """Free the resources of the environment; no other method is called after this one."""
         return None
 
     def describe(self, state: StateT) -> str:
-        """Return a state as text for the agent."""
+        """Return the text that the agent is sent for a state; unless overridden, `str(state)`."""
         return str(state)
 
     def parse_action(self, answer: str, state: StateT) -> ActionT:
-        """Return the action that an answer means, or raise a `ValueError` whose message the agent reads.
+        """Return the action that the agent's answer means, or raise a `ValueError` whose message is sent to the agent.
 
-        Unless overridden, the action is the answer itself without spaces around it.
+        Unless overridden, the action is the answer without surrounding white space.
         """
         found: Any = answer.strip()
         return found
@@ -89,7 +89,7 @@ Make = Callable[[], Environment[Any, Any]]
 
 
 class OwnThread:
-    """A thread that runs one call at a time while the event loop goes on; it begins with the first call."""
+    """A thread that runs one call at a time, so that the event loop is not blocked; the first call starts it."""
 
     def __init__(self) -> None:
         # One thread for all calls, because an environment may hold objects that only the thread that made them may use:
@@ -97,7 +97,7 @@ class OwnThread:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="art-patch-environment")
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the function in the thread and return its result; cancelling does not wait for it."""
+        """Call the function in the thread and return its result; if the caller is cancelled, the call runs on."""
         # `run_in_executor` does not carry context variables over, as `asyncio.to_thread` does.
         context = copy_context()
         return await asyncio.get_running_loop().run_in_executor(
@@ -105,14 +105,14 @@ class OwnThread:
         )
 
     def end(self, last: Callable[[], None] | None = None) -> None:
-        """End the thread after all earlier calls and `last`, without waiting for them."""
+        """Let the thread finish its queued calls, then call `last` and end; does not wait for any of that."""
         if last is not None:
             self._executor.submit(last)
         self._executor.shutdown(wait=False)
 
 
 class Worker:
-    """One environment and its thread, which makes the environment when it is first needed."""
+    """One environment and the thread in which it runs; the thread creates the environment when it is first needed."""
 
     def __init__(self, make: Make) -> None:
         self._make = make
@@ -120,19 +120,23 @@ class Worker:
         self._environment: Environment[Any, Any] | None = None
 
     async def environment(self) -> Environment[Any, Any]:
-        """Return the environment; the first call makes it."""
+        """Return the environment; the first call creates it in the worker's thread."""
         if self._environment is None:
             self._environment = await self._thread.run(self._make)
         return self._environment
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a method of the environment: a coroutine function on the event loop, any other in the thread."""
+        """Call a method of the environment: coroutine functions on the event loop, others in the worker's thread."""
         if inspect.iscoroutinefunction(function):
             return await function(*args)
         return await self._thread.run(function, *args)
 
     async def close(self) -> None:
-        """Close the environment. A `close` that is no coroutine function runs in the thread later, not waited for."""
+        """Close the environment and end the worker's thread.
+
+        A `close` that is a coroutine function is awaited here; any other `close` runs in the thread later and is not
+        awaited. Its errors are only logged.
+        """
         environment, self._environment = self._environment, None
         if environment is None:
             self._thread.end()
@@ -148,7 +152,7 @@ class Worker:
 
 
 class EnvironmentPool:
-    """At most `most` environments at work; each plays one episode after another."""
+    """A pool of at most `most` environments that play at the same time; each is reused for the next episode."""
 
     def __init__(self, make: Make, most: int) -> None:
         self._make = make
@@ -157,7 +161,10 @@ class EnvironmentPool:
 
     @asynccontextmanager
     async def one(self) -> AsyncGenerator[Worker]:
-        """Wait for a free place, and yield a worker for one episode."""
+        """Wait until fewer than `most` episodes run, and yield a worker for one episode.
+
+        If the block raises, the worker's environment is closed and not reused.
+        """
         async with self._gate:
             worker = self._free.pop() if self._free else Worker(self._make)
             try:
@@ -169,13 +176,17 @@ class EnvironmentPool:
             self._free.append(worker)
 
     async def close(self) -> None:
-        """Close all environments that play no episode."""
+        """Close all environments that are not playing an episode."""
         while self._free:
             await self._free.pop().close()
 
 
 def maker_of(environment: Environment[Any, Any] | Make) -> Make:
-    """Return a function that makes environments: the given one, or one that copies the given environment."""
+    """Return a function that creates environments.
+
+    That is `environment` itself if it is a class or a function; if it is an environment, the result makes deep copies
+    of it. Raises a `ConfigError` if it cannot be copied.
+    """
     if not isinstance(environment, Environment):
         if not callable(environment):
             raise ConfigError(f"environment={environment!r} is no Environment; give one, or a function that makes one")

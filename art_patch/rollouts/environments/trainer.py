@@ -1,16 +1,17 @@
-"""`Agent` plays an episode of an environment; `GRPOTrainer` turns seeds into groups of episodes and the next policy.
+"""`Agent` plays episodes of an environment; `GRPOTrainer` turns seeds into groups of episodes and the next policy.
 
     trainer = art.GRPOTrainer(art.Agent(model), Maze, learning_rate=1e-4, episodes_per_batch=64)
     for _ in range(20):
         await trainer.update_policy(await trainer.collect_episodes())
 
-One agent plays many episodes at once, so it keeps no state of any episode. Each answer's `Choice` is appended as the
-model's own client gave it, with its exact tokens. An agent that plays otherwise (tools, several calls for one action)
-is a subclass that overrides `generate_response` or `select_action`.
+One agent plays many episodes at the same time, so it keeps no state of an episode. Each answer's `Choice` is appended
+to the trajectory as the model's client returned it, with its exact tokens. For another way to play (tools, several
+requests per action), override `generate_response` or `select_action` in a subclass.
 
 The reward of an episode is the sum of the rewards of its steps. Its metrics are `actions` (their number), `illegal`
-(it ended because no answer was a legal action), `cut` (it reached the step limit before it was done), and those of the
-environment. Errors of the environment and the agent are raised, and carry the trajectory into its group's `exceptions`.
+(the episode ended because no answer was a legal action), `cut` (it reached the step limit before it was done), and
+those of the environment. If the environment or the agent raises, the exception carries the trajectory into its group's
+`exceptions`.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ from art_patch.training import TrainConfig
 
 
 class Agent:
-    """A model that plays: it reads a state and answers with an action.
+    """A model that plays episodes: it is sent a state and answers with an action.
 
     Attributes:
-        model: the model that answers; a `Model` that does not learn can play, too.
-        keeps_history: whether each question comes with the episode's conversation so far. Otherwise each state is a
-            conversation of its own, which suits long episodes whose states say everything.
+        model: the model that answers; a `Model`, which is never trained, can play, too.
+        keeps_history: whether each request holds the episode's conversation so far. If false, each state starts a
+            conversation of its own, which suits long episodes whose states contain all that matters.
         params: settings of each request: `max_tokens`, `temperature`, ...
     """
 
@@ -60,7 +61,10 @@ class Agent:
         self.params = params
 
     def begin(self, instructions: str) -> Trajectory:
-        """Return the trajectory of a new episode, with the environment's instructions as its system message."""
+        """Return the trajectory of a new episode, with the environment's instructions as its system message.
+
+        Its reward is NaN until the episode has ended.
+        """
         first: list[Any] = [{"role": "system", "content": instructions}] if instructions else []
         return Trajectory(messages_and_choices=first, reward=math.nan)
 
@@ -68,8 +72,8 @@ class Agent:
         """Send a state to the model and return its answer, which the environment reads as an action.
 
         Args:
-            state: the state as text; after an illegal action, the reason stands before it.
-            trajectory: of the episode; question and answer are appended to it.
+            state: the state as text; after an illegal action the error message precedes it.
+            trajectory: the trajectory of the episode; this method appends the state and the answer to it.
         """
         conversation = trajectory.histories()[-1].messages_and_choices
         # The first state stands in the main conversation; each later one opens a conversation of its own.
@@ -82,7 +86,7 @@ class Agent:
         return choice.message.content or ""
 
     async def generate_response(self, trajectory: Trajectory) -> Choice:
-        """Ask the model to continue the trajectory's last conversation; append its answer there and return it."""
+        """Have the model answer the newest conversation of the trajectory, append the answer to it and return it."""
         conversation = trajectory.histories()[-1]
         answer: Any = await self.model.openai_client().chat.completions.create(
             model=self.model.name, messages=conversation.messages(), **self.params
@@ -93,7 +97,10 @@ class Agent:
 
 
 async def play(worker: Worker, agent: Agent, seed: int, *, max_steps: int) -> Trajectory:
-    """Play one episode to its end, or for `max_steps` steps; raises the errors of the environment and the agent."""
+    """Play one episode until it is done or has `max_steps` steps.
+
+    Raises the errors of the environment and the agent.
+    """
     environment = await worker.environment()
     if environment.attempts < 1:
         raise ConfigError(f"attempts={environment.attempts} of {type(environment).__name__} must be at least 1")
@@ -152,10 +159,10 @@ def _is_system(item: Any) -> bool:
 
 
 class GRPOTrainer:
-    """Plays episodes with an agent and trains its model on them.
+    """Plays groups of episodes with an agent and trains the agent's model on them.
 
     Attributes:
-        updates: number of updates made so far.
+        updates: number of updates that the trainer has made.
     """
 
     def __init__(
@@ -216,14 +223,15 @@ class GRPOTrainer:
         self._begun = 0
 
     async def collect_episodes(self, seeds: Iterable[int] | None = None) -> list[TrajectoryGroup]:
-        """Play episodes, many at once, with a progress bar; return a group for each seed.
+        """Play episodes, many at the same time, with a progress bar; return a group of `group_size` episodes per seed.
 
         Args:
-            seeds: seeds for an evaluation, whose groups go to `model.log(groups)`. Unless given, the trainer's next
-                seeds are played, and their groups go to `update_policy`.
+            seeds: seeds for an evaluation; pass the resulting groups to `model.log(groups)`. Without this argument the
+                trainer plays its next training seeds; pass those groups to `update_policy`.
 
         Raises:
-            Exception: that of an environment, if more than `max_exceptions` raise; running episodes are cancelled.
+            Exception: more than `max_exceptions` episodes raised; it is the exception of the last one, and running
+                episodes are cancelled.
         """
         chosen = self._next_seeds() if seeds is None else list(seeds)
         pool = EnvironmentPool(self._make, self._parallel)
@@ -249,31 +257,33 @@ class GRPOTrainer:
             await pool.close()
 
     async def update_policy(self, groups: Iterable[TrajectoryGroup]) -> TrainResult:
-        """Update the policy from episodes, as `TrainableModel.train` does, and with its errors.
+        """Train the agent's model on groups of episodes; result and errors are those of `TrainableModel.train`.
 
-        Await it before the next `collect_episodes`, which plays with the new policy.
+        Await it before the next `collect_episodes`, which then plays with the new policy.
         """
         result = await self._model().runtime().train(groups, self._config)
         self.updates += 1
         return result
 
     async def save_checkpoint(self, path: str | PathLike[str]) -> Path:
-        """Write the state of the trainer and its model as a JSON file, and return its path.
+        """Write the counters of the trainer and the name of the champion to a JSON file, and return its path.
 
-        The file holds the policy's name and no weights. It is useful as long as the project's directory exists and
-        `delete_checkpoints` has not deleted the policy.
+        The file holds no weights. It can be loaded as long as the project's directory exists and `delete_checkpoints`
+        has not deleted the policy.
         """
         champion = await self._model().runtime().champion()
         return write_checkpoint(path, Checkpoint(champion.name, self.updates, self._begun))
 
     async def load_checkpoint(self, path: str | PathLike[str]) -> None:
-        """Go back to the state that `save_checkpoint` wrote: its policy is promoted; later policies are kept.
+        """Promote the policy that `save_checkpoint` wrote down, and restore the trainer's counters.
+
+        No policy is deleted.
 
         Raises:
-            ConfigError: the file is no checkpoint of this model.
+            ConfigError: the file is not a checkpoint of this model.
             StoreError: the project has no such policy.
-            TransitionError: the policy was rejected, by `delete_checkpoints` for example.
-            EngineError: the engine cannot serve it.
+            TransitionError: the policy was rejected, for example by `delete_checkpoints`.
+            EngineError: the engine cannot serve the policy; the trainer's counters stay as they were.
         """
         model = self._model()
         found = read_checkpoint(path, model=model.name)
@@ -295,7 +305,7 @@ class GRPOTrainer:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state of a trainer."""
+    """The content of a checkpoint file: the champion's name and the trainer's counters."""
 
     policy: str  # the policy that served, `NAME@STEP`
     updates: int  # number of updates made
@@ -303,7 +313,7 @@ class Checkpoint:
 
 
 def write_checkpoint(path: str | PathLike[str], checkpoint: Checkpoint) -> Path:
-    """Write a file for `read_checkpoint`, and its directory; return its path."""
+    """Write a checkpoint file for `read_checkpoint`, create its directory if needed, and return its path."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target, mode=0o666) as file:  # the file holds no secret, so the umask decides who may read it
@@ -312,7 +322,11 @@ def write_checkpoint(path: str | PathLike[str], checkpoint: Checkpoint) -> Path:
 
 
 def read_checkpoint(path: str | PathLike[str], *, model: str) -> Checkpoint:
-    """Read a file of `write_checkpoint`; raises a `ConfigError` if it is missing, damaged or of another model."""
+    """Read a file that `write_checkpoint` wrote.
+
+    Raises:
+        ConfigError: the file is missing or damaged, or its policy belongs to another model than `model`.
+    """
     try:
         found: Any = json.loads(Path(path).read_text())
         checkpoint = Checkpoint(str(found["policy"]), int(found["updates"]), int(found["begun"]))

@@ -178,7 +178,7 @@ def find_vllm(given: Path | None, root: Path) -> Found | None:
 
 
 def built(root: Path, device: Device) -> Found | None:
-    """Returns the environment that `build` has made below `root` for a kind of device; `None` without a complete build."""
+    """Returns the complete environment that `build` has made below `root` for a kind of device, or `None`."""
     directory = home_of(root, device)
     return look(directory / "bin" / "python") if (directory / _COMPLETE).is_file() else None
 

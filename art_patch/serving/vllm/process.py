@@ -228,7 +228,7 @@ class VllmProcess:
         self._process.close_pipes()
 
     def last_words(self) -> str:
-        """Returns up to three errors from vLLM's log, the root cause first; its last five lines if it holds no error."""
+        """Returns up to three errors from vLLM's log, root cause first; its last five lines if it holds no error."""
         text = _PREFIX.sub("", end_of_log(self.log, _TAIL_BYTES, start=self._start))
         found = dict.fromkeys(_ERROR.findall(text))
         errors = [error for error in found if "EngineDeadError" not in error]  # only a consequence of the real error

@@ -103,7 +103,10 @@ class Link:
         return await self._ask("GET", path, None, timeout_s)
 
     async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Any:
-        """Sends a JSON body by POST; returns the decoded answer, or its text if it is not JSON. Raises as `get` does."""
+        """Sends a JSON body by POST and returns the decoded answer; raises as `get` does.
+
+        An answer that is not JSON is returned as text.
+        """
         content = await self._ask("POST", path, json.dumps(body).encode(), timeout_s)
         try:
             return json.loads(content)
@@ -284,7 +287,7 @@ class Replica:
         self._task = asyncio.create_task(self._supervise())
 
     def condemn(self, why: str) -> None:
-        """Sends no more requests to this vLLM; the task of `supervise` then logs `why`, kills it and starts a new one."""
+        """Stops sending requests to this vLLM; the task of `supervise` then logs `why` and restarts it."""
         self.ready = False
         self._condemned = self._condemned or why
 

@@ -15,7 +15,10 @@ from typing import Any
 
 
 class Extension:
-    """An empty base class for vLLM's worker; `--worker-extension-cls` needs a class, but the import alone has an effect."""
+    """An empty class that `--worker-extension-cls` makes vLLM's worker inherit.
+
+    Importing this module has the effect.
+    """
 
 
 def _correct() -> None:
