@@ -1,11 +1,12 @@
-"""Says which trajectory, span and group a call belongs to, and takes what the app says about a run.
+"""Says which trajectory, span and group a call belongs to, and accepts the app's scores and corrections of a run.
 
 In: `trajectory()`, `span()`, `group()` and `suppress()` around the app's code. Out: an `Identity` for each call that
 starts; trajectories, spans, scores and corrections for the store. The state lives in the current OpenTelemetry context.
-It is read when a call starts and never again.
+Each call reads it once, when the call starts.
 
-The identity is the first of these that exists: an explicit `trajectory()` (or an outermost `span()`); the active
-OpenTelemetry trace; a conversation that extends an earlier one (found by `recording`); the single call.
+A call belongs to the first of these that exists: an explicit `trajectory()` (or an outermost `span()`); the active
+OpenTelemetry trace; the trajectory of an earlier conversation that the call extends (found by `recording`); a new
+trajectory for this call.
 """
 
 # pyright: reportUnusedImport=false

@@ -1,12 +1,13 @@
 """The surroundings of the code that runs: its trajectory, span and group, from `art_patch` or from OpenTelemetry.
 
-They live in the current OpenTelemetry context, so they follow whatever carries that context: tasks,
-`asyncio.to_thread`, instrumented executors, `bind()`; `threads` carries them into threads. They are one object under
-one key, because every call reads them.
+The surroundings live in the current OpenTelemetry context, so whatever carries that context carries them too: tasks,
+`asyncio.to_thread`, instrumented executors, `bind()`. The module `threads` carries them into new threads. They are one
+`Ambient` object under one key of the context, because every call of the SDK reads them.
 
-A block that has ended still holds for code that goes on in its own thread, such as a task that was started inside. In
-other threads it does not: a thread of a connection pool that was started inside would belong to it for ever. There, the
-blocks around it that have not ended hold.
+Code that was started inside a block (`with trajectory()`, `span()`, `group()`, `suppress()`) may run on after the block
+has ended. If it runs in the thread that entered the block, such as a task, it keeps the surroundings of that block. In
+any other thread it gets those of the innermost outer block that is still open: a connection pool's thread that was
+started inside a block must not belong to that block for ever.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ _KEY = otel.create_key("art-patch-ambient")
 
 
 class Ambient:
-    """What the blocks around a piece of code say. It does not change while it is in force.
+    """The trajectory, span, group and suppression that apply to a piece of code; fixed from when its block is entered.
 
     Attributes:
         open: the innermost trajectory; `None` outside of every trajectory.
         span_id: id of the innermost span.
         group_key: key of the innermost `group()`.
         suppressed: whether the code is inside `suppress()`.
-        outer: the surroundings of the innermost block that have not ended themselves.
-        thread: id of the thread that has entered the innermost block; 0 if no thread has, and the block cannot end.
-        ended: whether the innermost block was left.
+        outer: the surroundings of the nearest outer block that has not ended; `None` if there is none.
+        thread: id of the thread that entered the innermost block; 0 for a copy that no thread entered and that so
+            never ends.
+        ended: whether the program has left the innermost block.
     """
 
     __slots__ = ("ended", "group_key", "open", "outer", "span_id", "suppressed", "thread")
@@ -54,7 +56,7 @@ class Ambient:
         self.ended = False
 
     def copy(self) -> Self:
-        """Return a copy for another block, to be changed before it is entered."""
+        """Return a copy for a nested block. The caller changes the copy before it enters the block."""
         new = type(self)()
         new.open, new.span_id = self.open, self.span_id
         new.group_key, new.suppressed = self.group_key, self.suppressed
@@ -63,15 +65,16 @@ class Ambient:
 
 @dataclass(slots=True)
 class Identity:
-    """What a call takes along when it starts.
+    """The trajectory, span and group that a call, score or span belongs to, read at the moment it starts.
 
     Attributes:
-        trajectory: explicit, or of the active OpenTelemetry trace. `None` leaves it to stitching.
+        trajectory: the explicit trajectory, or that of the active OpenTelemetry trace. With `None` the recorder looks
+            for an earlier conversation that the call extends (stitching).
         span_id: id of the innermost span.
         group_key: key of the surrounding `group()`.
         suppressed: whether the call is inside `suppress()`, and so neither recorded nor routed.
-        otel_context: the context in which the call started; `None` if a span of another instrumentation shows it
-            already.
+        otel_context: the OpenTelemetry context in which the call started, for the span that `recording` makes of it;
+            `None` if the app's own instrumentation has made a span of this call already.
     """
 
     trajectory: TrajectoryInfo | None = None
@@ -86,7 +89,7 @@ _SUPPRESSED = Identity(suppressed=True)
 
 
 def surroundings() -> Ambient:
-    """Return the surroundings of the running code."""
+    """Return the trajectory, span, group and suppression that apply to the running code, in its thread."""
     return _in_force(ambient_of(otel.get_current()))
 
 
@@ -97,11 +100,11 @@ def registered_around(here: Ambient) -> RegisteredSpan | None:
 
 
 def identify(*, using: bool = True, call: bool = False) -> Identity:
-    """Return the identity of what happens now.
+    """Return the identity of the call, score or span that the running code makes now.
 
     Args:
-        using: whether a record is made under it, so that its trajectory is stored.
-        call: whether it is for a call of the SDK, which `suppress()` applies to.
+        using: whether a record is made under this identity; then its trajectory is marked as used and gets stored.
+        call: whether the identity is for a call of the SDK. `suppress()` hides calls, but no scores and spans.
     """
     current = otel.get_current()
     # Not `surroundings()`: this runs in every call, and one look at the context is enough.
@@ -143,7 +146,7 @@ class Entered(NamedTuple):
 
 
 def enter(now: Ambient) -> Entered:
-    """Make `now` the surroundings."""
+    """Make `now` the surroundings of the code that runs next in this context, until `leave`."""
     before = otel.get_current()
     was = ambient_of(before)
     # A block that has ended is skipped, so that it is not kept alive by those inside it.
@@ -155,7 +158,7 @@ def enter(now: Ambient) -> Entered:
 
 
 def leave(entered: Entered) -> None:
-    """Restore the surroundings from before `enter`."""
+    """Mark the block as ended and restore the surroundings from before `enter`."""
     entered.now.ended = True
     current = otel.get_current()
     # The old context is attached again, instead of detaching by token: a token only works in the context that made it,
@@ -169,7 +172,7 @@ def leave(entered: Entered) -> None:
 
 
 def ambient_of(context: Context) -> Ambient:
-    """Return the surroundings that a context holds."""
+    """Return the surroundings that an OpenTelemetry context holds; empty ones if it holds none."""
     found = context.get(_KEY)
     return found if isinstance(found, Ambient) else _NOTHING
 
@@ -184,14 +187,14 @@ def to_carry() -> Ambient | None:
 
 
 def put_on(here: Ambient | None) -> Context:
-    """Make `here`, or nothing, the surroundings. Return the context to attach again afterwards."""
+    """Make `here` the surroundings of this thread (`None`: no surroundings). Return the context to restore later."""
     before = otel.get_current()
     otel.attach(otel.set_value(_KEY, here, before))
     return before
 
 
 def lasting() -> Context:
-    """Return the current context, in which the blocks that are open now never end."""
+    """Return a copy of the current context that keeps its trajectory, span and group after their blocks have ended."""
     current = otel.get_current()
     here = ambient_of(current)
     # A copy was never entered by a thread, so it never ends.
@@ -236,7 +239,7 @@ _MARKS: tuple[tuple[str, frozenset[str] | None], ...] = (
 
 
 def is_call_span(span: Any) -> bool:
-    """Return whether an OpenTelemetry span stands for one call of a model."""
+    """Return whether an OpenTelemetry span stands for one call of a model, by its attributes."""
     attributes: Mapping[str, Any] | None = getattr(span, "attributes", None)
     if not attributes:
         return False
@@ -247,12 +250,12 @@ MOST_SPANS = 10_000
 
 
 class OpenTrajectory:
-    """A trajectory whose block is being executed.
+    """A trajectory whose `with` block, or whose run of an integration, has not ended.
 
     Attributes:
-        info: what is known of it.
-        used: whether anything was recorded under it. A trajectory without a call leaves no row in the store.
-        waiting: steps that ended and scores that were given before the first call.
+        info: the record of the trajectory, as far as it is known.
+        used: whether anything was recorded under the trajectory. An unused one leaves no row in the store.
+        waiting: steps that ended and scores that were given before the first call; they are stored after that call.
     """
 
     __slots__ = ("info", "used", "waiting")
@@ -263,7 +266,7 @@ class OpenTrajectory:
         self.waiting: list[SpanInfo | Score] = []
 
     def waited(self) -> list[SpanInfo | Score]:
-        """Return the records that need not wait any longer, each once."""
+        """Return the waiting records and empty the list, if a call was recorded by now; else return nothing."""
         if not self.used:
             return []
         waiting, self.waiting = self.waiting, []
@@ -275,8 +278,9 @@ class RegisteredSpan(NamedTuple):
 
     Attributes:
         open: the trajectory that the span belongs to.
-        step_id: the step that the span is, or is inside.
-        below: the step of ours in force when the span began. If another one is in force now, it is inside the span.
+        step_id: the step of the trajectory that this span stands for, or that contains the span.
+        below: id of art_patch's own span that was active when this span began. If a different one is active later, it
+            was opened inside this span and is the parent of new calls.
     """
 
     open: OpenTrajectory
@@ -290,7 +294,7 @@ _lock = RLock()
 
 
 def register(span_id: int, span: RegisteredSpan) -> None:
-    """Remember a span of OpenTelemetry by its id."""
+    """Remember to which trajectory and step an OpenTelemetry span belongs, by the span's id."""
     with _lock:
         _spans[span_id] = span
         if len(_spans) > MOST_SPANS:
@@ -298,11 +302,11 @@ def register(span_id: int, span: RegisteredSpan) -> None:
 
 
 def forget(span_id: int) -> None:
-    """Forget a span that has ended."""
+    """Forget a registered OpenTelemetry span that has ended."""
     with _lock:
         _spans.pop(span_id, None)
 
 
 def registered(span_id: int) -> RegisteredSpan | None:
-    """Return what was registered for a span; `None` if nothing was."""
+    """Return the trajectory and step that were registered for an OpenTelemetry span; `None` if none were."""
     return _spans.get(span_id)

@@ -1,20 +1,21 @@
-"""The door for integrations: what the callbacks of an agent framework report becomes part of the trajectory.
+"""The interface for integrations: the events that an agent framework reports to callbacks become a trajectory's steps.
 
 ::
 
     from art_patch.context.integration import Run, guarded
 
-`with trajectory()` needs code around the agent's. A callback only hears, in some task or thread, that something began
-and later that it ended. So a `Run` is an object that the integration holds; its steps name their parents, and
-`inside()` puts a step in force around the call of the SDK. `record_call` is for libraries whose calls go past the SDK.
-README.md in `integrations/` has an integration in 40 lines.
+`with trajectory()` must surround the agent's code. A framework's callback cannot do that: it is only told, in some task
+or thread, that a node or tool began, and later that it ended. So the integration keeps a `Run` object; each step names
+its parent step, and `inside()` makes the SDK's calls inside its block belong to a step. `record_call` records the calls
+of libraries that bypass the OpenAI SDK. README.md in `integrations/` has an integration in 40 lines.
 
-- If the app has a `trajectory()`, a `span()` or an OpenTelemetry trace of its own, the run is that one, and its steps
-  hang below what is in force. Else the run is a new trajectory.
-- A framework that emits OpenTelemetry spans needs no `inside()`: `take_span()` says which step a span is.
+- If the app has a `trajectory()`, a `span()` or an OpenTelemetry trace of its own, the framework's run becomes part of
+  that trajectory, and its steps become children of the span that is active. If not, the run is a new trajectory.
+- For a framework that emits OpenTelemetry spans, the integration calls `take_span()` at the start of each span, to say
+  which step the span belongs to. Calls inside such a span then find their step without `inside()`.
 - A run under which no call was recorded leaves no row in the store; nor do its steps and scores.
-- Inputs and outputs are kept as JSON values, with texts cut to 4,096 characters. They are for readers and judges; what
-  the model saw is in the messages.
+- Inputs and outputs of steps are kept as JSON values, with texts cut to 4,096 characters. People and judges read them.
+  The full text that the model received is in the messages of the calls.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ _BYTES = (bytes, bytearray)
 
 
 class Step:
-    """A part of a run with a beginning and an end: a node, a tool call, a hand-over.
+    """A part of a run with a beginning and an end: a node, a tool call, a handoff to another agent.
 
     Attributes:
         run: the run that the step is a part of.
-        id: id of the step, which the steps below it name.
+        id: id of the step; its child steps name it as their parent.
     """
 
     __slots__ = ("_attributes", "_keep", "_known", "id", "run")
@@ -68,10 +69,10 @@ class Step:
         self._keep = keep
 
     def end(self, output: object = None, *, error: BaseException | str | None = None, **attributes: object) -> None:
-        """Report the end of the step. Only the first report counts.
+        """Report that the step has ended. Only the first report counts; later ones are ignored.
 
         Args:
-            output: what the step returned.
+            output: the value that the step returned.
             error: the exception or message of a step that failed.
             attributes: further attributes of the step's span.
         """
@@ -97,15 +98,16 @@ class Run:
         tags: Iterable[str] = (),
         metadata: Mapping[str, object] | None = None,
     ) -> None:
-        """Begin a run, or take part in the one that is in force.
+        """Begin a run, as a new trajectory or as part of the one that surrounds the running code.
 
         Args:
             name: kind of the run, such as the name of the agent.
             id: the framework's own id. Runs with the same id are one trajectory. Without it, a new id is made.
             session_id: the conversation, thread or session that the run is a turn of.
             user_id: the user whom the run serves.
-            tags: labels to filter by.
-            metadata: further JSON values. The key `replay` is removed: a caller of the app may have sent it.
+            tags: labels by which commands can select runs.
+            metadata: further JSON values. The key `replay`, which names code that the job may execute, is removed: a
+                user of the app may have sent it.
         """
         here = ambient.surroundings()
         around = ambient.registered_around(here)
@@ -128,7 +130,7 @@ class Run:
 
     @property
     def id(self) -> str:
-        """Id of the trajectory. Several runs share it if the app holds them together."""
+        """Id of the trajectory. Several runs share it if the app has one `trajectory()` or trace around them."""
         return self._open.info.id
 
     def step(
@@ -139,17 +141,17 @@ class Run:
         Args:
             name: name of the node, tool or agent.
             kind: kind of the step's span.
-            parent: the step around it. Without it, the run itself.
-            input: what the step was given.
+            parent: the step that contains this one. Without it, the step is at the top level of the run.
+            input: the value that the step was given.
             known: further attributes of the step's span.
         """
         above = self._below if parent is None else parent.id
         return Step(self, (name, above, kind), _json_values(input=input, **known), self._keep)
 
     def inside(self, step: Step | None = None) -> Inside:
-        """Return a context manager that puts the run, and a step of it, in force.
+        """Return a context manager that makes the SDK's calls inside its block belong to the run, and to `step`.
 
-        It also has `enter()` and `leave()`.
+        Callbacks that cannot use a `with` block call its methods `enter()` and `leave()`.
         """
         now = ambient.Ambient()
         now.open, now.group_key = self._open, self._group_key
@@ -157,7 +159,7 @@ class Run:
         return Inside(now)
 
     def take_span(self, span_id: int, step: Step | None = None) -> None:
-        """Say that an OpenTelemetry span that begins now belongs to this run, and to a step of it."""
+        """Register an OpenTelemetry span that begins now, so that calls inside it belong to this run, and to `step`."""
         ambient.register(
             span_id,
             ambient.RegisteredSpan(
@@ -167,25 +169,31 @@ class Run:
 
     @staticmethod
     def drop_span(span_id: int) -> None:
-        """Say that an OpenTelemetry span has ended."""
+        """Forget an OpenTelemetry span that `take_span` has registered, because the span has ended."""
         ambient.forget(span_id)
 
     def score(self, name: str, value: float, *, comment: str | None = None) -> None:
-        """Score the run by what the framework saw, such as 0 for an answer that did not validate."""
+        """Store a score that the framework gives the run, such as 0 for an answer that failed the schema validation.
+
+        A value that is not finite is ignored.
+        """
         # Not `score()`, which raises: a framework's odd value must not reach the app as an error.
         if math.isfinite(value):
             short = None if comment is None else comment[:MOST_CHARS]
             self._keep(Score(new_id(), self.id, name, float(value), "code", time.time(), comment=short))
 
     def know(self, *, session_id: str | None = None, user_id: str | None = None) -> None:
-        """Add what the framework learned late. It is stored when the run ends. What is known already stays."""
+        """Add ids that the framework reports after the run has begun. They are stored when the run ends.
+
+        An id that is set already is kept. In a run that is part of the app's own trajectory, the new ids are ignored.
+        """
         if self._own:
             self._open.info = _named(self._open.info, session_id=session_id, user_id=user_id)
 
     def end(self, output: object = None, *, error: BaseException | str | None = None) -> None:
-        """Report the end of the run, and its output.
+        """Report that the run has ended, with its output or error.
 
-        If the run is part of the app's own trajectory, that one goes on.
+        If the run is part of the app's own trajectory, that trajectory continues and `output` is not stored.
         """
         if not self._open.used:
             return
@@ -207,7 +215,7 @@ class Run:
 
 
 class Inside:
-    """Puts a run in force. It must be left by the task or thread that has entered it."""
+    """Makes the calls of the SDK belong to a run, from `enter()` to `leave()`, which the same task or thread calls."""
 
     __slots__ = ("_entered", "_now")
 
@@ -216,21 +224,21 @@ class Inside:
         self._entered: ambient.Entered | None = None
 
     def enter(self) -> None:
-        """Put the run in force in this context, from here on."""
+        """Make the calls that follow in this task or thread belong to the run."""
         self._entered = ambient.enter(self._now)
 
     def leave(self) -> None:
-        """Restore what was in force before. In a context where the run is not in force, this does nothing."""
+        """Restore the surroundings from before `enter()`. In a task or thread that did not enter, nothing changes."""
         entered, self._entered = self._entered, None
         if entered is not None:
             ambient.leave(entered)
 
     def __enter__(self) -> None:
-        """Put the run in force."""
+        """Make the calls inside the block belong to the run."""
         self.enter()
 
     def __exit__(self, *_: object) -> None:
-        """Restore what was in force before."""
+        """Restore the surroundings from before the block."""
         self.leave()
 
 

@@ -1,8 +1,9 @@
-"""Records calls that libraries send past the OpenAI SDK, if an integration hears of them. They are never routed.
+"""Records calls that libraries send without the OpenAI SDK, if an integration reports them. They are never routed.
 
-The patch cannot see such a call. It only sees that one goes by (`patching.sdk.bypass`), and surrounds it with a
-`Passage`. An integration that hears of the call at that moment records it here, once; else it is counted as unseen. No
-call that the patch sees takes such a route, so no call is recorded twice.
+Some libraries have an HTTP client of their own. The patch notices that such a library sends a call, but cannot read it:
+`patching.sdk.bypass` only wraps the sending function and surrounds it with a `Passage`. If an integration reports the
+call inside the passage, the call is recorded here; if none does, the call is only counted in `status().bypasses`. A
+call that the SDK sends is outside of every passage, so `record_call` refuses it, and no call is recorded twice.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from art_patch.types import Api
 
 
 class Passage:
-    """A call on its way past the patch.
+    """A call that a library is sending without the OpenAI SDK.
 
     Attributes:
         recorded: whether an integration records the call.
-        open: whether the call is being sent. A task that began meanwhile keeps the passage, and may send calls later.
+        open: whether the call is still being sent. A task that was started inside inherits the passage and may send
+            other calls after its end, so an ended passage counts for nothing.
     """
 
     __slots__ = ("open", "recorded")
@@ -37,7 +39,7 @@ _PASSAGE: ContextVar[Passage | None] = ContextVar("art_patch_passage", default=N
 
 @contextmanager
 def passing(passage: Passage) -> Generator[None]:
-    """Surround the function, or the coroutine, that sends a call past the patch."""
+    """Open the passage while the block runs, which sends a call without the OpenAI SDK."""
     token = _PASSAGE.set(passage)
     passage.open = True
     try:
@@ -49,13 +51,13 @@ def passing(passage: Passage) -> Generator[None]:
 
 
 def is_passing() -> bool:
-    """Return whether a call is on its way past the patch in the current context."""
+    """Return whether the running code is inside a function that sends a call without the OpenAI SDK."""
     passage = _PASSAGE.get()
     return passage is not None and passage.open
 
 
 class OwnCall:
-    """A call that an integration records. It ends once, with the first report of its end."""
+    """A call that an integration records. Only the first `end()` counts."""
 
     __slots__ = ("_exchange",)
 
@@ -63,10 +65,11 @@ class OwnCall:
         self._exchange = exchange
 
     def end(self, answer: str | bytes | None = None, *, error: BaseException | str | None = None) -> None:
-        """Report the answer.
+        """Report the answer, or why there is none. The call is then queued for the store.
 
         Args:
-            answer: the whole answer as OpenAI's JSON, also for a stream; `None` if the call was given up or failed.
+            answer: the complete answer as OpenAI's JSON, assembled by the integration if it was streamed; `None` if the
+                app stopped reading it or the call failed.
             error: the exception or message of a call that failed.
         """
         if answer is not None and not self._exchange.is_finished:
@@ -78,9 +81,11 @@ class OwnCall:
 
 
 def record_call(body: Mapping[str, Any], *, api: Api = "chat") -> OwnCall | None:
-    """Record a call that goes past the patch now; `None` if none does, or the call is not to be recorded.
+    """Begin the record of a call that a library is about to send without the OpenAI SDK.
 
-    An integration calls it in the context that makes the call, before the call is sent. `body` is OpenAI's JSON.
+    An integration calls this in the task or thread that sends the call, before the call is sent. `body` is the request
+    as OpenAI's JSON. The result is `None` if the running code sends no such call, or if the call is not to be recorded
+    (mode `off`, `suppress()`, the app's `match`).
     """
     passage = _PASSAGE.get()
     # Outside of a passage the patch sees the call itself, and it would be recorded twice.

@@ -1,13 +1,13 @@
-"""`replayable()`: marks a function that the job may run again, so that a run which happened once gets siblings.
+"""`replayable()`: marks a function that the job may call again, so that a run without siblings gets some.
 
-In: the app's calls of the function. Out: each call is a run, whose metadata says how to repeat it::
+In: the app's calls of the function. Out: each call is a run of the agent, whose metadata says how to repeat it::
 
     {"replay": {"target": "module:function", "args": [...], "kwargs": {...}}}
 
-The target is what another process can import: a module, or the absolute path of the script that was started. Arguments
-are noted when the call starts, and only if JSON returns them equal; any other call is never repeated. Runs that are
-repetitions are not offered again. A wrong use raises `ConfigError` where the function is decorated. No call ever fails
-because of this module.
+The target is a name that another process can import: a module, or the absolute path of the script that was started.
+The arguments are noted when the call starts, and only if a round trip through JSON leaves them equal; a run whose
+arguments are not noted is never repeated. A repetition is not itself offered for repetition. A function that cannot be
+replayed raises `ConfigError` where it is decorated. No call of the function ever fails because of this module.
 """
 
 from __future__ import annotations
@@ -44,15 +44,17 @@ _noting = [True]
 def replayable(function: Callable[P, R]) -> Callable[P, R]:
     """Offer `function` to the job: `art-patch retrain --replay 3` may call it again with the same arguments.
 
-    The job repeats runs that have no siblings, and at each gate held-out runs, with candidate and champion.
+    The job repeats runs that have no siblings. At each gate it also repeats held-out runs, once with the candidate and
+    once with the champion.
 
-    Offer only what may happen twice: a function whose tools read, or write into a sandbox. Each call of it is one run;
-    inside a `trajectory()` without a call so far, it is that run. Arguments must be JSON values of 64 KiB at most; a
-    call with other arguments is recorded and not repeated.
+    Offer only a function that may safely run twice: its tools only read, or write into a sandbox. Each call of the
+    function is one run of the agent. Inside a `trajectory()` in which no model was called so far, the call is that
+    trajectory's run. Arguments must be JSON values of 64 KiB at most; a run with other arguments is recorded but not
+    repeated.
 
     The job imports the module only after it has found in the source that this decorator stands above the function, or
-    that the top level calls `replayable(function)`. What the app sets up behind `if __name__ == "__main__":`, such as
-    `patch(redact=...)`, is not set up there; put what runs need above it.
+    that the top level calls `replayable(function)`. Code behind `if __name__ == "__main__":`, such as
+    `patch(redact=...)`, does not run in that import; put everything that a run needs above it.
 
     ::
 
@@ -83,12 +85,12 @@ def replayable(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def offered(module: str, name: str) -> Callable[..., Any] | None:
-    """Return the function of this name that the module has offered; `None` if there is none."""
+    """Return the function of this name that the module has marked with `replayable()`; `None` if there is none."""
     return _offered.get((module, name))
 
 
 def note_no_more() -> None:
-    """Note no more calls in this process, because it repeats runs itself."""
+    """Stop noting how to repeat runs, in a process that itself repeats runs for the job."""
     _noting[0] = False
 
 

@@ -1,12 +1,12 @@
 """`trajectory()`, `span()`, `group()`, `suppress()` and `bind()`: scopes around the app's code.
 
 Each scope is a context manager and a decorator. As a decorator it gives every call of the function a trajectory (or
-span) of its own, also for coroutines and generators. Without `patch()` the scopes work, and nothing is recorded.
+span) of its own, also for coroutines and generators. Without `patch()` the scopes can be used, but nothing is recorded.
 
-A generator is the hard case: the scope belongs to its body, but the body runs in slices, in the frame of its consumer.
-So the scope is in force during each slice only, together with what the body itself has entered (a `span()` around a
-`yield`). A `with` block inside an undecorated generator cannot be undone between two `yield`s; decorate the generator
-instead.
+A decorated generator needs care: between two `yield`s of its body, the consumer's code runs in the same context. So the
+scope applies only while the body runs; it is suspended at each `yield`, together with any `span()` that the body has
+opened around the `yield`. Without the decorator, a `with trajectory()` block around a `yield` also applies to the
+consumer's code; decorate the generator in place of the block.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Scope(Generic[T]):
-    """A context manager and a decorator. Entering returns `T`. One thread may enter it again, also nested."""
+    """A context manager and a decorator. `with` gives a `T`. The same thread may enter one scope again, also nested."""
 
     def __init__(self, *arguments: Any) -> None:
         self._arguments = arguments
@@ -152,15 +152,15 @@ def trajectory(
     tags: Sequence[str] = (),
     metadata: JSON | None = None,
 ) -> Scope[TrajectoryInfo]:
-    """Mark everything inside as one run of the agent on one task. Entering returns the trajectory, with its `id`.
+    """Mark all calls inside as one run of the agent on one task. `with ... as` gives the trajectory, with its `id`.
 
     Args:
         name: kind of the run, such as the name of the agent.
         id: an id of your own; blocks with the same id are one trajectory. Without it, a new id is made.
         scenario: key of the task. Trajectories with the same key are compared with each other.
-        session_id: id of the user's session, the unit of all online tests.
-        user_id: id of the user, the unit of consent and erasure.
-        tags: labels to filter by.
+        session_id: id of the user's session. A canary test assigns whole sessions to the champion or the canary.
+        user_id: id of the user. `art-patch erase --user` deletes all trajectories with this id.
+        tags: labels by which commands can select runs.
         metadata: further JSON values. The key `replay` is removed, because only `replayable()` may name code to run.
 
     Raises:
@@ -181,14 +181,14 @@ def trajectory(
 
 
 def noted_run(name: str, noted: JSON) -> Scope[TrajectoryInfo]:
-    """Return a trajectory whose metadata holds what `replayable()` noted."""
+    """Return a `trajectory()` scope whose metadata holds the target and arguments that `replayable()` noted."""
     return _Trajectory(None, {"name": name, "metadata": noted})
 
 
 def span(name: str) -> Scope[str]:
-    """Mark a named part of the trajectory, nested in the span around it. Entering returns the id of the span.
+    """Mark a named part of the trajectory, nested in the surrounding span. `with ... as` gives the id of the span.
 
-    Outside of every trajectory and OpenTelemetry trace, the outermost span is a trajectory itself.
+    Outside of every trajectory and OpenTelemetry trace, the outermost span also is a new trajectory.
     """
     return _Span(name)
 
@@ -205,7 +205,7 @@ def group(key: str) -> Scope[None]:
 
 
 def suppress() -> Scope[None]:
-    """Leave calls inside alone: they are neither recorded nor routed. For evaluations, judges and health checks."""
+    """Make calls inside go upstream without being recorded or routed: for evaluations, judges and health checks."""
     return _Marked("suppressed", True)
 
 
@@ -226,10 +226,11 @@ class _Captured:
 
 
 def bind(function: Callable[P, R]) -> Callable[P, R]:
-    """Return `function` such that it runs in the context of this moment, in whatever thread or task it is called.
+    """Return a wrapper of `function` that runs in the trajectory, span and group in which `bind` was called.
 
-    `patch()` makes threads and thread pools inherit the surroundings until the `with` block around them ends. A bound
-      function keeps them after that: for the generator of a streamed answer, or work that goes on in the background::
+    After `patch()`, threads and thread pools inherit the trajectory of the code that starts them, but only until its
+    `with` block ends. A bound function keeps it after that, in whatever thread or task it is called. Use it for the
+    generator of a streamed answer, or for work in the background::
 
         return StreamingResponse(art.bind(answer)(question))
     """
@@ -242,7 +243,7 @@ OpenScope = Callable[[], AbstractContextManager[object]]
 
 
 def carry(function: Callable[P, R], open_scope: OpenScope) -> Callable[P, R]:
-    """Return `function` such that each call runs inside a scope of its own, which `open_scope()` makes."""
+    """Return a wrapper of `function`: each call of it runs inside a new scope, which `open_scope()` makes."""
     inner = cast(Callable[..., Any], function)
 
     def plain(*args: Any, **kwargs: Any) -> Any:

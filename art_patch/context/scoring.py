@@ -1,7 +1,7 @@
-"""`score()`, `reward()`, `correct()` and `current_trajectory()`: what the app's own code knows about a run.
+"""`score()`, `reward()`, `correct()` and `current_trajectory()`: the app's own code scores and corrects its runs.
 
 A mistake of the caller (a value that is not finite, an empty answer, no run to score) raises `ConfigError` at once,
-patched or not, so that it shows in the first test and not as a missing reward months later.
+with or without `patch()`, so that the app's first test shows it and not a missing reward months later.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ def score(
     Args:
         name: name of the score, such as `thumbs`. Scores of different names are stored side by side.
         value: the score; it must be finite.
-        trajectory_id: the run, for scores that come later or from elsewhere. Without it, the current run.
-        comment: what the user wrote about it.
-        score_id: giving the same id again replaces the score.
+        trajectory_id: id of the run, for a score that is given after the run or in another process. Without it, the
+            current run is scored.
+        comment: the text that a user wrote beside the score.
+        score_id: an id of your own; a second score with the same id replaces the first.
 
     Raises:
         ConfigError: if the value is not finite, or there is no trajectory to score.
@@ -66,14 +67,18 @@ def correct(
     comment: str | None = None,
     correction_id: str | None = None,
 ) -> None:
-    """Say what an answer should have been. Exports use it as the answer to learn, and as the better one of a pair.
+    """Store the right answer for a call that the model answered wrongly.
+
+    `art-patch export` writes the correction as the answer to learn (formats chat and sft), and as the better answer of
+    a pair (format preference).
 
     Args:
         answer: the right answer: a text, or an assistant message as OpenAI JSON (`content`, `tool_calls`).
-        trajectory_id: the run, for corrections that come later or from elsewhere. Without it, the current run.
-        call_id: the call that was answered wrongly. Without it, the last call of the run's conversation.
-        comment: what the user wrote about it.
-        correction_id: giving the same id again replaces the correction.
+        trajectory_id: id of the run, for a correction that is given after the run or in another process. Without it,
+            the current run is corrected.
+        call_id: the call that was answered wrongly. Without it, the final call of the run's conversation.
+        comment: the text that a user wrote beside the correction.
+        correction_id: an id of your own; a second correction with the same id replaces the first.
 
     Raises:
         ConfigError: if the answer is empty or no assistant message, or there is no trajectory to correct.
@@ -154,7 +159,8 @@ CAPTURED: ContextVar[Any] = ContextVar("art_patch_captured", default=None)
 def current_trajectory() -> TrajectoryInfo | Any | None:
     """Return the trajectory that surrounds the running code, from `trajectory()` or from an OpenTelemetry trace.
 
-    Inside `capture_auto_trajectory` it is the `Trajectory` that is being captured, to which a reward can be given. It
-    is `None` where there is neither, even if the conversation is later stitched to a trajectory.
+    Inside `capture_auto_trajectory` the result is the `Trajectory` that is being captured; set its `reward` to score
+    it. Where none of these surrounds the code, the result is `None`, even if the recorder later finds that the call
+    continues a recorded conversation and adds it to that trajectory.
     """
     return CAPTURED.get() or identify(using=False).trajectory

@@ -1,12 +1,14 @@
-"""Makes threads and thread pools inherit the surroundings, which `threading` itself does not do.
+"""Makes new threads and jobs of thread pools belong to the trajectory, span and group of the code that starts them.
 
-`Thread.start` hands the surroundings to the thread; `ThreadPoolExecutor.submit`, and so `map` and `run_in_executor`,
-hands them to the job. Only our own surroundings: the rest of the context, an active OpenTelemetry span included, is
-left to OpenTelemetry's `ThreadingInstrumentor`, which works in either order. They hold until the block around the start
-has ended (see `ambient`). A worker of a pool inherits nothing, because it serves other jobs too.
+Python's `threading` does not do this by itself. The patched `Thread.start` hands these surroundings to the thread. The
+patched `ThreadPoolExecutor.submit`, which `map` and `run_in_executor` call too, hands them to the job; the pool's
+worker thread itself inherits nothing, because it serves jobs of other trajectories too. The rest of the context, such
+as an active OpenTelemetry span, is not carried: OpenTelemetry's `ThreadingInstrumentor` does that, and it may be
+installed before or after `patch()`. The surroundings apply in the thread until the block that started it has ended (see
+`ambient`).
 
-Outside of every block, this costs one look at the context. No fault here keeps a thread from starting: it is counted,
-and the thread runs without surroundings.
+Outside of every block, starting a thread costs one extra look at the context. A fault in this module never prevents a
+thread from starting: the fault is counted, and the thread runs without surroundings.
 """
 
 from __future__ import annotations
@@ -91,12 +93,12 @@ class _Carrier:
 
 
 def carry_threads_on() -> None:
-    """Make threads and thread pools inherit the surroundings."""
+    """Patch `Thread.start` and `ThreadPoolExecutor.submit`, so that threads and jobs inherit the trajectory."""
     _carrier.put_on()
 
 
 def carry_threads_off() -> None:
-    """Restore the original functions. Where another wrapper lies over ours, ours stays and does nothing."""
+    """Restore the original functions. A wrapper that other code has wrapped again stays, and only calls through."""
     _carrier.take_off()
 
 

@@ -1,11 +1,12 @@
-"""Patching: an unchanged agent's calls go to the champion and into the store.
+"""Patching: the calls of an unchanged agent are sent to the champion and recorded in the store.
 
-`patch()` wraps the OpenAI SDK, `wrap()` one client of it; `unpatch()` restores it. In: the calls of the app. Out: the
-SDK's own results to the app, an exchange for each call to `recording`.
+`patch()` wraps the OpenAI SDK, `wrap()` a single client of it; `unpatch()` restores the SDK. In: the calls of the app.
+Out: the SDK's own results to the app, and an exchange for each call to `recording`.
 
-Rules: nothing here breaks, slows or blocks a call. The champion's answer is checked before it is handed out; if it
-fails, the call goes upstream as if we were not there, and one record says why. Provider errors reach the caller as
-they are. Our own faults are counted and logged at most once a minute; under pytest they are raised.
+Rules: nothing in this package breaks, slows or blocks a call. The champion's answer is checked before the app gets it.
+If the champion fails or the check fails, the call goes upstream, as it would without art_patch, and the call's record
+says why. Errors of the provider reach the caller unchanged. Faults of art_patch itself are counted, and logged at most
+once a minute; under pytest they are raised.
 """
 
 # pyright: reportUnusedImport=false

@@ -1,7 +1,8 @@
-"""Switches the one patch that a process has: `patch()`, `wrap()`, `unpatch()`, `status()` and `flush()`.
+"""The functions that control the process's one patch: `patch()`, `wrap()`, `unpatch()`, `status()` and `flush()`.
 
-A wrong argument raises `ConfigError`. A wrong environment variable does not: the SDK is then left as it is. This, and
-what fails in production (the store, the engine, an unknown version of the SDK), shows in `status().degraded`.
+A wrong argument raises `ConfigError`. With a wrong environment variable nothing is raised and the SDK stays unpatched.
+`status().degraded` then says so; it also names what fails in production: the store, the engine, or an SDK of an unknown
+version.
 """
 
 from __future__ import annotations
@@ -38,27 +39,29 @@ STOP_DEADLINE_S = 2.0
 
 
 class Status(NamedTuple):
-    """What the patch does right now, and what it has counted since `patch()`.
+    """The state of the patch, and its counts since `patch()`.
 
     Attributes:
-        patched: whether `patch()` is in force.
-        mode: the mode in force. The store may overrule the mode that the app has set.
+        patched: whether the SDK is patched now.
+        mode: the current mode. A mode in the store overrules the one that the app has set.
         champion: name of the policy that serves.
-        challenger: name of the policy that is tested beside the champion.
-        challenger_state: `shadow` asks the challenger in the background, `canary` lets it answer a share of the
-            sessions.
-        base_url: address of the engine that serves both.
-        recorded: calls that the store has taken.
-        dropped: records that did not fit the queue or that the store refused.
-        served_by_policy: recorded calls that a policy answered.
-        fallbacks: recorded calls that were meant for a policy and that upstream answered.
-        shadowed: answers that policies gave in the background.
-        shadow_skipped: background calls left out, because the budget was spent or too many calls were waiting.
-        shadow_failed: background calls that a policy failed to answer.
-        instrumented: the SDK with its version, and the armed integrations.
-        bypasses: calls that went past the patch, counted by the route they took, as far as the patch can see them.
-        errors: faults of art_patch and errors of the store, counted by place.
-        degraded: plain sentences about what does not work right now.
+        challenger: name of the policy under test (canary or shadow).
+        challenger_state: `shadow`: the policy under test is asked in the background; `canary`: it answers a share of
+            the sessions.
+        base_url: address of the engine that serves the champion and the policy under test.
+        recorded: number of calls that were written to the store.
+        dropped: number of records that were lost, because the queue was full or the store refused them.
+        served_by_policy: number of recorded calls that a policy answered.
+        fallbacks: number of recorded calls that should have been answered by a policy and were answered by upstream.
+        shadowed: number of answers that policies gave in the background, in mode or state `shadow`.
+        shadow_skipped: number of background calls that were not made: `shadow_per_minute` was used up, too many calls
+            were waiting, or the engine was failing.
+        shadow_failed: number of background calls that a policy failed to answer.
+        instrumented: the patched SDK with its version, and the integrations in use.
+        bypasses: number of calls that a library sent without the OpenAI SDK, by the way it sent them. Calls of
+            libraries that art_patch does not know are not counted.
+        errors: number of faults of art_patch and errors of the store, by the place in the code.
+        degraded: one sentence for each thing that does not work right now.
     """
 
     patched: bool = False
@@ -81,10 +84,10 @@ class Status(NamedTuple):
 
 
 class Handle:
-    """What `patch()` returns. As a context manager it undoes the patch at the end of the block."""
+    """The result of `patch()`. As a context manager it undoes the patch at the end of the block."""
 
     def unpatch(self) -> None:
-        """Undo the patch."""
+        """Undo the patch, like `art_patch.unpatch()`."""
         unpatch()
 
     def __enter__(self) -> Self:
@@ -159,34 +162,35 @@ def patch(
     flush_interval_s: float | None = None,
     poll_interval_s: float | None = None,
 ) -> Handle:
-    """Route the calls of the OpenAI SDK to the champion, fall back to upstream, and record both.
+    """Route the calls of the OpenAI SDK to the champion, send them upstream if it fails, and record the calls.
 
-    It may stand before or after `import openai`, and may be called many times: a later call updates only the settings
-    that it gives. A process has one project, one home and one store until `unpatch()`. A setting that is not given
-    comes from its `ART_PATCH_*` variable, then from its default. `Settings` documents each of them.
+    Call it before or after `import openai`. It may be called many times: a later call changes only the settings that it
+    names. A process has one project, one home and one store until `unpatch()`. A setting that is not given comes from
+    its `ART_PATCH_*` variable, then from its default. `Settings` documents each setting.
 
     Args:
-        project: name that keeps agents apart. Each project has its own store and policies.
-        home: directory of all projects.
+        project: name of the project. Each project has its own store and policies.
+        home: directory that contains the directories of all projects.
         store: URL of the database.
-        mode: `off`, `record`, `shadow`, `canary` or `route`. The store may overrule it while the app runs.
-        match: which calls are patched: a glob of the model's name, `re:EXPRESSION`, or a function of the request body.
+        mode: `off`, `record`, `shadow`, `canary` or `route`. `art-patch mode` may overrule it while the app runs.
+        match: the calls to patch: a glob of the model's name, `re:EXPRESSION`, or a function of the request body.
         sample_rate: share of trajectories that is recorded, 0 to 1.
-        canary_percent: share of sessions that the champion answers in mode `canary`.
-        shadow_rate: share of calls that the champion is asked as well in mode `shadow`, 0 to 1.
-        shadow_per_minute: most background calls in a minute.
-        base_url: address of the engine. Without it, the store's own is used.
-        timeout_s: how long a caller waits for a whole answer of the champion, or for its next chunk.
-        first_token_timeout_s: how long a caller waits for the first chunk of a stream of the champion.
-        connect_timeout_s: how long connecting to the engine may take.
+        canary_percent: percentage of sessions that the champion answers in mode `canary`.
+        shadow_rate: share of calls, 0 to 1, that are also sent to the champion in the background in mode `shadow`.
+        shadow_per_minute: greatest number of background calls in a minute.
+        base_url: address of the engine. Without it, the address that the engine wrote to the store is used.
+        timeout_s: seconds that a caller waits for the champion's whole answer, or for the next chunk of its stream.
+        first_token_timeout_s: seconds that a caller waits for the first chunk of the champion's stream.
+        connect_timeout_s: seconds that connecting to the engine may take.
         stateless_responses: whether Responses calls that leave `store` unset may be routed too.
-        redact: what is removed from texts before they are stored: `secrets`, or a function from text to text.
+        redact: `secrets` removes keys, tokens and passwords from texts before they are stored; a function from text to
+            text removes what it chooses.
         otel: `off` emits no OpenTelemetry spans.
         carry_threads: whether a new thread belongs to the trajectory of the thread that starts it.
-        integrations: `off`, or the import names of frameworks. Without it, every installed integration is armed.
-        queue_mib: how many MiB of calls may wait to be written. Calls beyond that are dropped.
-        flush_interval_s: how long the writer collects calls before it writes them.
-        poll_interval_s: how often the store is asked for a new route.
+        integrations: `off`, or the import names of frameworks. Without it, every installed integration is used.
+        queue_mib: MiB of calls that may wait in memory to be written. Calls beyond that are dropped.
+        flush_interval_s: seconds that the recorder collects calls before it writes them.
+        poll_interval_s: seconds between two reads of the route (champion, engine, mode) from the store.
 
     Raises:
         ConfigError: if an argument has an impossible value, or the process belongs to another project, home or store.
@@ -196,15 +200,15 @@ def patch(
 
 
 def wrap(client: T, **settings: Any) -> T:
-    """Patch one client and the copies made of it, and return it. All other clients stay as they are.
+    """Patch one client and the copies made of it, and return it. All other clients stay unpatched.
 
-    A copy (`with_options`) is recognised by the connection pool that it shares. So another client with the same
-    `http_client` is patched too. After `patch()` this changes nothing, because every client is patched already.
-    `unpatch()` undoes it.
+    A copy (`with_options`) is recognised by its connection pool, which it shares with the original. Therefore another
+    client with the same `http_client` is patched too. After `patch()` this function changes nothing, because every
+    client is patched already. `unpatch()` undoes it.
 
     Args:
         client: an `OpenAI` or `AsyncOpenAI` client, or an instance of a subclass.
-        settings: as in `patch()`. The process has one set of them.
+        settings: the settings of `patch()`. They apply to the whole process, not to this client only.
 
     Raises:
         ConfigError: as in `patch()`, and if `client` is not a client of the OpenAI SDK.
@@ -291,7 +295,7 @@ def _refuse(wrong: str) -> None:
 
 
 def start(settings: Settings, *, everything: bool = True, **doubles: Any) -> Runtime:
-    """Put the patch in force with `settings`. Tests hand stand-ins to `Runtime` through `doubles`."""
+    """Patch the SDK with `settings` and return the new runtime. Tests pass stand-ins for parts of it in `doubles`."""
     with _process.lock:
         entries = _process.integrations.wanted(settings.integrations)
         runtime = _process.runtime
@@ -338,9 +342,9 @@ def _put_on(module: Any) -> None:
 
 
 def unpatch() -> None:
-    """Restore the SDK's own functions and write the queue.
+    """Restore the SDK's own functions, and write the queued records to the store.
 
-    It takes at most two seconds. Without a patch, it does nothing.
+    It takes at most two seconds. If the SDK is not patched, it does nothing.
     """
     with _process.lock:
         runtime, _process.active = _process.active, None
@@ -358,7 +362,7 @@ def unpatch() -> None:
 
 
 def status() -> Status:
-    """Return what the patch does. After `unpatch()` the counts stay until the next `patch()`."""
+    """Return the state and the counts of the patch. After `unpatch()` the counts stay until the next `patch()`."""
     runtime = _process.runtime
     if runtime is None:
         return Status(errors=faults.counts, degraded=_process.refused)
@@ -377,7 +381,7 @@ def _facts(runtime: Runtime) -> dict[str, Any]:
 def flush(timeout_s: float = 5.0) -> bool:
     """Write all queued records; return false if that took longer than `timeout_s`.
 
-    It blocks: do not call it in an event loop.
+    It blocks its thread, so do not call it from a coroutine.
     """
     runtime = _process.runtime
     return True if runtime is None else runtime.recorder.flush(timeout_s)

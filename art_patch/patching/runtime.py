@@ -1,8 +1,9 @@
-"""Holds what the patch works with: settings, target, recorder, circuit breakers, engine clients and pins.
+"""Holds the state of the patch: settings, target, recorder, circuit breakers, engine clients and pins.
 
-The target says where calls go. It is resolved from the store's route once in `patch()`, so that the very first call is
-routed, and then by the recorder's thread every `poll_interval_s`. A call only reads the attribute `target`. A store
-behind a network is read by the recorder's thread alone; until then calls go upstream, and their records say so.
+The target says which engine and policies calls may go to. `patch()` computes it from the route in the store, so that
+the very first call is routed; then the recorder's thread computes it again every `poll_interval_s`. A call only reads
+the attribute `target`. If the store is behind a network, only the recorder's thread reads it, because no call may wait
+for a network; until its first read, calls go upstream and their records give this reason.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _read_route(url: str) -> Route:
 
 
 class Runtime:
-    """Serves the wrappers of the SDK with everything that a call needs. A process has one in force."""
+    """The state that the wrappers of the SDK use in each call. A patched process uses one runtime."""
 
     def __init__(
         self,
@@ -64,9 +65,10 @@ class Runtime:
         read_route: ReadRoute = _read_route,
         on_tick: Callable[[Runtime], None] | None = None,
     ) -> None:
-        """Read the route, or let the recorder's thread read it if the store is behind a network.
+        """Read the route from the store, or let the recorder's thread do so if the store is behind a network.
 
-        The recorder's thread calls `on_tick` every `poll_interval_s`. `open_sink` and `read_route` are for tests.
+        The recorder's thread calls `on_tick` every `poll_interval_s`. Tests replace the store with `open_sink` and
+        `read_route`.
         """
         self.settings = settings
         self._remote = waits_for_network(settings.store)
@@ -101,7 +103,7 @@ class Runtime:
         return self.target.mode != "off" and (self.matches is None or self.matches(body))
 
     def ensure_running(self) -> None:
-        """Start the recorder's thread, which also polls the route."""
+        """Start the recorder's thread if it does not run. The thread also polls the route."""
         # The thread starts with the first call of an app, and again in a forked child. Nothing polls before that, so
         # the call polls itself. Otherwise it would follow the route of the moment of `patch()`, which may be hours ago.
         if self.recorder.running:
@@ -111,20 +113,20 @@ class Runtime:
         self.recorder.ensure_running()
 
     def began(self, call: object) -> None:
-        """Note that a call waits for the engine."""
+        """Note that a call has been sent to the engine; if it waits for long, the engine's health is checked."""
         self._waiting[id(call)] = time.monotonic()
 
     def ended(self, call: object) -> None:
-        """Note that a call no longer waits for the engine."""
+        """Note that a call has its answer from the engine, or has failed."""
         self._waiting.pop(id(call), None)
 
     def stop(self, timeout_s: float) -> None:
-        """Stop asking in the background, and write what is queued."""
+        """Stop the background calls of `Shadow`, and write the queued records within `timeout_s`."""
         self.shadow.stop()
         self.recorder.stop(timeout_s)
 
     def start_breaker(self) -> None:
-        """Begin with closed breakers and free locks, for a new engine or in a forked child."""
+        """Make new, closed circuit breakers and a new lock, for a new engine or in a forked child."""
         self._lock = threading.RLock()
         self.breaker = Breaker()
         self.challenger_breaker = Breaker()
@@ -134,7 +136,7 @@ class Runtime:
         self._was_dead = False
 
     def poll(self) -> None:
-        """Resolve the target from the store's route. If the store cannot be read, the last known target stays."""
+        """Compute the target from the route in the store. If the store cannot be read, the target does not change."""
         self._polled_at = time.monotonic()
         try:
             self._route = self._read_route(self.settings.store_url)
@@ -196,9 +198,9 @@ class Runtime:
         self._was_dead = not alive
 
     def refreshed(self) -> Target:
-        """Return the target after a look at the store, at most one look a second.
+        """Return the target, after reading the route again if the previous such read is more than a second ago.
 
-        A store behind a network is not looked at.
+        A store behind a network is not read, because the caller would wait for it.
         """
         now = time.monotonic()
         if now - self._refreshed_at >= REFRESH_EVERY_S and not self._remote:
@@ -226,14 +228,14 @@ class Runtime:
             return False
 
     def engine_answered(self, *, challenger: bool = False) -> None:
-        """Tell the breakers that the engine answered a call."""
+        """Tell the circuit breakers that the engine answered a call."""
         for breaker in self._breakers(challenger):
             if not breaker.closed:
                 with self._lock:
                     breaker.succeeded()
 
     def engine_failed(self, *, challenger: bool = False) -> None:
-        """Tell the breakers that the engine failed a call."""
+        """Tell the circuit breakers that a call to the engine failed."""
         with self._lock:
             now = time.monotonic()
             if challenger:
@@ -243,7 +245,7 @@ class Runtime:
                 self.breaker.failed(now)
 
     def engine_released(self, *, challenger: bool = False) -> None:
-        """Tell the breakers that a call ended without saying anything about the engine."""
+        """Tell the circuit breakers that a call ended, and that its end does not show whether the engine works."""
         for breaker in self._breakers(challenger):
             if not breaker.closed:
                 with self._lock:
@@ -253,7 +255,7 @@ class Runtime:
         return (self.breaker, self.challenger_breaker) if challenger else (self.breaker,)
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields of `Status` that this runtime knows."""
+        """Return the fields of `Status` that come from the target, the recorder and the background calls."""
         recorder, target, shadow = self.recorder, self.target, self.shadow
         return {
             "mode": target.mode,
@@ -271,7 +273,7 @@ class Runtime:
         }
 
     def sentences(self) -> tuple[str, ...]:
-        """Return in plain sentences what does not work right now."""
+        """Return one sentence for each thing that does not work right now, for `status().degraded`."""
         found = list(self.degraded.values())
         if self.recorder.trouble is not None:
             found.append(f"The store cannot be written ({self.recorder.trouble}); calls wait in memory.")
@@ -292,7 +294,7 @@ class Reporter:
         self._last: tuple[float, JSON] = (float("-inf"), {})
 
     def report(self, runtime: Runtime) -> None:
-        """Write the report if it is due. The recorder's thread calls this."""
+        """Queue a report if the status has changed or the previous one is old. The recorder's thread calls this."""
         from art_patch.types import AppReport  # making the class costs `patch()` a millisecond
 
         now, facts = time.monotonic(), self._facts(runtime)

@@ -1,12 +1,13 @@
-"""An HTTP address with OpenAI's API, whose calls are routed and recorded as if `patch()` ran in the caller.
+"""An HTTP server with OpenAI's API, whose calls are routed and recorded as if `patch()` ran in the caller.
 
-It is for calls that no patch of the SDK can see: other languages, litellm's own transports, other HTTP clients. In:
-HTTP requests under `/v1`. Out: the answers of upstream, or of the champion, byte for byte.
+It is for calls that a patch of the Python SDK cannot reach: other languages, litellm's own transports, other HTTP
+clients. In: HTTP requests under `/v1`. Out: the answers of upstream, or of the champion, byte for byte.
 
-Chat completions, completions and responses go through a patched client of the OpenAI SDK in this process, so mode,
-fallback, circuit breaker and record are those of `patching`. All other requests pass through. Upstream gets what the
-caller sent (its key, headers and body), once; retries are the caller's own. The caller's key is never recorded and
-never sent to the engine. A caller that disconnects ends its call upstream.
+Chat completions, completions and responses go through a patched client of the OpenAI SDK in the proxy's process, so
+mode, fallback, circuit breaker and record are those of `patching`. All other requests are forwarded to upstream.
+Upstream gets the caller's key, headers and body. The proxy sends a request to upstream only once; a caller that wants
+retries repeats the request itself. The caller's key is never recorded and never sent to the engine. If a caller
+disconnects, its call to upstream is cancelled.
 """
 
 # pyright: reportUnusedImport=false

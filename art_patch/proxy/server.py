@@ -1,4 +1,4 @@
-"""Runs the proxy: patches this process, serves until it is told to stop, and writes what is queued."""
+"""Runs the proxy: patches this process, serves until it is told to stop, and writes the queued records."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ def run_proxy(
     stop: threading.Event | None = None,
     **settings: Any,
 ) -> None:
-    """Serve until SIGTERM, SIGINT or `stop`; then finish running requests and write what was recorded.
+    """Serve until SIGTERM, SIGINT or `stop`; then finish running requests and write the queued records to the store.
 
     Args:
-        upstream: address of the provider, as an SDK would be given it.
-        host: address to listen on. Beyond loopback a key is required.
-        port: 0 takes a free port; `on_ready` tells which.
-        key: what callers must send as `x-art-key`.
-        on_ready: called with the address for callers, `http://HOST:PORT/v1`, once requests are answered.
-        drain_s: how long running requests may take to finish.
-        stop: ends the server when set, for callers that run it in a thread.
-        settings: passed on to `patch()`, which documents them.
+        upstream: base URL of the provider, such as `https://api.openai.com/v1`.
+        host: address to listen on. For an address other than loopback, `key` is required.
+        port: port to listen on; 0 takes a free one, which the address given to `on_ready` contains.
+        key: the key that callers must send in the header `x-art-key`.
+        on_ready: called with the address for callers, `http://HOST:PORT/v1`, once the server answers requests.
+        drain_s: seconds that running requests may take to finish after the server was told to stop.
+        stop: event that ends the server when it is set, for callers that run the server in a thread.
+        settings: the arguments of `patch()`, which documents them.
 
     Raises:
         ConfigError: if an address or setting is impossible, or the address is beyond loopback and there is no key.
         PortInUse: if another process listens there.
-        KeyboardInterrupt: if it was stopped by SIGINT. Everything is written by then.
+        KeyboardInterrupt: if SIGINT stopped the server. It is raised after the records are written.
     """
     with listen(host, port, key=key, what="your provider and your store") as sock:
         _check_upstream(upstream, sock.getsockname()[1])
@@ -104,9 +104,10 @@ _log = logging.getLogger(__name__)
 
 
 def build_app(base_url: str, *, key: str | None = None, names: Collection[str] | None = ()) -> Starlette:
-    """Return the ASGI application for `upstream` at `base_url`. The caller has to patch the process.
+    """Return the proxy's ASGI application; `base_url` is that of the provider. The process must be patched already.
 
-    `key` is what callers must send as `x-art-key`; `names` are the host names that `PageGuard` accepts.
+    `key` is the key that callers must send in the header `x-art-key`; `names` are the host names that `PageGuard`
+    accepts.
     """
     gateway = _Gateway()
 

@@ -1,9 +1,9 @@
-"""Sends each caller's request to upstream as the caller wrote it, and says which headers travel in which direction.
+"""Sends each caller's request to upstream unchanged, and chooses the headers that go to upstream and to the caller.
 
-The request goes through one client of the OpenAI SDK, which decides about routing (it is patched) and about errors. The
-HTTP request is made from the caller's own bytes and headers, so that nothing of the SDK or of this process gets in: no
-key, organisation, retry, user agent or cookie. `patching` makes the engine's request from the parsed body and never
-sees this one.
+The proxy makes each call with one client of the OpenAI SDK; that client is patched, so it routes the call and handles
+errors. But the HTTP request to upstream is built from the caller's own bytes and headers, so that the SDK and this
+process add nothing to it: no key, organisation, retry, user agent or cookie. The request to the engine is a different
+one, which `patching` makes from the parsed body.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ADDED_BY_THE_LIBRARY = (b"accept", b"accept-encoding", b"user-agent")
 
 
 class Unreachable(Exception):
-    """Upstream gave no answer. `status` is what a gateway answers then: 502 or 504."""
+    """Upstream gave no answer. `status` is the HTTP status for the caller: 502, 504, or 400 for an invalid address."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -36,13 +36,14 @@ class Unreachable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A request as the caller sent it.
+    """A caller's request, to be sent to upstream.
 
     Attributes:
         method: HTTP method in upper case, such as `POST`.
-        url: the address at upstream.
+        url: the full URL at upstream.
         content: the body; an asynchronous iterator of bytes if it was not read yet.
-        decoded: whether the answer is handed out decoded, so that it must come in an encoding that the library knows.
+        decoded: whether the proxy decompresses the answer for the caller. Then upstream is only offered gzip, the one
+            encoding that every version of the HTTP library decodes.
     """
 
     method: str
@@ -65,10 +66,10 @@ class _Client(AsyncOpenAI):
 
 
 class Upstream:
-    """The provider behind the proxy. It belongs to one event loop, as its connection pool does."""
+    """Sends requests to the provider behind the proxy. It may be used in one event loop only, like its connections."""
 
     def __init__(self, base_url: str) -> None:
-        """Connect at the first call to `base_url`, which looks like `https://api.openai.com/v1`."""
+        """Set `base_url`, such as `https://api.openai.com/v1`. The first call opens the connection."""
         self.base_url = base_url.rstrip("/")
         # The caller's patience is the limit: if it disconnects, the call is cancelled.
         timeout = openai.Timeout(None, connect=CONNECT_TIMEOUT_S)
@@ -83,19 +84,19 @@ class Upstream:
         self._client = _Client(base_url=self.base_url, api_key="none", http_client=self._pool, max_retries=0)
 
     def url(self, path: str, query: str) -> str:
-        """Return the address at upstream for a path below `/v1`."""
+        """Return the URL at upstream for a path below `/v1` and a query."""
         return f"{self.base_url}{path}" + (f"?{query}" if query else "")
 
     async def call(self, surface: str, sent: Sent, body: dict[str, Any], *, stream: bool) -> Any:
         """Send a call through the patched SDK, and return the HTTP response, whatever its status.
 
-        A stream that is no error is returned open; every other response is read.
+        A successful stream is returned open, for the caller to read; the body of every other response is in memory.
 
         Args:
             surface: `/chat/completions`, `/completions` or `/responses`.
             sent: the request for upstream.
-            body: its parsed body, from which the engine's request is made.
-            stream: whether the answer is to be read piece by piece.
+            body: the parsed body of `sent`, from which the request to the engine is made.
+            stream: whether the caller has asked for a stream.
 
         Raises:
             Unreachable: if upstream did not answer.
@@ -119,7 +120,7 @@ class Upstream:
             _SENT.reset(token)
 
     async def pass_through(self, sent: Sent) -> Any:
-        """Send a request past the SDK, and return the open response. Raise `Unreachable` if upstream did not answer."""
+        """Send a request without the SDK and return the open response; raise `Unreachable` if there is no answer."""
         try:
             return await self._pool.send(_as_sent(self._pool, sent), stream=True)
         except self._library.HTTPError as error:
@@ -134,7 +135,7 @@ class Upstream:
         return Unreachable(502, f"upstream cannot be reached, or broke off ({kind})")
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close all connections to upstream."""
         await self._client.close()
 
 
@@ -188,19 +189,19 @@ _ABOUT_THE_RUN = {
 
 
 def caller_context(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str | None, dict[str, Any]]:
-    """Return the key of the caller's group, and the arguments of `trajectory()` that its headers give."""
+    """Return the group key and the arguments of `trajectory()` that a request's `x-art-` headers give."""
     given = {name.lower(): value.decode("utf-8", "replace").strip() for name, value in headers}
     about: dict[str, Any] = {argument: given[name] for name, argument in _ABOUT_THE_RUN.items() if given.get(name)}
     return given.get(b"x-art-group") or None, about
 
 
 def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
-    """Return the first value of a header."""
+    """Return the first value of a header; `None` if the header is missing."""
     return next((value for key, value in headers if key.lower() == name), None)
 
 
 def for_upstream(headers: Iterable[tuple[bytes, bytes]], *, without: frozenset[bytes] = frozenset()) -> Pairs:
-    """Return the headers that upstream gets: all but those of this hop, our own, and those in `without`."""
+    """Return the caller's headers for upstream, without hop-by-hop headers, `Host`, `x-art-` and those in `without`."""
     return [
         (name, value)
         for name, value in _end_to_end(headers)
@@ -209,7 +210,7 @@ def for_upstream(headers: Iterable[tuple[bytes, bytes]], *, without: frozenset[b
 
 
 def for_caller(headers: Iterable[tuple[bytes, bytes]], *, without: frozenset[bytes] = frozenset()) -> Pairs:
-    """Return the headers that the caller gets: all but those of this hop and those in `without`."""
+    """Return upstream's headers for the caller, without hop-by-hop headers and those in `without`."""
     return [(name.lower(), value) for name, value in _end_to_end(headers) if name.lower() not in without]
 
 

@@ -1,12 +1,12 @@
-"""Turns the bytes of requests and answers into records in the store, behind one background thread.
+"""Turns the bytes of requests and answers into records in the store, in one background thread.
 
 In: an `Exchange` for each call (from `patching`), and through `emit()` scores, spans and trajectories (from `context`).
 Out: batches of records for the store.
 
-The app's threads only append raw bytes. The recorder's thread parses, finds trajectories and writes. The queue is
-bounded by bytes; a call that does not fit is dropped whole and counted. Of a request only allow-listed fields are kept,
-never a header. Secrets are removed from error texts. If the store fails, batches wait and are tried again, and the app
-does not notice.
+The app's threads only append raw bytes to a queue. The recorder's thread parses them, finds the trajectory of each call
+and writes to the store. The queue is limited in bytes; a call that does not fit is not recorded at all, and is counted.
+Only allow-listed fields of a request are recorded, and no headers. Secrets are removed from error texts. If the store
+fails, batches wait in memory and are tried again, and the app's calls go on as usual.
 """
 
 # pyright: reportUnusedImport=false

@@ -1,7 +1,8 @@
 """Reads requests and answers of chat completions and legacy completions, and the server-sent events of all surfaces.
 
-Every surface is read into `Asked` and `Answered`, in the terms of chat. Readers are pure and cannot fail because of
-what an app or a server wrote: what cannot be read is left out.
+Requests and answers of every API (chat, completions, Responses) become an `Asked` and an `Answered`, with the messages
+of chat completions. The functions are pure. They never raise because of the text that an app or a server sent: a part
+that cannot be read is left out.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from art_patch.types import JSON, Choice
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request says.
+    """A request that has been parsed.
 
     Attributes:
-        params: the allow-listed fields. No other field reaches the store.
-        answers: how many choices a whole answer has.
+        params: the allow-listed fields of the request. No other field is written to the store.
+        answers: number of choices that a complete answer to the request has, such as its `n`.
     """
 
     messages: tuple[JSON, ...] = ()
@@ -33,15 +34,15 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What an answer says, streamed or not, complete or cut.
+    """An answer that has been parsed; it may have been a stream, and may have been cut.
 
     Attributes:
-        choices: the choices as far as they came.
-        done: whether nothing of the answer can be missing.
-        error: what the server sent in place of the rest of the answer.
-        model: the model that answered, as the server names it.
-        prompt_tokens: from `usage`; `None` if unknown.
-        completion_tokens: from `usage`; `None` if unknown.
+        choices: the choices, as far as they were received.
+        done: whether the answer was received to its end; false for a stream without its end marker.
+        error: the error object that the server sent in the middle of a stream.
+        model: name of the model that answered, as the server gives it.
+        prompt_tokens: number of prompt tokens in the answer's `usage`; `None` if unknown.
+        completion_tokens: number of completion tokens in the answer's `usage`; `None` if unknown.
     """
 
     choices: tuple[Choice, ...] = ()
@@ -54,7 +55,7 @@ class Answered:
 
 
 def is_whole(raw: bytes) -> bool:
-    """Return whether an answer's bytes are one JSON object, and not a stream of events."""
+    """Return whether an answer's bytes are one JSON object; false for a stream of server-sent events."""
     return raw.lstrip()[:1] == b"{"
 
 
@@ -64,10 +65,10 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 def events(stream: bytes) -> Iterator[str]:
-    """Yield the data of each complete event of a stream, by the rules of WHATWG.
+    """Yield the data of each complete server-sent event of a stream, by the rules of the WHATWG HTML standard.
 
     LF, CRLF or CR end a line, a blank line ends an event, several `data:` lines are joined, and comments are skipped.
-    An event that was cut is dropped.
+    An incomplete event at the end is dropped.
     """
     data: list[bytes] = []
     # The whole stream at once, so how the network cut it cannot matter. A byte-order mark may stand in front.
@@ -91,11 +92,11 @@ def events(stream: bytes) -> Iterator[str]:
 
 @dataclass(slots=True)
 class StreamedAnswer:
-    """What the chunks of a stream add up to, in the shape of a whole chat completion.
+    """The chunks of a streamed chat completion, joined into one that looks as if it had not been streamed.
 
     Attributes:
-        body: `choices` (with `message`), `usage`, `prompt_token_ids` and `model`, as far as they came.
-        done: whether the stream said `[DONE]`.
+        body: `choices` (with `message`), `usage`, `prompt_token_ids` and `model`, as far as they were received.
+        done: whether the server sent `[DONE]`.
         error: the error object that the server sent in the stream.
     """
 
@@ -105,7 +106,7 @@ class StreamedAnswer:
 
 
 def assemble(chunks: Iterable[str]) -> StreamedAnswer:
-    """Add up the chunks of one chat completion. What is not JSON is skipped."""
+    """Join the chunks of one chat completion. A chunk that is not JSON is skipped."""
     answer = StreamedAnswer()
     body = answer.body
     choices: dict[int, dict[str, Any]] = {}
@@ -187,7 +188,7 @@ def _finished(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_chat_request(request: dict[str, Any]) -> Asked:
-    """Read the request of a chat completion."""
+    """Return the parsed request of a chat completion."""
     n = request.get("n")
     return Asked(
         messages=tuple(objects(request.get("messages"))),
@@ -198,7 +199,7 @@ def read_chat_request(request: dict[str, Any]) -> Asked:
 
 
 def read_chat_answer(raw: bytes) -> Answered:
-    """Read the answer of a chat completion."""
+    """Return the parsed answer of a chat completion, from one JSON object or a stream of events."""
     if is_whole(raw):
         body, done, error = parse_object(raw), True, None
     else:
@@ -242,7 +243,7 @@ _COMPLETIONS_PARAMS = PARAMS | {"best_of", "echo", "suffix"}
 
 
 def read_completions_request(request: dict[str, Any]) -> Asked:
-    """Read the request of a legacy completion. Each prompt becomes a user message."""
+    """Return the parsed request of a legacy completion. Each prompt becomes a user message."""
     prompts, n = _prompts(request.get("prompt")), request.get("n")
     return Asked(
         messages=tuple(prompts),
@@ -266,7 +267,7 @@ def _from_ids(ids: list[Any]) -> JSON:
 
 
 def read_completions_answer(raw: bytes) -> Answered:
-    """Read the answer of a legacy completion. Each text becomes an assistant message."""
+    """Return the parsed answer of a legacy completion. Each text becomes an assistant message."""
     texts: dict[int, list[str]] = {}
     reasons: dict[int, str] = {}
     usage: dict[str, Any] = {}

@@ -1,8 +1,9 @@
-"""Turns what waits in the queue into records for the store: parses calls, finds their trajectories, redacts.
+"""Turns the items of the queue into records for the store: parses calls, finds their trajectories, redacts texts.
 
-The share of trajectories that is recorded is chosen here, by a hash of their id. A trajectory is announced before its
-first call. Nothing here can fail because of what a server sent: what cannot be read is left out, and `untrainable` of
-the call says what is missing. The recorder's thread owns everything here.
+With a `sample_rate` below 1, a hash of the trajectory's id decides whether the trajectory is recorded. The record of a
+trajectory is written before its first call. No answer of a server can make a function of this module raise: a part
+that cannot be read is left out, and `untrainable` of the call says what is missing. Only the recorder's thread uses
+this module's objects.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ OnShadow = Callable[[Call, TrajectoryInfo], None]
 
 
 class Converter:
-    """Turns queue items into records. It remembers which trajectories it has announced."""
+    """Turns queue items into records. It remembers for which trajectories it has made a record already."""
 
     def __init__(self, *, sample_rate: float = 1.0, redact: Redact = None, on_shadow: OnShadow | None = None) -> None:
-        """Start with nothing announced.
+        """Start without any trajectory remembered.
 
-        `on_shadow` is called with each answered call that policies are to be asked in the background, before it is
+        `on_shadow` is called with each answered call of which policies get a copy in the background, before the call is
         redacted.
         """
         self._sample_rate = sample_rate
@@ -47,9 +48,9 @@ class Converter:
         self._stitcher = Stitcher()
 
     def convert(self, item: Exchange | Record) -> list[Record]:
-        """Return the records of one item; empty if none is to be stored.
+        """Return the records of one item; an empty list if the item is not to be stored.
 
-        Raise `Unstorable` if it could not be redacted.
+        Raise `Unstorable` if the app's `redact` function failed.
         """
         if isinstance(item, AppReport):
             return [item]
@@ -104,7 +105,7 @@ _READERS: dict[Api, tuple[Callable[[dict[str, Any]], chat.Asked], Callable[[byte
 
 
 def read_call(exchange: Exchange) -> Call:
-    """Return the call of an exchange, still without its trajectory (`trajectory_id` is empty)."""
+    """Return the parsed call of an exchange. Its `trajectory_id` is empty, because the caller finds the trajectory."""
     # A policy is always asked by a chat completion, whichever surface the app called.
     read_request, read_answer = _READERS["chat" if exchange.policy is not UPSTREAM else exchange.api]
     request = without_media(exchange.request)
@@ -196,12 +197,13 @@ class _End:
 
 
 class Stitcher:
-    """Finds the trajectory of a call that names none: a conversation that extends an earlier one belongs to it.
+    """Finds the trajectory of a call that names none, by the earlier conversation that the call's messages extend.
 
-    Each answer's node in the chain of messages is remembered, and a later prompt that contains the node continues its
-    trajectory. If several trajectories ended at the same node (the same question with the same answer, twice), the most
-    recent one that was not extended continues; if all were, the most recent one branches. The memory is bounded: after
-    a forgotten answer, a new trajectory begins.
+    A node is a hash of an answer and of all messages before it. The node of each answer is remembered. A later call
+    whose prompt contains the same messages and the answer joins the trajectory of that node. If several trajectories
+    have the node (the same question got the same answer twice), the call joins the newest one that no call has extended
+    yet; if all were extended, it joins the newest one, as a branch. The number of nodes is limited and the oldest are
+    forgotten; a call that extends a forgotten answer begins a new trajectory.
     """
 
     def __init__(self, max_nodes: int = MAX_NODES) -> None:
@@ -209,7 +211,7 @@ class Stitcher:
         self._ends: OrderedDict[bytes, list[_End]] = OrderedDict()
 
     def place(self, call: Call, group_key: str | None = None) -> TrajectoryInfo:
-        """Return the trajectory that `call` belongs to, and remember where the call ended."""
+        """Return the trajectory that `call` belongs to, and remember the nodes of its answers."""
         nodes = list(accumulate(call.messages, _node, initial=ROOT))[1:]
         end = self._find(call.messages, nodes)
         if end is None:

@@ -1,9 +1,9 @@
-"""Batches that wait for the store, and the count of what was lost.
+"""Writes batches of records to the store, keeps them while the store is down, and counts the records that were lost.
 
-Batches are kept while the store is down and tried again with back-off. A batch that fails is cut in half, so that one
-record that the store will never take cannot hold up the others. A single record that fails while others are written is
-dropped and counted, and so is everything for the store of another project. The store's calls may block; only the
-recorder's thread makes them.
+A batch that fails is cut in half and tried again with back-off, so that one record that the store refuses cannot hold
+up the others. A single record that fails while others are written is dropped and counted. If the store belongs to
+another project, all records are dropped and counted. Calls of the store may block, so only the recorder's thread makes
+them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Sized: TypeAlias = "tuple[Record, int]"
 
 
 class Sink(Protocol):
-    """Where records go: the store, or a stand-in in tests."""
+    """The destination of records: the store, or a stand-in in tests."""
 
     def write(self, records: Sequence[Record]) -> object:
         """Write all of the records or none."""
@@ -39,10 +39,10 @@ class Sink(Protocol):
 
 
 class Delivery:
-    """Writes batches to the store. The recorder's thread owns it."""
+    """The batches that wait for the store. Only the recorder's thread uses this object."""
 
     def __init__(self, open_sink: Callable[[], Sink], breathe: Callable[[], None] = lambda: None) -> None:
-        """Open the sink at the first attempt. `breathe()` is called after each batch."""
+        """Open the sink at the first attempt. `breathe()` is called after each batch that was written."""
         self._open_sink = open_sink
         self._breathe = breathe
         self._batches: deque[list[Sized]] = deque()
@@ -55,16 +55,16 @@ class Delivery:
 
     @property
     def pending(self) -> bool:
-        """Whether any batch waits."""
+        """Whether any batch waits to be written."""
         return bool(self._batches)
 
     def add(self, records: Sequence[Sized]) -> None:
-        """Append records, in batches."""
+        """Append records to those that wait, in batches of at most `BATCH_RECORDS`."""
         for start in range(0, len(records), BATCH_RECORDS):
             self._batches.append(list(records[start : start + BATCH_RECORDS]))
 
     def attempt(self, now: float) -> tuple[list[Sized], list[Sized]]:
-        """Try to write what waits. Return the records that were written, and those that were given up."""
+        """Try to write the waiting batches. Return the records that were written, and those that are dropped."""
         written: list[Sized] = []
         poison: list[Sized] = []
         failed: list[list[Sized]] = []
@@ -130,12 +130,12 @@ SLOW = "the store had not taken it all when the exit stopped waiting; call art_p
 
 
 def unwritable(trouble: str) -> str:
-    """Return the cause of a loss where the store fails with an error of the class `trouble`."""
+    """Return the cause to report for records that are lost because the store fails; `trouble`: class of its error."""
     return f"the store cannot be written ({trouble}); `art-patch doctor` says why"
 
 
 class Tally:
-    """How many calls and how many other records."""
+    """A number of calls and a number of other records, as they are counted when records are lost."""
 
     __slots__ = ("calls", "others")
 
@@ -144,7 +144,7 @@ class Tally:
         self.others = 0
 
     def add(self, item: object, number: int = 1) -> None:
-        """Count an item of the queue, or the record that was made of it."""
+        """Count an item of the queue, or the record that was made of the item, as a call or as another record."""
         kind = type(item).__name__  # by name: only the recorder's thread imports the classes of records
         if kind in ("Exchange", "Call"):
             self.calls += number
@@ -159,7 +159,7 @@ class Tally:
 
 
 def sentence(losses: dict[str, Tally]) -> str:
-    """Return what was lost, by cause, as a sentence without its full stop; empty if nothing was lost."""
+    """Return sentences that say how many records were lost and why, without the final full stop; empty if none was."""
     parts = [f"{lost} not recorded, because {cause}" for cause, tally in losses.items() if (lost := str(tally))]
     return ". ".join(parts)
 

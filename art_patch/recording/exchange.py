@@ -1,8 +1,8 @@
-"""One call in flight: the raw bytes and the circumstances that the hot path keeps of it. Nothing is parsed here.
+"""One call in flight: its raw bytes, and facts such as times, policy and trajectory. Nothing is parsed here.
 
-An exchange is made when the call starts, with the context of that moment. It is finished exactly once, by what notices
-the end first: the end of the request, the end of the stream, `close()`, or the garbage collector. Finishing puts it on
-the queue.
+An exchange is made when the call starts, with the trajectory and span of that moment. It is finished exactly once, by
+the first of these events: the end of the request, the end of the stream, `close()`, or the garbage collection of the
+stream. Finishing puts the exchange on the recorder's queue.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ FIXED_SIZE = 1024
 
 
 class Queue(Protocol):
-    """Takes finished exchanges. The recorder is one."""
+    """The queue that a finished exchange is put on; `Recorder` implements it."""
 
     @property
     def generation(self) -> int:
-        """A number that grows with each fork, so that a child drops the exchanges of its parent."""
+        """A number that grows with each fork, by which a child process recognises and drops its parent's exchanges."""
         ...
 
     def put(self, item: Exchange, size: int) -> bool:
-        """Queue an item of `size` bytes; false if it is dropped."""
+        """Queue an item of `size` bytes; return false if it is dropped."""
         ...
 
 
 class Exchange:
-    """Request bytes, answer bytes and circumstances of one call, its retries and fallback included."""
+    """Request bytes, answer bytes and facts of one call of the app, its retries and its fallback included."""
 
     __slots__ = (
         "_first",
@@ -112,7 +112,7 @@ class Exchange:
         self.answer.append(chunk)
 
     def forget_answer(self) -> None:
-        """Drop what one attempt brought, before the next one."""
+        """Drop the request, answer and policy of a failed attempt, before the next attempt starts."""
         self.request = b""
         self.answer = []
         self.decode = None
@@ -121,7 +121,7 @@ class Exchange:
         self._first = 0.0
 
     def finish(self, ended: Ended, error: str | None = None) -> None:
-        """Hand the exchange to the recorder. Only the first call has an effect."""
+        """End the call and put it on the recorder's queue. Only the first `finish` has an effect."""
         try:
             self._once.pop()  # atomic, so only one of two threads gets past this line
         except IndexError:
@@ -134,7 +134,7 @@ class Exchange:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the exchange was handed to the recorder."""
+        """Whether the call has ended and was put on the recorder's queue."""
         return not self._once
 
     @property
@@ -152,7 +152,7 @@ Purpose = Literal["sample", "canary", "shadow", "challenger"]
 
 
 def in_share(key: str, share: float, purpose: Purpose) -> bool:
-    """Return whether `key` is among the `share` (0 to 1) of all keys. All processes agree."""
+    """Return whether a hash of `key` and `purpose` falls into `share` (0 to 1). All processes get the same result."""
     if share >= 1:
         return True
     if share <= 0:

@@ -1,7 +1,7 @@
-"""The recorder that is in force in this process, and what happens to all recorders at a fork and at the exit.
+"""The current recorder of this process, and the handling of all recorders at a fork and at the exit.
 
 `context` and integrations queue scores, spans and trajectories through `emit()`. Without `patch()` there is no
-recorder in force, and these records are discarded.
+current recorder, and these records are discarded.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ Wants = Callable[[Mapping[str, Any]], bool]
 
 
 class ProcessRecorder(Queue, Protocol):
-    """What this module needs of a `Recorder`, which imports this module."""
+    """The methods of `Recorder` that this module uses. `Recorder` itself cannot be imported here: it imports this."""
 
     settings: Settings
 
     def put_record(self, record: Record) -> bool:
-        """Queue a record; false if it is dropped."""
+        """Queue a record; return false if it is dropped."""
         ...
 
     def end(self, deadline: float, latest: float) -> float:
-        """Write what is queued before the process ends; return the deadline for the next recorder."""
+        """Write the queued records before the process ends; return the deadline for the next recorder."""
         ...
 
     def restart_in_child(self) -> None:
-        """Begin anew after a fork."""
+        """Start again with an empty queue, in a forked child."""
         ...
 
 
@@ -61,9 +61,9 @@ _alive: weakref.WeakSet[ProcessRecorder] = weakref.WeakSet()
 
 
 def set_recorder(recorder: ProcessRecorder | None, wants: Wants | None = None) -> None:
-    """Put a recorder in force, or none.
+    """Make `recorder` the one that `emit()` and `begin_exchange()` use; `None`: nothing is recorded.
 
-    `wants` says by the body of a request whether its call is recorded. Without it, every call is.
+    `wants` is given the body of a request, and returns whether its call is recorded. Without it, every call is.
     """
     global _recorder, _wants
     _recorder, _wants = recorder, wants
@@ -76,7 +76,7 @@ def begin_exchange(
     group_key: str | None,
     otel_context: Context | None,
 ) -> Exchange | None:
-    """Return the exchange of a call that starts now; `None` if the call is not recorded."""
+    """Return a new exchange for a call that starts now; `None` if the call is not to be recorded."""
     recorder, wants = _recorder, _wants
     if recorder is None or not (wants is None or wants(body)):
         return None
@@ -87,12 +87,12 @@ def begin_exchange(
 
 
 def current_settings() -> Settings | None:
-    """Return the settings of the patch in force; `None` without a patch."""
+    """Return the settings of the current patch; `None` if the SDK is not patched."""
     return None if _recorder is None else _recorder.settings
 
 
 def redacts() -> bool:
-    """Return whether this process redacts what it records."""
+    """Return whether the setting `redact` removes texts from the records of this process."""
     return _recorder is not None and _recorder.settings.redact is not None
 
 
@@ -112,16 +112,16 @@ def emit(*records: Record) -> None:
 
 
 def register(recorder: ProcessRecorder) -> None:
-    """See that a new recorder begins anew in a forked child and writes its queue when the process ends."""
+    """Register a recorder, so that a forked child empties its queue and the end of the process writes it."""
     _alive.add(recorder)
     _write_when_pools_end(recorder)
 
 
 def write_before_the_app_ends() -> None:
-    """Register the exit handler once more, as the last one.
+    """Register the exit handler again, after all handlers of the app, so that it runs before them.
 
-    Handlers run in reverse order. The app's tracer provider registers its shutdown when it is made, and a span that
-    the recorder makes after that is lost.
+    Exit handlers run in the reverse order of their registration. The app's tracer provider shuts down in such a
+    handler, and a span that the recorder makes after that is lost.
     """
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)

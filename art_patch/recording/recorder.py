@@ -1,9 +1,9 @@
 """The queue between the app's threads and the store, and the thread behind it.
 
-A caller pays for `put()`: a size check and one append. It never waits and may be called from anywhere, even from the
-garbage collector. The thread starts with the first call, collects for `flush_interval_s`, parses, and writes in
-batches; every `poll_interval_s` it also runs `on_tick`. Each call is recorded, dropped and counted, or still waiting. A
-forked child starts with an empty queue, new locks, its own thread and its own store.
+The app's thread only runs `put()`: a size check and one append. It never waits, and may be called from anywhere, even
+from the garbage collector. The recorder's thread starts with the first call. It collects items for `flush_interval_s`,
+parses them, and writes them in batches; every `poll_interval_s` it also calls `on_tick`. Each call is either recorded,
+or dropped and counted, or still waiting. A forked child has an empty queue, new locks, its own thread and connection.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Flush:
 
 @dataclass(slots=True)
 class Counts:
-    """Counts the app's calls that the store has taken."""
+    """Numbers of the app's calls that were written to the store."""
 
     recorded: int = 0
     served_by_policy: int = 0
@@ -72,9 +72,9 @@ class Recorder:
 
         Args:
             settings: the settings of the patch.
-            open_sink: opens where records go, when the thread has the first batch. Without it, the store is opened.
+            open_sink: opens the destination of records when there is a first batch. Without it, the store is opened.
             on_tick: called by the thread every `poll_interval_s`.
-            on_shadow: called by the thread with each call that policies are to be asked in the background.
+            on_shadow: called by the thread with each call of which policies get a copy in the background.
         """
         self.settings = settings
         self._most_bytes = settings.queue_mib << 20
@@ -137,16 +137,16 @@ class Recorder:
         return True
 
     def put_record(self, record: Record) -> bool:
-        """Queue a record that needs no parsing; false if it is dropped."""
+        """Queue a record that needs no parsing; return false if it is dropped."""
         return self.put(record, FIXED_SIZE + len(repr(record)))
 
     @property
     def running(self) -> bool:
-        """Whether the thread runs, and so calls `on_tick`."""
+        """Whether the recorder's thread runs, which calls `on_tick`."""
         return self._thread is not None
 
     def ensure_running(self) -> None:
-        """Start the thread if it does not run."""
+        """Start the recorder's thread if it does not run."""
         if self._thread is not None:
             return
         with self._lock:
@@ -166,7 +166,7 @@ class Recorder:
                 raise
 
     def flush(self, timeout_s: float) -> bool:
-        """Write everything that is queued; return false if that took longer than `timeout_s`."""
+        """Wait until the queued records are written; return false if that takes longer than `timeout_s`."""
         if self._bytes == 0:
             return True
         marker = self._ask_to_write()
@@ -182,7 +182,7 @@ class Recorder:
         return marker
 
     def stop(self, timeout_s: float) -> bool:
-        """Write everything and end the thread; return false if that took too long.
+        """Write the queued records and end the thread; return false if writing takes longer than `timeout_s`.
 
         A later `put()` starts the thread again.
         """
@@ -198,27 +198,27 @@ class Recorder:
 
     @property
     def steps(self) -> int:
-        """A number that grows while the thread makes progress: it imports, reads a call, or writes a batch."""
+        """A number that grows with each import, call or batch of the thread. `end` waits for as long as it grows."""
         # While the store cannot be written, an import is no progress of the store, but one of the app.
         return self._read + self._delivery.steps + steps(imports=self.trouble is None)
 
     @property
     def dropped(self) -> int:
-        """How many calls and other records did not fit the queue or were refused by the store."""
+        """Number of calls and other records that were lost: the queue was full, or the store refused them."""
         return self._dropped
 
     @property
     def trouble(self) -> str | None:
-        """Class of the error that keeps the store from being written, while it lasts."""
+        """Class name of the store's error while writing fails; `None` while it works."""
         return self._delivery.trouble
 
     @property
     def losses(self) -> str:
-        """What was dropped and why, as a sentence; empty if nothing was."""
+        """Sentences that say how many records were lost and why; empty if none was."""
         return delivery.sentence(dict(self._lost))
 
     def say_losses(self) -> None:
-        """Write to stderr, once, what was dropped and what still waits."""
+        """Write one line to stderr about the records that were lost or still wait, unless it was written before."""
         waits = delivery.SLOW if self.trouble is None else delivery.unwritable(self.trouble)
         line = delivery.sentence({**self._lost, waits: self._waiting})
         if line and line != self._said:
@@ -226,10 +226,10 @@ class Recorder:
             delivery.say(f"art_patch: {line}")
 
     def end(self, deadline: float, latest: float) -> float:
-        """Write what is queued before the process ends, for as long as that makes progress, and report what was lost.
+        """Write the queued records before the process ends, and report on stderr those that were lost.
 
-        Until the monotonic time `deadline` a store without progress is waited for; after `latest` no store is. Returns
-        the deadline for the next recorder, which is later if this one made progress.
+        Waiting ends at the monotonic time `deadline`. Each progress (`steps`) moves this deadline, but never beyond
+        `latest`. Returns the moved deadline, for the next recorder of the process.
         """
         if self._bytes and not self._gave_up:
             marker, steps = self._ask_to_write(), self.steps
@@ -243,7 +243,7 @@ class Recorder:
         return deadline
 
     def restart_in_child(self) -> None:
-        """Begin anew after a fork. The parent keeps its queue, its rows and its connections."""
+        """Start again with an empty queue in a forked child. The parent keeps its queue and its connections."""
         # Closing an inherited SQLite connection would release the parent's file locks, so the connection must never
         # even be collected.
         _graveyard.append(self._delivery)

@@ -1,12 +1,12 @@
-"""Removes from a call what must not be stored: media from its bytes before they are parsed, texts from its records.
+"""Removes data that must not be stored: media from a call's bytes before they are parsed, and texts from its records.
 
-`without_media` replaces base64 text of more than 32 KiB by its hash. Parsing, hashing and compressing 50 MB of it would
-  hold the interpreter's lock for a second, and then fill the store::
+`without_media` replaces base64 text of more than 32 KiB by its hash, because parsing and compressing 50 MB of it would
+hold the interpreter's lock for a second, and it would fill the store::
 
     "data:image/png;base64,iVBORw0..."  ->  "data:image/png;base64,sha256:<hex>;bytes=<n>"
 
-`<hex>` and `<n>` are of the base64 text as it was sent. All else stays byte for byte the same, so valid JSON stays
-valid. A call that either function has changed can be read and judged, but not trained on.
+`<hex>` is the hash and `<n>` the length of the base64 text that was sent. All other bytes stay the same, so valid JSON
+stays valid. A call that `without_media` or `Redactor` has changed can be read and judged, but not trained on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Redactor:
-    """Applies the app's `redact` to all texts of a record.
+    """Applies the setting `redact` to all texts of a record.
 
     These are the texts of messages, tools, parameters, errors, comments and metadata. Field names and ids stay.
     """

@@ -1,10 +1,10 @@
-"""Reads requests and answers of the Responses API, in the terms of chat.
+"""Reads requests and answers of the Responses API as messages of chat completions.
 
-One answer consists of many items, and the client sends them back as many. All items of the assistant that follow each
-other (texts, refusals, function calls, reasoning) are one assistant message here, so that the echo of an answer equals
-the answer. Items without an equivalent in chat (calls of hosted tools, references) are kept under `items` of the
-message that they belong to. A reference to what the provider stores (`previous_response_id`, `conversation`, `prompt`)
-is kept among the parameters; what it refers to is not in the record.
+An answer of the Responses API is a list of items, and the client sends these items back in its next request. All items
+of the assistant that follow each other (texts, refusals, function calls, reasoning) become one assistant message here,
+so that the message in the next request equals the recorded answer. Items without an equivalent in chat (calls of hosted
+tools, references) are kept under the key `items` of that message. A reference to data that the provider stores
+(`previous_response_id`, `conversation`, `prompt`) is kept among the parameters; the data itself is not recorded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
 
 
 def read_responses_request(request: dict[str, Any]) -> Asked:
-    """Read a request."""
+    """Return the parsed request of a Responses call."""
     prompt, instructions = request.get("input"), request.get("instructions")
     found: list[JSON] = []
     if isinstance(instructions, str) and instructions:
@@ -88,7 +88,7 @@ def _tool_choice(given: Any) -> Any:
 
 
 def read_responses_answer(raw: bytes) -> Answered:
-    """Read an answer, whole or streamed."""
+    """Return the parsed answer of a Responses call, from one JSON object or a stream of events."""
     if is_whole(raw):
         response, done, error = parse_object(raw), True, None
     else:
@@ -204,7 +204,7 @@ _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "r
 
 
 def messages(items: Iterable[dict[str, Any]]) -> list[JSON]:
-    """Return the chat messages that the items of a prompt amount to."""
+    """Return the chat messages for the input items of a Responses request."""
     found: list[JSON] = []
     turn: _AssistantTurn | None = None
     for item in items:
@@ -222,7 +222,7 @@ def messages(items: Iterable[dict[str, Any]]) -> list[JSON]:
 
 
 def answer_message(items: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Return the one assistant message that the items of an answer amount to."""
+    """Return one assistant message for all output items of an answer."""
     turn = _AssistantTurn()
     for item in items:
         turn.add(item)

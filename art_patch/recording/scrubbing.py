@@ -1,7 +1,7 @@
-"""Removes from texts what looks like a key, a token or a password.
+"""Replaces keys, tokens and passwords in texts by `***`, as far as patterns recognise them.
 
-Error texts are always scrubbed. What users and models write is scrubbed only with `redact="secrets"`. All patterns run
-in linear time: a search holds the interpreter's lock, so a text that makes one slow would stop the whole app.
+Error texts are always scrubbed. Texts of users and models are scrubbed only with `redact="secrets"`. All patterns run
+in linear time: a search holds the interpreter's lock, so a text that makes a pattern slow would stop the whole app.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def scrub(text: str) -> str:
 
 
 def described(error: BaseException | str | None) -> str | None:
-    """Return what is kept of an error; `None` without an error, or if the reader of a generator stopped early."""
+    """Return the text to store for an error; `None` without an error, or if the reader of a generator stopped early."""
     if error is None or isinstance(error, GeneratorExit):
         return None
     return scrub(error if isinstance(error, str) else f"{type(error).__name__}: {error}")

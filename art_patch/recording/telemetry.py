@@ -1,13 +1,14 @@
 """Makes `gen_ai.*` spans for the app's own OpenTelemetry SDK, from calls that have ended.
 
-A call keeps only the context in which it started. The recorder's thread makes the span, with the true times, once the
-call is read and redacted; so a call that is not recorded has no span. No span is made without a tracer provider of the
-app, inside OpenTelemetry's `suppress_instrumentation`, or with `otel="off"`.
+While a call runs, only the OpenTelemetry context of its start is kept. The recorder's thread makes the span, with the
+call's start and end times, after the call is parsed and redacted; therefore a call that is not recorded has no span. No
+span is made if the app has no tracer provider, inside OpenTelemetry's `suppress_instrumentation`, or with `otel="off"`.
 
-The parent of a call's span is the span that was active when the call started. Without one, the calls of a
-`trajectory()` get a span `invoke_agent NAME` as their parent, so that a run is one trace. It ends with the block.
-`span()` makes no OpenTelemetry span, because that would have to exist before the calls inside; the calls name it in
-`art.span.id`. Texts are left out unless OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT asks for them on spans.
+The parent of a call's span is the span that was active when the call started. If none was, the calls of a
+`trajectory()` get a span `invoke_agent NAME` as their parent, so that a run is one trace; this span ends with the
+block. `span()` makes no OpenTelemetry span, because such a span would have to exist before the calls inside it; the
+spans of these calls have the id of `span()` in the attribute `art.span.id`. Texts are added to spans only if the
+variable OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT asks for them.
 """
 
 from __future__ import annotations
@@ -66,13 +67,13 @@ class _Run:
 
 
 class Telemetry:
-    """Makes spans. The recorder's thread owns it."""
+    """Makes the OpenTelemetry spans of recorded calls. Only the recorder's thread uses it."""
 
     def __init__(self) -> None:
         self._runs: OrderedDict[str, _Run] = OrderedDict()
 
     def saw(self, item: object, records: Sequence[Record]) -> None:
-        """Make the spans of the records that became of a queue item."""
+        """Make the spans for the records into which a queue item was converted."""
         try:
             for record in records:
                 if isinstance(record, TrajectoryInfo):
@@ -83,7 +84,7 @@ class Telemetry:
             faults.fault("recording.telemetry", error)
 
     def close(self) -> None:
-        """End the spans of trajectories that have not ended."""
+        """End all open `invoke_agent` spans, when the recorder stops."""
         for run in self._runs.values():
             _end(run)
         self._runs.clear()

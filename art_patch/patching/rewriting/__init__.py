@@ -1,1 +1,1 @@
-"""Translates requests for the engine, and checks and rewrites its answers for the app."""
+"""Makes the app's requests into requests to the engine, and checks and rewrites the engine's answers for the app."""

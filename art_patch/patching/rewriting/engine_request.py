@@ -1,9 +1,9 @@
 """Decides which chat completions the engine can answer, makes their requests, and the client that sends them.
 
-The engine client is an ordinary client of the SDK that points at the engine, with a key of its own and without retries.
-It shares the connection pool of the app's client, so that event loops, transports and test doubles stay what they are.
-It takes nothing else: no key, no header, no query. If the pool would add something meant for the provider (a proxy,
-credentials, headers, cookies, a hook that signs), the engine client gets a pool of its own.
+The engine client is an ordinary client of the SDK with the engine's address and key, and without retries. It shares the
+connection pool of the app's client, so that it runs in the same event loop, over the same transport or test double. It
+copies nothing else of the app's client: no key, no header, no query. If the pool would add something that is meant for
+the provider (a proxy, credentials, headers, cookies, a hook that signs), the engine client gets a pool of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FROM_ENVIRONMENT = ("organization", "project", "admin_api_key", "webhook_secret
 
 
 def to_engine_request(options: Any, target: Target, client: Any) -> Any:
-    """Return a copy of the request options for the champion. `options` itself stays as it is, for upstream."""
+    """Return a copy of the request options that asks the champion. `options` stays unchanged, for upstream."""
     body: dict[str, Any] = {**options.json_data}
     extra: Any = getattr(options, "extra_json", None)
     if isinstance(extra, Mapping):
@@ -89,7 +89,7 @@ def _kept_headers(headers: Any) -> Any:
 
 
 def patience_s(options: Any, client: Any, limit_s: float) -> float:
-    """Return how long to wait for the next bytes: `limit_s`, or the app's own timeout if that is shorter."""
+    """Return the seconds to wait for the next bytes: `limit_s`, or the app's own timeout if that is shorter."""
     own = options.timeout
     if isinstance(own, _sdk().not_given):
         own = client.timeout
@@ -140,7 +140,7 @@ class EngineClients:
         self._pools: weakref.WeakKeyDictionary[Any, tuple[Address, Any]] = weakref.WeakKeyDictionary()
 
     def get(self, client: Any, target: Target, is_async: bool) -> Any:
-        """Return the client that asks the target's engine; `None` if `client` itself talks to that engine."""
+        """Return the engine client for `client`; `None` if the base URL of `client` already is the target's engine."""
         address = (target.base_url, target.api_key)
         pool, base_url = client._client, client.base_url
         known = self._engine_clients.get(client)
@@ -173,7 +173,7 @@ class EngineClients:
 
 
 def engine_client(target: Target) -> Any:
-    """Return a synchronous client of the engine with a connection pool of its own."""
+    """Return a synchronous engine client with its own connection pool, for calls in the background."""
     address = (target.base_url, target.api_key)
     return _make_engine_client(_make_pool(address, False), address, False)
 
@@ -255,7 +255,7 @@ _FOREIGN_FIELDS = ("web_search_options", "audio", "functions", "function_call")
 
 
 def why_not_routed(options: Any, stream: bool) -> str | None:
-    """Return why the engine cannot answer this chat completion; `None` if it can."""
+    """Return the reason why the engine cannot answer this chat completion; `None` if it can."""
     body = merged_body(options)
     reason = why_not_carried(options, body, stream)
     if reason is not None:
@@ -276,14 +276,14 @@ def why_not_routed(options: Any, stream: bool) -> str | None:
 
 
 def merged_body(options: Any) -> dict[str, Any]:
-    """Return the request body with what `extra_body` adds to it."""
+    """Return the request body, with the fields of `extra_body` added."""
     body = cast(dict[str, Any], options.json_data)
     extra: Any = getattr(options, "extra_json", None)
     return {**body, **cast(Mapping[str, Any], extra)} if isinstance(extra, Mapping) and extra else body
 
 
 def why_not_carried(options: Any, body: Mapping[str, Any], stream: bool) -> str | None:
-    """Return why a call cannot go to the engine whatever it asks, because of how it is made; `None` if it can."""
+    """Return the reason why a call of any API cannot go to the engine (files, a raw stream, ...); `None` if it can."""
     if bool(body.get("stream")) is not stream:
         return "the body and the SDK disagree about streaming"
     if getattr(options, "files", None) or getattr(options, "content", None):
@@ -295,7 +295,7 @@ def why_not_carried(options: Any, body: Mapping[str, Any], stream: bool) -> str 
 
 
 def header(options: Any, name: str) -> str | None:
-    """Return a header of the request options, in whatever case it was written."""
+    """Return the value of a header of the request options; upper and lower case do not matter."""
     headers: Any = options.headers
     if not isinstance(headers, Mapping):  # the SDK's `NotGiven`
         return None

@@ -1,12 +1,14 @@
-"""Checks the engine's answer, and makes it look like the answer that the app has asked for. Bytes in, bytes out.
+"""Checks the engine's answer, and rewrites it into the answer that the app has asked for. Bytes in, bytes out.
 
 The SDK accepts HTML, `{}` and a stream that stops half-way as success, so an answer is checked before the app gets it.
-A whole answer needs choices, each with a message that says something and a finish reason, from the policy that was
-asked. A stream needs a chunk of that policy as its first event, and is held back until it says something. White space
-says nothing. Then the fields that training needs (token ids, log-probabilities) are removed unless the app has asked
-for them, `model` becomes the name that the app used, and `system_fingerprint` names the policy.
+An answer that is not streamed must name the policy that was asked and have all choices; each choice needs a finish
+reason and a message with content (see `says_something`). White space is no content. The first event of a stream must be
+a chunk of that policy, and no byte of the stream reaches the app before it has content.
 
-`responses_rewriter` derives from both classes: it makes the same checks and hands out something else.
+Training needs token ids and log-probabilities, so the engine always sends them; here they are removed unless the app
+has asked for them. `model` becomes the name that the app used, and `system_fingerprint` names the policy.
+
+`responses_rewriter` derives from both classes: it makes the same checks, and returns objects of the Responses API.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ DONE = b"[DONE]"
 
 
 class InvalidAnswer(Exception):
-    """The engine's answer must not reach the app. The message says what is wrong with it."""
+    """The engine's answer is invalid and must not reach the app. The message says what is wrong with the answer."""
 
 
 class EmptyAnswer(InvalidAnswer):
-    """The engine's answer says nothing.
+    """The engine's answer has no text, tool call, refusal or audio.
 
-    Upstream is asked; if it fails too, the empty answer is better than an error.
+    The call then goes upstream. If upstream fails too, the engine is asked once more, and the app gets that answer even
+    if it is empty, because an empty answer is better than an error.
     """
 
     def __init__(self) -> None:
@@ -35,20 +38,20 @@ class EmptyAnswer(InvalidAnswer):
 
 
 class TooSlow(InvalidAnswer):
-    """The stream did not begin in time."""
+    """The engine's stream brought no content within `first_token_timeout_s`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseRewriter:
-    """What the app has asked for, and which policy answers.
+    """Checks and rewrites the engine's answer to one request.
 
     Attributes:
-        policy: name of the policy that was asked.
-        requested_model: the name that the app used.
-        n: how many choices the app wants.
-        keeps_logprobs: the app has asked for log-probabilities itself.
-        keeps_token_ids: the app has asked for token ids itself.
-        takes_empty: an answer that says nothing is accepted.
+        policy: name of the policy that was asked; an answer of any other model is invalid.
+        requested_model: the model name in the app's request, which the rewritten answer shows.
+        n: number of choices that the app has asked for.
+        keeps_logprobs: whether the app has asked for log-probabilities itself, so that they stay in the answer.
+        keeps_token_ids: whether the app has asked for token ids itself, so that they stay in the answer.
+        takes_empty: whether an answer without text, tool call, refusal or audio is accepted.
     """
 
     policy: str
@@ -85,17 +88,17 @@ class ResponseRewriter:
         return answer
 
     def stream(self) -> StreamRewriter:
-        """Return a rewriter for the same answer as a stream."""
+        """Return a rewriter for the answer to the same request if it is streamed."""
         return StreamRewriter(self)
 
     def check_chunk(self, chunk: dict[str, Any]) -> None:
-        """Raise `InvalidAnswer` if a stream of the policy cannot begin with this chunk."""
+        """Check the first chunk of a stream: raise `InvalidAnswer` if it is of another model or has no choices."""
         self._check_policy(chunk)
         if not isinstance(chunk.get("choices"), list) or not chunk["choices"]:
             raise InvalidAnswer("the first event has no choices")
 
     def strip(self, answer: dict[str, Any]) -> None:
-        """Remove from an answer or a chunk what the app did not ask for."""
+        """Remove the fields that the app did not ask for from an answer or a chunk, and set its model name."""
         keeps_ids, keeps_logprobs = self.keeps_token_ids, self.keeps_logprobs
         answer["model"] = self.requested_model
         answer["system_fingerprint"] = self.policy
@@ -120,7 +123,7 @@ class ResponseRewriter:
 
 
 def says_something(said: dict[str, Any]) -> bool:
-    """Return whether a message or delta has text, a tool call, a refusal or audio. Reasoning alone says nothing."""
+    """Return whether a message or delta has text, a tool call, a refusal or audio. Reasoning alone does not count."""
     content, refusal = said.get("content"), said.get("refusal")
     return bool(
         (content.strip() if isinstance(content, str) else content)
@@ -150,10 +153,10 @@ _IDS = (b',"token_ids":[', b',"prompt_token_ids":[')
 
 
 def without_proof(body: bytes) -> bytes:
-    """Cut log-probabilities and token ids out of a body without parsing them. They are nine tenths of an answer.
+    """Return the body without log-probabilities and token ids, which are nine tenths of it. JSON is not parsed.
 
-    Where there are several choices, or the engine writes its fields in an order other than vLLM's and ours, nothing is
-    cut.
+    The body is returned unchanged if it has several choices, or if its fields are in another order than those of vLLM
+    and of the embedded engine.
     """
     # A raw `,"name":` is always a key, because a quote inside a string is escaped.
     start = body.find(_LOGPROBS)
@@ -170,13 +173,14 @@ def without_proof(body: bytes) -> bytes:
 
 
 class StreamRewriter:
-    """Checks and rewrites a stream event by event: feed it what the network brings, hand out what it returns.
+    """Checks and rewrites a stream event by event: `feed` takes the network's bytes and returns those for the app.
 
     Attributes:
-        begun: a chunk of the policy came.
-        started: the stream says something. Until then nothing may be handed out, because upstream may have to answer.
-        done: the engine has announced the end.
-        unread: the bytes that `feed` was given last.
+        begun: whether the first chunk has arrived and was accepted.
+        started: whether the stream has brought content. Before that the app must get no byte, because the call may
+            still go upstream.
+        done: whether the engine has sent `[DONE]`.
+        unread: the bytes that the most recent `feed` has processed.
     """
 
     def __init__(self, rewriter: ResponseRewriter) -> None:
@@ -189,7 +193,7 @@ class StreamRewriter:
         self.done = False
 
     def feed(self, data: bytes) -> bytes:
-        """Return the rewritten bytes of the lines that are complete; raise `InvalidAnswer` if the stream is invalid."""
+        """Return the rewritten bytes of all complete lines; keep the rest. Raise `InvalidAnswer` if one is invalid."""
         if self._rest:
             self._rest.append(data)
             if b"\n" not in data:  # joined once, when the line is whole: a long line may come in many pieces
@@ -205,7 +209,7 @@ class StreamRewriter:
         return b"".join(map(self._line, data[:cut].splitlines(keepends=True)))
 
     def end(self) -> bytes:
-        """Return what is left at the end of the stream; raise `InvalidAnswer` if a choice was not finished."""
+        """Return the rewritten rest when the stream has ended; raise `InvalidAnswer` if a choice was not finished."""
         rest, self._rest = b"".join(self._rest), []
         out = self._line(rest) if rest else b""
         self._check_finished()
@@ -288,7 +292,7 @@ def _parse(data: bytes) -> dict[str, Any]:
 
 
 def dump(value: dict[str, Any]) -> bytes:
-    """Return `value` as JSON."""
+    """Return `value` as compact JSON in bytes."""
     try:
         return to_json(value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Makes the items of a Responses answer from a chat answer. Pure."""
+"""Makes the output items of a Responses object from the engine's chat answer. Pure."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _WHY_INCOMPLETE = {
 
 
 def why_incomplete(reason: Any) -> str | None:
-    """Return why a response is incomplete, from chat's finish reason; `None` if it is complete."""
+    """Return the Responses API's reason of an incomplete response for a finish reason of chat; `None` if complete."""
     if not isinstance(reason, str) or reason not in _WHY_INCOMPLETE:
         raise InvalidAnswer("it ended for a reason that we do not know")
     return _WHY_INCOMPLETE[reason]
 
 
 def finish(response: dict[str, Any], items: list[JSON], why: str | None, usage: Any) -> None:
-    """Complete a response with its items; `why` says why it is incomplete, and `usage` is the engine's."""
+    """Set items, status and usage of a response. `why`: from `why_incomplete`; `usage`: that of the chat answer."""
     response["status"] = "completed" if why is None else "incomplete"
     response["incomplete_details"] = None if why is None else {"reason": why}
     response["output"] = items
@@ -36,7 +36,7 @@ def finish(response: dict[str, Any], items: list[JSON], why: str | None, usage: 
 
 
 def statuses(count: int, why: str | None) -> list[str]:
-    """Return the status of each of `count` items. If the answer was cut, only the last item is incomplete."""
+    """Return the status of each of `count` items: all complete, except the final one if `why` is given."""
     return ["completed"] * (count - 1) + ["completed" if why is None else "incomplete"]
 
 
@@ -68,27 +68,27 @@ def _call_of(call: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def new_item_id(kind: str) -> str:
-    """Return a new id of an item. The API insists on the prefix when an item is sent back."""
+    """Return a new id for an item. Its prefix shows the kind: the API checks it when a client sends the item back."""
     return f"{kind}_{uuid.uuid4().hex}"
 
 
 def text_part(text: str) -> JSON:
-    """Return a text part of a message item."""
+    """Return a content part that holds text, for a message item."""
     return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
 
 
 def refusal_part(text: str) -> JSON:
-    """Return a refusal part of a message item."""
+    """Return a content part that holds a refusal, for a message item."""
     return {"type": "refusal", "refusal": text}
 
 
 def message_item(item_id: str, parts: list[JSON], status: str) -> JSON:
-    """Return a message item."""
+    """Return an output item that is a message of the assistant with these content parts."""
     return {"id": item_id, "type": "message", "status": status, "role": "assistant", "content": parts}
 
 
 def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str) -> JSON:
-    """Return a function-call item."""
+    """Return an output item that is a call of a function."""
     call = {"call_id": call_id, "name": name, "arguments": arguments}
     return {"id": item_id, "type": "function_call", "status": status, **call}
 

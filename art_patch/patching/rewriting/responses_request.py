@@ -1,7 +1,7 @@
-"""Translates a Responses request into a chat request, if the chat request says all of it.
+"""Translates a Responses request into a chat request, if a chat request can express all of it.
 
-This is an allow-list: each field, input item and part is checked, and an unknown one keeps the call upstream. So a
-field that the API gets tomorrow is never lost on the way.
+The translation is an allow-list: each field, input item and part is checked, and a request with an unknown one goes
+upstream unchanged. Therefore a field that a later version of the API adds is never silently dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROLES = frozenset({"user", "assistant", "system", "developer"})
 
 
 def to_engine_request(options: Any, target: Target, client: Any) -> Any:
-    """Return request options for a chat completion by the champion, of a call that `why_not_routed` lets pass."""
+    """Return request options that ask the champion for a chat completion, for a call that `why_not_routed` accepts."""
     given = merged_body(options)
     asked = read_responses_request(given)
     body: dict[str, Any] = {"model": target.champion, "messages": list(asked.messages), **asked.params}
@@ -40,9 +40,10 @@ def to_engine_request(options: Any, target: Target, client: Any) -> Any:
 
 
 def why_not_routed(options: Any, stream: bool, *, stateless: bool) -> str | None:
-    """Return why the champion cannot answer this call; `None` if it can.
+    """Return the reason why the champion cannot answer this Responses call; `None` if it can.
 
-    `stateless` promises that the app never refers to an answer that it did not forbid to store.
+    With `store` unset the provider would keep the answer, and a later call could refer to it by its id. `stateless` is
+    the app's promise that it never does so; then such calls can be routed too.
     """
     body = merged_body(options)
     reason = why_not_carried(options, body, stream)

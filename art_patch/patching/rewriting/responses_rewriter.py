@@ -1,11 +1,12 @@
 """Rewrites the champion's chat answer into the Responses object, or the stream of events, that the app has asked for.
 
-The SDK parses what is made here, so the app holds a genuine `Response`. Request fields that the API repeats are
-repeated as the app gave them; ids are ours; `model` is the name that the app used. `system_fingerprint` names the
-policy, as for chat: the SDK keeps that field, although the API does not have it.
+The SDK parses the JSON that is made here, so the app gets a genuine `Response`. The fields of the request that the API
+repeats in its answer have the app's values. Ids are made here, and `model` is the name that the app used.
+`system_fingerprint` names the policy, as for chat: the SDK keeps that field, although the API does not have it.
 
-Of a stream, each chunk is checked as for chat and becomes the events that it stands for. The first events wait until
-the answer says something. The last event holds the usage, so it comes when the engine's stream ends.
+Each chunk of a stream is checked as for chat, and then becomes one or more events of the Responses API. The first
+events are held back until the answer has content (see `says_something`). The final event holds the usage, so it is sent
+when the engine's stream ends.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _REPEATED: dict[str, Any] = {
 
 
 def rewriter(options: Any, local: Any) -> ResponsesRewriter:
-    """Return the rewriter for the answer to `local`, the engine's request that was made from `options`."""
+    """Return the rewriter for the answer to `local`, the request to the engine that was made from `options`."""
     given = merged_body(options)
     return ResponsesRewriter(
         policy=local.json_data["model"],
@@ -67,12 +68,12 @@ def rewriter(options: Any, local: Any) -> ResponsesRewriter:
 
 @dataclass(frozen=True, slots=True)
 class ResponsesRewriter(ResponseRewriter):
-    """Checks an answer like chat, and hands out a response. `request` is what the app has asked."""
+    """Checks an answer like `ResponseRewriter`, and returns a Responses object. `request` is the app's request body."""
 
     request: JSON
 
     def whole(self, body: bytes) -> bytes:
-        """Return the body of the response."""
+        """Return the body of the Responses object for an answer that was not streamed."""
         answer = self.checked(body)
         choice: dict[str, Any] = answer["choices"][0]
         why, response = items.why_incomplete(choice["finish_reason"]), self.begun(answer)
@@ -80,11 +81,11 @@ class ResponsesRewriter(ResponseRewriter):
         return dump(response)
 
     def stream(self) -> StreamRewriter:
-        """Return a rewriter that makes the events of a stream."""
+        """Return a rewriter that turns a streamed answer into the events of the Responses API."""
         return ResponsesStream(self)
 
     def begun(self, answer: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a response of which only the beginning is known. `answer` is the engine's, or its first chunk."""
+        """Return a Responses object without output yet. `answer`: the engine's answer, or the first chunk of it."""
         created = answer.get("created")
         repeated = {key: self.request.get(key) for key in _REPEATED}
         return {
@@ -155,7 +156,7 @@ class ResponsesStream(StreamRewriter):
         self._over = False
 
     def end(self) -> bytes:
-        """Return what is still to be handed out at the end of the stream."""
+        """Return the final events when the engine's stream has ended."""
         return super().end() + self._terminal()
 
     def _line(self, line: bytes) -> bytes:

@@ -1,1 +1,1 @@
-"""Decides where a call goes, and leads one routed call from start to end."""
+"""Decides whether a call goes to a policy or upstream, and controls one routed call from its start to its end."""

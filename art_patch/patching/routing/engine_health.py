@@ -1,9 +1,9 @@
-"""Decides whether the engine is worth asking: a circuit breaker, a health check, and the reasons of failed attempts.
+"""Decides whether calls may go to the engine: a circuit breaker, a health check, and the reasons of failed attempts.
 
-The breaker is a state machine without a clock or lock of its own. Closed: calls pass, and `failures` failures within
-`window_s` open it. Open: no call passes for `cooldown_s`; then one call passes as a probe. If the probe succeeds, the
-breaker closes. If it fails, the cool-down starts again. If its outcome is never reported, another probe may pass after
-`probe_lease_s`.
+The breaker is a state machine; its caller gives it the time and holds a lock. Closed: all calls go to the engine, and
+`failures` failures within `window_s` seconds open the breaker. Open: no call goes to the engine for `cooldown_s`; after
+that, one call does, as a probe. If the probe succeeds, the breaker closes. If it fails, the cool-down starts again. If
+the outcome of the probe is never reported, another call becomes the probe after `probe_lease_s`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from art_patch.patching.routing.target import Target
 
 
 class Breaker:
-    """Circuit breaker of one engine. The caller serialises its use while it is not closed."""
+    """Circuit breaker of one engine. While it is not closed, the caller must hold a lock to use it."""
 
     def __init__(
         self, *, failures: int = 5, window_s: float = 10.0, cooldown_s: float = 30.0, probe_lease_s: float = 60.0
@@ -32,7 +32,7 @@ class Breaker:
 
     @property
     def closed(self) -> bool:
-        """Whether all calls pass."""
+        """Whether all calls may go to the engine."""
         return self._retry_at is None
 
     def allow(self, now: float) -> bool:
@@ -51,7 +51,7 @@ class Breaker:
         self._retry_at = None
 
     def failed(self, now: float) -> None:
-        """Count a failure of the engine. It opens the breaker if it was the probe's, or one of too many."""
+        """Count a failed call. The breaker opens if that call was the probe, or if there are now too many failures."""
         self._failed_at.append(now)
         probing = self._retry_at is not None
         if probing or (len(self._failed_at) == self._limit and now - self._failed_at[0] <= self._window_s):
@@ -62,7 +62,7 @@ class Breaker:
         self._retry_at = now + self._cooldown_s
 
     def released(self, now: float) -> None:
-        """End a call that says nothing about the engine. If it was the probe, the next call may be one."""
+        """End a call whose outcome does not show whether the engine works. The next call may become the probe."""
         if self._retry_at is not None:
             self._retry_at = now
 
@@ -74,9 +74,9 @@ TIMEOUT_S = 1.0
 
 
 def is_alive(base_url: str) -> bool:
-    """Return whether the engine answers `/health`.
+    """Return whether the engine answers `/health` within a second.
 
-    Any status below 500 counts, because not every engine knows that path.
+    Any status below 500 counts as alive, because some engines answer 404 to that path.
     """
     address = urlsplit(base_url)
     kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
@@ -98,12 +98,12 @@ _UNREADABLE = "the SDK cannot read"
 
 
 def as_recorded(target: Target, reason: str) -> str:
-    """Return the reason for the record. A challenger's failure begins with its name: `NAME@STEP: `."""
+    """Return the reason as the call's record holds it; for the policy under test, with `NAME@STEP: ` in front."""
     return f"{target.champion}: {reason}" if target.asks_challenger else reason
 
 
 def reason(error: Exception) -> str:
-    """Return in plain words why an attempt failed."""
+    """Return a short text that says why an attempt failed."""
     # By name, because the classes are those of httpx or httpx2, and importing either is the SDK's decision.
     names = {kind.__name__ for kind in type(error).__mro__}
     status = getattr(error, "status_code", None)
@@ -123,11 +123,11 @@ def reason(error: Exception) -> str:
 
 
 def is_connect_timeout(error: Exception) -> bool:
-    """Return whether an error means that no connection was made in time."""
+    """Return whether an error means that connecting to the engine took longer than its timeout."""
     # The SDK raises one `APITimeoutError` for both kinds of timeouts; only its cause tells them apart.
     return type(error.__cause__).__name__ == "ConnectTimeout"
 
 
 def is_about_the_engine(error: Exception) -> bool:
-    """Return whether an error counts against the engine, because other calls would fail as well."""
+    """Return whether an error counts as a failure of the engine, because other calls would fail as well."""
     return getattr(error, "status_code", None) not in _NOT_THE_ENGINE and not reason(error).startswith(_UNREADABLE)

@@ -1,9 +1,10 @@
-"""Chooses the policy that answers a run of the agent, and keeps the run with it.
+"""Chooses the policy that answers a run of the agent, and pins the run to it.
 
-A run is its trajectory if the app names one, else the conversation, recognised by its opening messages. It stays with
-the policy of its first call for as long as the engine serves that policy, which is for two more promotions. While a
-canary is tested, a hash of session and canary assigns a share of new runs to the canary. So all processes agree, and
-each canary gets other sessions. Pins are kept in this process only: in another process, the hash decides again.
+A run is identified by its trajectory if the app names one; if not, by the opening messages of the conversation. All
+calls of a run go to the policy of its first call for as long as the engine serves that policy, which is for two more
+promotions. While a canary is tested, a hash of session and canary assigns a share of new runs to the canary. All
+processes compute the same hash, and the next canary gets a different selection of sessions. The pins themselves are
+kept in this process only: for a run that continues in another process, the hash decides again.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def run_of(identity: Identity, body: Mapping[str, Any]) -> tuple[Key, bool]:
 
 
 class Pins:
-    """Remembers which policy answers which run. The oldest pins are dropped first."""
+    """Remembers which policy answers which run. When there are too many pins, the oldest ones are dropped."""
 
     def __init__(self) -> None:
         self._pins: dict[Key, str] = {}
@@ -58,7 +59,7 @@ class Pins:
         return chosen, key
 
     def turned(self, before: Target, after: Target) -> None:
-        """Note a change of the route: runs leave a canary that was given up and a champion that was rolled back."""
+        """Note a new route, so that pinned runs leave a rejected canary and a champion that was rolled back."""
         # Noted here and not per call: a later champion may have a higher step than both, and then nothing shows the
         # rollback.
         serve = (after.champion, after.canary)
@@ -71,7 +72,7 @@ class Pins:
         self._left.difference_update(name for name in serve if name is not None)
 
     def forget(self, key: Key) -> None:
-        """Let the run continue with the champion, because its policy is no longer served."""
+        """Remove the run's pin, because the engine no longer serves its policy; its next call chooses a policy anew."""
         self._pins.pop(key, None)
 
     def _may_stay(self, pinned: str, target: Target) -> bool:
@@ -103,9 +104,9 @@ def _is_surpassed(pinned: str, champion: str) -> bool:
 
 
 def sticky_key(identity: Identity, body: Mapping[str, Any]) -> str:
-    """Return the key whose hash assigns a call to a share of the traffic.
+    """Return the key whose hash decides whether a call belongs to a share of the traffic, such as the canary's.
 
-    It is the session, else the trajectory, else the opening messages of the conversation.
+    The key is the session id if there is one, else the trajectory id, else the opening messages of the conversation.
     """
     info = identity.trajectory
     if info is not None:

@@ -1,9 +1,10 @@
-"""Leads one call of the app from its start to its end: asks the champion, then upstream, and records the call.
+"""Controls one call of the app from start to end: asks the champion, then upstream if it fails, and records the call.
 
-While a canary is tested, it is asked in place of the champion for a share of the sessions; no call is tried at both.
-`patching.sdk.wrapping` asks for the next attempt, runs it and reports the outcome; its docstring shows the order of
-these calls. Nothing here knows whether the caller is synchronous. Faults of art_patch never leave this module
-(`faults.fault`), and `InvalidAnswer` is raised on purpose: it sends the call upstream.
+While a canary is tested, calls of a share of the sessions go to the canary in place of the champion; if the canary
+fails, the call goes upstream, not to the champion. `patching.sdk.wrapping` requests the next attempt, sends it and
+reports the outcome; its docstring shows the order of these steps. This module is the same for synchronous and
+asynchronous clients. Faults of art_patch never leave it (`faults.fault`). `InvalidAnswer` does, on purpose: the wrapper
+then reports that the attempt failed, and the call goes upstream.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ _MAX_ATTEMPTS = 2
 
 
 class Attempt(NamedTuple):
-    """One try at a policy.
+    """One request to a policy on the engine.
 
     Attributes:
-        target: where the attempt goes. Its champion is the policy that is asked, which may be the challenger.
-        engine_client: the client of the SDK that sends it to the engine.
-        options: the request options for the engine.
+        target: the engine and the policy of the attempt. `target.champion` is the policy that is asked, even if that is
+            the canary or the earlier champion to which the run is pinned.
+        engine_client: the client of the SDK that sends the attempt to the engine.
+        options: the SDK's request options, rewritten for the engine.
     """
 
     target: Target
@@ -129,7 +131,7 @@ class RoutedCall:
     # The attempts.
 
     def next_attempt(self) -> Attempt | None:
-        """Return the next attempt at a policy; `None` if the call goes upstream now."""
+        """Return the next attempt to ask a policy; `None` if the call goes upstream now."""
         try:
             if self._attempts < _MAX_ATTEMPTS:
                 self.attempt = self._make_attempt(self.runtime.target)
@@ -141,7 +143,7 @@ class RoutedCall:
     def last_attempt(self, error: Exception) -> Attempt | None:
         """Return one more attempt, if the engine's answer was empty and upstream has failed with `error`.
 
-        An app without a provider, or whose provider is down, is better off with an empty answer than with an error.
+        This attempt also accepts an empty answer: without a working provider, that is better than an error.
         """
         if not self._was_empty or is_fault(error):
             return None
@@ -176,9 +178,9 @@ class RoutedCall:
         return target if asked == target.champion else replace(target, champion=asked)
 
     def attempt_failed(self, error: Exception) -> None:
-        """Note why the attempt failed, and decide whether another policy is tried.
+        """Note why the attempt failed, and decide whether the engine is asked once more or the call goes upstream.
 
-        Raises `error` again if it is a fault in a test.
+        If `error` is a fault of art_patch itself under pytest, it is raised again.
         """
         if is_fault(error):
             raise error
@@ -231,7 +233,7 @@ class RoutedCall:
     # The end.
 
     def answered(self) -> None:
-        """Note that the SDK has a result. A stream goes on from here; every other call has ended."""
+        """Note that the SDK has a result for the app. The record ends here, or for a stream when the stream ends."""
         try:
             # A policy answered. The reason of an earlier, failed attempt is no fallback any more.
             if self.exchange.policy is not None:
@@ -244,7 +246,7 @@ class RoutedCall:
             faults.fault("patching.answered", error)
 
     def failed(self, error: BaseException) -> None:
-        """Note that the call ends with an exception, which the caller gets as it is."""
+        """Record that the call ends with an exception, which reaches the app unchanged."""
         try:
             if self.attempt is not None:
                 self.runtime.ended(self)
@@ -271,18 +273,18 @@ class RoutedCall:
         return self.attempt is not None and self.attempt.target.asks_challenger
 
     def covers(self, options: Any) -> bool:
-        """Return whether a request with these options is this call, seen again by a wrapper further down."""
+        """Return whether `options` are those of this call, which passes a second wrapper further down in the SDK."""
         return options is self.options or (self.attempt is not None and options is self.attempt.options)
 
     def claim(self, client: Any) -> bool:
-        """Return whether `client` processes the response of this call. True once for each attempt."""
+        """Return whether a response that `client` has received is this call's. It is true once for each attempt."""
         if self._claimed or client is not (self.client if self.attempt is None else self.attempt.engine_client):
             return False
         self._claimed = True
         return True
 
     def capture(self, response: Any) -> None:
-        """Record the answer of upstream while the app reads it."""
+        """Record upstream's answer: at once if it is in memory; if it is a stream, while the app reads it."""
         try:
             exchange = self.exchange
             exchange.request = response.request.content
@@ -294,7 +296,7 @@ class RoutedCall:
             faults.fault("patching.capture", error)
 
     def rewriter(self, attempt: Attempt, response: Any) -> ResponseRewriter:
-        """Return the rewriter that checks the engine's answer; raise `InvalidAnswer` if its status is an error."""
+        """Return the rewriter for the engine's answer; raise `InvalidAnswer` if its HTTP status is not 200."""
         if response.status_code != 200:
             raise InvalidAnswer(f"HTTP {response.status_code}")
         self.exchange.request = response.request.content
@@ -303,7 +305,7 @@ class RoutedCall:
         return rewriter
 
     def rewrite_whole(self, rewriter: ResponseRewriter, response: Any) -> None:
-        """Check and rewrite an answer that is in memory."""
+        """Check an answer that is completely in memory, and replace its body with the rewritten one."""
         raw = response.content
         self.exchange.saw(raw)
         if self.stream:
@@ -320,13 +322,13 @@ class RoutedCall:
             response.headers["content-length"] = str(len(out))
 
     def start_stream(self, rewriter: ResponseRewriter, response: Any) -> StreamRewriter:
-        """Return the rewriter of a stream. The caller feeds it until the stream has started."""
+        """Return the rewriter of a stream. The caller feeds it with chunks until its `started` is true."""
         if response.headers.get("content-encoding", "identity") != "identity":
             raise InvalidAnswer("a compressed stream")
         return rewriter.stream()
 
     def first_token_timeout_s(self, attempt: Attempt, response: Any) -> float:
-        """Return how long the stream may take to begin. From then on the longer limit between two chunks holds."""
+        """Return the seconds the stream may take to begin. The pause between later chunks may last `timeout_s`."""
         timeout = response.request.extensions.get("timeout")
         if isinstance(timeout, dict):  # the HTTP library reads it once, when the body begins
             timeout["read"] = patience_s(self.options, self.client, attempt.target.timeout_s)
@@ -338,7 +340,7 @@ class RoutedCall:
         return events.feed(chunk)
 
     def hand_out_stream(self, response: Any, events: StreamRewriter, opened: Any, before: list[bytes]) -> None:
-        """Hand out a stream that has started: the bytes that were held back, and then what still comes."""
+        """Give a stream that has started to the app: first the bytes that were held back, then the rest as it comes."""
         if not events.started:  # the stream has ended, perhaps in the middle of a line
             before.append(events.end())
         # A stream that breaks later counts against the engine too, although the app has its first half.
@@ -348,7 +350,7 @@ class RoutedCall:
 
 
 def begin(runtime: Runtime | None, client: Any, options: Any, stream: bool, is_async: bool) -> RoutedCall | None:
-    """Return the `RoutedCall` of a call that starts; `None` if the call is neither routed nor recorded."""
+    """Return the `RoutedCall` of a call that starts; `None` if the call is to be neither routed nor recorded."""
     if runtime is None:
         return None
     try:

@@ -1,9 +1,10 @@
-"""Asks policies in the background what the app asked, so that their answers can be compared with those the app got.
+"""Sends copies of the app's calls to policies in the background, to compare their answers with those that the app got.
 
-In mode `shadow` the champion is asked; a challenger in state `shadow` is asked in every mode. Each answer becomes a
-`Call` with `shadow_of`, in a trajectory of its own with origin `shadow`, so that it is never mistaken for what the app
-has seen. No caller waits for it: one thread asks one call at a time, and ends when no call comes. Calls beyond
-`shadow_per_minute`, or beyond 32 that wait, are skipped and counted.
+In mode `shadow` the champion gets the copies. A policy under test in state `shadow` gets copies in every mode in which
+policies are asked. Each answer is recorded as a `Call` whose `shadow_of` names the original call. It belongs to a
+trajectory of its own with origin `shadow`, so that it is never mistaken for an answer that the app received. The app
+does not wait for these calls: one background thread sends them one at a time, and ends when there are none. Calls
+beyond `shadow_per_minute`, or beyond 32 waiting ones, are skipped and counted.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _OURS = frozenset({"logprobs", "top_logprobs"})
 
 
 class Engine(Protocol):
-    """What `Shadow` needs of the runtime."""
+    """The attributes and methods of the runtime that `Shadow` uses."""
 
     settings: Settings
     target: Target
@@ -50,16 +51,16 @@ class Engine(Protocol):
         ...
 
     def engine_answered(self, *, challenger: bool = False) -> None:
-        """Tell the breakers that the engine answered a call."""
+        """Tell the circuit breakers that the engine answered a call."""
         ...
 
     def engine_failed(self, *, challenger: bool = False) -> None:
-        """Tell the breakers that the engine failed a call."""
+        """Tell the circuit breakers that a call to the engine failed."""
         ...
 
 
 class Shadow:
-    """Asks policies in the background, in a thread that it starts when needed."""
+    """Sends copies of calls to policies, in a background thread that it starts when there is a call to send."""
 
     def __init__(self, runtime: Engine) -> None:
         self._runtime = runtime
@@ -74,7 +75,7 @@ class Shadow:
         self.failed = 0
 
     def stop(self) -> None:
-        """Ask no more calls, also none of those that wait. An answer that is awaited is still recorded."""
+        """Send no more calls and skip those that wait. The answer to a call that was sent already is still recorded."""
         self._stopped = True
         with self._lock:
             if self._thread is not None:
@@ -85,7 +86,7 @@ class Shadow:
         self._stopped = False
 
     def offer(self, call: Call, info: TrajectoryInfo) -> None:
-        """Queue a recorded call for each policy that is to be asked. The recorder's thread calls this."""
+        """Queue a copy of a recorded call for each policy to ask in the background; called by the recorder's thread."""
         for policy in _policies(self._runtime.target):
             self._offer(call, info, policy)
 

@@ -1,4 +1,7 @@
-"""Resolves where calls go now, from the app's settings and the store's route: once per change, not per call."""
+"""Computes the target (engine, policies, mode) of calls from the app's settings and the route in the store.
+
+This happens once for each change of the route, not in each call.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +24,21 @@ NO_KEY = "none"
 # Not a tuple, although making one is faster: error reporters show the items of tuples, which would reveal the key.
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a call may go. It is immutable, so a call sees one state from start to end.
+    """The engine, policies and mode for calls. It is immutable, so that a call uses the same values from start to end.
 
     Attributes:
-        mode: the mode in force.
+        mode: the current mode: that of the store, or the app's own if the store has none.
         champion: name of the policy that serves.
         base_url: address of the engine.
-        canary_percent: share of sessions that the champion answers in mode `canary`.
-        engine_since: when the engine announced itself. Another time means another engine at the same address.
-        challenger: name of the policy that is tested beside the champion, on the same engine.
-        challenger_state: `shadow` asks the challenger in the background, `canary` lets it answer a share of the
-            sessions.
-        challenger_percent: that share, of the sessions that a policy answers.
-        unknown: why no policy can be asked although the mode is `route`. Calls that go upstream for it are recorded
-            with it.
+        canary_percent: percentage of sessions that the champion answers in mode `canary`.
+        engine_since: time at which the engine wrote its address to the store; a new time means that a new engine runs
+            at the same address.
+        challenger: name of the policy under test (canary or shadow), on the same engine.
+        challenger_state: `shadow`: the policy under test is asked in the background; `canary`: it answers a share of
+            the sessions.
+        challenger_percent: percentage of the sessions answered by policies that go to the canary.
+        unknown: reason why no policy can be asked although the mode is `route`. Calls that go upstream because of it
+            have this reason in their record.
     """
 
     mode: Mode
@@ -53,30 +57,30 @@ class Target:
 
     @property
     def serves(self) -> bool:
-        """Whether there is a champion to ask, for the app or in the background."""
+        """Whether a champion can be asked: for the app's answers, or in mode `shadow` in the background."""
         return self.mode in _ASKING and self.champion is not None and self.base_url is not None
 
     @property
     def routes(self) -> bool:
-        """Whether the answers of the champion reach the app."""
+        """Whether the champion's answers are given to the app."""
         return self.mode != "shadow" and self.serves
 
     @property
     def canary(self) -> str | None:
-        """The challenger, if it answers a share of the sessions; else `None`."""
+        """Name of the policy under test if it answers a share of the sessions; else `None`."""
         return self.challenger if self.challenger_state == "canary" else None
 
     @property
     def asks_challenger(self) -> bool:
-        """Whether this target asks the challenger.
+        """Whether this target sends its call to the canary.
 
-        A copy made for one call has the challenger in the champion's place.
+        For such a call, `RoutedCall` makes a copy of the target whose `champion` is the canary.
         """
         return self.challenger is not None and self.champion == self.challenger
 
 
 def resolve(settings: Settings, route: Route) -> tuple[Target, ConfigError | None]:
-    """Return the target, and the error if the engine's key cannot be used. Without a key, no policy is asked."""
+    """Return the target, and the error if the engine's key file is unusable; that target then asks no policy."""
     key, refused = None, None
     try:
         if route.champion is not None:

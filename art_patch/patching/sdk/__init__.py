@@ -1,1 +1,1 @@
-"""Wraps the OpenAI SDK and its streams, and watches calls that go past it."""
+"""Wraps the OpenAI SDK and its streams, and counts the calls that other libraries send without the SDK."""

@@ -1,10 +1,12 @@
-"""Counts calls that go past the patch, as far as they can be seen, and warns once for each bypass, with its cure.
+"""Counts calls that known libraries send without the OpenAI SDK, and warns once for each library, with a cure.
 
-Some libraries have an HTTP or websocket client of their own beside the OpenAI SDK, so a patch of the SDK cannot see
-their calls. Their functions are wrapped when their modules are imported. The wrappers only count. If one of these
-functions calls another, that is one call. A function that a release does not have is skipped, so its calls are not
-seen. Not counted are: calls in mode `off`, calls inside `suppress()`, calls that the library sends through the SDK
-after all, and in mode `record` the calls that an integration records (`context.own_calls`). In the other modes these
+Some libraries have an HTTP or websocket client of their own beside the OpenAI SDK, so the patch of the SDK does not see
+their calls. This module wraps the sending functions of such libraries when their modules are imported. The wrappers
+only count. If one wrapped function calls another, this counts as one call. If a release of the library lacks a
+function, it is skipped, and calls that would use it are not counted.
+
+Also not counted are calls in mode `off`, calls inside `suppress()`, and calls that the library does send through the
+SDK. Calls that an integration records (`context.own_calls`) are not counted in mode `record`. In the other modes they
 are counted, because they cannot be routed.
 """
 
@@ -32,14 +34,15 @@ logger = logging.getLogger("art_patch")
 
 
 class Watched(NamedTuple):
-    """A bypass whose use can be seen.
+    """A way to send calls without the OpenAI SDK, and the functions by which its use is counted.
 
     Attributes:
-        name: how `status().bypasses` and the warning name it.
-        package: its entry in the table of bypasses, which holds the cure.
-        module: the module whose import brings it.
-        places: the functions to wrap, as `Class.function`. Each call passes one of them, once.
-        passes: says of an object of that class whether its call goes past the SDK. Without it, every call does.
+        name: its name in `status().bypasses` and in the warning.
+        package: the package's name in the table of bypasses, which holds the cure.
+        module: the module that defines the functions; they are wrapped when it is imported.
+        places: the functions to wrap, as `Class.function`. Each call runs one of them, once.
+        passes: function that is given an object of that class and returns whether its call bypasses the SDK. Without
+            it, every call does.
     """
 
     name: str
@@ -116,12 +119,12 @@ WATCHED = (
 
 
 def cure_of(bypass: Watched) -> str:
-    """Return the advice that brings the calls of a bypass back."""
+    """Return the advice to the user that makes calls of a bypass go through the patched SDK."""
     return next(known.cure for known in BYPASSES if known.package == bypass.package)
 
 
 class Detector:
-    """Wraps the functions of the bypasses, and counts their calls."""
+    """Wraps the functions by which libraries bypass the OpenAI SDK, and counts their calls."""
 
     def __init__(self) -> None:
         self._runtime: Callable[[], Runtime | None] | None = None
@@ -132,17 +135,20 @@ class Detector:
 
     @property
     def seen(self) -> Mapping[str, int]:
-        """How often each bypass was used."""
+        """Number of calls by the name of the bypass."""
         with self._lock:
             return dict(self._seen)
 
     def clear(self) -> None:
-        """Forget what was counted, so that the next call warns again. For tests."""
+        """Set all counts to zero, so that the next call warns again. For tests."""
         with self._lock:
             self._seen.clear()
 
     def put_on(self, runtime: Callable[[], Runtime | None]) -> None:
-        """Watch the bypasses of all modules that are imported or will be. `runtime()` returns the patch in force."""
+        """Wrap the functions in modules that are imported already, and in others at their import.
+
+        `runtime()` returns the runtime of the patch, or `None` if the SDK is not patched.
+        """
         with self._lock:
             self._runtime = runtime
             for bypass in WATCHED:
@@ -153,7 +159,7 @@ class Detector:
             self._hooked = True
 
     def take_off(self) -> None:
-        """Restore the original functions. Where another wrapper lies over ours, ours stays and counts nothing."""
+        """Restore the original functions. A wrapper that other code has wrapped again stays, and counts nothing."""
         with self._lock:
             self._runtime = None
             for site in tuple(self._sites):
@@ -241,5 +247,5 @@ detector = Detector()
 
 
 def bypasses_seen() -> Mapping[str, int]:
-    """Return how often each bypass was used."""
+    """Return the number of calls that were sent without the OpenAI SDK, by the name of the bypass."""
     return detector.seen

@@ -1,6 +1,6 @@
-"""Lists the packages whose calls to a model do not, or not always, pass through the OpenAI SDK, with their cure.
+"""Lists packages that send some or all of their model calls without the OpenAI SDK, each with a cure.
 
-Data for `art-patch doctor`, which shows the installed ones, and for `bypass`, which warns.
+`art-patch doctor` shows the entries of installed packages; the module `bypass` shows the cure in its warning.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 
 class Bypass(NamedTuple):
-    """A package that sends calls past the patch.
+    """A package that sends some of its model calls without the OpenAI SDK.
 
     Attributes:
-        package: name of the distribution, as pip knows it.
-        unseen: which of its calls the patch does not see.
-        cure: one line of advice that brings them back.
+        package: name of the package on PyPI.
+        unseen: the calls that the patch cannot record or route.
+        cure: one line of advice that makes these calls go through the patched SDK.
     """
 
     package: str

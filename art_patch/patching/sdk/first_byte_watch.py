@@ -1,8 +1,9 @@
-"""Gives up on a stream that does not begin in time, while the caller's thread is blocked in a socket.
+"""Ends a stream that does not begin within its time limit, while the caller's thread is blocked reading the socket.
 
-The socket's own timeout cannot do this: it must be long, because a stream that has begun may pause, and the HTTP
-library reads it only once, when the body begins. So one thread watches all streams that have not begun, and shuts down
-the socket of a late one; its reader then sees the connection end. Event loops have timers and do not need this.
+The socket's own timeout cannot do this. The HTTP library reads the timeout only once, when the body begins, and it must
+be long, because a stream that has begun may pause. So one thread watches all streams that have not begun, and shuts
+down the socket of a late one; the blocked reader then finds the connection closed. Asynchronous clients do not need
+this, because an event loop has timers.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ AWAKE_S = 1.0
 
 
 class Wait:
-    """A stream that has not begun. As a context manager, it raises `TooSlow` if the watch gave the stream up."""
+    """A stream that has not begun. As a context manager, it raises `TooSlow` if the watch has ended the stream."""
 
     __slots__ = ("_due", "_socket")
 
@@ -50,7 +51,7 @@ class Wait:
                 raise TooSlow("the stream did not begin in time") from error
 
     def is_over(self, now: float) -> bool:
-        """Return whether the wait has ended. A stream that is late is given up."""
+        """Return whether the wait has ended. If the stream is late, its socket is shut down first."""
         if self._socket and now >= self._due:
             self._give_up()
         return not self._socket
@@ -63,7 +64,7 @@ class Wait:
 
 
 class Watch:
-    """Watches all streams of the process that have not begun."""
+    """Watches, in one thread, all streams of the process that have not begun."""
 
     def __init__(self) -> None:
         self._waits: deque[Wait] = deque()
@@ -72,7 +73,7 @@ class Watch:
         self._thread: threading.Thread | None = None
 
     def wait_for(self, response: Any, timeout_s: float) -> Wait:
-        """Watch an open response. If its socket is not known (a test double has none), the response is not watched."""
+        """Watch an open response until its stream begins. A response without a known socket is not watched."""
         stream = response.extensions.get("network_stream")
         found = None if stream is None else stream.get_extra_info("socket")
         wait = Wait(found, time.monotonic() + timeout_s)

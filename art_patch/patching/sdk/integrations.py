@@ -1,6 +1,6 @@
-"""Finds the installed integrations, and hands each framework to its integration when the framework is imported.
+"""Finds the installed integrations, and calls each one with its framework's module when the framework is imported.
 
-An integration is an entry point of the group `art_patch.integrations`. Its name is the module to wait for.
+An integration is an entry point of the group `art_patch.integrations`. Its name is the name of the framework's module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GROUP = "art_patch.integrations"
 
 
 class Integrations:
-    """The integrations of this process: which are installed, and which wait for their framework already."""
+    """The installed integrations, and those of them that are set to run when their framework is imported."""
 
     def __init__(self, on_armed: Callable[[str], None], on_broken: Callable[[str, str], None]) -> None:
         """Call `on_armed(name)` for each integration that works, else `on_broken(name, class of the error)`."""
@@ -34,7 +34,7 @@ class Integrations:
         self._waiting: set[str] = set()
 
     def wanted(self, asked: Literal["auto", "off"] | Sequence[str]) -> list[EntryPoint]:
-        """Return the integrations that the settings ask for and that do not wait for their framework yet."""
+        """Return the integrations that the settings name and that `arm_when_imported` was not called with yet."""
         if asked == "off":
             return []
         if self._installed is None:
@@ -50,7 +50,7 @@ class Integrations:
         return [installed[name] for name in (installed if asked == "auto" else asked) if name not in self._waiting]
 
     def arm_when_imported(self, entries: Iterable[EntryPoint]) -> None:
-        """Hand each framework to its integration when it is imported; at once if it is imported already."""
+        """Call each integration when its framework is imported, or at once if the framework is imported already."""
         for entry in entries:
             self._waiting.add(entry.name)
             wrapt.register_post_import_hook(partial(self._arm, entry), entry.name)
@@ -67,7 +67,7 @@ class Integrations:
 
 
 def find_integrations() -> Iterator[EntryPoint]:
-    """Yield the entry points of all installed integrations. Nothing is imported."""
+    """Yield the entry points of all installed integrations, without importing them."""
     for package in _packages():
         yield from package.entry_points.select(group=GROUP)
 

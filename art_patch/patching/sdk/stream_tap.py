@@ -1,11 +1,12 @@
-"""Records a stream below the SDK while the app reads it, and rewrites it if the engine sends it.
+"""Records a stream below the SDK while the app reads it, and rewrites it if it comes from the engine.
 
-A tee replaces `response.stream`, so every object that the app holds is the SDK's own. It ends its exchange exactly
-once, at what comes first: the end, an error, `close()`, or the last reference going away, even if the stream was never
-iterated. It can be iterated again (openai 3 drains what is left after `[DONE]`); only the first pass is recorded.
+A tee replaces `response.stream`, so every object that the app holds is the SDK's own. The exchange of the call ends
+exactly once, at the first of these events: the end of the stream, an error, `close()`, or the garbage collection of the
+stream, even if the app never iterated it. The tee can be iterated again (openai 3 reads the rest after `[DONE]`); only
+the first iteration is recorded.
 
-If the engine's stream breaks in the middle, the app gets the SDK's own `APIConnectionError`. It has seen the first half
-already, and answers of two models are not spliced.
+If the engine's stream breaks in the middle, the app gets the SDK's own `APIConnectionError`. The call does not go
+upstream then: the app has received half of an answer, and the rest of another model's answer would not continue it.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _read_from: dict[int, Any] = {}
 
 
 class StreamTap:
-    """What a tee and its iterators share: the exchange that takes the bytes, and the rewriter of what is handed out.
+    """The state of one recorded stream, which a tee and its iterators share.
 
     Args:
-        request: the HTTP request, which the SDK's errors hold.
-        rewriter: rewrites the engine's stream; `None` hands out what came.
+        request: the HTTP request; the SDK's exceptions refer to it.
+        rewriter: rewrites the engine's stream for the app; with `None` the app gets the bytes unchanged.
         on_broken: called when the engine's stream breaks.
     """
 
@@ -53,7 +54,7 @@ class StreamTap:
         self._on_broken = on_broken
 
     def turn(self, chunk: bytes) -> bytes:
-        """Record `chunk`, and return the bytes to hand out; empty if there are none yet."""
+        """Record `chunk`, and return the bytes for the app; empty if a line of the stream is not complete yet."""
         try:
             self.exchange.saw(chunk)
         except Exception as error:
@@ -70,7 +71,7 @@ class StreamTap:
             return unread  # as the engine wrote it: the app gets more than it asked for, but nothing is lost
 
     def end(self) -> bytes:
-        """Return what is still to be handed out at the end of the stream, and end the exchange."""
+        """Return the bytes that the app has not received at the end of the stream, and end the exchange."""
         rest = b""
         if self.rewriter is not None:
             try:
@@ -83,7 +84,7 @@ class StreamTap:
         return rest
 
     def broke(self, error: BaseException) -> BaseException:
-        """End the exchange because of `error`, and return the exception to raise instead."""
+        """End the exchange because of `error`, and return the exception that the app gets for it."""
         if not isinstance(error, Exception):
             # `GeneratorExit` means that the reader stopped; everything else that is no `Exception` is a cancellation.
             self._finish("closed" if isinstance(error, GeneratorExit) else "cancelled")
@@ -101,7 +102,7 @@ class StreamTap:
         return APIConnectionError(message=f"The stream broke: {error}", request=self.request)
 
     def close(self) -> None:
-        """End the exchange of a stream that is not read any further."""
+        """End the exchange of a stream that the app does not read any further."""
         if not self.exchange.is_finished:  # it is finished when the stream was read to its end
             self._finish("cancelled" if _task_is_being_cancelled() else "closed")
 
@@ -129,7 +130,7 @@ class _TappedIterator:
 
 
 class SyncTappedIterator(_TappedIterator):
-    """The pass of a synchronous client."""
+    """One iteration over a recorded stream of a synchronous client."""
 
     __slots__ = ()
 
@@ -170,7 +171,7 @@ class SyncTappedIterator(_TappedIterator):
 
 
 class AsyncTappedIterator(_TappedIterator):
-    """The pass of an asynchronous client."""
+    """One iteration over a recorded stream of an asynchronous client."""
 
     __slots__ = ()
 
@@ -304,7 +305,7 @@ def _tee_class(response_class: type, is_async: bool) -> type[_Tee]:
 
 
 def install(response: Any, tap: StreamTap, is_async: bool, opened: Any = None, before: bytes = b"") -> None:
-    """Put a tee in the place of `response.stream`."""
+    """Replace `response.stream` with a tee, which records the stream while the app reads it."""
     exchange = tap.exchange
     exchange.streamed = True
     # A stream that is rewritten is not encoded: `RoutedCall.start_stream` has looked. A look costs 5 us until the first

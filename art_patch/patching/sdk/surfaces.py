@@ -1,8 +1,9 @@
 """Decides which requests of the SDK are patched: by their path (the surface), and by the app's own `match`.
 
-By path, so that `create`, `parse`, `stream`, raw responses and plain `client.post` are treated alike. All other paths
-(embeddings, files, `/responses/compact`) pass through untouched. The engine is only ever asked for chat completions. A
-surface that is not chat is translated if nothing gets lost in the translation; else its calls stay upstream.
+The path decides, so that `create`, `parse`, `stream`, raw responses and plain `client.post` are treated alike. Requests
+to any other path (embeddings, files, `/responses/compact`) are not changed or recorded. The engine only answers chat
+completions. A request of another surface is translated into one if the translation loses nothing; if not, it goes
+upstream.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from art_patch.types import Api
 
 
 class Chat:
-    """Chat completions: the API that the engine speaks. The other surfaces derive from it. No surface has a state."""
+    """Chat completions, the API that the engine has. The other surfaces derive from this class. It has no state."""
 
     api: ClassVar[Api] = "chat"
     needs_model: ClassVar[bool] = True
 
     def why_not_routed(self, options: Any, stream: bool, settings: Settings) -> str | None:
-        """Return why the engine cannot answer this call; `None` if it can."""
+        """Return the reason why the engine cannot answer this call; `None` if it can."""
         return why_not_routed(options, stream)
 
     def to_engine_request(self, options: Any, target: Target, client: Any) -> Any:
-        """Return the request options for the engine. `options` itself stays as it is, for upstream."""
+        """Return the request options for the engine. `options` itself stays unchanged, for upstream."""
         return to_engine_request(options, target, client)
 
     def rewriter(self, options: Any, local: Any) -> ResponseRewriter:
@@ -54,12 +55,12 @@ class Completions(Chat):
     api = "completions"
 
     def why_not_routed(self, options: Any, stream: bool, settings: Settings) -> str | None:
-        """Return the reason why no completion is routed: a chat template would turn its prompt into another one."""
+        """Return the reason why no completion is routed: the engine's chat template would change its prompt."""
         return "a completion prompt is not a chat"
 
 
 class Responses(Chat):
-    """The Responses API, translated to chat completions where nothing gets lost."""
+    """The Responses API. A request is translated to a chat completion if the translation loses nothing."""
 
     api = "responses"
     needs_model = False  # a `prompt` template may name the model
@@ -72,13 +73,13 @@ class Responses(Chat):
         return why_not_routed(options, stream, stateless=settings.stateless_responses)
 
     def to_engine_request(self, options: Any, target: Target, client: Any) -> Any:
-        """Return the request as a chat completion."""
+        """Return the request options of a chat completion, translated from this Responses call."""
         from art_patch.patching.rewriting.responses_request import to_engine_request
 
         return to_engine_request(options, target, client)
 
     def rewriter(self, options: Any, local: Any) -> ResponseRewriter:
-        """Return a rewriter that makes a response of the chat answer."""
+        """Return a rewriter that turns the engine's chat answer into a Responses object."""
         from art_patch.patching.rewriting.responses_rewriter import rewriter
 
         return rewriter(options, local)
@@ -94,7 +95,7 @@ _BY_URL: dict[str, Chat] = {f"/{path}": surface for path, surface in _BY_PATH.it
 
 
 def surface_of(options: Any) -> Chat | None:
-    """Return the surface of a request; `None` if the request is passed through untouched."""
+    """Return the surface of a request; `None` if the patch does not handle requests to this path."""
     url = options.url
     surface = _BY_URL.get(url) or _BY_PATH.get(url.partition("?")[0].strip("/"))
     if surface is None:
@@ -110,9 +111,9 @@ Matches = Callable[[Mapping[str, Any]], bool]
 
 
 def compile_match(match: Match) -> Matches | None:
-    """Return a function that says whether a request body is matched; `None` if every call is.
+    """Return a function that says whether a request body matches `match`; `None` if every call does.
 
-    A pattern is compared with the model's name: a glob must fit the whole name, an expression any part of it.
+    A pattern is compared with the model's name: a glob must match the whole name, `re:EXPRESSION` any part of it.
     """
     if match is None:
         return None

@@ -1,8 +1,9 @@
 """Wraps the SDK's base clients: thin synchronous and asynchronous shells around `RoutedCall`.
 
-Four functions are wrapped, because every call of openai 1, 2 and 3 passes through them: `request` (one call, retries
-included) decides about routing and recording; `_process_response` (the HTTP response before the SDK parses it) sees the
-bytes. Clients made before the patch are covered, and all objects that the app gets are the SDK's own.
+Every call of openai 1, 2 and 3 passes two functions, each in a synchronous and an asynchronous class, so four functions
+are wrapped. The wrapper of `request` (one call, retries included) decides about routing and recording. The wrapper of
+`_process_response` reads the bytes of the HTTP response before the SDK parses them. Clients that were made before the
+patch are patched too, and all objects that the app gets are the SDK's own.
 
 The wrappers call `RoutedCall` in this order::
 
@@ -46,7 +47,7 @@ _BELOW_US = ("httpx", "httpx2", "httpcore", "httpcore2", "anyio", "openai")
 
 
 class Site(NamedTuple):
-    """A function of a class that a wrapper of ours has replaced."""
+    """A method of a class that art_patch has replaced with a wrapper."""
 
     owner: type
     name: str
@@ -54,7 +55,7 @@ class Site(NamedTuple):
     wrapper: Any
 
     def restore(self) -> bool:
-        """Put the original function object back; false if another wrapper lies over ours."""
+        """Put the original function object back; return false if other code has wrapped our wrapper again."""
         if self.owner.__dict__.get(self.name) is not self.wrapper:
             return False
         setattr(self.owner, self.name, self.original)
@@ -62,7 +63,7 @@ class Site(NamedTuple):
 
 
 class Wrapping:
-    """Puts the four wrappers on the SDK and takes them off."""
+    """Replaces the SDK's four functions with wrappers, and restores them."""
 
     def __init__(self, runtime: Callable[[Any], Runtime | None]) -> None:
         """Wrap nothing yet. Each call asks `runtime(client)`, and passes through untouched if that is `None`."""
@@ -93,7 +94,7 @@ class Wrapping:
             self._sites.append(Site(owner, name, original, wrapper))
 
     def take_off(self) -> None:
-        """Restore the original functions. Where another wrapper lies over ours, ours stays and passes calls through."""
+        """Restore the original functions. A wrapper that other code has wrapped again stays, and only calls through."""
         for site in self._sites:
             site.restore()
         self._sites = []
