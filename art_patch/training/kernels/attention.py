@@ -1,14 +1,18 @@
-"""Attention over a tree of tokens, exact, with no mask over the tree and no copy of what is shared.
+"""Computes exact attention over token sequences (rows) that are stored as a tree, so that common beginnings exist once.
 
-A token attends to its own node up to itself and to every node above it. Seen from a node that is two rectangles, called
-tiles: its tokens on themselves, causally, and all tokens below it on its tokens, without a mask. Each tile is computed
-by itself. The parts of a softmax are joined by their log-sum-exp, as FlashAttention does within a row
-(https://arxiv.org/abs/2205.14135) and Ring Attention between machines (https://arxiv.org/abs/2310.01889). In the
-backward each tile is given the joined output and log-sum-exp. Then the sum of the tiles' gradients is the gradient of
-the whole, and a shared token gets the sum over all tokens that read it.
+A node of the tree is a run of tokens in which no row forks. A token attends to the tokens of its own node up to itself,
+and to all tokens of the nodes above. So each node gives two rectangles of attention scores, called tiles: its tokens
+attend causally to each other, and all tokens of the nodes below attend to its tokens, without a mask. No mask over the
+whole tree and no copy of a shared token is needed.
 
-On a CPU a tile is torch's flash kernel. Where that kernel has no answer (another device, a sliding window, values of
-another width than keys) the scores are computed, in blocks of bounded size.
+Each tile is computed by itself. The partial softmax results of a query are joined by their log-sum-exp, as
+FlashAttention does within a row (https://arxiv.org/abs/2205.14135) and Ring Attention between machines
+(https://arxiv.org/abs/2310.01889). In the backward pass each tile uses the joined output and log-sum-exp. Therefore the
+sum of the tiles' gradients is the exact gradient. A shared token gets the sum over all tokens that attend to it.
+
+On a CPU, torch's flash kernel computes a tile. That kernel does not support other devices, a sliding window, or values
+of another width than keys. In these cases the scores are computed with plain torch operations, in blocks of bounded
+size.
 
 Names of axes: P packed tokens of the whole tree; L queries and M keys of one tile; H key heads, G query heads for each
 key head; D width of queries and keys, E width of values.
@@ -40,16 +44,16 @@ _aten: Any = torch.ops.aten
 
 
 class Unsupported(Exception):
-    """The model asks for an attention that this module does not compute."""
+    """Raised when a model needs a variant of attention that this module does not compute, such as capped scores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """The trees of one forward pass, side by side.
+    """The trees of token sequences (rows) that one forward pass computes.
 
     Attributes:
-        nodes: Nodes of all trees, as positions among the P packed tokens.
-        depth_P: Place of each token in its row, on the model's device.
+        nodes: Nodes of all trees; their numbers are positions among the P packed tokens.
+        depth_P: Index of each packed token in its row, as a tensor on the model's device.
     """
 
     nodes: tuple[Node, ...]
@@ -72,7 +76,10 @@ class _Tile:
 
 
 def register() -> None:
-    """Makes the attention known to transformers under `NAME`; a model takes it by `set_attn_implementation`."""
+    """Registers `tree_attention` in transformers under `NAME`.
+
+    A model uses it after `model.set_attn_implementation(NAME)`.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, tree_attention)
@@ -95,18 +102,19 @@ def tree_attention(
     sliding_window: int | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Computes attention with the signature that transformers asks for.
+    """Computes attention over trees, with the signature that transformers expects of an attention function.
 
-    Shapes: query (1, H * G, P, D), key (1, H, P, D), value (1, H, P, E). Returns the output (1, P, H * G, E) and no
-    attention weights.
+    Shapes: query (1, H * G, P, D), key (1, H, P, D), value (1, H, P, E). Returns the output (1, P, H * G, E), and
+    `None` in place of the attention weights.
 
     Args:
-        module: The model's attention layer, for messages.
-        attention_mask: Ignored; the forest says which token sees which.
-        forest: The trees, given to the model's `forward`, which hands them down.
-        scaling: Factor of the scores; D ** -0.5 unless given.
-        sliding_window: Number of tokens that a token sees, itself included; all unless given.
-        more: Further arguments of transformers. Raises `Unsupported` if they would change the result.
+        module: The model's attention layer; its name appears in error messages.
+        attention_mask: Ignored, because the forest determines which token attends to which.
+        forest: The trees. The caller passes them to the model's `forward`, which passes them on to each layer.
+        scaling: Factor of the scores; `None` means D ** -0.5.
+        sliding_window: Number of tokens that a token attends to, including itself; `None` means no limit.
+        more: Further arguments from transformers. Capped scores or attention sinks raise `Unsupported`, and all other
+            arguments are ignored.
     """
     if asked := [name for name in _UNSUPPORTED if more.get(name) is not None]:
         raise Unsupported(f"{type(module).__name__} asks for {asked[0]}")
@@ -190,9 +198,10 @@ def _join(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
 
 
 def tile_forward(tile: _Tile, query: Tensor, key: Tensor, value: Tensor, depth_P: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the output (H, L, G, E) of one tile and its log-sum-exp (H, L, G), -inf where a query sees nothing.
+    """Returns the output (H, L, G, E) of one tile, a rectangle of attention, and its log-sum-exp (H, L, G).
 
-    Shapes: query (H, L, G, D), key (H, M, D), value (H, M, E). `depth_P` is the place of every packed token in its row.
+    The log-sum-exp is -inf for a query that attends to no key of the tile. Shapes: query (H, L, G, D), key (H, M, D),
+    value (H, M, E). `depth_P` is the index of each packed token in its row (token sequence).
     """
     if _has_kernel(tile, query, value):
         q, k, v = _for_kernel(tile, query, key, value)
@@ -213,10 +222,10 @@ def tile_forward(tile: _Tile, query: Tensor, key: Tensor, value: Tensor, depth_P
 def tile_backward(
     tile: _Tile, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, depth_P: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of queries, keys and values through one tile.
+    """Returns the contributions of one tile, a rectangle of attention, to the gradients of queries, keys and values.
 
-    `grad` and `out` (H, L, G, E) and `lse` (H, L, G) are those of the whole softmax, joined over all tiles of these
-    queries. The other arguments are those of `tile_forward`.
+    `grad` (gradient of the output), `out` (both H, L, G, E) and `lse` (H, L, G) belong to the complete softmax, which
+    is joined over all tiles of these queries. The other arguments are those of `tile_forward`.
     """
     if _has_kernel(tile, query, value):
         q, k, v = _for_kernel(tile, query, key, value)

@@ -1,8 +1,11 @@
-"""Model families: one table of what the trainer must know of an architecture, looked up by `config.model_type`.
+"""Model families: a table of the facts about each architecture that the trainer needs, found by `config.model_type`.
 
-A LoRA is put on attention and dense MLPs, never on routers, the language head or embeddings. In mixtures of experts it
-is put on attention alone. Routed experts are fused three-dimensional parameters in transformers 5, for which our
-engines serve no LoRA. Loads no torch until a model is at hand.
+A family's entry names the layers that get a LoRA, the tokens that end an answer, and the tags around thoughts. The
+linear layers of attention and of dense MLPs get a LoRA. Routers, the language head and embeddings never get one. In
+most mixture-of-experts models only the attention layers get one: their experts are fused three-dimensional parameters
+in transformers 5, and the engines serve no LoRA on such parameters.
+
+Importing this module does not load torch. Only the functions that take a model do.
 """
 
 from __future__ import annotations
@@ -26,7 +29,12 @@ _ROUTER = re.compile(r"(^|\.)(gate|\w*router\w*|\w+_gate)(\.|$)")
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """The tags that chat templates write before a model's thoughts, and between the thoughts and the answer."""
+    """The tags that chat templates write around a model's thoughts.
+
+    Attributes:
+        open: The text that a template writes before the thoughts.
+        close: The text that a template writes between the thoughts and the answer.
+    """
 
     open: str
     close: str
@@ -38,15 +46,16 @@ THINK = Thinking("<think>\n", "\n</think>\n\n")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Models with the same names of layers and the same conventions in their chat templates.
+    """Models that have the same layer names and follow the same conventions in their chat templates.
 
     Attributes:
-        name: Name of the family, for people.
-        model_types: The values of `config.model_type` that belong to it.
-        targets: Ends of the names of modules that get a LoRA. Empty means every linear layer of the blocks but routers.
-        end_of_turn: Tokens that end an answer; the tokenizer's own end-of-sequence token ends one too.
-        thinking: Tags around thoughts, if the chat templates know any. Such templates leave the thoughts of earlier
-            answers out, so the prompt of the next turn does not extend this one.
+        name: Name of the family, which people read.
+        model_types: The values of `config.model_type` that belong to the family.
+        targets: A module gets a LoRA if its name ends with one of these. If empty, every linear layer of the
+            transformer blocks except routers gets one.
+        end_of_turn: Tokens that end an answer, besides the tokenizer's own end-of-sequence token.
+        thinking: Tags around thoughts; `None` if the chat templates use none. Templates with such tags remove the
+            thoughts of earlier answers, so the prompt of the next turn does not begin with the tokens of this turn.
     """
 
     name: str
@@ -127,18 +136,18 @@ _BY_TYPE: Mapping[str, Family] = MappingProxyType({kind: family for family in FA
 
 
 def family_of(model_type: str) -> Family:
-    """Returns the family of a `config.model_type`, or `DEFAULT`."""
+    """Returns the family that a `config.model_type` belongs to; `DEFAULT` if no family lists it."""
     return _BY_TYPE.get(model_type, DEFAULT)
 
 
 def target_names(model: Any) -> list[str]:
     """Returns peft's `target_modules` for a causal language model of transformers that has no LoRA yet.
 
-    These are ends of module names if the ends select exactly the wanted layers, else whole names. Of a model that also
-    sees or hears, only the language part is trained.
+    The result is a list of module-name endings if these match the wanted layers and no others. Otherwise it lists the
+    full module names. In a model that also processes images or audio, only layers of the language model are chosen.
 
     Raises:
-        TrainingError: There is no linear layer to put a LoRA on.
+        TrainingError: The model has no linear layer that may get a LoRA.
     """
     linear = linear_names(model)
     targets = family_of(model.config.model_type).targets
@@ -156,7 +165,7 @@ def target_names(model: Any) -> list[str]:
 
 
 def linear_names(model: Any) -> list[str]:
-    """Returns the whole name of every linear layer in the decoder's blocks, without head and routers."""
+    """Returns the full names of all linear layers in the decoder's blocks except routers and the language head."""
     import torch  # takes seconds, and the table alone does not need it
 
     decoder, head = model.get_decoder(), model.get_output_embeddings()

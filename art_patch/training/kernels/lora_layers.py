@@ -1,7 +1,8 @@
-"""How the LoRA layers of a model compute: one autograd step instead of peft's modules, and dropout by step alone.
+"""Computes each LoRA layer of a model with one autograd function instead of peft's modules, and controls its dropout.
 
-Dropout is peft's, on a LoRA's input. It acts in the forward and backward of optimizer steps and nowhere else. Dropout
-that the base model itself would do stays off.
+The dropout is peft's: it drops inputs of the LoRA. It is on only during the forward and backward passes of optimizer
+steps; scores, evaluations and serving are computed without it. Its random masks depend on the config's seed, the number
+of the optimizer step and the process. Dropout layers of the base model itself are always off.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from art_patch.training.config import TrainConfig
 
 
 def fuse(model: nn.Module) -> int:
-    """Makes the LoRA layers of `model` compute the same numbers in fewer passes over the tokens; returns how many.
+    """Replaces the computation of the model's LoRA layers by a faster one with the same result.
 
-    peft computes a linear layer with a LoRA as four modules and a sum, and autograd walks back through each. Here the
-    sums happen inside the matrix products, and the base's frozen weight gets no gradient. The product of A and B is not
-    merged into the base, because in bf16 a small update would be rounded away.
+    Returns the number of layers that were replaced. peft computes a linear layer with a LoRA as four modules and a sum,
+    and the backward pass goes through each of them. Here the sums are part of the matrix products, and no gradient is
+    computed for the base's frozen weight. The product of A and B is not merged into the base weight, because in bf16 a
+    small update would be lost by rounding.
 
-    A layer that is not plain (DoRA, several adapters at once, a quantised base, dropout that is on) keeps peft's way.
+    A layer is computed by peft as before if it uses DoRA, several adapters at once, a quantised base weight, or dropout
+    that is on at the moment of the call.
     """
     from peft.tuners.lora import Linear
 
@@ -93,20 +96,20 @@ class _LoraLinear(torch.autograd.Function):
 
 
 def dropout_off(model: Any) -> None:
-    """Lets every LoRA of `model` compute exactly."""
+    """Switches the dropout of every LoRA layer of `model` off, so that its log-probabilities are exact."""
     for layer in _dropout_layers(model):
         layer.eval()
 
 
 @contextmanager
 def dropout_on(model: Any, config: TrainConfig, step: int, rank: int) -> Generator[None]:
-    """Applies `config.lora_dropout` inside the block; at 0 nothing is changed or drawn.
+    """Switches the LoRA's dropout on inside the block and off at its end; does nothing if `config.lora_dropout` is 0.
 
     Args:
-        model: A model whose LoRA was made with the config's dropout.
-        config: The share that is dropped, and the seed.
-        step: Number of the step in the plan, from 0.
-        rank: Number of this process among those of the update.
+        model: A model whose LoRA was created with the dropout of `config`.
+        config: Settings of the update; `lora_dropout` and `seed` are used.
+        step: Number of the optimizer step in the plan of the update, from 0.
+        rank: Number of this process among the processes of the update, from 0.
     """
     if not config.lora_dropout:
         yield

@@ -1,14 +1,17 @@
-"""Log-probabilities of sampled tokens under a model: a pack in, tensors out.
+"""Computes log-probabilities of sampled tokens under a model: a pack in, tensors out.
 
-`Scorer` computes every distinct token of a pack once. Whether a model allows that is tried when it is loaded: two rows
-that fork are scored both ways. A model that does not allow it (no attention, its own attention, tokens mixed elsewhere)
-is asked row by row, which is always right and takes longer.
+A pack holds several rows (token sequences) with common beginnings, and `Scorer` computes each distinct token of it
+once. Not every model allows this. So the constructor of `Scorer` scores a few small rows in both ways, together and row
+by row, and compares the results. If they differ, all packs of this model are computed row by row, which is correct for
+every model but slower. This happens with models that have no attention, use their own attention code, or mix tokens
+outside attention.
 
-All logits of one sequence outweigh the model at a vocabulary of 150,000. So the language head runs only at places from
-which something is predicted, and in chunks of bounded size, whose logits are computed again in the backward.
+With a vocabulary of 150,000, the logits of one long sequence need more memory than the model. So the language head is
+computed only at the places (positions) from which a sampled token is predicted. It runs in chunks of bounded size, and
+the logits of a chunk are computed again in the backward pass instead of being kept.
 
-Names of axes: P distinct tokens of a pack, Q places from which something is predicted, N sampled tokens; T tokens of
-one row; W width of the hidden state, V vocabulary.
+Names of axes: P distinct tokens of a pack, Q places from which sampled tokens are predicted, N sampled tokens; T tokens
+of one row; W width of the hidden state, V vocabulary.
 """
 
 from __future__ import annotations
@@ -40,8 +43,8 @@ class Scored:
     """Scores of the N sampled tokens of a pack.
 
     Attributes:
-        logprob_N: Log-probability of each at its own sampling temperature, with gradient.
-        entropy_N: Entropy in nats of the distribution that each was drawn from, without gradient.
+        logprob_N: Log-probability of each sampled token at its own sampling temperature, with gradient.
+        entropy_N: Entropy in nats of the distribution from which each token was drawn, without gradient.
         computed: Number of tokens that went through the model.
     """
 
@@ -54,18 +57,19 @@ class Scorer:
     """Scores packs with a causal language model of transformers, with or without a LoRA of peft.
 
     Attributes:
-        why_apart: Why rows are computed one by one; `None` if each distinct token is computed once.
+        why_apart: The reason why rows (token sequences) are computed one by one; `None` if each distinct token of a
+            pack is computed once.
     """
 
     def __init__(self, model: Any, *, share: bool = True) -> None:
-        """Prepares `model`, which from now on attends over trees if it can.
+        """Switches the model's attention to `tree_attention`, unless a comparison of scores shows that this is wrong.
 
         Args:
-            model: The model, on its device.
-            share: Compute once what rows have in common; `False` is for comparisons.
+            model: The model, already on its device. Its attention implementation is changed in place.
+            share: Whether to compute common beginnings of rows once. `False` computes row by row, for comparisons.
 
         Raises:
-            TrainingError: It is no causal language model.
+            TrainingError: The model is not a causal language model.
         """
         self._causal = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._decoder = _decoder_of(self._causal)
@@ -77,17 +81,17 @@ class Scorer:
 
     @property
     def shares(self) -> bool:
-        """Whether each distinct token is computed once."""
+        """Whether each distinct token of a pack is computed once; if false, rows are computed one by one."""
         return self.why_apart is None
 
     @property
     def device(self) -> torch.device:
-        """The device that the model is on."""
+        """The device on which the model computes, and on which returned tensors are."""
         return self._causal.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Precision of log-probabilities."""
+        """Precision of the returned log-probabilities: the model's own, but at least float32."""
         return torch.promote_types(self._causal.dtype, torch.float32)
 
     def score(self, pack: Pack) -> Scored:
@@ -96,7 +100,10 @@ class Scorer:
 
     @torch.no_grad()
     def next_TV(self, ids_T: Sequence[int]) -> Tensor:
-        """Returns the log-probability, at temperature 1, of every token after each of these few tokens."""
+        """Returns the log-probability of every vocabulary entry as next token after each of the T tokens.
+
+        The shape is (T, V) and the temperature is 1. All logits are held at once, so T must be small.
+        """
         tree = tree_of([np.array(ids_T, dtype=np.int64)])
         return torch.log_softmax(self._head(self._hidden_PW(tree)), dim=-1)
 
@@ -136,10 +143,11 @@ class Scorer:
         return Scored(logprob_N, entropy_N, computed)
 
     def prove(self, examples: Sequence[Example]) -> None:
-        """Compares both ways again on rows that will be scored, and falls back to row by row if they differ.
+        """Checks on rows of the training data that sharing does not change scores; if it does, switches it off.
 
-        A model may have a window that only long rows reach. So the longest row of all examples is tried together with
-        the row after it, which is a sibling's if there is one.
+        The constructor compared both ways of scoring on short rows only. But a model may have a sliding window that
+        only long rows exceed. So the longest row of all examples and the row after it, often a sibling's, are scored
+        both together and one by one.
         """
         rows = [row for example in examples for row in example.rows]
         if not self.shares or not rows:
@@ -214,19 +222,23 @@ def _fork(vocabulary: int) -> Pack:
 
 
 class LastBlock:
-    """Lets the last block of a model compute its second half only where something is predicted.
+    """Restricts the second half of a model's last block to the positions from which sampled tokens are predicted.
 
-    After the last attention tokens no longer mix, and only the places from which something is predicted are read. So
-    the attention's output projection and the MLP of the last block run there alone; elsewhere they give zeros, which
-    are never read. In agent traffic most tokens are prompts and tool results, so this saves most of a block.
+    After the attention of the last block, tokens no longer influence each other, and only hidden states from which a
+    sampled token is predicted are used. So the attention's output projection and the MLP of the last block are computed
+    only at these positions. At all other positions they return zeros, which are never used. In agent traffic most
+    tokens are prompts and tool results, so this saves most of the work of one block.
 
     Attributes:
-        at_Q: The places; `None` is all. Set before a forward pass, and kept until its backward is done, because a block
-            that is recomputed in the backward needs the same places.
+        at_Q: The positions to compute; `None` computes all. Set it before a forward pass and do not change it until the
+            backward pass is done, because a block that is recomputed in the backward pass needs the same positions.
     """
 
     def __init__(self, decoder: Any) -> None:
-        """Changes the last block of a transformers decoder; blocks of an unknown make stay as they are."""
+        """Replaces `forward` of the modules `self_attn.o_proj` and `mlp` in the last block of a transformers decoder.
+
+        A block that names these modules differently is not changed.
+        """
         self.at_Q: Tensor | None = None
         block = decoder.layers[-1]
         for module in (getattr(getattr(block, "self_attn", None), "o_proj", None), getattr(block, "mlp", None)):
@@ -247,7 +259,7 @@ class Head:
     """Computes logits (..., V), at least fp32, from hidden states (..., W) as a causal language model does."""
 
     def __init__(self, model: Any) -> None:
-        """Reads from a model's configuration what it does after its last block."""
+        """Takes the language head of `model`, and from its config how the model scales or caps the logits."""
         self._linear = model.get_output_embeddings()
         config = model.config.get_text_config()
         # The three ways in which models of transformers change the head's output: a soft cap (Gemma 2), a factor
@@ -257,7 +269,7 @@ class Head:
         self.vocabulary: int = self._linear.weight.shape[0]
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Returns the logits."""
+        """Returns the logits (..., V) of hidden states (..., W), scaled and capped as the model does it."""
         logits = self._linear(hidden)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self._factor != 1.0:
@@ -268,13 +280,15 @@ class Head:
 def logprobs(
     head: Head, hidden_QW: Tensor, temperature_Q: Tensor | None, place_N: Tensor, target_N: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns the log-probability of each target, and the entropy (nats, no gradient) at each target's place.
+    """Returns the log-probability of each of N target tokens, and the entropy of the distribution that predicts it.
+
+    The entropy is in nats and has no gradient.
 
     Args:
         head: The model's language head.
-        hidden_QW: Last hidden state at each place.
-        temperature_Q: Divides the logits at each place; `None` is 1 everywhere.
-        place_N: Index among the Q from where each target is predicted.
+        hidden_QW: Last hidden state at each of the Q places from which targets are predicted.
+        temperature_Q: Temperature by which the logits at each place are divided; `None` means 1 everywhere.
+        place_N: Index among the Q of the place from which each target is predicted.
         target_N: Token id of each target.
     """
     # Places are cut into chunks of `step`, and targets sorted by place, so that those of a chunk stand together.

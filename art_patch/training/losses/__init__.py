@@ -1,1 +1,4 @@
-"""What an update minimises: losses on recorded tokens, and on answers that are given."""
+"""The losses that an update minimises: policy-gradient losses on sampled tokens, and losses on given answers.
+
+Losses on given answers are imitation (SFT) and preference (DPO).
+"""

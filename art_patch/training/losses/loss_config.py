@@ -1,26 +1,30 @@
-"""Advantages, and which loss an update minimises with them, as data: a table and its settings. Loads no torch.
+"""Computes advantages from rewards, and defines the losses that an update can minimise with them. Loads no torch.
 
-A loss is a surrogate (the term of one token), an aggregation (how tokens are weighed against each other) and the level
-of its probability ratio. `art_patch.training.losses.policy_loss` computes them. This module says which of them belong
-together and refuses other combinations. A setting that the chosen loss does not have is an error, never ignored.
+Each loss is defined as data by three choices: a surrogate (the loss of one token), an aggregation (how the losses of
+tokens are weighed against each other) and a level (whether the probability ratio is that of a token or of its
+trajectory). This module lists which choices belong together and rejects other combinations with a `ConfigError`. A
+setting that the chosen loss does not use is an error too; it is not ignored. `art_patch.training.losses.policy_loss`
+computes the losses.
 
-With w = exp(logprob - old) of a token, or for level "sequence" the exponential of its trajectory's mean log ratio:
+The surrogates use the ratio w. At level "token" it is exp(logprob - old) of the token. At level "sequence" it is the
+exponential of the mean of (logprob - old) over the token's trajectory:
 
-| surrogate | a token's loss | its gradient stops |
+| surrogate | a token's loss | its gradient becomes zero |
 |---|---|---|
 | `clip`  | -min(min(w, clip_max) A, clip(w, 1 - clip_low, 1 + clip_high) A) | outside the clip |
 | `cap`   | -min(w, ratio_cap) A logprob, the weight a constant | never |
 | `gate`  | -A sigmoid(t (w - 1)) 4 / t, with t = 1 if A > 0, else 1.05 | softly |
 | `gamma` | -W^k exp(l (1 - W)) A logprob, the weight a constant, (k, l) = (2, 3) if A >= 0, else (3, 2) | softly |
 
-A is the token's advantage. W is the product of w, and of importance weights, over the trajectory.
+In this table A is the token's advantage. W is the product, over all tokens of the trajectory, of w and the importance
+weight.
 
-| aggregation | the sum over tokens is divided by |
+| aggregation | the sum of the token losses is divided by |
 |---|---|
-| `token_mean`      | tokens of the optimizer step |
-| `trajectory_mean` | tokens of the trajectory, times trajectories of the step |
-| `trajectory_sum`  | trajectories of the step |
-| `constant`        | trajectories of the step, times `max_completion_tokens` |
+| `token_mean`      | the number of tokens in the optimizer step |
+| `trajectory_mean` | the number of tokens in the trajectory, times the number of trajectories in the step |
+| `trajectory_sum`  | the number of trajectories in the step |
+| `constant`        | the number of trajectories in the step, times `max_completion_tokens` |
 """
 
 from __future__ import annotations
@@ -48,17 +52,19 @@ _EPSILON = 1e-4  # as in TRL: keeps a small spread from becoming a huge advantag
 def advantages_of_groups(
     groups: Sequence[Sequence[float | None]], scale: Scale = "group"
 ) -> tuple[tuple[float, ...] | None, ...]:
-    """Returns the advantage of every sibling of every group, and `None` in place of a group that teaches nothing.
+    """Returns the advantages of the siblings of each group, or `None` for a group whose rewards are all equal.
 
-    An advantage is `(reward - mean of its group) / (spread + 1e-4)`. The spread is the standard deviation of the group
-    (DeepSeekMath, https://arxiv.org/abs/2402.03300) or of all rewards of the batch (https://arxiv.org/abs/2508.08221).
-    With "none" nothing is divided (Dr. GRPO, https://arxiv.org/abs/2503.20783: the group's own spread makes very easy
-    and very hard scenarios count more).
+    A group with fewer than two rewards gives `None` too. An advantage is `(reward - mean of its group) / (spread +
+    1e-4)`. The spread is the standard deviation of the group's rewards (DeepSeekMath, https://arxiv.org/abs/2402.03300)
+    or of the rewards of all groups (https://arxiv.org/abs/2508.08221). With `scale="none"` the advantage is the
+    difference alone, not divided (Dr. GRPO, https://arxiv.org/abs/2503.20783): dividing by the group's own spread gives
+    very easy and very hard scenarios more weight.
 
     Args:
         groups: The rewards of each group. `None`, or a number that is not finite, stands for a sibling that was not
-            scored or is not trained. It gets advantage 0 and changes no other advantage.
-        scale: The spread to divide by. "batch" counts every reward given, those of groups that teach nothing too.
+            scored or is not trained. It gets advantage 0 and does not change the other advantages.
+        scale: Which spread divides: that of the "group", that of all rewards in `groups` ("batch", which includes
+            groups that give `None`), or "none".
     """
     scored = [[reward for reward in group if _is_scored(reward)] for group in groups]
     of_batch = _spread([reward for rewards in scored for reward in rewards])
@@ -94,12 +100,15 @@ def _spread(rewards: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A row of the table of losses: surrogate and aggregation are explained at the top of the module.
+    """The definition of one loss, an entry of `LOSSES`.
 
     Attributes:
-        paper: Address of the paper that proposed the loss.
-        levels: Levels of the probability ratio that may be chosen. The first is the paper's.
-        settings: The fields of `LossConfig` that this loss has, with the paper's values.
+        paper: Web address of the paper that proposed the loss.
+        surrogate: Which formula gives the loss of one token; the module's docstring lists the formulas.
+        aggregation: By which number the sum of the token losses is divided; the module's docstring lists them.
+        levels: The levels ("token" or "sequence") at which the probability ratio may be computed. The first is the
+            paper's.
+        settings: The fields of `LossConfig` that this loss uses, with the paper's values.
     """
 
     paper: str
@@ -146,29 +155,36 @@ LOSSES: dict[LossName, Loss] = {
 
 @dataclass(frozen=True, slots=True)
 class LossConfig:
-    """Settings of a loss. `None` stands for the value of its paper (`LOSSES`), or for "off" where it says so.
+    """Settings of the loss on groups. `None` means the value of the loss's paper (`LOSSES`), or "off" where stated.
+
+    The ratio is the probability of a token under the policy in training, divided by its probability under the policy at
+    the start of the update. A bad trajectory has a negative advantage, a good one a positive advantage.
 
     Attributes:
-        name: A row of `LOSSES`.
-        level: "token" weighs each token by its own ratio, "sequence" by its trajectory's (GSPO); `None`: the paper's.
-        clip_low: How far below 1 a ratio still moves a token of a bad trajectory.
-        clip_high: How far above 1 a ratio still moves a token of a good trajectory (DAPO's clip-higher).
-        clip_max: Ratio above which a token of a bad trajectory no longer moves, so that one absurd token cannot carry
-            the step (INTELLECT-2, https://arxiv.org/abs/2505.07291; TRL's `delta`). `None`: off.
-        ratio_cap: Largest weight of a token in `cispo`. It bounds the ratio itself, not its distance from 1, and the
-            token still learns. TRL takes the same number as `epsilon_high`, so that its default caps every ratio at .2.
-        max_completion_tokens: The constant of `dr_grpo`. It scales the loss, and under a clipped gradient norm and
-            AdamW little else. Keep it fixed between runs that are compared.
-        kl_coefficient: Weight of KL(trained || reference) a token, which is added to the loss. 0 needs no reference.
-        kl_estimator: Estimate of that KL, see http://joschu.net/blog/kl-approx.html: "k1" is unbiased and noisy, "k2"
-            is half the squared log ratio, "k3" is unbiased and never negative. Each is multiplied by the ratio,
-            gradient included, so that the gradient is that of the KL (DeepSeek-V3.2, https://arxiv.org/abs/2512.02556,
-            TRL's default). Without the ratio k1 would have no gradient on average, and k3 the gradient of the opposite
-            KL.
-        importance_cap: Tokens that another policy or engine sampled are weighed by min(exp(old - recorded), this),
-            each by itself. `None`: off.
-        off_policy_nats: A trajectory of negative advantage whose mean of (recorded - logprob) is above this is not
-            learned from (DeepSeek-V3.2). It is still held near the reference. `None`: off.
+        name: Name of the loss, a key of `LOSSES`.
+        level: "token" computes a ratio for each token, "sequence" one for each trajectory, from the mean of its log
+            ratios (GSPO). `None`: the paper's level.
+        clip_low: A token of a bad trajectory gets no gradient when its ratio is below `1 - clip_low`.
+        clip_high: A token of a good trajectory gets no gradient when its ratio is above `1 + clip_high` (DAPO's
+            clip-higher).
+        clip_max: A token of a bad trajectory gets no gradient when its ratio is above this, so that a single extreme
+            token cannot dominate the step (INTELLECT-2, https://arxiv.org/abs/2505.07291; TRL's `delta`). `None`: off.
+        ratio_cap: In `cispo` the ratio is a token's weight, and this is the largest weight. It bounds the ratio itself,
+            not its distance from 1, and a token above it keeps its gradient. TRL's `epsilon_high` is the same number,
+            so TRL's default caps every ratio at .2.
+        max_completion_tokens: The constant by which `dr_grpo` divides. It scales the loss, which changes little with a
+            clipped gradient norm and AdamW. Losses can be compared only between runs with the same value.
+        kl_coefficient: Weight of KL(trained || reference) of each token, which is added to the loss. At 0 the reference
+            policy is not computed.
+        kl_estimator: How that KL is estimated, see http://joschu.net/blog/kl-approx.html: "k1" is unbiased and noisy,
+            "k2" is half the squared log ratio, "k3" is unbiased and never negative. Each estimate is multiplied by the
+            ratio with its gradient, so that the result has the gradient of the KL (DeepSeek-V3.2,
+            https://arxiv.org/abs/2512.02556; the default in TRL). Without this factor k1 would have no gradient on
+            average, and k3 would have the gradient of KL(reference || trained).
+        importance_cap: Each token's loss is multiplied by min(exp(old - recorded), importance_cap). This corrects for
+            tokens that another policy or engine sampled than the policy at the start of the update. `None`: off.
+        off_policy_nats: A bad trajectory is not learned from if the mean of (recorded - logprob) over its tokens is
+            above this (DeepSeek-V3.2). The KL term still applies to it. `None`: off.
     """
 
     name: Annotated[LossName, Option(name="loss", help="Loss to minimise, as in its paper.")] = "dapo"
@@ -206,17 +222,17 @@ class LossConfig:
 
     @property
     def loss(self) -> Loss:
-        """The row of `LOSSES` that `name` stands for."""
+        """The definition of the chosen loss: the entry `name` of `LOSSES`."""
         return LOSSES[self.name]
 
     @property
     def ratio_level(self) -> Level:
-        """The level in force: the given one, else the paper's."""
+        """The level at which the probability ratio is computed: `level` if it is set, else that of the loss's paper."""
         return self.level or self.loss.levels[0]
 
     @property
     def settings(self) -> dict[str, float]:
-        """The fields that this loss has, each with the given value or the paper's."""
+        """The settings that the chosen loss uses, by field name: the given value, else that of the loss's paper."""
         given: dict[str, float | None] = {name: getattr(self, name) for name in self.loss.settings}
         return {name: paper if (mine := given[name]) is None else mine for name, paper in self.loss.settings.items()}
 

@@ -1,20 +1,25 @@
-"""The losses on recorded tokens. Pure: one typed record in, a scalar and its metrics out.
+"""Computes the policy-gradient losses on sampled tokens: one typed record in, a scalar loss and its metrics out.
 
-For each of N sampled tokens, with d = logprob - old and the ratio w = exp(d) (of the token, or of its trajectory):
+For each of N sampled tokens with advantage A, the ratio w is exp(logprob - old), of the token or of its trajectory. The
+loss of the token is
 
     loss = surrogate(w, A) * min(exp(old - recorded), importance_cap) + kl_coefficient * w * KL(trained || reference)
 
-weighed by the aggregation and summed. The table in `art_patch.training.losses.loss_config` has the surrogate, the
-aggregation, the level and the paper of each loss. `test_loss_trl` proves values and gradients equal to TRL 1.16.
+The losses of all tokens are divided by the number that the aggregation names, and summed.
+`art_patch.training.losses.loss_config` lists surrogate, aggregation, level and paper of each loss. The test
+`test_loss_trl` checks that values and gradients equal those of TRL 1.16.
 
 Rules:
 
-- Micro-batches of whole trajectories add up to the whole, because every normaliser is that of the optimizer step.
-- A token with a log-probability that is not finite, on either side, is dropped and counted. It gets no gradient and is
-  left out of every sum and every mean over its trajectory. The step's normalisers stay, as they are known before.
-- An advantage that is not finite is a fault of the caller and shows in the loss.
+- The losses of micro-batches add up to the loss of the optimizer step, if each trajectory is in one micro-batch. For
+  this, every loss is divided by a number of the whole step, never of the micro-batch.
+- A token is dropped and counted if one of its log-probabilities (in training, at the start, recorded or of the
+  reference) is not finite. It gets no gradient and is left out of every sum and mean over its trajectory. The numbers
+  `tokens_in_step` and `trajectories_in_step` still count it, because they are computed before.
+- An advantage that is not finite is an error of the caller. It is not caught here and makes the loss not finite.
 
-Left out: entropy bonus and mask, importance weights of whole sequences (see `importance_cap`).
+Not implemented: an entropy bonus, a mask by entropy, and importance weights of whole sequences (`importance_cap` works
+on single tokens).
 """
 
 from __future__ import annotations
@@ -38,21 +43,22 @@ _GAMMA_GOOD, _GAMMA_BAD = (2.0, 3.0), (3.0, 2.0)  # VESPO's (k, lambda) for adva
 
 @dataclass(frozen=True, slots=True)
 class LossInput:
-    """N sampled tokens of whole trajectories, flat and in any order; all tensors have shape (N,).
+    """The N sampled tokens of a micro-batch of complete trajectories, in any order; all tensors have shape (N,).
 
-    A trajectory may have several rows; it is one sequence here. Log-probabilities are in nats, at the temperature that
-    the token was sampled at.
+    The tokens of all rows of a trajectory count as one sequence. Log-probabilities are in nats, at the temperature at
+    which the token was sampled.
 
     Attributes:
         logprob_N: Log-probability under the policy in training, with gradient.
-        old_N: Log-probability under the policy at the start of the update; `recorded_N` if it was not computed.
+        old_N: Log-probability under the policy at the start of the update; `recorded_N` if that was not computed.
         recorded_N: Log-probability under the policy that sampled the token, as it was recorded.
         advantage_N: Advantage of the token's trajectory.
         trajectory_N: Number (int64) of the token's trajectory, at least 0 and below `trajectories_in_step`.
         tokens_in_step: Number of sampled tokens in the whole optimizer step.
         trajectories_in_step: Number of trajectories with a sampled token in the whole optimizer step.
-        reference_N: Log-probability under the reference policy. Needed if `kl_coefficient` is not 0, measured if given.
-        entropy_N: Entropy in nats of the distribution the token was drawn from, for the metrics alone.
+        reference_N: Log-probability under the reference policy. Required if `kl_coefficient` is not 0. If it is given
+            with coefficient 0, the KL is computed for the metrics only.
+        entropy_N: Entropy in nats of the distribution from which the token was drawn; used for the metrics only.
     """
 
     logprob_N: Tensor
@@ -68,21 +74,24 @@ class LossInput:
 
 @dataclass(frozen=True, slots=True)
 class LossMetrics:
-    """Sums over the tokens of a micro-batch, so that the metrics of micro-batches add up: `a + b`.
+    """Metrics of a micro-batch as sums over its tokens; `a + b` gives the metrics of both micro-batches together.
 
     Attributes:
-        tokens: Number of tokens whose log-probabilities are finite. The other sums run over these.
+        tokens: Number of tokens whose log-probabilities are finite. The other sums are over these tokens.
         not_finite: Number of tokens dropped because one of their log-probabilities is not finite.
-        clipped_low: Number of tokens of bad trajectories whose gradient stops because the ratio is low enough.
-        clipped_high: Number of tokens with a ratio above the clip (or `clip_max`, then without gradient) or the cap.
+        clipped_low: Number of tokens with a negative advantage and no gradient, because their ratio is below
+            `1 - clip_low`.
+        clipped_high: Number of tokens whose ratio is above `1 + clip_high` or `clip_max` (these have no gradient), or
+            above `ratio_cap` (these keep a gradient of bounded weight).
         dropped_tokens: Number of tokens in trajectories dropped by `off_policy_nats`.
         dropped_trajectories: Number of trajectories dropped by `off_policy_nats`.
-        kl_nats: k2 estimate of KL(behaviour || trained): half the squared log ratio.
-        reference_kl_nats: Chosen estimate of KL(trained || reference), ratio included; 0 without a reference.
-        entropy_nats: Entropy of the distributions that the tokens were drawn from; 0 if not given.
-        weight: Importance weight before any clip: ratio times min(exp(old - recorded), cap).
-        weight_squared: Square of that weight.
-        gap_nats: Largest |logprob - recorded|. Of two metrics the larger one is kept.
+        kl_nats: k2 estimate of KL(policy that sampled || policy in training): half the squared log ratio.
+        reference_kl_nats: Estimate of KL(trained || reference) as `kl_estimator` says, multiplied by the ratio; 0
+            without a reference.
+        entropy_nats: Entropy of the distributions from which the tokens were drawn; 0 if `entropy_N` is not given.
+        weight: Weight of the token before any clip: ratio times min(exp(old - recorded), importance_cap).
+        weight_squared: Square of `weight`.
+        gap_nats: Largest |logprob - recorded|. This is no sum: `a + b` keeps the larger value.
     """
 
     tokens: int = 0
@@ -99,19 +108,25 @@ class LossMetrics:
     gap_nats: float = 0.0
 
     def __add__(self, other: LossMetrics) -> LossMetrics:
-        """Returns the metrics of both micro-batches together."""
+        """Returns the metrics of both micro-batches together: the sums, and the larger `gap_nats`."""
         sums: dict[str, Any] = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         sums["gap_nats"] = max(self.gap_nats, other.gap_nats)
         return LossMetrics(**sums)
 
     @property
     def effective_share(self) -> float:
-        """Effective sample size over the number of tokens: (sum w)^2 / (n sum w^2). 1 on policy, 0 without tokens."""
+        """Effective sample size divided by the number n of tokens: (sum w)^2 / (n sum w^2), with w the `weight`.
+
+        It is 1 if the policy in training equals the one that sampled, and 0 if there are no tokens.
+        """
         return self.weight**2 / (self.tokens * self.weight_squared) if self.tokens else 0.0
 
 
 def policy_loss(batch: LossInput, config: LossConfig) -> tuple[Tensor, LossMetrics]:
-    """Returns these tokens' part of the optimizer step's loss, a scalar, and their metrics."""
+    """Returns the micro-batch's part of the loss of its optimizer step, as a scalar with gradient, and its metrics.
+
+    Raises `ValueError` if the config has a `kl_coefficient` and the batch has no `reference_N`.
+    """
     if config.kl_coefficient and batch.reference_N is None:
         raise ValueError(f"kl_coefficient={config.kl_coefficient} needs reference_N")
     finite = _only_finite(batch)

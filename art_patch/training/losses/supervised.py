@@ -1,8 +1,10 @@
-"""The losses of imitation (SFT) and of preference (DPO). Pure tensors.
+"""The losses on given answers: imitation (SFT) and preference (DPO), computed from tensors of log-probabilities.
 
-Both are means over the whole optimizer step, whose size is an argument. So the size of micro-batches changes memory,
-not the gradient. Metrics are sums over the micro-batch; divide them by the step's size. Names of axes: N learned
-tokens, R rows, P pairs of rows.
+Both losses are means over the whole optimizer step, whose number of tokens or pairs is an argument. So the size of the
+micro-batches changes the memory that is needed, and not the gradient. Metrics are sums over one micro-batch. Add them
+up and divide by the step's number of tokens or pairs to get means.
+
+Names of axes: N learned tokens, R rows (token sequences), P pairs of rows.
 """
 
 from __future__ import annotations
@@ -16,7 +18,12 @@ from torch.nn.functional import logsigmoid
 
 @dataclass(frozen=True, slots=True)
 class SftInput:
-    """N learned tokens of a micro-batch, flat, with their log-probabilities under the model, with gradient."""
+    """Input of the imitation loss for one micro-batch.
+
+    Attributes:
+        logprob_N: Log-probability of each learned token under the model, with gradient.
+        tokens_in_step: Number of learned tokens in the whole optimizer step.
+    """
 
     logprob_N: Tensor
     tokens_in_step: int
@@ -24,36 +31,45 @@ class SftInput:
 
 @dataclass(frozen=True, slots=True)
 class SftMetrics:
-    """The summed negative log-likelihood of a micro-batch's tokens; divided by the step's tokens it is the loss."""
+    """Metrics of the imitation loss for one micro-batch.
+
+    Attributes:
+        nll_nats: Sum of the negative log-likelihoods of the micro-batch's learned tokens.
+    """
 
     nll_nats: float
 
 
 def sft_loss(batch: SftInput) -> tuple[Tensor, SftMetrics]:
-    """Returns the micro-batch's part of the mean negative log-likelihood of the step's learned tokens."""
+    """Returns the micro-batch's part of the imitation loss of its optimizer step, and the metrics.
+
+    The loss is the mean negative log-likelihood over all learned tokens of the step.
+    """
     # The mean over tokens, not over answers: each token weighs the same, however long its answer is.
     nll = -batch.logprob_N.sum()
     return nll / batch.tokens_in_step, SftMetrics(nll.item())
 
 
 def sums_R(logprob_N: Tensor, row_N: Tensor, rows: int) -> Tensor:
-    """Returns the summed log-probability of the marked tokens in each of `rows` rows.
+    """Returns, for each of `rows` rows (token sequences), the sum of the log-probabilities of its learned tokens.
 
-    `row_N` is the number of each token's row, from 0, on the device of `logprob_N`.
+    `row_N` holds the index of each token's row, from 0, on the device of `logprob_N`.
     """
     return logprob_N.new_zeros(rows).index_add(0, row_N, logprob_N)
 
 
 @dataclass(frozen=True, slots=True)
 class PreferenceInput:
-    """P pairs of rows of a micro-batch; log-probabilities are summed over the marked tokens of a row (`sums_R`).
+    """Input of the preference loss for one micro-batch of P pairs of a better and a worse row (token sequence).
+
+    The log-probability of a row is the sum over its learned tokens (`sums_R`).
 
     Attributes:
         chosen_P: Log-probability of the better rows under the model, with gradient.
         rejected_P: Log-probability of the worse rows under the model, with gradient.
         chosen_reference_P: Log-probability of the better rows under the policy that the update starts from.
-        rejected_reference_P: Log-probability of the worse rows under that policy.
-        beta: Scale of rewards. The larger it is, the nearer the model stays to the policy at the start.
+        rejected_reference_P: Log-probability of the worse rows under the policy that the update starts from.
+        beta: The beta of DPO. The larger it is, the nearer the model stays to the policy that the update starts from.
         pairs_in_step: Number of pairs in the whole optimizer step.
     """
 
@@ -67,12 +83,15 @@ class PreferenceInput:
 
 @dataclass(frozen=True, slots=True)
 class PreferenceMetrics:
-    """Sums over the pairs of a micro-batch; a row's reward is beta times its log-ratio to the reference.
+    """Metrics of the preference loss, as sums over the pairs of one micro-batch.
+
+    The reward of a row (token sequence) is DPO's implicit reward: beta times the difference between the row's
+    log-probability under the model and under the policy that the update starts from.
 
     Attributes:
         right: Number of pairs whose better row has the higher reward.
-        margin: Reward of the better row less that of the worse row.
-        chosen_reward: Reward of the better row. Where it falls, the model unlearns what it should prefer.
+        margin: Reward of the better row minus the reward of the worse row.
+        chosen_reward: Reward of the better row. If it becomes negative, the better answers have become less likely.
         rejected_reward: Reward of the worse row.
     """
 
@@ -83,10 +102,11 @@ class PreferenceMetrics:
 
 
 def preference_loss(batch: PreferenceInput) -> tuple[Tensor, PreferenceMetrics]:
-    """Returns the micro-batch's part of the mean of `-log sigmoid(reward of the better - reward of the worse)`.
+    """Returns the micro-batch's part of the DPO loss of its optimizer step, and the metrics.
 
-    DPO, https://arxiv.org/abs/2305.18290, equation 7. Left out: label smoothing, length normalisation, an added
-    likelihood of the better row.
+    The loss is the mean over all pairs of `-log sigmoid(reward of the better row - reward of the worse row)`, equation
+    7 of https://arxiv.org/abs/2305.18290. Label smoothing, normalisation by length, and an additional likelihood term
+    of the better row are not implemented.
     """
     # A row's reward is beta times its log-ratio to the reference, whose log-probabilities carry no gradient.
     chosen_P = batch.beta * (batch.chosen_P - batch.chosen_reference_P)
