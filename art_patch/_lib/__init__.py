@@ -1,5 +1,5 @@
-"""Small tools that know nothing of agents, policies or training.
+"""Small helper modules without knowledge of agents, policies or training.
 
-Each file is one tool and is imported by its own name (`from art_patch._lib.ids import new_id`). A file here imports
-nothing of the package except its neighbours and `errors`.
+Each file is one helper and is imported by its own name (`from art_patch._lib.ids import new_id`). From the rest of the
+package a file here imports only `errors` and other files of this folder.
 """

@@ -1,7 +1,8 @@
-"""The caller's side of one request over ASGI: its body, its disconnection, and the answer written to it.
+"""One HTTP request over ASGI: reading its body, noticing that the caller disconnects, and writing the answer.
 
-Raw ASGI instead of a framework's request and response: code that waits for upstream must notice a caller that went
-away, and an answer that breaks in the middle must break for the caller, too.
+It uses raw ASGI instead of a framework's request and response objects for two reasons. Code that waits for upstream
+must notice that the caller has disconnected. And if an answer breaks off in the middle, the caller must see a broken
+answer, not a complete one.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ Pairs = list[tuple[bytes, bytes]]
 
 
 class Gone(Exception):
-    """The caller closed the connection."""
+    """The caller closed the connection before its request was answered."""
 
 
 class Caller:
-    """One request of a caller, and the way to answer it."""
+    """One HTTP request of a caller: its method, path, headers and body, and the methods that send the answer."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Take over the three arguments of an ASGI application."""
@@ -38,18 +39,18 @@ class Caller:
 
     @property
     def has_body(self) -> bool:
-        """Whether the caller announced a body; ask once, before the body is read."""
+        """Whether the request's headers announce a body. Read it at most once, before the body is read."""
         announced = any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
         if not announced:
             self._read.set()
         return announced
 
     async def body(self) -> bytes:
-        """Return the whole body; raises `Gone` as `chunks` does."""
+        """Return the complete request body; raises `Gone` if the caller disconnects before all of it has arrived."""
         return b"".join([chunk async for chunk in self.chunks()])
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives; raises `Gone` if the caller disconnects before it is complete."""
+        """Yield the request body in pieces as they arrive; raises `Gone` if the caller disconnects before its end."""
         more = True
         while more:
             message = await self._receive()
@@ -61,7 +62,10 @@ class Caller:
         self._read.set()
 
     async def while_here(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` to its end, or cancel it and raise `Gone` when the caller disconnects."""
+        """Run `work` until it is done; if the caller disconnects before that, cancel `work` and raise `Gone`.
+
+        The request body must have been read, or `has_body` must have found none.
+        """
         working, watching = asyncio.ensure_future(work), asyncio.ensure_future(self._until_gone())
         try:
             await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
@@ -83,23 +87,23 @@ class Caller:
             pass
 
     async def begin(self, status: int, headers: Pairs) -> None:
-        """Send the status and the headers of the answer."""
+        """Send the status and the headers of the answer; `write` and `end` then send its body."""
         self.started = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, chunk: bytes) -> None:
-        """Send a piece of the answer's body at once."""
+        """Send a piece of the answer's body to the caller without waiting for more."""
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def end(self, last: bytes = b"") -> None:
-        """Send the last piece of the answer's body."""
+        """Send the last piece of the answer's body, which may be empty, and complete the answer."""
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def answer(self, status: int, headers: Pairs, body: bytes) -> None:
-        """Send a whole answer."""
+        """Send a complete answer: status, headers with the body's length, and body."""
         await self.begin(status, [*headers, (b"content-length", str(len(body)).encode())])
         await self.end(body)
 
     async def refuse(self, status: int, body: dict[str, Any]) -> None:
-        """Send an error of our own, in the form of OpenAI's errors."""
+        """Send an error answer with a JSON body, which has the fields of OpenAI's errors."""
         await self.answer(status, [(b"content-type", b"application/json")], json.dumps(body).encode())

@@ -1,7 +1,8 @@
-"""Files and directories that others see whole or not at all: written beside their place, flushed to disk, renamed.
+"""Writes files and directories so that other processes see the complete content or none.
 
-This is the only module that does so. New files are readable by their owner alone, because most of them quote what was
-recorded; the directory is made private too, unless it exists already.
+A draft is written beside the final place, flushed to disk and renamed. All other modules use this one for that. By
+default only the owner can read a new file, because most of these files quote what was recorded. A directory that is
+created for them is private, too; an existing one keeps its mode.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from art_patch.errors import ConfigError
 
 
 def private(path: str, flags: int) -> int:
-    """Opens a file for `open(opener=private)`: a new file is readable by its owner alone, an old one keeps its mode."""
+    """Opener for `open(..., opener=private)`: only the owner can read a new file; an existing file keeps its mode."""
     return os.open(path, flags, 0o600)
 
 
@@ -24,16 +25,17 @@ def private(path: str, flags: int) -> int:
 def replacing(
     target: Path, *, draft: Path | None = None, mode: int = 0o600, replace: bool = True
 ) -> Generator[BinaryIO]:
-    """Yields a new binary file that takes the place of `target` when the block ends without an error.
+    """Yields a new binary file, which replaces `target` when the block ends without an error.
 
     If the block raises, `target` stays as it was and the draft is deleted.
 
     Args:
         target: a file in an existing directory.
-        draft: where the file is written, beside `target`. A draft that a killed process left there is replaced.
-            Without it each writer gets a name of its own, so several processes may write the same `target`.
+        draft: path of the unfinished file, in the directory of `target`. If a killed process left a draft there, it is
+            replaced. Without this argument each writer uses its own name, so several processes may write the same
+            `target`.
         mode: permissions of the file, before the umask.
-        replace: if false, an existing `target` is kept and the draft is thrown away.
+        replace: false keeps an existing `target` and deletes the new file.
 
     Raises:
         OSError: the file cannot be written.
@@ -59,7 +61,10 @@ def replacing(
 
 
 def write_whole(path: Path, text: str, *, replace: bool = True) -> None:
-    """Writes a text file at once and makes its directory; without `replace` the first of several writers wins.
+    """Writes a text file that others see complete or not at all, and creates its directory.
+
+    Args:
+        replace: false keeps an existing file, so that the first of several writers wins.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -74,7 +79,7 @@ def write_whole(path: Path, text: str, *, replace: bool = True) -> None:
 
 @contextmanager
 def placing(target: Path, *, mode: int = 0o700) -> Generator[Path]:
-    """Yields a new directory that takes the place of `target` when the block ends; if it raises, nothing is left.
+    """Yields a new directory, which is renamed to `target` when the block ends; if the block raises, it is deleted.
 
     Raises:
         ConfigError: `target` exists and is not an empty directory, or its parent cannot be written.
@@ -103,13 +108,13 @@ def placing(target: Path, *, mode: int = 0o700) -> Generator[Path]:
 
 
 def take_place(draft: Path, target: Path) -> None:
-    """Gives a file or directory whose content is on disk its final name, and makes the name survive a power cut."""
+    """Renames a file or directory, which is on disk already, to its final name; the new name survives a power cut."""
     draft.replace(target)
     sync(target.parent)
 
 
 def sync(path: Path) -> None:
-    """Flushes a file's content, or the names in a directory, to disk."""
+    """Flushes to disk the content of a file, or the list of names in a directory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

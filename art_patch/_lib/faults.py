@@ -1,7 +1,7 @@
-"""Our own faults inside the user's process: counted by place, logged at most once a minute, never raised.
+"""Counts art_patch's own bugs inside the user's process by place; logs one at most each minute and never raises them.
 
-Under pytest a fault is raised again, so that our bugs cannot hide behind the promise to stay silent. Troubles that
-are not bugs (the store is locked, the disk is full) are counted and logged in the same way and never raised.
+Under pytest a bug is raised after it was counted, because otherwise tests could not see it. Errors that are not bugs
+(the store is locked, the disk is full) are counted and logged in the same way and never raised, not even under pytest.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ logger = logging.getLogger("art_patch")
 
 
 class Unstorable(Exception):
-    """The user's redaction failed and was counted as a fault; nothing of the item may be stored."""
+    """The user's redaction function raised, which was counted as a fault; the item must not be stored."""
 
 
 class Faults:
-    """Counts faults by place. One instance serves the whole process."""
+    """Counts faults by the place where they happened. The process has one instance, `faults`."""
 
     def __init__(self) -> None:
         # Re-entrant: a stream may be finalised by the garbage collector while this very thread counts another fault.
@@ -33,21 +33,21 @@ class Faults:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How often each place failed."""
+        """Place -> number of faults and troubles that happened there."""
         with self._lock:
             return dict(self._counts)
 
     def clear(self) -> None:
-        """Forget all counts; used in a forked child and by tests."""
+        """Set all counts to zero; called in a forked child and by tests."""
         # A new lock, too: the thread that held the old one at the fork does not exist in the child.
         self.__init__()
 
     def trouble(self, place: str, error: BaseException) -> None:
-        """Count an error that comes from outside of us, such as a full disk."""
+        """Count and log an error whose cause is outside art_patch, such as a full disk; never raises it."""
         self._count(place, error, "the app is not affected")
 
     def fault(self, place: str, error: BaseException) -> None:
-        """Count a bug of ours; raise it again under pytest."""
+        """Count and log an error that is a bug of art_patch; raises it again under pytest only."""
         self._count(place, error, "this is a bug in art_patch; the app is not affected")
         if "PYTEST_CURRENT_TEST" in os.environ:
             error.__dict__["art_patch_fault"] = True
@@ -69,7 +69,7 @@ class Faults:
 
 
 def is_fault(error: BaseException) -> bool:
-    """Whether `error` is a bug of ours that `Faults.fault` raised again."""
+    """Whether `Faults.fault` has marked `error` as a bug of art_patch, which it does under pytest."""
     return bool(getattr(error, "art_patch_fault", False))
 
 

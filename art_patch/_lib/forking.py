@@ -1,17 +1,19 @@
-"""Work that must not be half done when the process forks: our late imports and our use of databases.
+"""Delays a fork of the process while art_patch imports modules or uses a database, because both break in the child.
 
-- A module that another thread is importing at the fork stays half imported in the child, and its lock is held by a
-  thread that does not exist there. Whoever imports the module in the child waits for ever, the app included.
-- SQLite keeps its locks in memory, in one table for the process. A child that inherits the table believes that it holds
-  locks. It waits for ever for a transaction of its parent, or loses its log when the parent closes the file.
-- A child that inherits the socket of a PostgreSQL transaction keeps it, and its locks, alive when the parent dies.
+- If another thread is importing a module at the moment of the fork, the module stays half imported in the child, and
+  its import lock is held by a thread that does not exist there. Code that imports the module in the child, even the
+  app's own, waits forever.
+- SQLite keeps its locks in memory, in one table per process. A child that inherits the table believes that it holds
+  locks. It waits forever for a transaction of its parent, or loses its write-ahead log when the parent closes the file.
+- A child that inherits the socket of a PostgreSQL transaction keeps the transaction and its locks alive after the
+  parent has died.
 
-So a fork waits until both are over, usually a few milliseconds. The parent's connections are closed while it forks and
-open again when they are needed. A hanging store delays a fork by `FORK_DEADLINE_S` at most. A store that is being made
-or migrated may take longer as long as it makes progress.
+So a fork waits until both kinds of work are over, usually a few milliseconds. Before the fork the parent's connections
+are closed; each is opened again at its next use. A store that hangs delays a fork by at most `FORK_DEADLINE_S`. A store
+that is being created or migrated may delay it longer, as long as it makes progress.
 
-`got_on` and `steps` measure that progress, for everyone who waits for an opening store with a deadline: opening
-imports hundreds of modules, then makes or migrates tables, which takes seconds on a busy machine.
+`got_on` and `steps` measure that progress for all code that waits with a deadline for an opening store. To open a
+store, hundreds of modules are imported and tables are created or migrated, which takes seconds on a busy machine.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ few on a busy machine, and never hangs."""
 
 
 class Holder(Protocol):
-    """An object that holds connections to a database."""
+    """An object that holds database connections, which must be closed before the process forks."""
 
     def let_go(self) -> None:
-        """Close the connections; called while no thread uses them."""
+        """Close the object's database connections; called before a fork, while no thread uses them."""
         ...
 
 
@@ -58,17 +60,20 @@ _steps: list[None] = []
 
 
 def got_on() -> None:
-    """Count one step of an opening store."""
+    """Report progress: one more step of an opening store is done, so that waiting code does not give up."""
     _steps.append(None)
 
 
 def steps(*, imports: bool) -> int:
-    """Return a number that grows while a store is opened: its steps, plus all imported modules if `imports`."""
+    """Return a number that grows while a store is being opened: its finished steps.
+
+    With `imports` the number of imported modules is added, because imports are part of opening.
+    """
     return len(_steps) + (len(sys.modules) if imports else 0)
 
 
 def closes_for_forks(holder: Holder) -> None:
-    """Have `holder` close its connections whenever the process forks."""
+    """Register an object so that its database connections are closed before each fork of the process."""
     _holders.add(holder)
 
 
@@ -91,7 +96,7 @@ def _section(hung_after_s: float) -> Generator[None]:
 
 @contextmanager
 def late_import() -> Generator[None]:
-    """Let forks wait while the block imports modules."""
+    """Delay forks of the process while the block imports modules."""
     with _section(IMPORT_DEADLINE_S), _one_import:
         yield
         got_on()  # what follows in the same transaction has its own time
@@ -99,7 +104,7 @@ def late_import() -> Generator[None]:
 
 @contextmanager
 def in_database() -> Generator[None]:
-    """Let forks wait while the block uses a database."""
+    """Delay forks of the process while the block uses a database."""
     with _section(FORK_DEADLINE_S):
         yield
 

@@ -1,8 +1,8 @@
-"""No garbage collection while `patch()` is at work. Standard library only.
+"""Pauses Python's garbage collection while `patch()` runs. Standard library only.
 
-Python looks at every object once enough new ones have been made. `patch()` makes a few thousand, and `import openai`
-before it left a hundred thousand and more; looking at those takes longer than the whole of `patch()`. So the collection
-is put off until the app itself makes objects, as it would be without us.
+Python's collector visits every object after enough new ones were created. `patch()` creates a few thousand objects, and
+the `import openai` before it a hundred thousand or more; to visit those takes longer than `patch()` itself. With the
+pause, the collector runs later, when the app creates objects, as it would without art_patch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ _paused: list[None] = []
 
 @contextmanager
 def uncollected() -> Generator[None]:
-    """Collect no garbage in the block; do nothing if the app, or another thread of ours, has switched it off."""
+    """Switch garbage collection off in the block.
+
+    If the app or another thread has switched it off already, nothing is changed.
+    """
     if not gc.isenabled():
         yield
         return

@@ -1,14 +1,15 @@
-"""A script that runs one command, and kills everything that the command started when it or our parent ends.
+"""A script that runs one command, and kills all processes of the command when the command or the script's parent ends.
 
     python -I -S group_guard.py NAME COMMAND...
 
-It is a script beside a module, so that it starts in milliseconds; it imports the standard library alone. It leads a
-process group in which everything stays that the command starts. The whole group is killed as soon as
+It is run as a script and imports only the standard library, so that it starts in milliseconds. It leads a process
+group, to which all processes that the command starts belong. The whole group is killed as soon as
 
-- the command has ended, in whatever way; its children may outlive it (vLLM's workers do, vLLM issue 55510), or
+- the command has ended, for whatever reason, because its children may outlive it (vLLM's workers do, vLLM issue 55510),
+  or
 - standard input is closed, because our parent has ended.
 
-SIGTERM is passed on to the command, which finishes the work that it has begun.
+SIGTERM is passed on to the command, which then finishes its running work and ends.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(sent: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent ends. Linux only; call it after the fork."""
+    """Have the Linux kernel send the signal `sent` to this process when its parent ends; call it after the fork."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, sent)
 
 
@@ -35,7 +36,10 @@ def _end_with_parent() -> None:
 
 
 def main() -> None:
-    """Run the command of `sys.argv`; never returns, because this process is in the group that is killed."""
+    """Run the command in `sys.argv` and kill its process group when it ends.
+
+    Does not return, because this process belongs to that group and is killed, too.
+    """
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C ends

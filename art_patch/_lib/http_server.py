@@ -1,7 +1,7 @@
-"""A listening socket and a uvicorn server that ends in order, for every process of ours that answers HTTP.
+"""Opens a listening socket and runs a uvicorn server that shuts down cleanly; all HTTP servers of art_patch use it.
 
-`serve` answers until SIGTERM, SIGINT or an event, finishes running requests and returns. uvicorn by itself would raise
-the signal again and skip the caller's clean-up.
+`serve` answers requests until SIGTERM, SIGINT or an event; then it finishes running requests and returns. uvicorn by
+itself would raise the signal again after that, and the caller's clean-up would not run.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _BACKLOG = 2048  # connections that the kernel accepts for us while the event lo
 
 
 def bind(host: str, port: int, *, key: str | None, what: str) -> socket.socket:
-    """Bind a socket without listening yet: until it listens, callers are refused instead of waiting.
+    """Bind a socket to an address without listening; until `listen`, connections are refused instead of waiting.
 
     Args:
-        port: 0 takes a free one.
-        key: key that callers must show; required beyond loopback.
-        what: noun for the error message: the thing that would be open to the network without a key.
+        port: port to bind; 0 takes a free one.
+        key: API key that callers must send, or `None`; required unless the address is loopback.
+        what: noun for the error message: the server that would be open to the network without a key.
 
     Raises:
-        ConfigError: an address beyond loopback without a key, or not an address of this machine.
-        PortInUse: another process listens there.
+        ConfigError: the address is not loopback and there is no key, or it is not an address of this machine.
+        PortInUse: another process listens on the port.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -54,7 +54,7 @@ def bind(host: str, port: int, *, key: str | None, what: str) -> socket.socket:
 
 
 def listen(host: str, port: int, *, key: str | None, what: str) -> socket.socket:
-    """Bind a socket and listen; arguments and errors as for `bind`."""
+    """Bind a socket to an address and start listening; arguments and errors are those of `bind`."""
     sock = bind(host, port, key=key, what=what)
     _begin(sock)
     return sock
@@ -78,7 +78,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError | PortIn
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an IP address can only be reached from this machine."""
+    """Whether an IP address is a loopback address, which only programs on this machine can reach."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
@@ -86,7 +86,7 @@ def is_loopback(address: str) -> bool:
 
 
 def url_of(host: str, sock: socket.socket) -> str:
-    """Return `http://HOST:PORT` of a bound socket, as callers on this machine reach it."""
+    """Return the URL `http://HOST:PORT` at which programs on this machine reach a bound socket."""
     # 0.0.0.0 and :: stand for every interface: addresses to listen on, not to connect to.
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     shown = f"[{here}]" if ":" in here else here
@@ -107,22 +107,22 @@ def serve(
     log_level: str | None = "critical",
     date_header: bool = False,
 ) -> None:
-    """Answer requests by an ASGI application until SIGTERM, SIGINT or `stop`, finish those that run, and return.
+    """Serve an ASGI application until SIGTERM, SIGINT or `stop`; then finish running requests and return.
 
     Args:
-        sock: a bound socket; it need not listen yet.
+        sock: a bound socket, which may or may not be listening.
         drain_s: seconds that running requests may take to finish; at least 1.
-        on_ready: called once requests are answered.
-        stop: ends the server when set, for servers in a thread, where signals do not arrive.
-        before: runs on the event loop before the first request; its errors are raised here.
-        after: runs on the event loop after the last request, and after `before` has failed.
-        keep_alive_s: seconds that a connection may stay idle.
-        lifespan: whether the application takes ASGI's lifespan events.
-        log_level: level of uvicorn's own log; `None` leaves it as it is.
-        date_header: whether uvicorn adds a `Date` to each answer.
+        on_ready: called as soon as the server answers requests.
+        stop: the server ends when this event is set; for a server in a thread, which signals do not reach.
+        before: coroutine function that runs on the event loop before the first request; `serve` raises its errors.
+        after: coroutine function that runs on the event loop after the last request, and also if `before` failed.
+        keep_alive_s: seconds after which an idle connection is closed.
+        lifespan: whether the application is sent ASGI's lifespan events.
+        log_level: level of uvicorn's own log; `None` leaves the level unchanged.
+        date_header: whether uvicorn adds the header `Date` to each answer.
 
     Raises:
-        KeyboardInterrupt: SIGINT stopped it; raised after draining.
+        KeyboardInterrupt: SIGINT stopped the server; raised after running requests have finished.
     """
     config = uvicorn.Config(
         app,

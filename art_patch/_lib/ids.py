@@ -1,4 +1,7 @@
-"""Ids: uuid7 as 32 hex digits, so that keys sort by time and rows land next to each other in the index."""
+"""Makes ids: a uuid7 as 32 hex digits.
+
+Ids sort by time, so rows written together are neighbours in a database index.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from uuid_utils import uuid7
 
 
 def new_id(at: float | None = None) -> str:
-    """Return a new id for the moment `at`, in seconds since the epoch; now unless given."""
+    """Return a new, unique id that sorts by the time `at` (seconds since the epoch); without `at` by the time now."""
     if at is None:
         return uuid7().hex
     # A float holds today's time to a quarter of a microsecond; without rounding, 1.001 s would be millisecond 0.
@@ -23,7 +26,8 @@ MOST_REPLAYS = 16
 def replay_id(of: str, number: int) -> str:
     """Return the id of re-run `number` (1 to `MOST_REPLAYS`) of a trajectory.
 
-    The id depends on nothing else, so no re-run is made twice, and all re-runs are found by a look-up of few keys.
+    The id depends only on the trajectory's id `of` and on `number`. So no re-run is made twice, and all re-runs of a
+    trajectory are found by looking up at most `MOST_REPLAYS` ids.
     """
     # A trajectory's id may be any text of the user's, lone surrogates included; those have no UTF-8.
     return blake2b(f"{of}/replay/{number}".encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()

@@ -1,6 +1,7 @@
-"""Keys live in files that only their owner can read; the store knows a file's name, never the key.
+"""Reads and writes API keys in files that only their owner can read; the store holds the name of a file, never a key.
 
-Reading a key never blocks and reads nothing but a regular file, because apps read a path that another program wrote.
+Reading a key never blocks, and only regular files are read, because apps read a path that another program wrote into
+the store.
 """
 
 from __future__ import annotations
@@ -22,22 +23,23 @@ _LONGEST = 4096
 
 
 def read_key(key_file: str | Path | None) -> str | None:
-    """Return the key in the file, `None` if no file is named.
+    """Return the API key in a file, or `None` if `key_file` is `None`.
 
-    Raises a `ConfigError` if the file cannot be read, is empty, or others may read it.
+    Raises a `ConfigError` if the file cannot be read, is empty, or can be read by other users.
     """
     return None if key_file is None else _read(Path(key_file), None)
 
 
 def engine_key(named: str | None, directory: Path, own: Path | None) -> str | None:
-    """Return the key for the engine that the store's route names.
+    """Return the API key with which to call the engine, or `None` if the engine needs none.
 
     Args:
-        named: the file that the store names; `None`: the engine asks for no key.
-        own: the file that this process's settings name (`engine_key_file`); it is read in place of the other.
+        named: file that the store names for the engine; `None` means that the engine needs no key. Only `engine.key` in
+            `directory` is accepted.
+        own: file that this process's settings name (`engine_key_file`); if given, it is read instead of `named`.
 
     Raises:
-        ConfigError: the file cannot be read, or is one that must not be read.
+        ConfigError: the file cannot be read, or `named` is a file that is not accepted.
     """
     if own is not None or named is None:
         return read_key(own)
@@ -53,7 +55,10 @@ def engine_key(named: str | None, directory: Path, own: Path | None) -> str | No
 
 
 def key_for_apps(key: str | None, directory: Path) -> str | None:
-    """Put a copy of a server's key where `engine_key` looks, and return the file's name for the store."""
+    """Write a copy of a server's API key to `engine.key` in `directory`, and return that file's path for the store.
+
+    If `key` is `None`, nothing is written and the result is `None`.
+    """
     if key is None:
         return None
     write_whole(directory / ENGINE_KEY_FILE, f"{key}\n")
@@ -97,7 +102,10 @@ def _read(path: Path, owners: set[int] | None) -> str:
 
 
 def made_key(path: Path) -> str:
-    """Return the key in the file, as `read_key`. A missing file is made; of several makers the first wins."""
+    """Return the API key in a file; if there is no file, create it with a new random key.
+
+    If several processes create it at the same time, all return the key of the first. Errors are those of `read_key`.
+    """
     if not path.exists():
         from secrets import token_urlsafe
 
@@ -106,7 +114,10 @@ def made_key(path: Path) -> str:
 
 
 def admin_key(directory: Path) -> str | None:
-    """Return the key that the project's servers ask for before they load or unload; `None` if it cannot be read."""
+    """Return the key in `admin.key`, which a server without an API key requires for loading and unloading policies.
+
+    Returns `None` if the file cannot be read.
+    """
     try:
         return read_key(str(directory / ADMIN_KEY_FILE))
     # Not an error: most work of the job changes no server, and a server that needs the key says so in its refusal.

@@ -1,6 +1,7 @@
-"""A folder's public names: its `__init__` lists them, and a module is imported when one of its names is first used.
+"""Imports a folder's modules on demand: its `__init__` lists public names, and the first use of one imports its module.
 
-So importing a folder costs nothing: `art_patch.patch()` must not load SQLAlchemy, `art-patch --help` no torch.
+So importing a folder costs almost nothing: `art_patch.patch()` does not load SQLAlchemy, and `art-patch --help` does
+not load torch.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Any
 
 
 def lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a folder's `__init__`, which imports the module of a name on demand.
+    """Return a `__getattr__` for a folder's `__init__`, which imports a name's module when the name is first used.
 
     Args:
-        package: the folder's dotted name.
-        modules: module, relative to the package -> its public names, separated by spaces.
+        package: dotted name of the folder.
+        modules: module name, relative to the package -> the module's public names, separated by spaces.
     """
     home = {name: module for module, names in modules.items() for name in names.split()}
 

@@ -1,4 +1,4 @@
-"""Taking values out of JSON that other programs wrote: a value of an unexpected type reads as absent."""
+"""Reads values from JSON that other programs wrote; a value of an unexpected type counts as missing."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ MAX_DEPTH = 200
 
 
 def as_object(value: Any) -> dict[str, Any]:
-    """Return `value` if it is an object, else an empty one."""
+    """Return `value` if it is a JSON object, else an empty object."""
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return `value` if it is a list, else an empty one."""
+    """Return `value` if it is a JSON list, else an empty list."""
     return cast(list[Any], value) if isinstance(value, list) else []
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
-    """Return the objects of a list and leave out its other items."""
+    """Return the items of a JSON list that are objects; empty if `value` is not a list."""
     return [cast(dict[str, Any], item) for item in as_list(value) if isinstance(item, dict)]
 
 
 def as_text(value: Any) -> str:
-    """Return `value` if it is a string, else an empty one."""
+    """Return `value` if it is a string, else an empty string."""
     return value if isinstance(value, str) else ""
 
 
 def as_ids(value: Any) -> tuple[int, ...] | None:
-    """Return a list of token ids (32-bit numbers) as a tuple; `None` if it is anything else."""
+    """Return a JSON list of token ids (32-bit numbers) as a tuple; `None` if `value` is anything else."""
     if not isinstance(value, list):
         return None
     # One wrong item makes all ids useless: they would no longer line up with the log-probabilities.
@@ -42,12 +42,15 @@ def as_ids(value: Any) -> tuple[int, ...] | None:
 
 
 def as_count(value: Any) -> int | None:
-    """Return a count that fits a database column; `None` if it is negative, larger or not a whole number."""
+    """Return `value` if it is a whole number from 0 to the largest that a database column holds, else `None`."""
     return value if isinstance(value, int) and 0 <= value < 1 << 63 else None
 
 
 def parse_object(raw: bytes | str) -> dict[str, Any]:
-    """Parse an object, cut off below `MAX_DEPTH`; return an empty one if `raw` is not valid JSON or not an object."""
+    """Parse JSON text and return the object in it; values nested deeper than `MAX_DEPTH` are cut off.
+
+    The result is empty if `raw` is not valid JSON or not an object.
+    """
     try:
         # Takes a third of the time of `json.loads`, but refuses some input that `json.loads` accepts.
         found = as_object(from_json(raw))

@@ -1,6 +1,6 @@
-"""The mark that makes a dataclass field an option of the command line; `art_patch.cli.options` reads it.
+"""Marks a field of a configuration dataclass as an option of the command line; `art_patch.cli.options` reads the mark.
 
-It lies here so that configuration records can carry it without importing Typer.
+The class is in this folder so that configuration classes can use it without importing Typer.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """Makes a field an option, as in `seed: Annotated[int, Option(help="Seed of a new LoRA.", least=0)] = 0`.
+    """Makes a dataclass field an option: `seed: Annotated[int, Option(help="Seed of a new LoRA.", least=0)] = 0`.
 
-    Type and default are those of the field, and its name is the option's name.
+    The option takes its type, its default and, unless `name` is given, its name from the field.
 
     Attributes:
-        help: text for `--help`. Fields of `Settings` leave it out: their help is the first sentence below the field.
-        name: name of the option, without dashes in front, where it differs from the field's name.
-        also: further names of the option, such as `-n`.
-        off: name of the option that sets a boolean to false, such as `--public`.
-        least: smallest value that is accepted.
-        most: largest value that is accepted.
-        env: environment variable that is read if the option is not given; `True` stands for `ART_PATCH_<NAME>`.
+        help: text for `--help`. A field of `Settings` leaves it empty; the first sentence of the docstring below the
+            field is then used.
+        name: name of the option without leading dashes, if it differs from the field's name.
+        also: additional names of the option, such as `-n`.
+        off: name of the option that sets a boolean field to false, such as `--public`.
+        least: smallest value that the option accepts.
+        most: largest value that the option accepts.
+        env: name of an environment variable that is read if the option is not given; `True` stands for
+            `ART_PATCH_<NAME>`.
         metavar: placeholder for the value in `--help`.
     """
 

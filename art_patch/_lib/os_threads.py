@@ -1,10 +1,11 @@
-"""Threads, locks and queues of the operating system, even where gevent has replaced Python's.
+"""Provides threads, locks and queues of the operating system, even if gevent has replaced Python's own by greenlets.
 
-As a greenlet, the writer would stop the app's whole event loop whenever SQLite or the store's lock makes it wait, and
-gevent's own locks do not work between a greenlet and a real thread. gevent may patch before or after us.
+The recorder's writer needs a real thread. As a greenlet it would stop the app's event loop whenever SQLite or the
+store's lock makes it wait, and gevent's own locks do not work between a greenlet and a real thread. gevent may patch
+the process before or after art_patch is imported.
 
-`Queue` is not `SimpleQueue`, although that one is the operating system's, too: before Python 3.13 its
-`get(timeout=...)` waits for ever if a signal interrupts it when its time is just over.
+`Queue` replaces `SimpleQueue`, although `SimpleQueue` is not changed by gevent, because of a bug before Python 3.13:
+its `get(timeout=...)` waits forever if a signal interrupts it at the moment its time is over.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ get_ident: Callable[[], int] = _original("get_ident")
 
 
 class Flag:
-    """Like `threading.Event`, except that `wait` lowers the flag again. A finaliser may raise it."""
+    """An event for one waiting thread: like `threading.Event`, but `wait` clears it. A finaliser may call `set`."""
 
     def __init__(self) -> None:
         # A lock that is held means lowered; `set` needs no second lock, so a finaliser cannot deadlock in it.
@@ -43,34 +44,34 @@ class Flag:
         self._lowered.acquire()
 
     def set(self) -> None:
-        """Raise the flag."""
+        """Set the flag, which ends the `wait` of the waiting thread."""
         if self._lowered.locked():
             with suppress(RuntimeError):  # another thread was faster
                 self._lowered.release()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the flag is raised, and lower it; return false if that took longer than `timeout_s`."""
+        """Wait until the flag is set, and clear it; returns false if that took longer than `timeout_s`."""
         return self._lowered.acquire(timeout=min(max(0.0, timeout_s), threading.TIMEOUT_MAX))
 
     def clear(self) -> None:
-        """Lower the flag."""
+        """Clear the flag, so that the next `wait` waits for a new `set`."""
         self._lowered.acquire(blocking=False)
 
 
 class Queue(Generic[T]):
-    """Like `queue.SimpleQueue`, for one reader. A finaliser may put items."""
+    """Like `queue.SimpleQueue`, for one reading thread. A finaliser may call `put`."""
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()
         self._filled = Flag()
 
     def put(self, item: T) -> None:
-        """Append an item."""
+        """Append an item to the queue; never waits."""
         self._items.append(item)
         self._filled.set()
 
     def get(self, timeout_s: float = 0.0) -> T:
-        """Take the oldest item; raises `Empty` if none came within `timeout_s`."""
+        """Remove and return the oldest item; raises `Empty` if there is none within `timeout_s`."""
         end = time.monotonic() + timeout_s
         while not self._items:  # the flag may still be up for an item that was taken
             if not self._filled.wait(end - time.monotonic()):
@@ -78,12 +79,12 @@ class Queue(Generic[T]):
         return self._items.popleft()
 
     def empty(self) -> bool:
-        """Whether no item waits."""
+        """Whether the queue holds no item."""
         return not self._items
 
 
 class NativeThread:
-    """A daemon thread of the operating system, even under gevent."""
+    """A daemon thread of the operating system, even if gevent has replaced `threading`."""
 
     def __init__(self, target: Callable[[], None], name: str) -> None:
         self._target = target
@@ -91,7 +92,11 @@ class NativeThread:
         self._ended = Flag()
 
     def start(self) -> None:
-        """Start the thread; raises a `RuntimeError` if there are too many, or the interpreter is going down."""
+        """Start the thread.
+
+        Raises:
+            RuntimeError: the system has too many threads, or the interpreter is shutting down.
+        """
         if sys.is_finalizing():  # Python 3.11 would wait for ever for a thread that never begins
             raise RuntimeError("the interpreter is going down")
         monkey: Any = sys.modules.get("gevent.monkey")
@@ -107,7 +112,7 @@ class NativeThread:
             self._ended.set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the thread has ended, at most `timeout_s`."""
+        """Wait until the thread has ended, but at most `timeout_s`."""
         if self._ended.wait(timeout_s):
             self._ended.set()  # `wait` lowered it; a second join must return at once
 

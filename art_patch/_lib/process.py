@@ -1,11 +1,11 @@
-"""Processes: which one this is, whether another one still lives, and children that end with this one.
+"""Identifies processes, tells whether another one is still alive, and starts child processes that end with this one.
 
-Identity: a process is known by the boot of its machine, its table of processes (PID namespace), its id and its start
-time. An id alone is used again, after a reboot or by another process, and means something else in another container.
-No clock is compared. Without /proc nothing is known of other processes, and `lives` answers `None`.
+Identity: a process is identified by the boot of its machine, its PID namespace, its process id and its start time. The
+id alone is not enough: it is reused after a reboot or by a later process, and another container counts its own ids. No
+clocks are compared. Without /proc nothing is known of other processes, and `lives` returns `None`.
 
-Children: a `Child` leads a session and a process group of its own and reads its standard input from a pipe that only
-this process holds. However this process ends, the child sees the end of its input and can end itself.
+Children: a `Child` leads its own session and process group, and its standard input is a pipe whose write end only this
+process holds. When this process ends, for whatever reason, the child reads the end of its input and can end itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _mine: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process, described so that another process on its machine can tell whether it still lives."""
+    """A process that holds something, such as a lock; other processes can tell from this record whether it is alive."""
 
     id: str  # uuid7 of this holding; a process that takes the same lease again gets another id
     host: str  # name of its machine, shown to people and never compared
@@ -52,7 +52,7 @@ class Owner:
 
 @contextmanager
 def owning(*, proc: Path = _PROC) -> Generator[Owner]:
-    """Yield this process as an owner, under a new id that is valid until the block ends."""
+    """Yield a description of this process as an owner, with a new id that is valid until the block ends."""
     pid = os.getpid()
     owner = Owner(new_id(), socket.gethostname(), pid, _boot(proc), started_at(pid, proc))
     _mine.add(owner.id)
@@ -63,7 +63,11 @@ def owning(*, proc: Path = _PROC) -> Generator[Owner]:
 
 
 def lives(owner: Owner, *, proc: Path = _PROC) -> bool | None:
-    """Whether the owner still holds what it took; `None` if this machine or container cannot know."""
+    """Whether the owner's process is alive and, if it is this process, still holds what it took.
+
+    Returns `None` if that cannot be known, because there is no /proc or the owner is on another machine or in another
+    container.
+    """
     if owner.boot is None or owner.started is None or owner.boot != _boot(proc):
         return None
     if owner.pid == os.getpid() and owner.started == started_at(owner.pid, proc):
@@ -74,12 +78,15 @@ def lives(owner: Owner, *, proc: Path = _PROC) -> bool | None:
 
 
 def own_name() -> str:
-    """Return `PID-START`, a name of this process for file names and environment variables. It is never used again."""
+    """Return `PID-START`, a name of this process for file names and environment variables.
+
+    No later process gets the same name.
+    """
     return _name_of(os.getpid())
 
 
 def is_alive(name: str) -> bool:
-    """Whether the process of this machine with that `own_name` still runs; `True` for any id without /proc."""
+    """Whether the process of this machine whose `own_name` is `name` still runs; always true without /proc."""
     pid = name.partition("-")[0]
     return pid.isdigit() and _name_of(int(pid)) == name
 
@@ -89,7 +96,7 @@ def _name_of(pid: int) -> str:
 
 
 def started_at(pid: int, proc: Path = _PROC) -> str | None:
-    """Return when a process began, in clock ticks since the boot; `None` if it has ended or there is no /proc."""
+    """Return the start time of a process in clock ticks since the boot; `None` if it has ended or there is no /proc."""
     try:
         # The second field is the program's name in brackets. It may hold spaces and brackets itself, so the fields are
         # counted from the last bracket on: the state is the first of them, the start time the twentieth.
@@ -109,9 +116,10 @@ def _boot(proc: Path) -> str | None:
 
 
 def carriers_of(prefix: str) -> list[tuple[int, str]]:
-    """Return (process id, rest) for each process with an environment variable `PREFIX...`; none without /proc.
+    """Find processes by an environment variable: all with a variable whose `NAME=VALUE` text begins with `prefix`.
 
-    A child inherits the variable from its parent, so it marks a process with everything that the process started.
+    Returns (process id, text after the prefix) pairs; the list is empty without /proc. Children inherit the variable,
+    so it marks a process and every process that it starts.
     """
     found: list[tuple[int, str]] = []
     for entry in _PROC.glob("[0-9]*"):
@@ -125,16 +133,16 @@ def carriers_of(prefix: str) -> list[tuple[int, str]]:
 
 
 def peak_memory_mib(pid: int) -> float:
-    """Return the highest resident memory of a process so far, in MiB (Linux)."""
+    """Return the highest resident memory that a process has used so far, in MiB (Linux)."""
     lines = (_PROC / str(pid) / "status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
 
 class Child(subprocess.Popen[str]):
-    """A process in a session of its own that exchanges lines of UTF-8 text with this one.
+    """A child process in its own session, which exchanges lines of UTF-8 text with this process.
 
-    The session keeps Ctrl-C in the terminal from the child, so that this process ends the child in order. The child
-    leads the session's process group, and with the group everything that the child started can be ended.
+    Because of the session, Ctrl-C in the terminal does not reach the child, and this process can end it cleanly. The
+    child leads the session's process group, so killing the group also ends every process that the child started.
     """
 
     def __init__(
@@ -174,12 +182,15 @@ class Child(subprocess.Popen[str]):
             )
 
     def last_words(self, most_bytes: int = 2_000) -> str:
-        """Return the last five lines of its log."""
+        """Return the last five lines of the child's log, from its last `most_bytes` bytes."""
         assert self.log is not None
         return "\n".join(end_of_log(self.log, most_bytes).splitlines()[-5:]) or "it wrote nothing"
 
     def stop(self, grace_s: float = 15.0) -> None:
-        """End it by SIGTERM, and its whole group by SIGKILL if it takes longer than `grace_s`; can be called twice."""
+        """Send the child SIGTERM and wait; if it runs longer than `grace_s`, kill its process group with SIGKILL.
+
+        A second call does nothing.
+        """
         if self.poll() is None:
             self.terminate()
         try:
@@ -191,13 +202,13 @@ class Child(subprocess.Popen[str]):
         self.close_pipes()
 
     def kill_group(self) -> None:
-        """Kill it and everything that it started. Works as well when it has ended and left others behind."""
+        """Kill the child and every process that it started, also if the child itself has ended already."""
         # macOS refuses (PermissionError) where all that is left of the group are zombies.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def close_pipes(self) -> None:
-        """Close our ends of its pipes."""
+        """Close this process's ends of the child's input and output pipes."""
         for pipe in (self.stdin, self.stdout):
             if pipe is not None:
                 with suppress(OSError):  # the child did not read the last lines
@@ -205,27 +216,30 @@ class Child(subprocess.Popen[str]):
 
 
 def guarded(name: str, command: Sequence[str]) -> list[str]:
-    """Return the command that runs `command` under `group_guard`; `name` stands for it in the log."""
+    """Return a command line that runs `command` under `group_guard`, which calls it `name` in the log."""
     # -I -S: no site packages and no variables of the user, so that the guard starts in milliseconds and imports nothing
     # but the standard library.
     return [sys.executable, "-I", "-S", group_guard.__file__, name, *command]
 
 
 def open_log(log: Path) -> IO[bytes]:
-    """Open a log to append to, readable for this user only."""
+    """Open a log file for appending; only the user can read a new one. Its directory is created if needed."""
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     return open(log, "ab", opener=private)
 
 
 def end_of_log(log: Path, most_bytes: int, *, start: int = 0) -> str:
-    """Return the last `most_bytes` of a log, but nothing from before the offset `start`."""
+    """Return the last `most_bytes` bytes of a log file as text, but nothing before the offset `start`."""
     with log.open("rb") as file:
         file.seek(max(start, file.seek(0, os.SEEK_END) - most_bytes))
         return file.read().decode(errors="replace").strip()
 
 
 def when_parent_ends(act: Callable[[], object]) -> None:
-    """Call `act` in a thread once the parent has ended; for a `Child` that does not read its standard input."""
+    """Start a thread that calls `act` when the parent process ends.
+
+    It is for a `Child` that does not read its standard input, because the thread reads it.
+    """
 
     def watch() -> None:
         with suppress(OSError):

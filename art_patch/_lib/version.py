@@ -1,3 +1,3 @@
-"""The version of this release, for every part of the package."""
+"""The version number of this release, which every part of the package reads from here."""
 
 __version__ = "0.1.0"

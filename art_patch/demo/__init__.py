@@ -1,4 +1,4 @@
-"""The demo: an unchanged agent gets better from its own traffic, with a tiny model and a stand-in judge."""
+"""The demo: an unchanged agent improves from its own recorded calls, with a tiny model and a rule as the judge."""
 
 # pyright: reportUnusedImport=false
 from __future__ import annotations

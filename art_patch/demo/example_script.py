@@ -1,4 +1,4 @@
-"""The command lines of the examples' `train.py` and `evaluate.py`, which are all alike."""
+"""The shared command line of the examples: options and last output line of each `train.py` and `evaluate.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AddOptions = Callable[[argparse.ArgumentParser], None]
 
 
 def shared_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that training and evaluation share; give both the same values."""
+    """Add the options that `train.py` and `evaluate.py` of an example share; the user gives both the same values."""
     parser.add_argument("--base-model", help="model directory or Hugging Face id; a tiny one is made unless given")
     parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn (%(default)s)")
     parser.add_argument("--path", help="directory for all files; the user's data directory unless given")
@@ -30,13 +30,13 @@ def run_training(
     metric: str,
     options: AddOptions = shared_options,
 ) -> None:
-    """Read the options of a `train.py`, train, and print the metric before and after.
+    """Run a `train.py`: read its options, train, and print the metric before and after the training.
 
     Args:
-        train: takes the parsed options and returns `before`, `after` and `wall_s`.
+        train: coroutine function that trains; it takes the parsed options and returns `before`, `after` and `wall_s`.
         doc: docstring of the example's module, which is the text of `--help`.
-        steps: default of `--steps`, the number of updates.
-        metric: the metric's name in the last line.
+        steps: default of the option `--steps`, the number of updates.
+        metric: name of the metric in the last line of the output.
         options: adds the example's own options to the parser.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -56,13 +56,14 @@ def run_evaluation(
     columns: tuple[str, ...],
     options: AddOptions = shared_options,
 ) -> None:
-    """Read the options of an `evaluate.py`, evaluate, and print a table.
+    """Run an `evaluate.py`: read its options, evaluate, and print a table of the results.
 
     Args:
-        evaluate: takes the parsed options, draws its plot at `options.plot` and returns the evaluation.
+        evaluate: coroutine function that evaluates; it takes the parsed options, draws its plot at `options.plot` and
+            returns the evaluation.
         doc: docstring of the example's module, which is the text of `--help`.
         script: `__file__` of the example's module; the plot is written beside it unless `--plot` is given.
-        columns: names of the metrics in the table.
+        columns: names of the metrics that are the columns of the table.
         options: adds the example's own options to the parser.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -75,14 +76,21 @@ def run_evaluation(
 
 
 async def base_and_trained(model: TrainableModel[Any]) -> list[Model[Any]]:
-    """Return the base model and the policy that serves, to evaluate side by side."""
+    """Return two models to compare in `evaluate`: the base model and the champion."""
     return [await model.checkpoint(0), await model.checkpoint(await model.get_step())]
 
 
 def before_and_after(
     before: Evaluation, after: Evaluation, metric: str, began: float, digits: int = 3
 ) -> dict[str, float]:
-    """Return the result of a training that began at `began` on the clock `time.monotonic`."""
+    """Return the results that the last output line shows, under the keys `before`, `after` and `wall_s` (run time).
+
+    `before` and `after` are the first model's mean of `metric` in the two evaluations.
+
+    Args:
+        began: value of `time.monotonic()` when the training began.
+        digits: number of decimals to which the means are rounded.
+    """
     return {
         "before": round(before.models[0].metrics[metric].value, digits),
         "after": round(after.models[0].metrics[metric].value, digits),

@@ -1,8 +1,11 @@
-"""A stand-in for the judge, so that the demo runs without a model to rank siblings; and the control, `ShuffledJudge`.
+"""Replaces the LLM judge in the demo by a Python rule, so that no large model is needed.
 
-The stand-in gets the very prompt that RULER sends, over HTTP, and answers in the judge's JSON. Each score comes from a
-plain Python rule on the sibling's whole transcript. So the demo exercises the true prompt, client and parser; only the
-judge's opinion is replaced. Like an LLM judge, the rule sees the fenced text and nothing else.
+And the control, `ShuffledJudge`.
+
+The stand-in receives over HTTP the same prompt that RULER sends to an LLM, and answers with the JSON of a judge. Each
+score comes from a plain Python rule on the sibling's complete transcript. So the demo runs the real prompt, client and
+parser; only the judge's opinion is replaced. Like an LLM judge, the rule reads only the fenced transcripts in the
+prompt.
 """
 
 from __future__ import annotations
@@ -37,7 +40,12 @@ _ASKED = {question(count, item): (count, item) for count in COUNTS for item in I
 
 @contextmanager
 def serve_stand_in_judge(rule: Rule, *, port: int = 0) -> Generator[str, None, None]:
-    """Serve the stand-in on loopback while the block runs, and yield its base URL, ending in `/v1`."""
+    """Serve the stand-in judge on loopback while the block runs, and yield its base URL, ending in `/v1`.
+
+    Args:
+        rule: scores a transcript from 0 to 1.
+        port: port to listen on; 0 takes a free one.
+    """
 
     async def completions(request: Request) -> JSONResponse:
         body = await request.json()
@@ -68,10 +76,11 @@ def serve_stand_in_judge(rule: Rule, *, port: int = 0) -> Generator[str, None, N
 
 
 def shop_rule(messages: Sequence[Mapping[str, Any]]) -> float:
-    """Score a run in the demo's shop (`shop.py`), whole or broken off after any of the agent's turns.
+    """Score a transcript of the demo's shop (`shop.py`), which may be complete or end after any message of the agent.
 
-    The score is 1.0 if the last message is the agent's and right: exactly one lookup of the item that was asked for,
-    or, after such a lookup was answered, count times the price and nothing else. Otherwise it is 0.0.
+    The score is 1.0 in two cases. Either the last message is the agent's call that looks up the item that was asked
+    for, and nothing else. Or such a lookup was answered before, and the last message is the agent's answer: the product
+    of count and price, and nothing else. In every other case the score is 0.0.
     """
     asked = next((_ASKED.get(str(m.get("content"))) for m in reversed(messages) if m.get("role") == "user"), None)
     if asked is None or messages[-1].get("role") != "assistant":
@@ -111,7 +120,10 @@ def _completion(model: str, messages: Sequence[Mapping[str, Any]], text: str) ->
 
 
 class ShuffledJudge:
-    """The control: a judge whose scores are shuffled among siblings, so that nothing can be learned from them."""
+    """A judge whose scores are shuffled among siblings, so that a policy cannot learn from them.
+
+    Used as the control.
+    """
 
     # Among siblings and not among transcripts. RULER shows answers that are alike once, and a random score of such a
     # transcript would be that of all its siblings. Common answers would then be rewarded by another rule than rare
@@ -129,7 +141,10 @@ class ShuffledJudge:
         on_scored: OnScored | None = None,
         **more: Any,
     ) -> JudgeReport:
-        """Return the judge's report with the scores of each group shuffled; `known` scores were shuffled before."""
+        """Have the real judge score the groups, and return its report with the scores of each group shuffled.
+
+        Scores in `known` are from an earlier report and were shuffled then; they are not shuffled again.
+        """
         shuffled: dict[str, float] = {}
 
         def shuffle(group: Group, scores: Sequence[Score], usage: Any) -> None:

@@ -1,7 +1,7 @@
-"""The demo's other processes: the engine (`art-patch serve`) and the agent, patched or not.
+"""The demo's child processes: the engine (`art-patch serve`) and the agent, with and without art-patch.
 
-Each ends with the demo, however the demo ends: it is stopped at the end of its block, and on Linux the kernel sends it
-SIGTERM if the demo is killed.
+Each child ends when the demo ends: it is stopped at the end of its `with` block, and if the demo is killed, on Linux
+the kernel sends the child SIGTERM.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ NO_UPSTREAM = "http://127.0.0.1:9/v1"
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An agent that the demo can run: it reads tasks and writes conversations, as `examples/shop_agent` describes."""
+    """An agent program that the demo can run.
+
+    It reads tasks and writes conversations, as `examples/shop_agent` describes.
+    """
 
     source: str  # Python source of the agent, with its two lines of ours
     python: str = sys.executable  # the interpreter of its environment
@@ -37,7 +40,7 @@ class Program:
 
 
 def agent_source() -> str:
-    """Return the source of the example agent, from the checkout or from the files of the installed wheel."""
+    """Return the Python source of the example agent, from the checkout or from the files of the installed wheel."""
     for root in (
         Path(__file__).parents[2] / "examples",
         Path(sysconfig.get_path("data"), "share/art-patch/examples"),
@@ -48,21 +51,21 @@ def agent_source() -> str:
 
 
 def unpatched(program: Program) -> Program:
-    """Return the agent without its two lines of ours."""
+    """Return the agent program without the two lines that import art_patch and call `art.patch()`."""
     ours = ("import art_patch", "art.patch")
     lines = program.source.splitlines(keepends=True)
     return replace(program, source="".join(line for line in lines if not line.startswith(ours)))
 
 
 class Process(Child):
-    """A child that ends with the demo, and at the end of its `with` block."""
+    """A child process that is stopped at the end of its `with` block, and when the demo ends."""
 
     def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
         """Start the process; `environment` is added to our variables, and its stderr is appended to `log`."""
         super().__init__(command, {**os.environ, **environment}, log=log, kernel_ends_it=True)
 
     def peak_mib(self) -> float:
-        """Return its highest resident memory so far, in MiB (Linux)."""
+        """Return the highest resident memory that the process has used so far, in MiB (Linux)."""
         return peak_memory_mib(self.pid)
 
     def __enter__(self) -> Self:
@@ -75,7 +78,7 @@ class Process(Child):
 
 
 class Engine(Process):
-    """`art-patch serve` on a free port."""
+    """A child process that runs `art-patch serve` on a free port; `base_url` is its address."""
 
     def __init__(self, base: Path, home: Path, project: str, log: Path, engine: str = "embedded") -> None:
         """Start the engine and wait until it answers; raises an `EngineError` if it ends instead."""
@@ -98,7 +101,7 @@ class Engine(Process):
 
 
 class Agent(Process):
-    """The example agent, working on tasks as they are asked."""
+    """A child process that runs the example agent; it works on the tasks that `ask` sends to it."""
 
     def __init__(self, program: Program, path: Path, environment: Mapping[str, str], log: Path) -> None:
         """Write the agent's source to `path` and start it."""
@@ -115,11 +118,11 @@ class Agent(Process):
     def ask(
         self, tasks: Iterable[Mapping[str, Any]], *, done: Callable[[int], None] | None = None
     ) -> list[dict[str, Any]]:
-        """Return the agent's result for each task, in order: `{"messages": [...]}` or `{"error": "..."}`.
+        """Send tasks to the agent and return its results in order, each `{"messages": [...]}` or `{"error": "..."}`.
 
         Args:
-            tasks: objects with `question`, `prices` and perhaps `temperature`.
-            done: called with the number of finished tasks.
+            tasks: objects with the keys `question`, `prices` and optionally `temperature`.
+            done: called after each finished task with the number of tasks that are finished.
 
         Raises:
             ArtPatchError: the agent ended before it had answered all tasks.

@@ -1,12 +1,14 @@
-"""The demo: an unchanged agent gets better from its own traffic, on a laptop.
+"""Runs the demo: an unchanged agent improves from its own recorded calls, on a laptop.
 
-Make the tiny model, serve it, then alternate traffic and cycles; measure before, after every cycle and at the end on
-questions that traffic never asks. Traffic goes on, thinner, while a policy is trained and promoted. Everything is the
-real path: the example agent in a process of its own, HTTP, the recorder, the store, RULER over litellm, the update,
-the gate, the promotion. Only the judge's opinion is a stand-in's, unless a judge is configured.
+The demo makes the tiny model, serves it, and then alternates between traffic and cycles. Traffic is questions that the
+agent answers through the engine. Success is measured before the first cycle and after each cycle, on questions that
+never occur in traffic. While a policy is trained and promoted, traffic goes on at a lower rate. All parts are the real
+ones: the example agent in its own process, HTTP, the recorder, the store, RULER over litellm, the update, the gate, the
+promotion. Only the judge is replaced by a rule, unless a judge is configured.
 
-Measuring asks the served policy through the same agent without its two lines. So the questions of a measurement are
-never recorded and never trained on, and the agent's memory can be compared with and without us.
+A measurement sends its questions to the champion through the same agent without its two lines of art-patch. So these
+questions are never recorded and never trained on, and the agent's memory use can be compared with and without
+art-patch.
 """
 
 from __future__ import annotations
@@ -79,35 +81,35 @@ QUESTIONS = 120
 
 
 class Teller(Protocol):
-    """Shows the progress of the demo to its user."""
+    """Shows the demo's progress to its user; the command line implements it."""
 
     def progress(self, stage: str, done: int, total: int, note: str = "") -> None:
-        """Show how much of a stage is done."""
+        """Show that `done` of `total` steps of a stage are finished, with a note beside the number."""
         ...
 
     def say(self, sentence: str) -> None:
-        """Show a line that stays."""
+        """Print a sentence that stays on the screen when the progress display changes."""
         ...
 
     def measured(self, row: Mapping[str, Any]) -> None:
-        """Show a point of the curve."""
+        """Show a new measurement: one row of the learning curve, as `Curve` stores it."""
         ...
 
 
 @dataclass(slots=True)
 class Curve:
-    """All measurements so far, in a file beside the store, so that a second run goes on from there."""
+    """The learning curve: all measurements of the demo, kept in a file so that a later run continues it."""
 
     path: Path
     rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     @classmethod
     def load(cls, path: Path) -> Curve:
-        """Read the file; the curve is empty if there is none yet."""
+        """Read the learning curve from its file; without a file it is empty."""
         return cls(path, json.loads(path.read_text()) if path.exists() else [])
 
     def add(self, row: dict[str, Any]) -> None:
-        """Add a point and write the file."""
+        """Append a measurement to the learning curve and write the file."""
         self.rows.append(row)
         write_whole(self.path, json.dumps(self.rows, indent=1))
 
@@ -123,16 +125,17 @@ def run_demo(
     single_shot: bool = False,
     program: Program | None = None,
 ) -> dict[str, Any]:
-    """Run the demo and return its metrics.
+    """Run the demo for some cycles and return its metrics; a project with earlier cycles is continued.
 
     Args:
-        settings: name a project of the demo's own; a judge in them replaces the stand-in.
-        seed: decides the model, the tasks and the update.
-        cycles: number of cycles to run now.
-        control: shuffle the judge's scores and let every candidate pass, to show that learning comes from rewards.
-        engine: value of `art-patch serve --engine`.
-        single_shot: ask every question once, and learn from re-sampled siblings alone.
-        program: the agent; `examples/shop_agent` unless given.
+        settings: settings of a project that only the demo uses; if they name a judge, it is used in place of the rule.
+        seed: seed of the base model, the tasks and the update.
+        cycles: number of cycles that this call runs.
+        control: true shuffles the judge's scores and lets every candidate pass the gate. If success does not rise then,
+            the normal run learns from its rewards.
+        engine: value of the option `--engine` of `art-patch serve`.
+        single_shot: true asks every question only once, so that all siblings are re-samples made by the job.
+        program: the agent program to run; `None` runs `examples/shop_agent`.
     """
     program = program or Program(agent_source())
     started = time.monotonic()

@@ -1,16 +1,17 @@
-"""The demo's world: a shop, questions about it, one tool, and the check that an answer is right. Standard library only.
+"""The demo's task: a shop, questions about its prices, one tool, and the check of an answer. Standard library only.
 
-In: a seed. Out: `Task`s, tool results, and verdicts on transcripts (lists of OpenAI messages).
+A seed determines the `Task`s. The shop answers tool calls, and a transcript (a list of OpenAI messages) is judged right
+or wrong.
 
-- A task asks for the price of `count` pieces of one item. Each task has its own price list, so the price must be
-  looked up (turn 1) and multiplied (turn 2); nothing in the question gives it away.
-- The 768 triples (count, item, price of that item) fall into two parts by a hash that no seed changes. Only the report
-  asks `evaluation` triples; the agent records and learns from `traffic` alone, the warm-up included. A task's *other*
-  prices are chosen so that asking for them would be traffic: an agent that looks up the wrong item does not meet an
-  `evaluation` triple either.
-- All products of a count and a price occur in traffic: `evaluation` measures whether *behaviour* carries over, not
-  whether arithmetic does.
-- Bad tool calls are answered and raise no error, because agents make them.
+- A task asks for the price of `count` pieces of one item. Each task has its own price list, so the agent must look the
+  price up (turn 1) and multiply it by the count (turn 2); the question does not contain the price.
+- The 768 triples (count, item, price of that item) are split into two parts by a fixed hash, whatever the seed. Only
+  measurements ask `evaluation` triples; the agent's recorded traffic and the training of the base model use `traffic`
+  triples alone. The prices of the items that a task does *not* ask for are chosen so that asking for them would be
+  traffic. So an agent that looks up the wrong item never meets an `evaluation` triple.
+- Every product of a count and a price occurs in traffic. So `evaluation` measures whether the learned *behaviour*
+  carries over to new questions, not whether new arithmetic does.
+- A wrong tool call gets an answer and raises no error, because agents make wrong calls.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ TOOLS: list[dict[str, Any]] = [LOOKUP_TOOL]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One question to the shop: the price of `count` pieces of `item`."""
+    """One question to the shop: the price of `count` pieces of `item`, with the task's own price list."""
 
     id: str  # made of part, triple and price list, so it fits as a scenario key
     count: int
@@ -55,27 +56,27 @@ class Task:
 
     @property
     def question(self) -> str:
-        """Text of the user's message."""
+        """Text of the user's message that asks this task's question."""
         return question(self.count, self.item)
 
     @property
     def answer(self) -> str:
-        """The only final answer that counts as right."""
+        """The only final answer that counts as right: count times price, as text."""
         return str(self.count * self.prices[self.item])
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """A new conversation that asks the question."""
+        """The messages of a new conversation that asks this task's question."""
         return [{"role": "user", "content": self.question}]
 
 
 def question(count: int, item: str) -> str:
-    """Return the text that asks for the price of `count` pieces of `item`."""
+    """Return the text of a question for the price of `count` pieces of `item`."""
     return f"price of {count} {item}?"
 
 
 def part_of(count: int, item: str, price: int) -> Part:
-    """Return the part that a triple belongs to; one in five is evaluation."""
+    """Return whether a triple belongs to `evaluation` (about one in five) or to `traffic`, by a fixed hash."""
     # Python's own `hash` is salted per process, hence sha256.
     digest = hashlib.sha256(f"{count}|{item}|{price}".encode()).digest()
     return "evaluation" if digest[0] % 5 == 0 else "traffic"
@@ -83,19 +84,19 @@ def part_of(count: int, item: str, price: int) -> Part:
 
 @cache
 def triples(part: Part) -> tuple[Triple, ...]:
-    """Return all triples of one part, in a fixed order."""
+    """Return all (count, item, price) triples of one part, in a fixed order."""
     every = ((count, item, price) for count in COUNTS for item in ITEMS for price in PRICES)
     return tuple(triple for triple in every if part_of(*triple) == part)
 
 
 @cache
 def traffic_prices(count: int, item: str) -> tuple[int, ...]:
-    """Return the prices at which asking for `count` pieces of `item` is traffic; there is at least one."""
+    """Return the prices for which (`count`, `item`, price) is a traffic triple; there is at least one."""
     return tuple(price for price in PRICES if part_of(count, item, price) == "traffic")
 
 
 def make_task(triple: Triple, rng: random.Random) -> Task:
-    """Return a task for `triple`, with the other prices drawn from `rng`."""
+    """Return a task for a triple; the prices of the other items are drawn from `rng`."""
     count, item, price = triple
     prices = {other: price if other == item else rng.choice(traffic_prices(count, other)) for other in ITEMS}
     price_list = "".join(str(prices[other]) for other in ITEMS)
@@ -103,9 +104,9 @@ def make_task(triple: Triple, rng: random.Random) -> Task:
 
 
 def make_tasks(part: Part, size: int, *, seed: int) -> list[Task]:
-    """Return `size` tasks of one part, the same for the same seed.
+    """Return `size` tasks of one part; the same seed gives the same tasks.
 
-    Every triple of the part comes up once before a triple comes up again (then with another price list).
+    Every triple of the part occurs once before any triple occurs a second time, with another price list.
     """
     rng = random.Random(f"{part}|{seed}")
     tasks: list[Task] = []
@@ -117,9 +118,9 @@ def make_tasks(part: Part, size: int, *, seed: int) -> list[Task]:
 
 
 def run_tool(task: Task, name: str, arguments: str | Mapping[str, Any]) -> str:
-    """Return the shop's answer to a tool call: a price, or a sentence about the mistake.
+    """Return the shop's answer to a tool call: the item's price, or a text that says what is wrong with the call.
 
-    `arguments` are JSON text, as the SDK has them, or already parsed.
+    `arguments` are JSON text, as the OpenAI SDK gives them, or a mapping.
     """
     item = _looked_up(name, arguments)
     if item is None:
@@ -128,10 +129,10 @@ def run_tool(task: Task, name: str, arguments: str | Mapping[str, Any]) -> str:
 
 
 def is_success(task: Task, messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a transcript is exactly: the question, one right lookup, the shop's result, the right number.
+    """Whether a transcript is a success: the question, one right lookup, the shop's result and the right number.
 
-    System messages do not count; anything else that is more or less than that (a second call, a number with spaces,
-    an answer without a lookup) is a failure.
+    System messages are ignored. Any other difference (a second call, a number with spaces, an answer without a lookup)
+    is a failure.
     """
     asked = [message for message in messages if message.get("role") != "system"]
     if [message.get("role") for message in asked] != ["user", "assistant", "tool", "assistant"]:
@@ -147,7 +148,7 @@ def is_success(task: Task, messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def is_lookup(message: Mapping[str, Any], item: str) -> bool:
-    """Whether a message is one call that looks up `item`, and nothing besides."""
+    """Whether a message is exactly one call that looks up `item`, without text and without further calls."""
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
     if len(calls) != 1 or message.get("content"):
         return False

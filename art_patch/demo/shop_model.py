@@ -1,10 +1,10 @@
-"""The demo's base model, a tiny one that half knows the shop; it is made here in about a minute.
+"""The demo's base model: a tiny model that solves the shop's task only some of the time; made here in about a minute.
 
-The weights come from a short SFT on *noisy* demonstrations (`WarmUp`): the model knows the form of a tool call and the
-use of its result, but often does something else. The demonstrations have traffic triples only (see `shop`).
+The weights come from a short SFT on *noisy* demonstrations (`WarmUp`): the model has learned the format of a tool call
+and how to use its result, but often does something else. The demonstrations use traffic triples only (see `shop`).
 
-Prompts are made by `tokenizer.apply_chat_template(messages, tools=tools, ...)` and in no other way. The template has
-Qwen3's layout, so that a rendered tool call is, token for token, the tool call that was sampled.
+Prompts are always made by `tokenizer.apply_chat_template(messages, tools=tools, ...)`. The template follows Qwen3's
+layout, so a rendered tool call has the same tokens as the tool call that was sampled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """Settings of the warm-up: its length, and how noisy the demonstrations are."""
+    """Settings of the base model's training: its length, and the shares of wrong demonstrations."""
 
     steps: int = 600
     batch: int = 48  # demonstrations in a step, each drawn anew
@@ -45,16 +45,16 @@ def build_model(
     progress: Progress | None = None,
     tools: Sequence[dict[str, Any]] = TOOLS,
 ) -> Path:
-    """Makes the base model in `directory`, unless it exists already, and returns `directory`.
+    """Makes the base model in `directory`, unless it is there already, and returns `directory`.
 
     Args:
-        seed: decides the weights and the demonstrations.
-        warm_up: the demo's own settings unless given.
+        seed: seed of the weights and of the demonstrations.
+        warm_up: settings of the training; `None` takes the demo's own.
         tools: the tools in the agent's requests. Each framework writes the same tool a little differently, and a model
-            this small knows only prompts like those of its training.
+            this small understands only prompts like those of its training.
 
     Raises:
-        ConfigError: `directory` has other content than this model.
+        ConfigError: `directory` holds files of another model or other files.
     """
     warm_up = warm_up or WarmUp()
 
@@ -78,12 +78,12 @@ def build_model(
 
 
 def as_written(tools: Sequence[dict[str, Any]]) -> str:
-    """Returns tools as text that differs wherever the template writes them differently, as by the order of keys."""
+    """Returns tools as text that differs if the chat template would write them differently (another key order)."""
     return json.dumps(list(tools))
 
 
 def shop_tokenizer(tools: Sequence[dict[str, Any]] = TOOLS) -> PreTrainedTokenizerFast:
-    """Returns a tokenizer that writes the shop's conversations in few tokens, with these tools as one sentence."""
+    """Returns a tokenizer that needs few tokens for the shop's conversations, when requests offer these tools."""
     talk = [asked(2, ITEMS[0]), called(ITEMS[0]), result(2), said("4")]
     return make_tokenizer([rendered(talk, tools)], ITEMS, whole_phrases=True)
 
@@ -148,21 +148,21 @@ class _Turns:
 
 
 def asked(count: int, item: str) -> dict[str, Any]:
-    """Returns the message that asks for the price of `count` pieces of `item`."""
+    """Returns the user's message that asks for the price of `count` pieces of `item`."""
     return {"role": "user", "content": question(count, item)}
 
 
 def called(item: str) -> dict[str, Any]:
-    """Returns the model's message that looks `item` up."""
+    """Returns the assistant's message that looks up `item`."""
     function = {"name": "lookup", "arguments": json.dumps({"item": item})}
     return {"role": "assistant", "content": None, "tool_calls": [{"id": "0", "type": "function", "function": function}]}
 
 
 def result(price: int) -> dict[str, Any]:
-    """Returns the shop's message that gives the price of one piece."""
+    """Returns the tool's message that gives the price of one piece."""
     return {"role": "tool", "tool_call_id": "0", "content": str(price)}
 
 
 def said(text: str) -> dict[str, Any]:
-    """Returns the model's message that answers `text` without a tool call."""
+    """Returns the assistant's message with the text `text` and no tool call."""
     return {"role": "assistant", "content": text}

@@ -1,12 +1,13 @@
-"""Small base models that half know a task, for users without a GPU: a Qwen3 of half a million parameters.
+"""Small base models that solve a task some of the time, for users without a GPU: Qwen3 with half a million parameters.
 
-`make_model` trains a model on demonstrations and writes an ordinary model directory (config, safetensors, tokenizer,
-chat template) that any program for a real Qwen3 serves or trains unchanged. `tiny_base` makes one from conversations
-alone and keeps it in the user's cache. Their tokenizers have Qwen3's layout, and the words of one task in few tokens.
+`make_model` trains a model on demonstrations and writes a standard model directory (config, safetensors, tokenizer,
+chat template). Any program that works with a real Qwen3 can serve or train it unchanged. `tiny_base` makes such a model
+from conversations alone and keeps it in the user's cache. The tokenizers follow Qwen3's layout and need few tokens for
+the words of one task.
 
-- Same seed, same demonstrations, same shape: same weights.
-- A directory is complete or absent. A complete one is returned at once; a directory with other content is an error and
-  never overwritten.
+- The same seed, demonstrations and shape give the same weights.
+- A model directory is complete or does not exist. If it is complete, it is returned without training; if it holds other
+  content, an error is raised and nothing is overwritten.
 
 Tensor axes: B demonstrations, T tokens, H features. Torch and transformers are imported by the functions that need
 them.
@@ -112,7 +113,7 @@ _LOOKED_AT = 200  # demonstrations that a tokenizer is made from, and by which a
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Size of a tiny model, and length of its training in optimizer steps."""
+    """Size of a tiny model, and the number and size of its training steps."""
 
     steps: int = 600
     batch: int = 48  # demonstrations in a step, each drawn anew
@@ -132,17 +133,18 @@ def tiny_base(
     tools: Sequence[dict[str, Any]] = (),
     shape: Shape | None = None,
 ) -> Path:
-    """Makes a base model that has seen a task done, unless the cache has it, and returns its directory.
+    """Makes a base model trained on demonstrations of a task, unless the cache has it, and returns its directory.
 
-    The progress is printed to stderr.
+    The progress of the training is printed to stderr.
 
     Args:
-        name: name of the task, which names the directory.
-        demonstration: draws a conversation in which the task is done as well, or as badly, as the model shall do it.
-        seed: decides the weights and the demonstrations.
-        words: strings that become one token each, wherever they stand.
-        tools: tools of the agent's requests; the template writes them into the prompt.
-        shape: the default fits a task of a few turns.
+        name: name of the task; it becomes part of the directory's name.
+        demonstration: draws one conversation in which the task is done as well, or as badly, as the model is meant to
+            do it.
+        seed: seed of the weights and of the demonstrations.
+        words: strings that the tokenizer makes one token each, wherever they occur.
+        tools: tools in the agent's requests; the chat template writes them into the prompt.
+        shape: size of the model and of its training; the default suits a task of a few turns.
     """
     from platformdirs import user_cache_path
 
@@ -188,15 +190,15 @@ def make_model(
     shape: Shape,
     progress: Progress | None = None,
 ) -> Path:
-    """Makes a model in `directory`, unless it exists already, and returns `directory`.
+    """Trains a model and writes it to `directory`, unless it is there already; returns `directory`.
 
     Args:
-        recipe: JSON values that identify the model; they are stored in the directory.
-        rows: takes the tokenizer and returns a function that draws a demonstration's tokens.
-        seed: decides the weights and the demonstrations.
+        recipe: JSON values that identify the model; they are stored in the directory and compared on the next call.
+        rows: function of the tokenizer that returns a function, which draws the tokens of one demonstration.
+        seed: seed of the weights and of the demonstrations.
 
     Raises:
-        ConfigError: `directory` has other content than this model.
+        ConfigError: `directory` holds files of another model or other files.
     """
     if directory.exists():
         if not _is_complete(directory, recipe):
@@ -220,7 +222,10 @@ def make_model(
 
 
 def row_of(tokenizer: PreTrainedTokenizerFast, conversation: Conversation, tools: Sequence[dict[str, Any]]) -> Row:
-    """Returns the tokens of a conversation; those of the assistant and its ends of turns are learned."""
+    """Returns a conversation's token ids and labels.
+
+    Only the assistant's tokens, with its ends of turns, are trained on.
+    """
     render: Any = tokenizer.apply_chat_template
     ids: list[int] = render(list(conversation), tools=list(tools) or None, return_dict=False)
     opening: list[int] = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
@@ -323,12 +328,13 @@ def _one_thread() -> Generator[None]:
 def make_tokenizer(
     texts: Sequence[str], words: Sequence[str], *, whole_phrases: bool = False
 ) -> PreTrainedTokenizerFast:
-    """Returns a byte-level BPE that encodes any text, and rendered `texts` in few tokens.
+    """Returns a byte-level BPE tokenizer that can encode any text, and needs few tokens for the rendered `texts`.
 
     Args:
-        words: strings that become one token each, as every digit does; to copy one is then one step of attention.
-        whole_phrases: merge across words and lines up to the next tag, digit or word, for a task that repeats the same
-            phrases. Otherwise lines and words are kept apart, and a prompt's tokens do not depend on what follows.
+        words: strings that become one token each, like every digit; the model can then copy one in a single step.
+        whole_phrases: true merges across words and lines up to the next tag, digit or word of `words`, for a task that
+            repeats the same phrases. False keeps words and lines apart, so that a prompt's tokens do not depend on the
+            text after it.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -362,9 +368,9 @@ def make_tokenizer(
 def conversation_tokenizer(
     conversations: Sequence[Sequence[dict[str, Any]]], *, words: Sequence[str], tools: Sequence[dict[str, Any]]
 ) -> PreTrainedTokenizerFast:
-    """Returns a tokenizer for conversations (lists of OpenAI messages) that all offer these tools.
+    """Returns a tokenizer that needs few tokens for conversations (lists of OpenAI messages), all with the same tools.
 
-    Each line about the tools is one token, because it never changes.
+    Each line of the prompt that describes the tools becomes one token, because these lines never change.
     """
     about_tools: list[str] = []
     if tools:
@@ -375,7 +381,7 @@ def conversation_tokenizer(
 
 
 def rendered(conversation: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
-    """Returns a conversation's text, as the chat template writes it."""
+    """Returns the text of a conversation with its tools, as the chat template writes it."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
