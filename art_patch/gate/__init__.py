@@ -1,11 +1,12 @@
 """The gate: the test that a candidate must pass before it serves.
 
-Candidate and champion answer the same turns of held-out scenarios, from the recorded prompts; no tool is executed.
-Where the user offered a function that may run again, both policies make whole runs of the scenario instead. The judge
-ranks the answers or runs of both policies in one blind group, in two orders. A paired test then compares the policies,
-with the scenario as its unit (`paired_test`). The gate fails closed: too few scenarios, missing scores, or a lower
-confidence bound that is not above the margin reject the candidate. So does one failed check, however well the candidate
-scores: collapsed answers (`collapse`), a frozen suite, or a user's check that gets worse.
+Candidate and champion answer the same turns of held-out scenarios, from the recorded prompts, and no tool is executed.
+If the user marked a function as replayable, both policies repeat whole runs of its scenarios instead of single turns.
+The judge ranks the answers or runs of both policies in one group, without their names and in two orders. A paired test
+then compares the policies, with the scenario as its unit (`paired_test`). In doubt the gate rejects the candidate: if
+scenarios are too few, scores are missing, or the lower confidence bound of the difference is not above the margin. It
+also rejects a candidate that fails one check, however high its scores are: collapsed answers (`collapse`), a worse
+result than the champion's on the user's suite of prompts, or on a check of the user's.
 """
 
 # pyright: reportUnusedImport=false

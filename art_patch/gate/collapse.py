@@ -1,13 +1,14 @@
-"""Has the candidate lost something that the judge's scores do not show? Checks of both policies' answers.
+"""Checks whether the candidate's answers have become worse in ways that the judge's scores do not show.
 
-A judge that ranks siblings does not notice a policy that gives everybody the same answer, or a policy that learned that
-long answers win. These checks look at the answers themselves.
+A judge that ranks siblings does not notice a policy that gives every user the same answer, or one that has learned that
+long answers win. These checks compare the answers of candidate and champion themselves.
 
-- Shares that can only get worse (empty answers, refusals, malformed tool calls, cut-off answers, repetition) are tested
-  for non-inferiority (`not_worse`), with the scenario as the unit.
+- Shares of bad answers (empty, refused, malformed tool calls, cut off, repetitive) are tested for non-inferiority to
+  the champion (`not_worse`), with the scenario as the unit.
 - Length, latency, entropy, KL divergence, identical answers to different scenarios and failed runs have fixed limits.
-  They are compared as observed, without a confidence bound.
-- Fewer different answers to one prompt are reported and have no limit: a policy that learns to be right becomes surer.
+  The observed values are compared with them, without a confidence bound.
+- If the candidate gives fewer different answers to one prompt, this is reported and has no limit, because a policy that
+  learns the right answer becomes more certain.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ _N = 3
 def collapse_findings(
     answers: Sequence[Answered], config: GateConfig, *, kl_nats: float | None = None, seed: int = 0
 ) -> tuple[Finding, ...]:
-    """Run every check of both policies' answers to the same turns; return one finding for each.
+    """Run every check on both policies' answers to the same turns; return one finding for each check.
 
     Args:
-        kl_nats: KL divergence for each token that training measured; `None` if it was not measured.
-        seed: of the random subsets that the confidence bounds are taken from.
+        kl_nats: KL divergence per token that training measured, in nats; `None` if it was not measured.
+        seed: draws the random subsets from which the confidence bounds are computed.
     """
     limits = config.collapse
     if limits is None or not answers:
@@ -66,10 +67,10 @@ def collapse_findings(
 
 
 def failed_runs(repeated: Sequence[Repeated], config: GateConfig) -> tuple[Finding, ...]:
-    """Check that the share of runs that end in an exception rises by at most `max_worse`; empty without runs.
+    """Check that at most `max_worse` more of the candidate's runs end in an exception than of the champion's.
 
-    The shares are compared as observed, without a confidence bound: there are few runs, and a bound would reject for a
-    single failure by chance.
+    The observed shares are compared, without a confidence bound: runs are few, and a bound would reject a candidate for
+    a single failure by chance. If no runs were repeated, the result is empty.
     """
     if not repeated:
         return ()
@@ -85,9 +86,9 @@ def _failed(runs: Sequence[Trajectory]) -> float:
 
 
 def format_error(message: JSON, tools: Sequence[JSON]) -> str | None:
-    """Return why a tool call of an answer could not be executed; `None` if all could.
+    """Return why a tool call in an answer could not be executed; `None` if all could be.
 
-    Checked are the tool's name, whether its arguments are a JSON object, and the required arguments.
+    Three things are checked: the tool is offered, its arguments are a JSON object, and no required argument is missing.
     """
     offered = {str(tool.get("function", {}).get("name")): tool.get("function", {}) for tool in tools}
     for call in cast("Sequence[JSON]", message.get("tool_calls") or ()):
@@ -114,9 +115,10 @@ def is_refusal(message: JSON) -> bool:
 
 
 def repetition(choice: Choice) -> float:
-    """Return the share of an answer's trigrams that occurred earlier in it.
+    """Return the share of an answer's trigrams that occurred earlier in the same answer.
 
-    This is 1 - distinct-3 (Li et al., arXiv:1510.03055), of tokens, or of characters where the token ids are unknown.
+    This is 1 - distinct-3 (Li et al., arXiv:1510.03055). The trigrams consist of tokens, or of characters if the token
+    ids are unknown.
     """
     units: Sequence[Any] = choice.token_ids or str(choice.message.get("content") or "")
     runs = [tuple(units[at : at + _N]) for at in range(len(units) - _N + 1)]

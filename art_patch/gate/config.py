@@ -1,4 +1,4 @@
-"""Every number of the gate, with what it means and what follows from another value."""
+"""The settings of the gate: what each number means, and what happens with another value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COUNTS = ("min_scenarios", "max_scenarios", "turns_per_scenario", "samples", "r
 
 @dataclass(frozen=True, slots=True)
 class CollapseConfig:
-    """How far the candidate's answers may differ from the champion's, whatever their scores are (see `collapse`)."""
+    """How far the candidate's answers may differ from the champion's, however high its scores are (see `collapse`)."""
 
     # Neither policy may write more than this many times as much as the other.
     max_length_ratio: float = 4.0
@@ -33,7 +33,7 @@ class CollapseConfig:
 
 @dataclass(frozen=True, slots=True)
 class GateConfig:
-    """The gate's settings: what is asked, and when a candidate wins."""
+    """The gate's settings: which prompts both policies answer, and when the candidate wins."""
 
     # With fewer scored held-out scenarios the candidate is rejected. The level needs some as well (`fewest`).
     min_scenarios: int = 8

@@ -1,23 +1,26 @@
 """The gate's statistics: is the candidate better than the champion on the held-out scenarios?
 
-In: the judge's scores of both policies on the same turns. Out: a verdict, with its reason and metrics. Pure.
+The input is the judge's scores of both policies on the same turns; the output is a verdict with its reason and metrics.
+Pure.
 
-- **Unit.** The scenario. Turns of one scenario are not independent, so their mean counts once. The paired comparison
-  has one difference for each scenario: candidate's mean less champion's, on the judge's scale from 0 to 1.
-- **Superiority test** (`decide`). Null hypothesis: the candidate is not better than `margin`. The candidate wins if the
-  one-sided lower confidence bound of the mean difference lies above `margin`.
-- **Error rate.** A candidate equal to the champion wins in at most `1 - level` (5 %) of the gate runs: type I error.
-  This holds exactly for every number of scenarios. Each further gate run takes the same risk again.
-- **Non-inferiority tests** (`not_worse`) of other metrics, each at the same level. All must pass, so several of them
-  need no correction of the level (intersection-union test; Berger, Technometrics 24, 1982).
-- **Position-bias correction** (`merge_orders`). The judge sees each group in an order and in its reverse, and the mean
-  of both scores counts (Wang et al. 2023, https://arxiv.org/abs/2305.17926).
-- **Fails closed.** Too few scenarios, a score that is not finite and a tie reject the candidate.
+- **Unit.** The unit is the scenario. Turns of one scenario are not independent, so only their mean counts. For each
+  scenario the test uses one difference: the candidate's mean minus the champion's, on the judge's scale from 0 to 1.
+- **Superiority test** (`decide`). The null hypothesis is that the candidate is better than the champion by at most
+  `margin`. The candidate wins if the one-sided lower confidence bound of the mean difference lies above `margin`.
+- **Error rate.** A candidate that is equal to the champion wins in at most `1 - level` (5 %) of the gate runs: type I
+  error. This holds exactly for every number of scenarios. Each further gate run of a candidate takes the same risk
+  again.
+- **Non-inferiority tests** (`not_worse`) compare other metrics, each at the same level. The candidate must pass all of
+  them, so the level needs no correction for their number (intersection-union test; Berger, Technometrics 24, 1982).
+- **Position-bias correction** (`merge_orders`). The judge sees each group in one order and in the reverse order, and
+  the mean of both scores counts (Wang et al. 2023, https://arxiv.org/abs/2305.17926).
+- **Fails closed.** The candidate is rejected if scenarios are too few, if a score is not finite, or if the policies are
+  tied.
 
-The bound (`lower_bound`) inverts the sign-flip permutation test: it lies above a number exactly if that test rejects
-the number. If candidate and champion are equal, swapping their names changes nothing, so the differences are symmetric
-around zero whatever the scores look like. That symmetry is all that the test assumes. The documentation's negative
-results name the bounds that did not keep their level.
+The bound (`lower_bound`) inverts the sign-flip permutation test: the bound lies above a number exactly if that test
+rejects the number as the mean difference. If candidate and champion are equal, swapping their names changes nothing, so
+the differences are symmetric around zero whatever the scores look like. The test assumes nothing else. The page of
+negative results in the documentation names other bounds that did not keep their level.
 """
 
 from __future__ import annotations
@@ -53,16 +56,16 @@ _POWER = 0.8
 
 
 def fewest(level: float) -> int:
-    """Return the smallest number of differences from which a bound at this confidence level is finite.
+    """Return the smallest number of scenarios with which `lower_bound` is finite at this confidence level.
 
-    n differences can have their signs flipped in 2 ** n ways, so the test's smallest p-value is 1 / 2 ** n. Five are
-    needed for 95 %.
+    The signs of n differences can be flipped in 2 ** n ways, so the smallest p-value of the test is 1 / 2 ** n. A level
+    of 95 % needs five differences.
     """
     return math.ceil(math.log2(1 / (1 - level)) - 1e-9)
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the arithmetic mean, bit for bit the same in every order of the values."""
+    """Return the arithmetic mean; every order of the values gives the same bits."""
     return math.fsum(values) / len(values)
 
 
@@ -73,9 +76,9 @@ def lower_bound(differences: Sequence[float], level: float, *, seed: int = 0) ->
     means of all subsets cut the line into intervals, and each interval holds the true centre with the same probability.
 
     Args:
-        differences: one for each scenario: finite, independent, symmetric around their mean.
-        level: confidence of this one side, such as 0.95.
-        seed: of the random subsets that are drawn where there are more than ten differences.
+        differences: one for each scenario; finite, independent and symmetric around their mean.
+        level: confidence level of this one-sided bound, such as 0.95.
+        seed: draws random subsets if there are more than ten differences; up to ten, all subsets are used.
     """
     if len(differences) < fewest(level):
         return -math.inf
@@ -101,12 +104,12 @@ def _subset_means(values: Sequence[float], seed: int) -> Iterator[float]:
 
 
 def scenarios_needed(differences: Sequence[float], margin: float, level: float) -> int | None:
-    """Return how many scenarios would probably show that a difference like the observed one is above the margin.
+    """Return how many scenarios would probably prove that a mean difference like the observed one is above the margin.
 
-    The usual sample size for a power of 80 %, in the normal approximation: ((z_level + z_power) * s / effect) ** 2.
+    This is the usual sample size for a power of 80 %: ((z_level + z_power) * s / effect) ** 2, a normal approximation.
 
     Returns:
-        `None` where more scenarios would not help: the observed mean is not above the margin, or its spread is unknown.
+        `None` if more scenarios would not help: the observed mean is not above the margin, or its spread is unknown.
     """
     over = mean(differences) - margin
     if over <= 0 or len(differences) < 2:
@@ -136,7 +139,7 @@ class Finding:
 
 
 def scenario_means(pairs: Iterable[Pair]) -> list[tuple[float, float]]:
-    """Average the turns of each scenario; return (candidate's mean, champion's mean), in order of first appearance."""
+    """Return (mean of the candidate, mean of the champion) for each scenario, averaged over its turns."""
     ours: dict[str, list[float]] = defaultdict(list)
     theirs: dict[str, list[float]] = defaultdict(list)
     for key, of_candidate, of_champion in pairs:
@@ -150,12 +153,12 @@ def not_worse(
 ) -> Finding:
     """Test non-inferiority: is the candidate worse than the champion by at most `allowed`, with confidence `level`?
 
-    A candidate that is worse by more than `allowed` passes in at most `1 - level` of the cases.
+    If the candidate is worse by more than `allowed`, the test wrongly passes it in at most `1 - level` of the cases.
 
     Args:
-        pairs: both policies' values of the metric for each turn; the scenario is the unit.
+        pairs: both policies' values of the metric for each turn; turns of one scenario are averaged first.
         allowed: the largest loss that passes, in the metric's own unit.
-        less_is_better: whether a smaller value is better, as for error rates.
+        less_is_better: whether a smaller value is better, as for an error rate.
     """
     by_scenario = scenario_means(pairs)
     if not by_scenario:
@@ -182,7 +185,7 @@ def not_worse(
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The judge's scores of the gate's turns, averaged over the orders in which the answers were shown."""
+    """Both policies' scores on the gate's turns, averaged over the orders in which the judge saw the answers."""
 
     # Both policies' mean scores, for each turn of which every answer was scored in every order.
     pairs: tuple[Pair, ...]
@@ -196,9 +199,9 @@ class Judged:
 def merge_orders(comparisons: Sequence[BlindComparison], orders: Sequence[Mapping[str, float]]) -> Judged:
     """Average the judge's scores over the orders in which it saw the answers; count how often the orders disagree.
 
-    A judge that favours the first or the last place favours one policy in one order and the other policy in the
-    reverse, so the favour cancels out in the mean. `orders` has, for each order, a score by trajectory id; a turn is
-    unscored if one of its scores is missing or not finite.
+    A judge that prefers the first or the last place helps one policy in one order and the other policy in the reverse
+    order, so the mean of both orders is free of this preference. `orders` has one dict for each order: trajectory id ->
+    score. A turn is unscored if one of its answers has no finite score in one of the orders.
     """
     pairs: list[Pair] = []
     unscored: list[str] = []
@@ -240,7 +243,7 @@ class Verdict:
 
 
 def decide(scores: Iterable[Pair], config: GateConfig, *, seed: int = 0) -> Verdict:
-    """Run the superiority test on both policies' mean scores of each turn; `seed` draws the subsets of the bound."""
+    """Run the superiority test on both policies' scores of each turn; `seed` draws the subsets of the bound."""
     pairs = list(scores)
     for key, ours, theirs in pairs:
         if not (math.isfinite(ours) and math.isfinite(theirs)):
@@ -269,7 +272,7 @@ def decide(scores: Iterable[Pair], config: GateConfig, *, seed: int = 0) -> Verd
 
 
 def with_findings(verdict: Verdict, findings: Sequence[Finding]) -> Verdict:
-    """Return the verdict, turned into a rejection if any check failed; its reason then names every failed check."""
+    """Return the verdict; if a check failed, it becomes a rejection whose reason names every failed check."""
     failed = [finding.words for finding in findings if not finding.passed]
     if not failed:
         return verdict

@@ -1,16 +1,18 @@
-"""What the gate asks: turns of held-out traffic and of a frozen suite. Both policies answer them, blind for the judge.
+"""Chooses what both policies answer in the gate: turns of held-out traffic, and a suite of prompts.
 
-The prompts come from users, so a user who wanted to steer a promotion could try to choose them. Two rules prevent it:
-users who arrived lately are not asked about, and one user's scenarios are at most a share of all.
+The judge does not learn which policy gave an answer. The prompts come from users, so a user could try to choose prompts
+that steer a promotion. Two rules prevent this: prompts of users who arrived lately are not used, and the scenarios of
+one user are at most a share of all.
 
-A **suite** is a file of prompts that every candidate is asked, whatever traffic brings. JSON lines, one prompt each::
+A **suite** is a file of prompts that every candidate answers, whatever prompts the traffic contains. It has one prompt
+on each line, as JSON::
 
     {"messages": [{"role": "user", "content": "Where is order 7?"}], "tools": [...], "name": "order", "max_tokens": 64}
 
-Only `messages` is required. If the last message is an answer of the assistant's, as in OpenAI's fine-tuning files, it
-is left out. `name` defaults to the number of the line. `temperature`, `max_tokens`, `max_completion_tokens`, `stop` and
-`chat_template_kwargs` are sent along. The judge and the user's checks score the answers as on held-out traffic, but
-these scores count for the suite alone.
+Only `messages` is required. If the last message is the assistant's answer, as in OpenAI's fine-tuning files, it is left
+out. The default of `name` is the line's number. `temperature`, `max_tokens`, `max_completion_tokens`, `stop` and
+`chat_template_kwargs` are sent to the engine. The judge and the user's checks score the answers like those on held-out
+traffic. These scores decide about the suite only, not about the comparison on traffic.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ _KNOWN = {"messages", "tools", "name", *_PARAMS}
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A recorded call of a held-out scenario, whose prompt both policies answer again."""
+    """A recorded call of a held-out scenario; candidate and champion both answer its prompt again."""
 
     scenario_key: str
     call: Call
@@ -53,7 +55,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The turns that the gate asks, and why held-out scenarios were left out."""
+    """The held-out turns that both policies answer, and the reasons why held-out scenarios were left out."""
 
     turns: tuple[Turn, ...]
     # Reason -> number of scenarios that are not asked.
@@ -64,7 +66,7 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The answers of one policy to a turn, and the time that all of them took together."""
+    """The answers of one policy to a turn, and the time that the policy took for them."""
 
     choices: tuple[Choice, ...]
     duration_ms: float
@@ -85,11 +87,11 @@ class Answered:
 def new_users(
     first_seen: Mapping[str, float], *, project_since: float, new_user_s: float, now: float
 ) -> frozenset[str]:
-    """Return the users who arrived within the last `new_user_s` seconds. The gate does not ask their prompts.
+    """Return the users who arrived within the last `new_user_s` seconds; the gate does not use their prompts.
 
-    `first_seen` has each user's first call, `project_since` the first call of all, both in seconds since the epoch.
-    Users who arrived within the project's own first `new_user_s` are never new, because a young project could test
-    nothing.
+    `first_seen` has the time of each user's first call, `project_since` that of the project's first call, both in
+    seconds since the epoch. Users who arrived within the first `new_user_s` seconds of the project are never new,
+    because otherwise a young project would have no prompts for the gate.
     """
     since = max(now - new_user_s, project_since + new_user_s)
     return frozenset(user for user, at in first_seen.items() if at > since)
@@ -104,14 +106,14 @@ def held_out_turns(
     without: frozenset[str] = frozenset(),
     max_user_share: float = 1.0,
 ) -> HeldOut:
-    """Choose the turns to ask from held-out groups: newest scenarios first, turns of different depths first.
+    """Choose turns of held-out groups for the gate: newest scenarios first, and turns of different depths first.
 
     Args:
         groups: held-out groups, oldest first.
-        without: users whose runs are not asked about (`new_users`).
-        max_user_share: largest share of the scenarios that belong to one user alone. It applies where four users or
-            more are known, and is never less than twice an equal share. Runs without a user are not limited.
-        seed: decides between calls of the same depth.
+        without: users whose runs are not used (`new_users`).
+        max_user_share: largest share of the scenarios that may come from one user only. It applies if at least four
+            users are known, and is never less than twice an equal share. Runs without a user are not limited.
+        seed: chooses between calls of the same depth (number of messages).
     """
     calls: dict[str, list[tuple[TrajectoryInfo, Call]]] = defaultdict(list)
     runs: dict[str, list[TrajectoryInfo]] = defaultdict(list)
@@ -176,9 +178,9 @@ BlindComparison = tuple[Turn, Group, frozenset[str]]
 def blind_answers(
     turn: Turn, candidate: Sequence[Choice], champion: Sequence[Choice], *, new_id: Callable[[], str]
 ) -> tuple[Group, frozenset[str]]:
-    """Return both policies' answers to a turn as one blind group, and the ids of the candidate's answers in it.
+    """Return both policies' answers to a turn as one group for the judge, and the ids of the candidate's answers in it.
 
-    Nothing in the group names a policy. The judge shuffles the answers by the group's random id.
+    Nothing in the group names a policy, and the judge shuffles the answers by the group's random id.
     """
     ours: set[str] = set()
     siblings: list[Trajectory] = []
@@ -191,20 +193,20 @@ def blind_answers(
 
 
 def as_run(turn: Turn, choice: Choice, *, new_id: Callable[[], str]) -> Trajectory:
-    """Return an answer to the turn as a trajectory of one call, without the name of the policy that gave it."""
+    """Return an answer to the turn as a trajectory of one call, which does not name the policy."""
     key = new_id()
     call = replace(turn.call, id=new_id(), trajectory_id=key, choices=(replace(choice, index=0),))
     return Trajectory(TrajectoryInfo(key, 0.0), (blind_call(call),))
 
 
 def blind_call(call: Call) -> Call:
-    """Return the call with its prompt, tools and answers alone: no policy, time, token or log-probability."""
+    """Return a copy of the call with only its prompt, tools and answers: no policy, time, token or log-probability."""
     choices = tuple(Choice(choice.index, choice.message, choice.finish_reason) for choice in call.choices)
     return Call(call.id, call.trajectory_id, 0.0, call.requested_model, call.messages, choices, call.tools)
 
 
 def data_hash(turns: Sequence[Turn]) -> str:
-    """Return a sha256 of all scenarios, prompts and tools that are asked, the same for every order of the turns."""
+    """Return a sha256 of the scenarios, prompts and tools of all turns; the order of the turns does not matter."""
     digests = sorted(
         hashlib.sha256(b"\0".join((turn.scenario_key.encode("utf-8", "surrogatepass"), *_asked(turn.call)))).digest()
         for turn in turns
@@ -223,7 +225,7 @@ def _asked(call: Call) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A scenario that both policies ran again, with as many runs of the candidate as of the champion."""
+    """A scenario whose recorded run both policies repeated, each of them equally often."""
 
     # A turn of the recorded run: it says whose run it was and what was asked.
     turn: Turn
@@ -232,12 +234,12 @@ class Repeated:
 
     @property
     def runs(self) -> tuple[Trajectory, ...]:
-        """Both policies' runs."""
+        """The candidate's runs of this scenario, followed by the champion's."""
         return (*self.candidate, *self.champion)
 
 
 def speaks_of(run: Trajectory, policy: str) -> bool:
-    """Whether the policy, and no other policy or upstream in its place, answered the calls of this run."""
+    """Whether this policy answered the run's calls: no other policy did, and none fell back to upstream."""
     answered = any(call.policy == policy and call.choices for call in run.calls)
     # Calls without a policy go upstream whoever serves, such as those with tools of the provider's: they count for no
     # one.
@@ -245,7 +247,7 @@ def speaks_of(run: Trajectory, policy: str) -> bool:
 
 
 def blind_runs(repeated: Repeated, *, new_id: Callable[[], str]) -> BlindComparison:
-    """Return both policies' runs as one blind group for the judge, with the ids of the candidate's runs."""
+    """Return the turn, both policies' runs as one group without policy names, and the ids of the candidate's runs."""
     siblings = tuple(
         Trajectory(TrajectoryInfo(run.id, 0.0), tuple(map(blind_call, run.calls))) for run in repeated.runs
     )
@@ -254,7 +256,7 @@ def blind_runs(repeated: Repeated, *, new_id: Callable[[], str]) -> BlindCompari
 
 
 def answered_in(repeated: Repeated) -> Answered:
-    """Return all answers of both policies' runs as answers to one turn, for the checks of `collapse`."""
+    """Return all answers in both policies' runs as if they answered one turn, for the checks of `collapse`."""
     # The turn offers the tools of all calls: a call of a tool that only a later turn offers is no format error.
     tools: dict[bytes, JSON] = {}
     for run in repeated.runs:
@@ -275,7 +277,7 @@ def _given(runs: Sequence[Trajectory]) -> Given:
 
 
 def read_suite(path: Path) -> tuple[Turn, ...]:
-    """Read the prompts of a suite file.
+    """Read the prompts of a suite file, and return them as turns.
 
     Raises:
         ConfigError: the file cannot be read, holds no prompt or a malformed line, or two prompts have one name.

@@ -1,16 +1,20 @@
-"""Grouping: trajectories in, groups of siblings out. Pure: no clock, no database, no model.
+"""Grouping: puts trajectories of one task into groups of siblings. Pure: no clock, no database, no model.
 
-A trajectory's scenario is the key that `group()` gave it, else the key of `trajectory(scenario=...)`, else its task:
-system prompt, tools and the first user message. A key from the user always wins.
+A trajectory's scenario is the key of the surrounding `group()` block. Without one it is the key given by
+`trajectory(scenario=...)`, and without that the task: system prompt, tools and the first user message. So a key from
+the user always wins over the text.
 
-- `masks` replaces what differs between two requests for one task: dates, ids, addresses, names around the text.
+- `masks` replaces the parts that differ between two requests for one task: dates, ids, addresses, and names in
+  greetings and closings.
 - `wording` reduces a text to the words that distinguish its task from others, and corrects typos.
-- `scenario` makes the key of a task, and decides which scenarios are held out for the gate.
-- `embeddings` asks an embedding model as well, if the caller has one.
-- `form` makes the groups, also from attempts within one run. A run without a sibling waits for one.
-- `resample` and `replay` make siblings for runs that wait: a turn answered again, or the whole run repeated.
+- `scenario` computes the scenario key of a task, and decides which scenarios are held out for the gate.
+- `embeddings` also asks an embedding model which tasks mean the same, if the caller has one.
+- `form` makes the groups, also from several attempts within one run. A run without a sibling waits for one.
+- `resample` and `replay` choose how a run without siblings gets some: a policy answers one of its turns again, or the
+  app repeats the whole run.
 
-Runs with different system prompts or tools are never siblings, unless the user says so by a key or with `across`.
+Runs with different system prompts or tools are never siblings, unless the user gave them the same key, or the option
+`across` ignores system prompts and tools.
 """
 
 # pyright: reportUnusedImport=false

@@ -1,7 +1,8 @@
-"""Optional: an embedding model finds wordings of one task that have no words in common.
+"""Optional: finds wordings of one task that have no words in common, with an embedding model.
 
-Precision is limited by the model: "price of plums" and "price of pears" are close together in most models. So words
-with a digit, a capital or in quotes, and words of number and negation, must still be equal. The model judges the rest.
+The model alone is not precise enough: most models put "price of plums" close to "price of pears". So words with a digit
+or a capital letter, words in quotes, and words of number and negation must be equal in both texts. The model decides
+about the other words only.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ _BATCH = 256
 
 
 def embed_with(base_url: str, model: str, *, api_key: str | None = None, timeout_s: float = 60.0) -> Embed:
-    """Return a function that asks an OpenAI-compatible `/v1/embeddings` server.
+    """Return a function that gets one vector for each text from an OpenAI-compatible `/v1/embeddings` server.
 
     Args:
-        base_url: address that ends in `/v1`.
-        model: name of the embedding model there.
+        base_url: the server's address, which ends in `/v1`.
+        model: name of the embedding model on this server.
         api_key: sent if the server needs one.
-        timeout_s: for each batch of 256 texts.
+        timeout_s: time limit for each batch of 256 texts.
     """
 
     def embed(texts: Sequence[str]) -> list[list[float]]:
@@ -64,15 +65,16 @@ def embed_with(base_url: str, model: str, *, api_key: str | None = None, timeout
 
 
 def same_meaning(tasks: Mapping[str, Task], counts: Mapping[str, int], embed: Embed, similar: float) -> dict[str, str]:
-    """Return scenario key -> key of the most frequent scenario with the same meaning.
+    """Return scenario key -> key of a more frequent scenario with the same meaning; a scenario without one is left out.
 
-    Each scenario joins the nearest leader, never another follower: similarity does not add up along a chain.
+    Scenarios are visited from the most to the least frequent. Each joins the most similar scenario that has not joined
+    another itself, because similarity does not add up along a chain.
 
     Args:
         tasks: scenario key -> one of its tasks.
         counts: scenario key -> number of its runs.
         embed: returns one vector for each text.
-        similar: least cosine similarity, 0..1.
+        similar: least cosine similarity of two tasks that mean the same, 0..1.
     """
     import numpy as np
 

@@ -1,10 +1,10 @@
-"""Forming groups of siblings: runs of one scenario, and sibling spans within one run. Pure.
+"""Forms groups of siblings: from runs of one scenario, and from sibling spans within one run. Pure.
 
 Sibling spans are attempts at one task within one run, such as best of n under one parent span. They have the same
-parent, the same name and the same beginning: the first call of each holds the same masked prompt. Parallel work on
-different tasks, and attempts that know of earlier ones, begin differently. Each attempt becomes a trajectory of its
-own, a copy of the calls below its span. A copy names its original in `Call.shadow_of`, so that erasing one erases the
-other.
+parent, the same name and the same beginning: the first call of each has the same masked prompt. Spans of parallel work
+on different tasks, and attempts that know of earlier ones, are no siblings, because they begin differently. Each
+attempt becomes a trajectory of its own, with copies of the calls below its span. `Call.shadow_of` of a copy names the
+original, so that erasing the original also erases the copy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from art_patch.types import Call, Group, SpanInfo, Trajectory, TrajectoryInfo
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """The result of `form_groups`: groups of siblings, and the runs that are in no group, with the reason."""
+    """The result of `form_groups`: the groups of siblings, and the runs that are in no group, each with a reason."""
 
     groups: tuple[Group, ...]  # by each scenario's oldest member; groups of sibling spans last
     left: Mapping[str, int]  # reason -> number of trajectories that were not grouped
@@ -77,16 +77,17 @@ def form_groups(
     """Put trajectories of one task into groups of siblings; report why other trajectories are in no group.
 
     Args:
-        trajectories: finished ones that no group holds yet, oldest first.
-        new_id: makes ids of groups, of derived trajectories and of their calls.
-        min_size: fewer siblings than this wait for more.
-        max_size: more siblings than this are split evenly, because a judge ranks few better than many.
-        holdout_share: share of the scenarios that is kept for the gate.
-        singles: a held-out scenario becomes a group without siblings, because the gate only asks its prompts again.
-        across: equal words are one task, whatever the system prompts and tools are.
-        embed: returns one vector for each text; brings together tasks whose words differ (`embed_with`). If it raises
-            `ConnectionError`, words alone decide.
-        similar: least cosine similarity of two texts that `embed` brings together, 0..1.
+        trajectories: finished trajectories that are in no group yet, oldest first.
+        new_id: makes the ids of groups, of trajectories made from spans, and of the copied calls.
+        min_size: smallest number of siblings in a group; fewer wait for more.
+        max_size: largest number of siblings in a group; more are split evenly, because a judge ranks few better than
+            many.
+        holdout_share: share of the scenarios that is held out for the gate.
+        singles: form a group of a held-out scenario even without siblings, because the gate needs its prompts only.
+        across: ignore system prompts and tools: runs with the same words in the first user message have the same task.
+        embed: returns one vector for each text (`embed_with`). Tasks with similar vectors count as one, even if their
+            words differ. If it raises `ConnectionError`, only the words are compared.
+        similar: least cosine similarity of two texts that count as one task, 0..1; used with `embed`.
     """
     left: Counter[str] = Counter()
     texts = _Texts(trajectories, across=across, embed=embed, similar=similar)
@@ -218,9 +219,9 @@ def _split(siblings: list[Trajectory], max_size: int) -> list[list[Trajectory]]:
 def sibling_spans(
     trajectory: Trajectory, *, new_id: Callable[[], str], is_useful: Callable[[Trajectory], bool]
 ) -> Iterator[tuple[str, list[Trajectory]]]:
-    """Yield (name and beginning, attempts as trajectories) for each set of sibling spans; no call is in two sets.
+    """Yield (span name and hash of the beginning, attempts as trajectories) for each set of sibling spans in a run.
 
-    `is_useful` says whether an attempt can be trained on.
+    No call is in two sets. `is_useful` says whether an attempt can be trained on; other attempts are left out.
     """
     inside = _calls_inside(trajectory)
     alike: dict[tuple[str | None, str, str], list[SpanInfo]] = defaultdict(list)

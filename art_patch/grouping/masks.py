@@ -1,11 +1,11 @@
-"""Masks: what differs between two requests for one task becomes `<time>`, `<id>`, `<email>`, `<ip>` or `<name>`.
+"""Masks the parts that differ between two requests for one task, as `<time>`, `<id>`, `<email>`, `<ip>` or `<name>`.
 
-Only text whose shape is unmistakable is masked. A short number, a product's name with a number, or a version usually is
-the task, and merging two tasks costs more than splitting one. So `#88123` and `ORD-2026-00123` are masked; `order
-4711`, `RTX-4090` and `RFC-2119` are not.
+Text is masked only if its shape is unmistakable. A short number, a product's name with a number, or a version is
+usually part of the task, and merging two tasks does more harm than splitting one. So `#88123` and `ORD-2026-00123` are
+masked; `order 4711`, `RTX-4090` and `RFC-2119` are not.
 
-A person's name is masked where only a name can stand: after a greeting at the beginning, after a closing at the very
-end, after "my name is". Elsewhere a name may be the task.
+A person's name is masked only where nothing else can stand: after a greeting at the beginning, after a closing at the
+very end, and after "my name is". Elsewhere a name may be what the task is about.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ _ELSEWHERE = (
 
 
 def mask(text: str) -> str:
-    """Return the text in NFKC with volatile parts masked; upper and lower case stay."""
+    """Return the text in Unicode form NFKC with its variable parts masked; upper and lower case are kept."""
     text = unicodedata.normalize("NFKC", text)
     # Backwards: a forward search for a name at the end would start at every capital, in quadratic time.
     if _STARTS_IN_CAPITALS.match(text[::-1]):
@@ -145,7 +145,7 @@ def mask(text: str) -> str:
 
 
 def normalise(text: str) -> str:
-    """Return the text masked, in lower case, with single spaces. Applied twice, it changes nothing."""
+    """Return the text masked, in lower case and with single spaces. Applied twice, it gives the same result as once."""
     return one_spelling(mask(text))
 
 

@@ -1,8 +1,8 @@
-"""Siblings for a run that has none: the app's own function, called again with the same arguments. Pure.
+"""Chooses runs without siblings that the app repeats: its own function is called again with the same arguments. Pure.
 
-`resample` answers one turn again; this repeats the whole run, tools included. So only runs are repeated whose function
-the app marked as `replayable`, and each at most a few times in its life. Held-out runs make no siblings: each gate run
-repeats them with both policies.
+A replay repeats the whole run, tools included, whereas `resample` answers one turn again. So only runs are repeated
+whose function the app marked as `replayable`, and each of them only a few times in all. Held-out runs get no siblings;
+instead, both policies repeat them in each gate run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ReplayConfig:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A recorded run that is to be repeated, with the function and its arguments."""
+    """One planned repetition of a recorded run, with the function to call and its arguments."""
 
     original: Trajectory
     number: int  # which repetition in the run's life it is, from 1; 0 for a comparison of two policies
@@ -61,13 +61,13 @@ def choose_replays(
     keys: Mapping[str, str],
     was_made: Callable[[str, int], bool],
 ) -> tuple[tuple[Replay, ...], dict[str, int]]:
-    """Choose the runs to repeat, tasks with the oldest runs first; also return why others are not, with their number.
+    """Choose the runs to repeat, tasks with the oldest runs first; also return reason -> number of runs left out.
 
     Args:
-        lonely: runs without siblings, oldest first, none of a held-out scenario (`form_groups(singles=True)` groups
-            those).
+        lonely: runs without siblings, oldest first. They contain no held-out scenario, because
+            `form_groups(singles=True)` puts those into groups.
         keys: trajectory id -> scenario key.
-        was_made: whether an earlier cycle has made this repetition of the run.
+        was_made: returns whether an earlier cycle made this repetition, given the run's id and the repetition's number.
     """
     tasks: dict[str, list[Trajectory]] = defaultdict(list)
     for run in lonely:
@@ -100,12 +100,12 @@ def choose_replays(
 def choose_comparisons(
     runs: Mapping[str, Sequence[TrajectoryInfo]], config: ReplayConfig, *, samples: int
 ) -> tuple[dict[str, Replay], dict[str, int]]:
-    """Choose one run of each scenario for two policies to repeat; also return why some have none, with their number.
+    """Choose one run of each scenario for both policies to repeat; also return reason -> number of scenarios left out.
 
     Args:
         runs: scenario key -> runs to choose from, best first.
-        config: its budget is for both policies together.
-        samples: repetitions of each run by each policy.
+        config: its `max_runs` limits the repetitions of both policies together.
+        samples: number of times that each policy repeats each run.
     """
     left: Counter[str] = Counter()
     chosen: dict[str, Replay] = {}
@@ -124,7 +124,7 @@ def choose_comparisons(
 
 
 def offer_of(run: Trajectory) -> Mapping[str, Any] | None:
-    """Return the recorded function and arguments of a run; `None` if it cannot be repeated."""
+    """Return the function and arguments that the app recorded for repeating a run; `None` if it cannot be repeated."""
     offer: Any = run.info.metadata.get(REPLAY)
     if not isinstance(offer, Mapping) or "replay_of" in run.info.metadata:
         return None

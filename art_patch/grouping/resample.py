@@ -1,11 +1,11 @@
-"""Siblings for a run that has none: some of its turns, answered again from their exact prompts. Pure.
+"""Makes siblings for a run that has none: the champion answers some of its turns again, from their exact prompts. Pure.
 
-Production sees each task once, and an advantage needs a comparison. So the served policy answers a recorded turn a few
-more times. No tool is run, because the prompt holds what the tools returned. These answers and the app's own answer
-form a group about this turn alone. The judge also sees what followed in the recorded run.
+In production each task occurs once, but an advantage needs a comparison. So the champion answers a recorded turn a few
+more times. No tool runs, because the prompt already contains the tools' results. The new answers and the recorded
+answer form a group about this turn alone. The judge also sees what followed in the recorded run.
 
-The app's answer joins as a copy. An answer of our policy is one more sample; an answer of upstream is ranked with the
-others, and never trained on.
+The recorded answer joins the group as a copy. If a policy of art_patch gave it, it is trained on like the new answers.
+If upstream gave it, it is ranked with them but never trained on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NO_REASON_AGAINST = frozenset(
 
 
 def can_be_asked_again(call: Call) -> bool:
-    """Whether new answers to the call's prompt can be compared with its own answer, whoever gave it and how."""
+    """Whether a policy can answer the call's prompt again, for a comparison with the recorded answer."""
     return call.api != "completions" and bool(call.choices) and call.untrainable in _NO_REASON_AGAINST
 
 
@@ -54,7 +54,7 @@ _TROUBLE = ("error", "exception", "traceback", "not found", "no such", "invalid"
 
 @dataclass(frozen=True, slots=True)
 class ResampleConfig:
-    """Settings for answering some turns of a run again, to make siblings."""
+    """Settings of the step in which the champion answers recorded turns again, to make siblings."""
 
     samples: Annotated[
         int,
@@ -82,7 +82,7 @@ class ResampleConfig:
 
 @dataclass(frozen=True, slots=True)
 class ResampleTurn:
-    """A recorded turn that the served policy answers again."""
+    """A recorded turn that the champion answers again: one call of a run, with the run and its scenario."""
 
     trajectory: Trajectory
     call: Call
@@ -90,7 +90,7 @@ class ResampleTurn:
 
     @property
     def answer(self) -> Choice | None:
-        """The answer that the app continued with."""
+        """The recorded answer with which the app went on, if the call had several; `None` if there is none."""
         calls = self.trajectory.calls
         return chosen_choice(self.call, calls[calls.index(self.call) + 1 :])
 
@@ -102,7 +102,7 @@ def choose_turns(
     keys: Mapping[str, str],
     corrected: Mapping[str, str] | None = None,
 ) -> tuple[tuple[ResampleTurn, ...], dict[str, int]]:
-    """Choose the turns to answer again, within the budget: every run's first choice before any run's second.
+    """Choose the turns to answer again, up to `max_turns`: first one turn of every run, then a second of every run.
 
     Args:
         trajectories: runs without siblings, most important first.
@@ -110,7 +110,7 @@ def choose_turns(
         corrected: trajectory id -> id of the call that a person corrected.
 
     Returns:
-        The turns; and why other runs got none, with their number.
+        The chosen turns, and reason -> number of runs of which no turn was chosen.
     """
     left: Counter[str] = Counter()
     ranked: list[list[ResampleTurn]] = []
@@ -133,10 +133,10 @@ def choose_turns(
 def turn_group(
     turn: ResampleTurn, alternatives: Sequence[Call], *, new_id: Callable[[], str], at: float
 ) -> Group | None:
-    """Return the group of a turn and its new answers; `None` if all answers are the same: nothing can be learned.
+    """Return the group of a turn's recorded answer and its new answers; `None` if all answers are the same.
 
     Args:
-        alternatives: one call for each new answer, without a trajectory yet.
+        alternatives: one call for each new answer; they are in no trajectory yet.
         at: start of the new trajectories, in seconds since the epoch.
     """
     answer = turn.answer

@@ -1,8 +1,8 @@
-"""The scenario of a trajectory: its key, and whether it is held out for the gate.
+"""Computes the scenario of a trajectory: its key, and whether it is held out for the gate.
 
-The key of a task is a hash of its essence (`wording.essence`), so it does not depend on when a text comes, or with
-which others. Two exceptions need other texts beside it: a text with a typo, and scenarios that `embeddings` brought
-together, which take the key of the most frequent wording.
+The key of a task is a hash of its essential words (`wording.essence`). So it does not depend on when a text arrives, or
+which other texts arrive with it. There are two exceptions: a misspelt word is corrected if other texts contain the
+right one, and scenarios that `embeddings` finds equal get the key of the most frequent wording.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _sorted = json.JSONEncoder(sort_keys=True, default=repr).encode
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A run's task, as far as the texts of its first call and its tools tell."""
+    """A run's task, as the messages of its first call and the offered tools describe it."""
 
     setting: str  # hash of the tools and of all before the first user message, masked
     attached: tuple[str, ...]  # hashes of images, audio and files in the first user message
@@ -35,7 +35,10 @@ class Task:
 
 
 def scenario_of(trajectory: Trajectory) -> tuple[str, str] | None:
-    """Return (scenario key, how it was found) of a trajectory by itself; `None` without calls and keys."""
+    """Return (scenario key, how it was found) of one trajectory, without looking at other trajectories.
+
+    `None` if the user gave no key and the trajectory has no calls.
+    """
     given = given_scenario(trajectory)
     if given is not None or not trajectory.calls:
         return given
@@ -43,7 +46,10 @@ def scenario_of(trajectory: Trajectory) -> tuple[str, str] | None:
 
 
 def given_scenario(trajectory: Trajectory) -> tuple[str, str] | None:
-    """Return (scenario key, how) if the user gave a key; `None` if the text must decide."""
+    """Return (scenario key, how it was found) if the user gave the trajectory a key.
+
+    `None` if there is no such key, so that the key must be computed from the text.
+    """
     info = trajectory.info
     if info.group_key is not None:
         return f"group:{info.group_key}", "group_key"
@@ -53,11 +59,11 @@ def given_scenario(trajectory: Trajectory) -> tuple[str, str] | None:
 
 
 def task_of(first: Call, *, across: bool = False, seen: dict[str, tuple[str, tuple[Word, ...]]] | None = None) -> Task:
-    """Return the task of a run's first call.
+    """Return the task of a run, given the run's first call.
 
     Args:
-        across: ignore system prompt and tools.
-        seen: cache of masked text -> its spelling and words, because many runs say the same.
+        across: ignore system prompt and tools, so that only the first user message counts.
+        seen: cache of masked text -> its spelling and words, which many runs share; the function adds to it.
     """
     before: list[Any] = []
     text, attached = "", ()
@@ -76,12 +82,12 @@ def task_of(first: Call, *, across: bool = False, seen: dict[str, tuple[str, tup
 
 
 def tools_key(call: Call) -> list[str]:
-    """Return the offered tools, sorted, so that their order does not matter."""
+    """Return the tools offered in a call as sorted JSON texts, so that their order does not matter."""
     return sorted(map(_sorted, call.tools))
 
 
 def task_key(task: Task, spelling: dict[str, str] | None = None) -> str:
-    """Return the scenario key of a task; `spelling` has the correct word for each misspelt word."""
+    """Return the scenario key of a task; `spelling` maps misspelt words to the words that replace them."""
     words: Sequence[Word] = task.words
     if spelling:
         words = [Word(spelling.get(w.text, w.text), True) if w.loose else w for w in words]
@@ -89,19 +95,20 @@ def task_key(task: Task, spelling: dict[str, str] | None = None) -> str:
 
 
 def spelling_of(tasks: Iterable[Task]) -> dict[str, str]:
-    """Return misspelt word -> word, from the frequencies of words in these tasks."""
+    """Return misspelt word -> correct word, found from the frequencies of all words in these tasks."""
     return corrections(Counter(word.text for task in tasks for word in task.words if word.loose))
 
 
 def digest(value: Any) -> str:
-    """Return 32 hex digits of a hash of a JSON value."""
+    """Return a hash of a JSON value as 32 hex digits; equal values give equal hashes."""
     return hashlib.blake2b(_compact(value).encode(), digest_size=16).hexdigest()
 
 
 def is_held_out(scenario_key: str, share: float) -> bool:
-    """Whether the scenario is among the `share` of all scenarios that is held out for the gate.
+    """Whether a scenario is held out for the gate; `share` of all scenarios are.
 
-    It depends on the key alone, so a scenario never moves from the gate to training.
+    This depends on the key and the share only. So as long as the share stays the same, a scenario that the gate uses is
+    never trained on.
     """
     hashed = hashlib.blake2b(scenario_key.encode("utf-8", "surrogatepass"), digest_size=8, person=b"held-out").digest()
     return int.from_bytes(hashed) < share * 2**64

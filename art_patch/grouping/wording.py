@@ -1,19 +1,20 @@
-"""The words that make a task, in an order that does not depend on how the request is phrased; and corrections of typos.
+"""Finds the words that make a task, in an order that does not depend on the phrasing, and corrects typos.
 
-Two texts are one task if these words are equal. They may differ in case, punctuation, greetings, courtesies and
+Two texts are one task if these words are equal. The texts may differ in case, punctuation, greetings, courtesies and
 articles, and in the order of their two halves. They may not differ in a number, a name, a negation, a preposition or
 any other word: one word is all that distinguishes "price of 3 plums" from "price of 4 plums", or "cancel" from
-"change". Similarity of whole texts (rapidfuzz, MinHash) cannot see that: a pair that differs in one entity is more
-similar than a pair with a typo in three words, so no threshold separates them.
+"change". Measures of the similarity of texts (rapidfuzz, MinHash) cannot make this distinction: two texts that differ
+in one entity are more similar than two texts of which one has a typo in three words. So no threshold separates the two
+cases.
 
-Quoted or fenced text, and text after a colon, is material and not wording: "translate: thank you" is not "translate:
-please". It is kept word for word.
+Quoted or fenced text, and text after a colon, is material that the task works on. It is kept word for word: "translate:
+thank you" and "translate: please" are different tasks, although both contain a courtesy.
 
-**Typos** (`corrections`). A word may be a misspelling of another that is one slip away: a letter missing, added,
-replaced, or swapped with its neighbour. It is corrected if it is 200 times rarer, because then little harm is done if
-it is a word of its own: of the runs that count as "contract", at most one in 200 said "contact". It is also corrected
-if it occurs once and the other word at least five times, both are long, and their first and last letters agree. Where
-both words are in use, neither is corrected. Names and material are never corrected.
+**Typos** (`corrections`). A word may be a misspelling of another word if one slip separates them: a letter missing,
+added, replaced, or swapped with its neighbour. It is corrected if it is 200 times rarer than the other word. Then
+little harm is done even if it is a word of its own: of the runs that count as "contract", at most one in 200 said
+"contact". It is also corrected if it occurs once and the other word at least five times, both are long, and their first
+and last letters agree. If both words are frequent, neither is corrected. Names and material are never corrected.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ _MANY_STARTS = 8
 
 
 class Word(NamedTuple):
-    """A word of a task, in lower case."""
+    """A word of a task in lower case, and whether it is mere wording."""
 
     text: str  # without punctuation at its ends
     loose: bool  # whether it is wording, so that it may be misspelt or part of a filler; names and material are not
 
 
 def words_of(masked: str) -> tuple[Word, ...]:
-    """Return the words of a text after `masks.mask`, with its upper and lower case."""
+    """Return the words of a text that `masks.mask` has masked and whose upper and lower case is unchanged."""
     words: list[Word] = []
     for place, piece in enumerate(_MATERIAL.split(_with_closed_quotes(masked))):
         starts = not place  # a sentence starts here, so that a capital says nothing
@@ -88,7 +89,11 @@ def words_of(masked: str) -> tuple[Word, ...]:
 
 
 def essence(words: Sequence[Word]) -> tuple[str, ...]:
-    """Return the words that distinguish the task from others: without fillers, rotated to a fixed start."""
+    """Return the words that distinguish a task from others.
+
+    Fillers such as courtesies are removed, and the words are rotated to start at a fixed place, whatever half came
+    first.
+    """
     kept: list[str] = []
     place = 0
     while place < len(words):
@@ -162,7 +167,7 @@ _SEVERAL = 5
 
 
 def corrections(counts: Mapping[str, int]) -> dict[str, str]:
-    """Return misspelt word -> word, given how often each word occurs."""
+    """Return misspelt word -> correct word, given how often each word occurs (see the module's docstring)."""
     words = {word: count for word, count in counts.items() if len(word) >= _SHORTEST and word.isalpha()}
     by_gap: dict[str, list[str]] = defaultdict(list)
     for word, count in words.items():

@@ -1,7 +1,8 @@
-"""Promotion: how a policy comes to serve, how it is tested beside the champion, and how it is taken back.
+"""Promotion: makes a policy champion, tests it beside the champion, and rolls it back.
 
-`transitions` moves policies between states, once the engine has proven that it serves them. `evidence` turns the calls
-and scores of a test into paired comparisons. `sequential` decides whether the challenger is better or worse.
+`transitions` changes the state of policies, after the engine has proven that it serves them. `evidence` turns the calls
+and scores of a test into paired comparisons. `sequential` decides whether the policy under test (canary or shadow;
+`challenger` in the code) is better or worse than the champion.
 """
 
 # pyright: reportUnusedImport=false

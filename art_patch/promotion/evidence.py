@@ -1,18 +1,22 @@
-"""Calls and scores of challenger and champion -> the evidence that the canary test decides on. Pure.
+"""Turns calls and scores of the champion and the policy under test into the evidence of the canary test. Pure.
 
-- **Intention to treat.** A call counts for the policy that was asked, not for the policy that answered. Otherwise a
-  challenger that leaves its sessions to upstream would be credited with upstream's answers.
-- **Call by call**: errors, fallbacks, times, empty answers. An answer without text falls back, so it counts as a
-  fallback, in state `shadow` as an error; `empty` counts answers that are cut off or one token long.
-- **Session by session**: rewards and feedback, because sessions are assigned to an arm and their calls are alike. A
-  session with calls of both policies is left out.
-- **Within groups**: the judge's scores, because a rank means something in its own group only. A group with runs of both
-  policies is one block; a group with runs of one policy is left out. A session counts in one block only: users differ,
-  and the session's second group would count the same luck again.
-- **Changes of the canary's share.** Each stretch between two changes is cut into blocks by itself, and a session counts
-  in the stretch in which it began. The block that is open at a change is dropped, because the person who changed the
-  share may have looked at it. Closed blocks stay.
-- In state `shadow`, each copied call is paired with the call that it copies, if the champion answered that call.
+The policy under test, a canary or a shadow, is named `challenger` in the code.
+
+- **Intention to treat.** A call counts for the policy that it was sent to, not for the policy that answered. Otherwise
+  a policy under test whose calls fall back to upstream would be credited with upstream's answers.
+- **Call by call**: errors, fallbacks, times and empty answers are compared call by call. For a canary, an answer
+  without text falls back to upstream, so it counts as a fallback; for a `shadow` it counts as an error. The signal
+  `empty` counts answers that are cut off or one token long.
+- **Session by session**: rewards and feedback are compared session by session, because each session is assigned to one
+  policy as a whole and its calls are alike. A session with calls of both policies is left out.
+- **Within groups**: the judge's scores are compared within one group, because a rank has no meaning outside of it. A
+  group with runs of both policies is one block; a group with runs of one policy is left out. A session counts in one
+  block only: users differ, so the session's second group would count the same chance difference again.
+- **Changes of the canary's share.** The traffic between two changes is cut into blocks separately, and a session counts
+  in the period in which it began. The block that is incomplete at a change is dropped, because the person who changed
+  the share may have looked at its values. Complete blocks stay.
+- In state `shadow`, the policy under test answers copies of the champion's calls. Each copied call is paired with its
+  original, if the champion answered that.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ LATEST = 10
 
 
 class Observation(NamedTuple):
-    """One observed value of the challenger or the champion."""
+    """One observed value of the champion or of the policy under test (`challenger`)."""
 
     at: float  # when the value became known, seconds since the epoch; a late score stands where it came
     challenger: bool  # whether the value is the challenger's; else the champion's
@@ -49,7 +53,7 @@ class Observation(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Values of both arms from the same time, at least one of each: the unit of the canary test."""
+    """Values of the champion and the policy under test from the same time, at least one of each: the test's unit."""
 
     at: float  # when the last value became known
     challenger: tuple[float, ...]
@@ -57,7 +61,7 @@ class Block(NamedTuple):
 
 
 def blocks(observations: Iterable[Observation]) -> list[Block]:
-    """Cut observations into the shortest blocks that hold values of both arms; an incomplete last block is left out."""
+    """Cut observations into the shortest blocks that hold values of both policies; drop an incomplete last block."""
     found: list[Block] = []
     ours: list[float] = []
     theirs: list[float] = []
@@ -73,10 +77,11 @@ def blocks(observations: Iterable[Observation]) -> list[Block]:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Counts of one policy's calls and sessions since the test began.
+    """Counts of the calls and sessions of one policy, champion or policy under test, since the test began.
 
-    A session counts once, as failed if its newest call failed or fell back. Calls of a session are alike, and a client
-    that cannot be served retries. The majority of its calls would notice a breakdown late in long sessions.
+    Each session counts once, and as failed if its newest call failed or fell back to upstream. The calls of a session
+    are alike, and a client that gets no answer retries, so calls are not counted singly. Taking the majority of a
+    session's calls instead would show a breakdown late in long sessions.
     """
 
     calls: int = 0
@@ -91,13 +96,13 @@ class Arm:
 
     @property
     def of_latest(self) -> int:
-        """Number of sessions that `failed_latest` was counted in."""
+        """Number of newest sessions that `failed_latest` refers to."""
         return min(self.sessions, LATEST) if self.latest is None else self.latest
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything observed of challenger and champion since the canary test began."""
+    """All that was observed of the champion and of the policy under test (`challenger`) since the test began."""
 
     challenger: Arm = Arm()
     champion: Arm = Arm()
@@ -124,13 +129,14 @@ BY_CALL: Mapping[str, _Value] = {
 
 
 def evidence_of(traffic: ArmTraffic, *, challenger: str, champion: str, state: Literal["shadow", "canary"]) -> Evidence:
-    """Pair the calls and scores of a test's traffic into evidence on the challenger.
+    """Turn the calls and scores of a test's traffic into evidence for or against the policy under test.
 
     Args:
-        traffic: since the challenger came into its state; for a `shadow`, its copies and the calls that they copy.
-        challenger: name of the tested policy.
-        champion: name of the policy to compare with. Calls of other policies are ignored.
-        state: `shadow` pairs copies with originals, `canary` cuts the traffic into blocks.
+        traffic: calls and scores since the policy under test got its state; for a `shadow`, its copied calls and their
+            originals.
+        challenger: name of the policy under test.
+        champion: name of the policy that it is compared with. Calls of other policies are ignored.
+        state: for a `shadow`, copies are paired with their originals; for a `canary`, the traffic is cut into blocks.
     """
     calls = [call for call in traffic.calls if call.policy in (challenger, champion)]
     sides = [[call for call in calls if call.policy == name] for name in (challenger, champion)]

@@ -1,36 +1,40 @@
-"""The canary test: a sequential test of a challenger against the champion, valid at every look. Pure.
+"""The canary test: a sequential test of a policy against the champion, valid however often it is looked at. Pure.
 
-In: paired comparisons from live traffic (`Evidence`). Out: go on, roll back, promote, or stop without an answer.
+The input is paired comparisons from live traffic (`Evidence`). The output is one of four decisions: go on, roll back,
+promote, or end without an answer. The policy under test, a canary or a shadow, is named `challenger` in the code.
 
-**Hypotheses.** For each signal in `SIGNALS`, the null hypothesis is that the challenger is worse by at most the
-signal's tolerance; a rejection rolls it back. For rewards and feedback, a second null hypothesis is that it is better
-by at most `margin`; a rejection promotes it. After `max_hours` without a rejection the test ends, and nothing is
-promoted.
+**Hypotheses.** For each signal in `SIGNALS`, the null hypothesis is that the policy under test is worse than the
+champion by at most the signal's tolerance. If it is rejected, the policy is rolled back. For rewards and feedback, a
+second null hypothesis is that the policy is better by at most `margin`. If that is rejected, the policy is promoted. If
+neither is rejected within `max_hours`, the test ends and nothing is promoted.
 
-**Error rates**, each over all looks of one test together:
+**Error rates**, each for all looks of one test together:
 
-- A challenger within the tolerances on every signal is rolled back with probability at most `alpha`. The signals share
-  `alpha` equally (Bonferroni).
-- A challenger not better than `margin` is promoted with probability at most `alpha`, shared by rewards and feedback.
-- The breakdown rule (`hard_share`) is outside of `alpha`: it needs no proof, because every further call would cost a
-  user an answer.
+- A policy that is within the tolerance on every signal is wrongly rolled back with a probability of at most `alpha`.
+  The signals share `alpha` equally (Bonferroni).
+- A policy that is not better than `margin` is wrongly promoted with a probability of at most `alpha`, which rewards and
+  feedback share.
+- The breakdown rule (`hard_share`) rolls a policy back at once if far more of its sessions fail than of the champion's.
+  It is not covered by `alpha`: it waits for no proof, because every further call would cost a user an answer.
 
-**Unit.** A block (`evidence.blocks`) has values of both arms from the same time, and gives one difference D of their
-means, from -1 to 1. Nothing else is assumed of the values' distribution. The share of the sessions may change between
-blocks: the next share is chosen before the next block begins, so the expectation of each D is still the difference of
-the arms. A test therefore goes on over a change with its capital. A restart would give a bad challenger `alpha` once
-more each time.
+**Unit.** The unit is a block (`evidence.blocks`), which has values of both policies from the same time. It gives one
+difference D of their means, from -1 to 1. Nothing else is assumed about the distribution of the values. The policy's
+share of the sessions may change between blocks: the next share is chosen before the next block begins, so the
+expectation of each D is still the difference between the policies. So a test goes on after a change, and keeps the
+capital of its bets (see below). If it restarted, a policy that is worse would get another chance of `alpha` at each
+change.
 
-**Betting martingale.** Null hypothesis: the mean of D is at most m. A bettor starts with capital 1 and bets a fraction
-g before each block; the capital is multiplied by `1 + g (D - m) / (1 + m)`, which is never negative. Under the null
-hypothesis the expected capital does not grow. So by Ville's inequality it ever reaches `1 / alpha` with probability at
-most `alpha`, however often somebody looks. The mean of the capitals of several g has the same property: a large g finds
-a large difference within few blocks, a small g finds a small difference later. The numbers m that are not rejected form
-a confidence sequence. See Waudby-Smith and Ramdas 2024, https://arxiv.org/abs/2010.09686, and Howard et al. 2021,
-https://arxiv.org/abs/1810.08240. Left out: bets that adapt to the observed variance.
+**Betting martingale.** Consider the null hypothesis that the mean of D is at most m. A bettor starts with capital 1 and
+bets a fraction g before each block; the block multiplies the capital by `1 + g (D - m) / (1 + m)`, which is never
+negative. If the null hypothesis is true, the expected capital does not grow. So by Ville's inequality the capital ever
+reaches `1 / alpha` with a probability of at most `alpha`, however often somebody looks. The mean of the capitals of
+several g has the same property: a large g finds a large difference within few blocks, a small g finds a small
+difference later. The numbers m that are not rejected form a confidence sequence. See Waudby-Smith and Ramdas 2024,
+https://arxiv.org/abs/2010.09686, and Howard et al. 2021, https://arxiv.org/abs/1810.08240. Bets that adapt to the
+observed variance are left out.
 
-**Fails closed.** A value that is not a number, or off its scale, makes its signal unreadable and bars the promotion.
-Without calls of the champion there is nothing to compare, so nothing is promoted.
+**Fails closed.** If a value is not a number, or outside its scale, its signal cannot be compared, and the policy is not
+promoted. If the champion answered no calls, there is nothing to compare with, and the policy is not promoted either.
 """
 
 from __future__ import annotations
@@ -57,7 +61,7 @@ _HALVINGS = 9  # a bound is exact to 2 / 2 ** 9 = 0.004
 
 @dataclass(frozen=True, slots=True)
 class CanaryConfig:
-    """When a challenger is rolled back, and when it is promoted."""
+    """When the policy under test (canary or shadow) is rolled back, and when it is promoted."""
 
     # Probability of rolling back a challenger that is not worse, and of promoting one that is not better.
     alpha: float = 0.05
@@ -102,7 +106,7 @@ def _check(name: str, value: float, right: bool, said: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """A quantity on which challenger and champion are compared."""
+    """A quantity, such as reward or latency, on which the policy under test is compared with the champion."""
 
     name: str
     words: str  # for sentences: "its WORDS is worse by ..."
@@ -125,7 +129,7 @@ SIGNALS = (
 
 @dataclass(frozen=True, slots=True)
 class WatchVerdict:
-    """The decision on a challenger, with its reason as a sentence and the metrics behind it."""
+    """The decision on the policy under test, with its reason as a sentence and the metrics behind it."""
 
     action: Action
     reason: str
@@ -135,10 +139,10 @@ class WatchVerdict:
 def decide(
     evidence: Evidence, *, state: Literal["shadow", "canary"], hours: float, config: CanaryConfig
 ) -> WatchVerdict:
-    """Decide what happens to a challenger, from all evidence since its test began.
+    """Decide whether the test goes on, or the policy under test is rolled back or promoted, from all evidence so far.
 
     Args:
-        state: a `shadow` can be rolled back but not promoted, because no user has seen its answers.
+        state: a `shadow` can be rolled back but not promoted, because no user has got its answers.
         hours: how long the test has been running.
     """
     found = [_examine(signal, evidence.blocks.get(signal.name, ()), config) for signal in SIGNALS]
@@ -280,15 +284,16 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def difference(block: Block) -> float:
-    """Return the challenger's mean less the champion's mean in a block."""
+    """Return the mean of the policy under test minus the champion's mean in a block."""
     return sum(block.challenger) / len(block.challenger) - sum(block.champion) / len(block.champion)
 
 
 def slower(block: Block, ratio: float) -> float:
-    """Return 1 if the challenger's median time is above `ratio` times the champion's, -1 if it is below, 0 if equal.
+    """Return 1 if the tested policy's median time is above `ratio` times the champion's, -1 if below, 0 if equal.
 
-    Signs instead of differences: they lie in -1..1 whatever the scale of the times and however long their tail. If both
-    arms are equally fast and `ratio` is above 1, -1 is more frequent than 1, so the mean is below 0.
+    The sign is returned and not the difference, because it lies in -1..1 whatever the scale of the times and however
+    long their tail. If both policies are equally fast and `ratio` is above 1, -1 is more frequent than 1, so the mean
+    over blocks is below 0.
     """
     ours, theirs = median(block.challenger), ratio * median(block.champion)
     return float((ours > theirs) - (ours < theirs))
@@ -297,8 +302,8 @@ def slower(block: Block, ratio: float) -> float:
 def is_above(differences: Sequence[float], null: float, alpha: float) -> bool:
     """Whether the betting martingale has rejected "the mean difference is at most `null`" after any block so far.
 
-    `differences` are from -1 to 1 and in order of time, `null` is above -1. `alpha` is the probability of a wrong
-    rejection, over all looks together.
+    `differences` lie in -1..1 and are in order of time; `null` is above -1. `alpha` is the largest probability of a
+    wrong rejection, over all looks together.
     """
     enough = len(BETS) / alpha
     capitals = [1.0] * len(BETS)

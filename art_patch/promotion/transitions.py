@@ -1,15 +1,16 @@
-"""Moves of policies between their states: promote, test, reject, roll back.
+"""Changes the state of policies: promotes, tests, rejects them, and rolls back to an earlier champion.
 
-The route turns to a policy only after the engine has proven it: load under its own name -> listed -> one completion
-with finite log-probabilities -> one transaction makes it champion and turns the route -> policies older than those kept
-for rollback are unloaded. Apps follow the route within their poll interval. Until then they ask for the old champion,
-which is still loaded.
+The route (in the store) tells apps which policy to call. It names a new champion only after the engine has proven it:
+the engine loads the policy under its own name, lists it, and answers one completion with finite log-probabilities. Then
+one transaction makes it champion and changes the route. After that, policies older than those kept for a rollback are
+unloaded. Apps read the route once per poll interval. Until then they call the old champion, which is still loaded.
 
-A challenger goes the same way, whether it answers copies (`shadow`) or a share of the sessions (`canary`). No engine is
-needed to give it up, to change its share or to roll back, because the route alone decides which policy apps ask.
+A policy under test is proven in the same way, whether it answers copies (`shadow`) or a share of the sessions
+(`canary`). Ending its test, changing its share and rolling back need no engine, because the route alone decides which
+policy apps call.
 
-Every move raises `StoreError` for an unknown policy, and `TransitionError` for a move that the policy's state forbids
-or that another process has overtaken.
+Every change of state raises `StoreError` if the policy is unknown, and `TransitionError` if the policy's state does not
+allow it or another process has changed the state meanwhile.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ KEEP = 2
 
 
 def ensure_loaded(engine: Engine, name: str) -> None:
-    """Load the policy unless the engine serves it, and prove it by one completion with finite log-probabilities.
+    """Load the policy unless the engine serves it already; prove it by a completion with finite log-probabilities.
 
     Raises:
-        AdapterRejected: the engine refuses the policy for good, or the policy computes NaN.
-        EngineError: the engine cannot load it now, does not list it, or does not answer under its name.
+        AdapterRejected: the engine refuses the policy for good, or the policy's log-probabilities are not finite.
+        EngineError: the engine cannot load the policy now, does not list it, or does not answer under its name.
     """
     if name not in engine.models():
         try:
@@ -61,10 +62,10 @@ def ensure_loaded(engine: Engine, name: str) -> None:
 
 
 def promote(ledger: Ledger, engine: Engine, name: str, *, who: str, reason: str, metrics: JSON | None = None) -> Policy:
-    """Prove the policy, make it champion, and unload policies that are no longer needed.
+    """Prove that the engine serves the policy, make it champion, and unload policies that are no longer needed.
 
     Raises:
-        EngineError: the engine cannot serve it; the old champion stays.
+        EngineError: the engine cannot serve the policy; the old champion stays.
     """
     _check_known(ledger, name)
     ensure_loaded(engine, name)
@@ -85,11 +86,11 @@ def challenge(
     reason: str,
     metrics: JSON | None = None,
 ) -> Policy:
-    """Prove the policy and test it beside the champion; a canary answers `percent` of the sessions.
+    """Prove that the engine serves the policy, and test it as `shadow`, or as `canary` on `percent` of the sessions.
 
     Raises:
-        EngineError: the engine cannot serve it; nothing has changed.
-        ConfigError: a canary without a share, or a shadow with one.
+        EngineError: the engine cannot serve the policy; nothing has changed.
+        ConfigError: `percent`, the share, is missing for a canary, or given for a shadow.
     """
     _check_known(ledger, name)
     ensure_loaded(engine, name)
@@ -97,9 +98,9 @@ def challenge(
 
 
 def change_share(ledger: Ledger, name: str, percent: float, *, who: str, reason: str) -> Policy:
-    """Give a canary another share of the sessions, in percent; its test goes on.
+    """Change the share of the sessions that a canary answers to `percent`; its test goes on.
 
-    Sessions are assigned by a hash, so a canary with a larger share keeps the sessions that it has.
+    Sessions are assigned by a hash. So if the share grows, the canary keeps the sessions that it answers already.
     """
     policy = ledger.policy(name)
     if policy is not None and policy.state != "canary":
@@ -108,7 +109,10 @@ def change_share(ledger: Ledger, name: str, percent: float, *, who: str, reason:
 
 
 def give_up(ledger: Ledger, engine: Engine | None, *, who: str, reason: str, metrics: JSON | None = None) -> str | None:
-    """Reject the policy that is being tested, so that the champion answers all sessions; return its name, or `None`."""
+    """End the test of a policy: reject it, so that the champion answers all sessions.
+
+    Returns the policy's name, or `None` if no policy is under test.
+    """
     challenger = ledger.challenger()
     if challenger is None:
         return None
@@ -121,7 +125,8 @@ def reject(
 ) -> bool:
     """Reject a policy for good: it never serves and is never tested again. Return whether the engine unloaded it.
 
-    No engine is needed. A running engine unloads the policy, except the base model, which every adapter needs.
+    This works without an engine (`None`). A running engine unloads the policy, unless it is the base model, which every
+    adapter needs.
     """
     ledger.move(name, "rejected", who=who, reason=reason, metrics=metrics)
     if engine is None or name in wanted(ledger):
@@ -135,7 +140,7 @@ def reject(
 def rollback(ledger: Ledger, engine: Engine | None, *, who: str, reason: str) -> Policy:
     """Make the previous champion champion again.
 
-    Without an engine the route turns all the same, and the engine loads the old policy when it is back.
+    Without an engine (`None`) the route changes as well, and the engine loads the old policy when it runs again.
 
     Raises:
         StoreError: there is no earlier champion.
@@ -169,7 +174,10 @@ def _before(ledger: Ledger) -> list[str]:
 
 
 def wanted(ledger: Ledger) -> list[str]:
-    """Return the policies that an engine should hold: champion, step 0, last `KEEP` earlier champions, challenger."""
+    """Return the names of policies that an engine should have loaded.
+
+    These are the champion, the base model (step 0), the newest `KEEP` earlier champions, and the policy under test.
+    """
     policies = ledger.policies()
     first = [p.name for p in policies if p.state == "champion"] + [p.name for p in policies if p.step == 0]
     last = [p.name for p in policies if p.state in CHALLENGERS]
@@ -177,6 +185,6 @@ def wanted(ledger: Ledger) -> list[str]:
 
 
 def unwanted(ledger: Ledger, served: Sequence[str]) -> list[str]:
-    """Return the served policies of this store that are neither wanted nor candidates."""
+    """Return those of the loaded policies (`served`) that are in this ledger, not `wanted`, and not candidates."""
     keep = set(wanted(ledger))
     return [p.name for p in ledger.policies() if p.name in served and p.name not in keep and p.state != "candidate"]
