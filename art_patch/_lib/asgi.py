@@ -15,7 +15,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 Pairs = list[tuple[bytes, bytes]]
-"""Headers as ASGI has them: order, case and repetitions stay as they came."""
+"""HTTP headers as ASGI passes them: (name, value) pairs with order, case and repetitions unchanged."""
 
 
 class Gone(Exception):
@@ -26,7 +26,7 @@ class Caller:
     """One HTTP request of a caller: its method, path, headers and body, and the methods that send the answer."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Take over the three arguments of an ASGI application."""
+        """Create the object from the three arguments of an ASGI application."""
         self.headers: Pairs = list(scope["headers"])
         self.method: str = scope["method"]
         # `raw_path` keeps escapes, which `path` has resolved already; some servers put the query behind it.

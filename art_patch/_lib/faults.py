@@ -74,4 +74,4 @@ def is_fault(error: BaseException) -> bool:
 
 
 faults = Faults()
-"""The process's counter."""
+"""The one instance that counts the faults of this process."""

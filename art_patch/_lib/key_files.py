@@ -14,10 +14,10 @@ from art_patch._lib.atomic_files import write_whole
 from art_patch.errors import ConfigError
 
 ENGINE_KEY_FILE = "engine.key"
-"""In a project's directory: a copy of the key that `art-patch serve --api-key-file` was given, for apps and the job."""
+"""File in a project's directory: a copy of the `art-patch serve --api-key-file` key, which apps and the job read."""
 
 ADMIN_KEY_FILE = "admin.key"
-"""In a project's directory: the key for loading and unloading policies at a server that has no other key."""
+"""File in a project's directory: the key that a server without an API key requires for loading and unloading."""
 
 _LONGEST = 4096
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 from pydantic_core import from_json
 
 MAX_DEPTH = 200
-"""Deepest nesting that is kept; Python's own parser and writer of JSON fail at about 1,000."""
+"""Deepest nesting of JSON that is kept; Python's own parser and writer of JSON fail at about 1,000 levels."""
 
 
 def as_object(value: Any) -> dict[str, Any]:

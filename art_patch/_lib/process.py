@@ -46,7 +46,7 @@ class Owner:
     started: str | None = None  # start time in clock ticks since that boot; `None` without /proc
 
     def __str__(self) -> str:
-        """Return the process for an error message."""
+        """Return the owner as `process PID on HOST`, for an error message."""
         return f"process {self.pid} on {self.host}"
 
 
@@ -156,15 +156,15 @@ class Child(subprocess.Popen[str]):
         errors: str = "replace",
         kernel_ends_it: bool = False,
     ) -> None:
-        """Start the process.
+        """Start the child process.
 
         Args:
-            environment: all its variables; ours are not added.
-            log: file that its stderr is appended to, in place of `stderr`.
-            errors: how bytes that are not UTF-8 are decoded.
-            kernel_ends_it: on Linux the kernel sends the child SIGTERM when the thread that started it ends, for
-                programs that do not watch their input. It takes a fork hook, which can deadlock beside other threads,
-                so no process of an app uses it.
+            environment: all environment variables of the child; it inherits none from this process.
+            log: file to which the child's stderr is appended; if given, `stderr` is ignored.
+            errors: how output that is not UTF-8 is decoded, as for `bytes.decode`.
+            kernel_ends_it: true lets the Linux kernel send the child SIGTERM when the thread that started it ends, for
+                programs that do not watch their standard input. It needs a hook between fork and exec, which can
+                deadlock if other threads run, so it is never used in a process of an app.
         """
         self.log = log
         with nullcontext(stderr) if log is None else open_log(log) as errors_to:

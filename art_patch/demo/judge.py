@@ -33,7 +33,7 @@ STAND_IN_MODEL = "openai/stand-in-judge"
 """litellm's name of the stand-in; the demo's scores carry it, so that they cannot be taken for an LLM's."""
 
 Rule = Callable[[list[dict[str, Any]]], float]
-"""Scores a transcript (OpenAI messages) from 0 to 1."""
+"""Function that scores a transcript (a list of OpenAI messages) from 0 to 1."""
 
 _ASKED = {question(count, item): (count, item) for count in COUNTS for item in ITEMS}
 

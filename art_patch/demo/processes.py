@@ -61,7 +61,7 @@ class Process(Child):
     """A child process that is stopped at the end of its `with` block, and when the demo ends."""
 
     def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
-        """Start the process; `environment` is added to our variables, and its stderr is appended to `log`."""
+        """Start the process with `environment` added to this process's variables; its stderr is appended to `log`."""
         super().__init__(command, {**os.environ, **environment}, log=log, kernel_ends_it=True)
 
     def peak_mib(self) -> float:
@@ -69,7 +69,7 @@ class Process(Child):
         return peak_memory_mib(self.pid)
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        """Return the process object itself."""
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -81,7 +81,10 @@ class Engine(Process):
     """A child process that runs `art-patch serve` on a free port; `base_url` is its address."""
 
     def __init__(self, base: Path, home: Path, project: str, log: Path, engine: str = "embedded") -> None:
-        """Start the engine and wait until it answers; raises an `EngineError` if it ends instead."""
+        """Start `art-patch serve` and wait until it answers requests.
+
+        Raises an `EngineError` if it ends before that.
+        """
         command = [sys.executable, "-m", "art_patch", "serve", "--base", str(base), "--port", "0", "--json"]
         command += ["--engine", engine]
         command += ["--home", str(home), "--project", project, "--threads", "1", "--who", "demo"]
@@ -104,7 +107,7 @@ class Agent(Process):
     """A child process that runs the example agent; it works on the tasks that `ask` sends to it."""
 
     def __init__(self, program: Program, path: Path, environment: Mapping[str, str], log: Path) -> None:
-        """Write the agent's source to `path` and start it."""
+        """Write the agent program's source to `path` and start it as a child process."""
         path.write_text(program.source)
         variables = {"OPENAI_API_KEY": "none", **program.variables, **environment}
         super().__init__([program.python, str(path)], variables, log)

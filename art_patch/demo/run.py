@@ -45,19 +45,19 @@ SCENARIOS = 120
 """Questions in a cycle, of which about a fifth is held out for the gate."""
 
 ROLLOUTS = 8
-"""Number of times that each question is asked."""
+"""Number of times that the agent is asked each question in a cycle."""
 
 EVALUATION_TASKS = 155
-"""Questions that traffic never asks."""
+"""Number of questions in a measurement; none of them occurs in traffic."""
 
 EVALUATION_SAMPLES = 4
-"""Number of times that each of them is asked for the sampled success, before and after."""
+"""Number of sampled answers to each question in the first and the last measurement."""
 
 CURVE_SAMPLES = 2
-"""The same between cycles, where a rougher metric is enough."""
+"""Number of sampled answers to each question in the measurements between them, which may be less precise."""
 
 CYCLES = 4
-"""Cycles of a demo unless the user says otherwise."""
+"""Default number of cycles of the demo."""
 
 CYCLE = CycleConfig(
     settle_s=1.0,
@@ -74,10 +74,10 @@ SINGLE_SHOT = replace(
     min_group_size=1_000_000,  # questions that are asked twice by chance make no group: every sibling is re-sampled
     resample=ResampleConfig(samples=7, turns=2, max_turns=400, concurrency=8),
 )
-"""Settings of a cycle for traffic in which every question is asked once."""
+"""Cycle settings for `single_shot`: every question is asked once, and the job re-samples the siblings."""
 
 QUESTIONS = 120
-"""Questions in a cycle of that traffic."""
+"""Number of questions in a cycle with `single_shot`."""
 
 
 class Teller(Protocol):

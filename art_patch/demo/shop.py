@@ -40,7 +40,7 @@ LOOKUP_TOOL: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]},
     },
 }
-"""The only tool, in the key order in which servers write it again."""
+"""The shop's only tool, with its keys in the order in which servers write them again."""
 
 TOOLS: list[dict[str, Any]] = [LOOKUP_TOOL]
 

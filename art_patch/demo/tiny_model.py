@@ -40,7 +40,7 @@ Row = tuple[list[int], list[int]]
 """A demonstration's ids, and the same ids with `IGNORE` in place of all tokens that are not the model's."""
 
 Conversation = Sequence[dict[str, Any]]
-"""OpenAI messages, of which the assistant's are learned."""
+"""OpenAI messages; the model is trained on the assistant's messages only."""
 
 IGNORE = -100
 END_OF_TURN = "<|im_end|>"

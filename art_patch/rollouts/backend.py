@@ -55,23 +55,24 @@ class LocalBackend:
         gpu_memory_utilization: float | None = None,
         tool_parser: str | None = None,
     ) -> None:
-        """Prepare; processes start when a model registers.
+        """Create the backend; its processes start when a model is registered.
 
-        All arguments but the first two are options of `art-patch serve`, used where an engine has to be started.
+        All arguments after `store` are options of `art-patch serve`. They apply to an engine that this backend starts;
+        if an engine runs already, giving one of them is an error.
 
         Args:
-            path: directory of all projects; the user's data directory unless given (`ART_PATCH_HOME`).
-            store: database URL; a SQLite file in the project's directory unless given (`ART_PATCH_STORE`).
-            engine: `vllm`, `embedded` or `auto`.
+            path: directory that holds all projects; by default `ART_PATCH_HOME`, or the user's data directory.
+            store: database URL of the store; by default `ART_PATCH_STORE`, or a SQLite file in the project's directory.
+            engine: `vllm`, `embedded`, or `auto` to choose by machine.
             device: torch device of the embedded engine, such as `cpu` or `cuda:1`.
-            dtype: number type of the weights that serve, such as `bfloat16`.
-            threads: CPU threads of the embedded engine.
-            max_model_len: most tokens of prompt and answer together.
-            max_lora_rank: highest LoRA rank that the engine loads.
-            replicas: number of vLLM processes.
-            tensor_parallel_size: GPUs that one vLLM process uses.
-            gpu_memory_utilization: share of a GPU's memory that vLLM takes; leave some for training.
-            tool_parser: name of vLLM's parser of tool calls.
+            dtype: number type of the weights in the engine, such as `bfloat16`.
+            threads: number of CPU threads that the engine may use.
+            max_model_len: largest number of tokens of prompt and answer together.
+            max_lora_rank: highest LoRA rank that the engine accepts.
+            replicas: number of vLLM processes to start.
+            tensor_parallel_size: number of GPUs over which one vLLM process splits the model.
+            gpu_memory_utilization: share of a GPU's memory that vLLM reserves; the trainer needs the rest.
+            tool_parser: vLLM's name for the format in which the model writes tool calls.
         """
         options = {
             "engine": engine, "device": device, "dtype": dtype, "threads": threads, "max_model_len": max_model_len,
@@ -120,11 +121,11 @@ class LocalBackend:
             runtime.close()
 
     def __enter__(self) -> Self:
-        """Return itself; the end of the block closes it."""
+        """Return the backend; the end of the `with` block closes it."""
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Close the backend."""
+        """Close the backend, which ends its engines and trainers."""
         self.close()
 
     def _runtime(self, model: Model[Any]) -> ModelRuntime:

@@ -32,7 +32,7 @@ from art_patch.rollouts.trajectory import History, Trajectory, remember
 from art_patch.trajectories import canonical
 
 MOST_AT_ONCE = 256
-"""Most requests in flight. Further ones wait in this process, where waiting needs no socket and has no timeout."""
+"""Most requests in flight for one client. Further ones wait in this process, without a socket or a timeout."""
 
 _CHAT = "/chat/completions"
 _ANSWER_S, _CONNECT_S = 1200.0, 60.0  # connecting takes long, too, when a crowd arrives at once
@@ -57,7 +57,7 @@ class ModelClient(AsyncOpenAI):
     """An `AsyncOpenAI` for one model, which captures its answers and limits the number of requests in flight."""
 
     def __init__(self, *, lane: Lane, **options: Any) -> None:
-        """Send requests along `lane`; the options are the SDK's."""
+        """Create a client for the model of `lane`; `options` are those of the SDK's `AsyncOpenAI`."""
         self._lane = lane
         # The SDK's ten minutes are too short for the last of a crowd.
         options.setdefault("timeout", Timeout(_ANSWER_S, connect=_CONNECT_S))

@@ -173,10 +173,10 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         _internal_config: Any = None,
         **more: Any,
     ) -> None:
-        """Take the fields by name; `more` are the fields of a subclass.
+        """Create the model from its fields, given by name; `more` holds the fields of a subclass.
 
         Raises:
-            ConfigError: `_internal_config` is given, which is for OpenPipe ART's own engine.
+            ConfigError: `_internal_config` is given, which only OpenPipe ART's own engine understands.
         """
         # `base_model` and `more` are fields of this class and its subclasses, which the parent's signature lacks.
         fields: dict[str, Any] = {"name": name, "project": project, "config": config, "base_model": base_model, **more}

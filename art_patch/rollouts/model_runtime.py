@@ -89,12 +89,12 @@ class ModelRuntime:
     """
 
     def __init__(self, settings: Settings, name: str, base: str | None, engine: Mapping[str, str]) -> None:
-        """Prepare; `open` opens the store and starts the engine.
+        """Create the runtime; `open` opens the store and starts the engine.
 
         Args:
             name: the model's name; its policies are `NAME@STEP`.
-            base: model directory or Hugging Face id; `None` for a model that does not learn.
-            engine: options of `art-patch serve`, for an engine that has to be started.
+            base: model directory or Hugging Face id of the base model; `None` for a model that is never trained.
+            engine: options of `art-patch serve`, for an engine that this runtime starts.
         """
         check_name(f"{name}@0")
         self.serves = ""

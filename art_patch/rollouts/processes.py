@@ -40,19 +40,19 @@ SELF = "art_patch.rollouts.processes"
 """The name of this module for `ScriptChild`; `__name__` would be `__main__` in a child."""
 
 Progress = Callable[[int, int, str], None]
-"""Called with the optimizer steps done, their total, and a note; from another thread."""
+"""Called from another thread, with the number of finished optimizer steps, their total number, and a note."""
 
 
 class ScriptChild(process.Child):
     """A child process that runs a Python module and exchanges JSON objects with the script, one in each line."""
 
     def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        """Start the process.
+        """Start the child process.
 
         Args:
-            module: for `python -m`; it must end when its standard input closes.
-            environment: added to the variables of this process.
-            log: file that its stderr is appended to.
+            module: name of the Python module to run; it must end itself when its standard input closes.
+            environment: environment variables that are added to those of this process.
+            log: file to which the child's stderr is appended.
         """
         # -P: files beside the script must not stand in for modules of the same name
         command = [sys.executable, "-P", "-m", module, *arguments]
@@ -83,7 +83,10 @@ class Trainer:
     """
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
-        """Start no process yet; `environment` names the project, `log` takes the process's stderr."""
+        """Create the trainer; the first update starts its process.
+
+        `environment` holds the variables that name the project; the process's stderr is appended to `log`.
+        """
         self._environment = environment
         self._log = log
         self._child: ScriptChild | None = None

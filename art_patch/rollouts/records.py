@@ -37,7 +37,7 @@ from art_patch.types import JSON, REPLAY, Call, Score
 HISTORY = "history.jsonl"
 REWARD = "reward"
 SCENARIO = "scenario_id"
-"""Key of a group's or a trajectory's metadata."""
+"""Key under which a group's or a trajectory's metadata names its scenario."""
 
 
 class Siblings(Protocol):

@@ -186,7 +186,7 @@ class Trajectory(BaseModel):
         }
 
     def __str__(self) -> str:
-        """Return one line without the messages."""
+        """Return one line with the reward, metrics and metadata."""
         return f"Trajectory(reward={self.reward}, metrics={self.metrics}, metadata={self.metadata})"
 
 

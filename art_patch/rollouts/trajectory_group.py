@@ -84,7 +84,7 @@ class TrajectoryGroup(BaseModel, metaclass=_Meta):
         exceptions: Iterable[BaseException] = (),
         logs: Iterable[str] = (),
     ) -> None:
-        """Take the results of rollouts; exceptions among `trajectories` join `exceptions`."""
+        """Create a group from the results of rollouts; exceptions among `trajectories` are added to `exceptions`."""
         given: list[Any] = list(trajectories)
         raised: list[Any] = [each for each in given if isinstance(each, BaseException)] + list(exceptions)
         super().__init__(
@@ -117,11 +117,11 @@ class TrajectoryGroup(BaseModel, metaclass=_Meta):
         return self.model_copy(update={"trajectories": judged})
 
     def __iter__(self) -> Iterator[Trajectory]:  # type: ignore[override]
-        """Iterate over the trajectories."""
+        """Iterate over the group's trajectories, without the exceptions."""
         return iter(self.trajectories)
 
     def __len__(self) -> int:
-        """Return the number of trajectories."""
+        """Return the number of trajectories in the group, without the exceptions."""
         return len(self.trajectories)
 
 
@@ -141,16 +141,16 @@ class PendingGroup:
     """Rollouts that have not started; awaiting the object runs them and returns their `TrajectoryGroup`."""
 
     def __init__(self, given: list[Any], rest: dict[str, Any]) -> None:
-        """Take the rollouts, and the other arguments of their group."""
+        """Create the object from awaitable rollouts (`given`) and the other arguments of the group (`rest`)."""
         self.given = given
         self._rest = rest
 
     def __len__(self) -> int:
-        """Return the number of rollouts."""
+        """Return the number of rollouts that will run."""
         return len(self.given)
 
     def __await__(self) -> Generator[Any, Any, TrajectoryGroup]:
-        """Run the rollouts at once."""
+        """Run the rollouts at the same time, and return their group."""
         return self._run().__await__()
 
     async def _run(self) -> TrajectoryGroup:

@@ -40,10 +40,10 @@ from typing import Any, Protocol
 from art_patch.errors import EngineError
 
 MAX_BODY_BYTES = 64 << 20
-"""Largest body of a request; a larger one is refused with 413."""
+"""Largest number of bytes in a request body; a larger body is refused with 413."""
 
 EXACT_PREFIX = "/exact"
-"""Begins the paths of the routes whose choices carry exact tokens; `/v1` follows."""
+"""Path prefix, before `/v1`, of the routes whose answers carry exact tokens in each choice."""
 
 
 class UnknownPolicy(EngineError):

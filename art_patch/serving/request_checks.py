@@ -138,15 +138,16 @@ class PageGuard:
         """Guards `app`.
 
         Args:
-            names: host names that are answered besides loopback's own; `None` answers any name (beyond loopback).
-            json_paths: paths whose POST must have a JSON content type.
+            names: host names in `Host` that are accepted besides loopback's own; `None`, for a server beyond loopback,
+                accepts any.
+            json_paths: paths for which a POST request must have a JSON content type.
         """
         self._app = app
         self._names = None if names is None else {name.lower() for name in names if not _is_loopback(name.lower())}
         self._json_paths = frozenset(json_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuses a request or passes it on."""
+        """Answers a web page's request with an error, or passes the request on to the application."""
         if scope["type"] == "http":
             refusal = self._why_not(scope)
             if refusal is not None:
@@ -190,7 +191,7 @@ class KeyGuard:
         self._api_key = api_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuses a request or passes it on."""
+        """Answers a request without the key with 401, or passes the request on to the application."""
         if scope["type"] == "http" and scope["path"] != "/health" and not shows_key(scope, self._api_key):
             message = "The API key is missing or wrong. Send it as `Authorization: Bearer KEY`."
             response = JSONResponse(error_body(401, message, code="invalid_api_key"), status_code=401)

@@ -251,17 +251,17 @@ class ExactRoute:
     """
 
     def __init__(self, chat: ASGIApp, serves: Callable[[str], str | None] | None) -> None:
-        """Answers by `chat`, the engine's own route.
+        """Creates the route; it answers through `chat`, the engine's own chat route.
 
         Args:
-            serves: returns the policy that serves under a NAME now, or `None`; called in a thread. Without it there are
-                no bare names.
+            serves: returns the policy that is champion of a NAME now, or `None`; called in a thread. Without this
+                argument a request must name a policy, `NAME@STEP`.
         """
         self._chat = chat
         self._serves = serves
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
+        """Answers one chat-completion request over ASGI."""
         began, started_at = time.perf_counter(), time.time()
         body = await read_body(receive)
         if body is None:

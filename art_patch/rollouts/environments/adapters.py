@@ -112,12 +112,15 @@ class GymnasiumEnvironment(_InWords):
         illegal_reward: float = -1.0,
         **options: Any,
     ) -> None:
-        """Prepare; the first episode makes the environment. Arguments not listed here are those of `Environment`.
+        """Create the object; the first episode creates the `gymnasium` environment.
+
+        Arguments that are not listed here are the attributes of `Environment`.
 
         Args:
-            make: the environment's id, or a function that makes it.
-            actions: names of the actions, the first for the lowest number; the numbers unless given.
-            options: arguments of the environment; `render_mode="ansi"` shows its own drawing, if it has one.
+            make: the `gymnasium` environment's id, or a function that creates the environment.
+            actions: names of the actions, from the lowest number on; without them actions are named by their numbers.
+            options: arguments with which the environment is created; `render_mode="ansi"` makes its drawing the text of
+                a state, if it has one.
         """
         super().__init__(instructions, actions, attempts, illegal_reward)
         self._make_it, self._options = make, options
@@ -180,15 +183,19 @@ class PettingZooEnvironment(_InWords):
         illegal_reward: float = -1.0,
         **options: Any,
     ) -> None:
-        """Prepare; the first episode makes the game. Arguments not listed here are those of `Environment`.
+        """Create the object; the first episode creates the `pettingzoo` game.
+
+        Arguments that are not listed here are the attributes of `Environment`.
 
         Args:
-            make: a function that makes the game, such as the `env` of the game's module.
-            player: name of the agent's player; each in turn unless given.
-            others: returns the action of another player, given this environment and that player's observation; a
-                coroutine function, or a function that runs in the game's thread. `random_action` unless given.
-            actions: names of the actions, the first for the lowest number; the numbers unless given.
-            options: arguments of the game; `render_mode="ansi"` shows its own drawing, if it has one.
+            make: function that creates the game, such as `env` of the game's module.
+            player: name of the player that the agent plays; without it the seed chooses the player.
+            others: function that chooses the action of another player, given this environment and that player's
+                observation. A coroutine function runs on the event loop, any other in the game's thread. The default is
+                `random_action`.
+            actions: names of the actions, from the lowest number on; without them actions are named by their numbers.
+            options: arguments with which the game is created; `render_mode="ansi"` makes its drawing the text of a
+                state, if it has one.
         """
         super().__init__(instructions, actions, attempts, illegal_reward)
         self.random = random.Random()

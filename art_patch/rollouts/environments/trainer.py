@@ -55,7 +55,7 @@ class Agent:
     """
 
     def __init__(self, model: Model[Any], *, keeps_history: bool = True, **params: Any) -> None:
-        """Take the model, and the settings of its requests."""
+        """Create an agent that plays with `model`; the other arguments are explained at the class."""
         self.model = model
         self.keeps_history = keeps_history
         self.params = params
@@ -181,21 +181,22 @@ class GRPOTrainer:
         parallel: int = 64,
         max_exceptions: float = 0.05,
     ) -> None:
-        """Prepare; `collect_episodes` plays.
+        """Create the trainer; `collect_episodes` starts to play.
 
         Args:
-            agent: its model learns, and must be registered before episodes are played.
-            environment: a class, or a function that makes environments; or one environment, which is copied. Episodes
-                that run at once need one each.
-            learning_rate: replaces that of `config`.
-            batch_size: groups in one optimizer step; replaces that of `config`.
-            episodes_per_batch: episodes that `collect_episodes` plays.
-            max_episode_length: steps after which an episode ends.
-            kl_penalty: replaces that of `config`.
-            group_size: episodes of one seed, which are compared with each other.
-            seeds: the scenarios, repeated after the last one; 0, 1, 2, ... without end unless given.
+            agent: the agent that plays; its model is trained, and must be registered before the first episode.
+            environment: an `Environment` class, a function that creates environments, or one environment, which is then
+                copied. Each episode that runs at the same time needs an environment of its own.
+            learning_rate: if given, it is used instead of the learning rate in `config`.
+            batch_size: number of groups in one optimizer step; if given, it is used instead of the value in `config`.
+            episodes_per_batch: number of episodes that one call of `collect_episodes` plays; a multiple of
+                `group_size`.
+            max_episode_length: number of steps after which an episode is ended.
+            kl_penalty: if given, it is used instead of the KL penalty in `config`.
+            group_size: number of episodes with the same seed, which are compared with each other; at least 2.
+            seeds: training seeds, used in turn and from the start again; without them 0, 1, 2, ... without end.
             config: all other settings of an update.
-            parallel: episodes that run at once.
+            parallel: largest number of episodes that run at the same time.
             max_exceptions: number of episodes in a batch that may raise, or their share if below 1.
 
         Raises:

@@ -50,7 +50,7 @@ class ChatEndpoint:
         self._policies, self._submit = policies, submit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
+        """Answers one chat-completion request over ASGI."""
         try:
             if scope["method"] != "POST":
                 raise ApiError(405, "use POST")

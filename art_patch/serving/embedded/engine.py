@@ -52,11 +52,12 @@ class EmbeddedEngine:
         """Takes over a loaded model and starts the scheduler.
 
         Args:
-            model: a causal language model in eval mode; owned by the engine from here on.
-            base: the checkpoint that it was loaded from.
-            name: the policy's name; the bare base serves as `NAME@0`.
-            adapters_root: directory of published adapters.
-            merge: whether LoRAs are merged into copies of the weights; `None` lets `make_bank` choose.
+            model: a causal language model in eval mode; only the engine may use it from now on.
+            base: the checkpoint that the model was loaded from.
+            name: name of the policies; the base model without a LoRA is served as `NAME@0`.
+            adapters_root: directory that holds the published adapters.
+            merge: true keeps a merged copy of the weights for each LoRA, false uses PEFT's layers; `None` lets
+                `make_bank` choose.
         """
         self.limits = limits or EngineLimits()
         self.base = base

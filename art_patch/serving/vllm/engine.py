@@ -49,14 +49,14 @@ class VllmEngine:
         ready_timeout_s: float = 600.0,
         inherited: Mapping[str, str] = os.environ,
     ) -> None:
-        """Prepares; `start` starts the processes.
+        """Creates the engine without starting a process; `start` starts the vLLM processes.
 
         Args:
-            adapters_root: directory of published adapters.
-            home: directory for logs and for the copies of adapters; made if it is missing.
-            gpus: the GPUs of each replica; `None` leaves the choice to the inherited variables.
-            ready_timeout_s: seconds that a replica may take to get ready.
-            inherited: environment variables that vLLM gets, see `variables_of`.
+            adapters_root: directory that holds the published adapters.
+            home: directory for logs and for copies of the adapters; created if it is missing.
+            gpus: the GPUs of each replica; with `None`, `CUDA_VISIBLE_DEVICES` in `inherited` decides.
+            ready_timeout_s: seconds within which a replica must take requests after its start.
+            inherited: environment variables that vLLM inherits, see `variables_of`.
         """
         self.base = base
         self.base_policy = check_name(f"{options.name}@0")

@@ -43,7 +43,7 @@ class Forward:
         self._answering, self._choose, self._reload = answering, choose, reload
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
+        """Answers one chat-completion request over ASGI."""
         caller = Caller(scope, receive, send)
         try:
             if caller.method != "POST":

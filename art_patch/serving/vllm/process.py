@@ -28,16 +28,16 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts for `--max-lora-rank`."""
 
 LORAS_AT_ONCE = 4
-"""Policies in one batch: the champion, the one before it, a candidate and a canary. More would wait for each other."""
+"""Most LoRAs in one batch: champion, former champion, candidate and canary. Requests for a fifth LoRA wait."""
 
 LORAS_LOADED = 16
-"""Policies in memory. Beyond it vLLM drops the one used least recently, and reads it from disk when it is asked for."""
+"""LoRAs kept in memory. For one more, vLLM drops the least recently used, and reads it again at its next request."""
 
 SHUTDOWN_S = 20
-"""Seconds that vLLM may take to finish running requests."""
+"""Seconds that vLLM may take after SIGTERM to finish running requests."""
 
 MARK = "ART_PATCH_SERVED_BY"
-"""Environment variable by which the processes of a server are found."""
+"""Environment variable that marks every process of a vLLM with the server that started it."""
 
 # The folder that vLLM's own interpreter imports from; no other file of ours is in it.
 _IN_WORKER = Path(__file__).with_name("in_worker")
@@ -192,8 +192,8 @@ class VllmProcess:
         """Starts the process.
 
         Args:
-            log: file that its output is appended to; a file that has grown too large is set aside first.
-            home: directory of the server that it belongs to.
+            log: file to which vLLM's output is appended; a file that has grown too large is renamed first.
+            home: directory of the server that starts this vLLM.
         """
         self.log = log
         with suppress(FileNotFoundError):

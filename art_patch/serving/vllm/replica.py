@@ -40,7 +40,7 @@ _BACKOFF_S = (1.0, 60.0)
 _CORRUPTED = re.compile(rb"^vllm:corrupted_requests_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 NOT_A_NUMBER = b"JSON compliant"
-"""Part of vLLM's error message in place of an answer with NaN in it."""
+"""Part of the error message that vLLM sends when its answer would contain NaN."""
 
 _ADDRESS = "http://vllm"  # a unix socket has no host; HTTP wants one
 _LIKELIEST = 20  # tokens with log-probabilities that vLLM reports for a place unless it was started for more
@@ -238,13 +238,13 @@ class Replica:
         catch_up: Callable[[Replica], Awaitable[None]],
         ready_timeout_s: float,
     ) -> None:
-        """Prepares; `boot` starts the process.
+        """Creates the replica without starting a process; `boot` starts vLLM.
 
         Args:
-            base: served name of the bare base.
-            dtype: number type that it computes in; decides how far a probe may differ.
-            catch_up: loads every policy into this replica and sets `ready`; called once vLLM answers.
-            ready_timeout_s: seconds that a start may take.
+            base: name under which vLLM serves the base model without a LoRA.
+            dtype: number type that vLLM computes in; it decides how far log-probabilities may differ from a probe's.
+            catch_up: loads every policy into this replica and then sets `ready`; called as soon as vLLM answers.
+            ready_timeout_s: seconds within which the replica must be ready after a start of vLLM.
         """
         self.number = number
         self.ready = False
