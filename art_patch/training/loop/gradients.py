@@ -1,7 +1,8 @@
-"""The gradient of one optimizer step, for each phase; and the same loss, without a gradient, on evaluation groups.
+"""Computes the gradient of one optimizer step for each phase of an update, and the loss on evaluation groups.
 
-Items in, the LoRA's gradient set, sums of what was seen out. Micro-batches, accumulated batches and processes change
-memory and time, not the result: every normaliser is that of the whole step.
+A gradient function gets the items of a step (demonstrations, pairs or groups), adds to the gradients of the LoRA's
+weights, and returns sums for the step's metrics. The size of micro-batches, the number of accumulated batches and the
+number of processes change memory and time, and not the result: every loss is divided by a number of the whole step.
 
 Names of axes: N sampled tokens of a pack, E its examples; R rows and P pairs of rows.
 """
@@ -38,7 +39,10 @@ _NOTHING_SEEN: Sums = {"tokens": 0.0, "entropy_nats": 0.0}
 def gradients_of(
     job: TrainJob, scorer: Scorer, start: StartScores, ranks: Ranks
 ) -> dict[PhaseName | Literal["rehearse"], Gradient]:
-    """Returns the gradient of each phase, and that of the rows that steps on groups rehearse."""
+    """Returns a gradient function for each phase of the update, and one ("rehearse") for the rehearsed rows.
+
+    A rehearsed row is a known answer that a step on groups imitates as well, against forgetting.
+    """
     by_packs = _ByPacks(scorer, job.config, ranks)
     return {
         "imitate": _of_given(job.demonstrations, 1.0, by_packs),
@@ -195,16 +199,19 @@ def _seen(scored: Scored) -> Sums:
 
 @torch.no_grad()
 def evaluate(job: TrainJob, scorer: Scorer, start: StartScores, ranks: Ranks) -> dict[str, float]:
-    """Returns three metrics of the policy in training on groups that it never learns from; none if there are no groups.
+    """Evaluates the policy in training on the job's evaluation groups, which it never learns from.
 
-    - `eval_loss`: the loss of an optimizer step that would take all of these groups.
-    - `eval_kl_nats`: k2 estimate of KL(behaviour || trained) a token, as `kl_nats`. It measures how far the policy
-      moved where it was not taught.
-    - `eval_gain_nats`: mean over tokens of the advantage times how much likelier the token has become since the start
-      of the update. Above 0, better runs have become likelier than worse ones. If it falls while `loss` falls, the
-      policy learns the training groups by heart.
+    Returns three metrics, or an empty dict if no group has different rewards:
 
-    No gradient, no dropout, no random number: an update is the same with evaluations and without.
+    - `eval_loss`: the loss that an optimizer step on all evaluation groups together would have.
+    - `eval_kl_nats`: k2 estimate of KL(policy that sampled || policy in training) per token. It measures how far the
+      policy moved on groups that it did not learn from.
+    - `eval_gain_nats`: the mean over tokens of the advantage times the increase of the token's log-probability since
+      the start of the update. Above 0, better runs have become likelier relative to worse ones. If it falls while the
+      training loss falls, the policy overfits the training groups.
+
+    An evaluation uses no gradient, no dropout and no random number, so it does not change the weights that an update
+    makes.
     """
     lessons = evaluated_of(job)
     loss_of = _loss_of_lessons(lessons, start.eval_old, start.eval_reference, job.config.loss)

@@ -1,11 +1,11 @@
-"""An update's input as a record and as a file, and the format of all files in a job directory. No torch.
+"""The job: the complete input of an update, as a record and as a file. Importing this module loads no torch.
 
-The job's file is all that an update in another process needs, and all that is left of an update that was killed. It is
-written once and never changes: a job directory belongs to one job, recognised by the fingerprint of its content.
+The job's file lets another process run the update, and lets a later process continue an update that was killed. It is
+written once and never changed. A job directory belongs to the one job whose file is in it.
 
-Every file of a job directory holds arrays and a JSON object in one safetensors file, written whole or not at all. It is
-one file because two cannot be replaced at once: the object stands in the file's header. Equal content gives equal
-bytes.
+The module also defines the format of all files in a job directory. Each is a safetensors file with arrays, and with a
+JSON object in its header. Arrays and object are in one file because two files cannot be replaced atomically. A file is
+written atomically, and equal content gives equal bytes.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Sibling:
-    """A trajectory of a group that is trained on.
+    """A trajectory of a group in a job, with its advantage.
 
     Attributes:
         trajectory_id: Id of the trajectory in the store.
-        example: Its rows and its advantage. The advantage is 0 if there are no rows.
-        on_policy: Whether the policy that the update starts from sampled all of it.
+        example: The trajectory's rows (token sequences) and its advantage, which is 0 if there are no rows.
+        on_policy: Whether the policy at the start of the update sampled all of the trajectory's answers.
     """
 
     trajectory_id: str
@@ -55,35 +55,41 @@ class Sibling:
 
 @dataclass(frozen=True, slots=True)
 class TrainGroup:
-    """A group that is trained on, with all its siblings."""
+    """A group in a job, for training or for evaluation, with all its siblings.
+
+    Attributes:
+        id: Id of the group in the store.
+        siblings: The trajectories of the group with their advantages.
+    """
 
     id: str
     siblings: tuple[Sibling, ...]
 
     @property
     def teaches(self) -> bool:
-        """Whether a sibling did better or worse than the others."""
+        """Whether a sibling with rows has an advantage other than 0; the loss ignores groups without one."""
         return any(sibling.example.advantage != 0.0 and sibling.example.rows for sibling in self.siblings)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainJob:
-    """Everything that an update depends on.
+    """The complete input of an update. A row is one token sequence with its learned tokens marked as sampled.
 
     Attributes:
         base: Model directory or hub id of the base model.
-        base_sha256: The base model's fingerprint, for the manifest of the new policy.
+        base_sha256: The base model's fingerprint, which is written into the manifest of the new policy.
         parent: Adapter directory of the champion; `None` if the champion is the base model itself.
         target: Directory where the new policy is published, `adapters/NAME@STEP`.
         config: Settings of the update.
-        groups: Groups whose siblings are ranked. A group that teaches nothing is ignored.
-        demonstrations: Rows to imitate, with the learned tokens marked as sampled.
-        rehearsal: Rows of earlier successes. Each step on groups imitates a few of them, and of the demonstrations.
+        groups: Groups to train on by the rewards of their siblings. A group whose rewards are all equal is ignored.
+        demonstrations: Rows of answers to imitate.
+        rehearsal: Rows of earlier runs with a high reward. If `config.rehearse_from` is set, each step on groups also
+            imitates a few rows drawn from these and from `demonstrations`.
         pairs: Pairs of a better and a worse row.
-        evaluation: Groups that are never trained on. The policy is evaluated on them if the config says so.
-        others: Ids of trajectories outside the groups from which some of the rows come.
-        mean_reward: Mean reward of all scored trajectories, for people.
-        metrics: JSON values for people: what the job was made of and what was left out.
+        evaluation: Groups that are never trained on. The policy is evaluated on them if `config.eval_steps` is set.
+        others: Ids of trajectories that are in no group but from which some of the rows were made.
+        mean_reward: Mean reward of all scored trajectories, shown in progress lines; `None` if none was scored.
+        metrics: Counts for people, as JSON values: what the job was made from and what was left out.
     """
 
     base: str
@@ -107,34 +113,34 @@ class TrainJob:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """All rows that may be trained on: those of groups, demonstrations, rehearsal, then pairs."""
+        """All token sequences of the job except the evaluation groups': of groups, demonstrations, rehearsal, pairs."""
         of_groups = (row for group in self.groups for sibling in group.siblings for row in sibling.example.rows)
         of_pairs = (row for pair in self.pairs for row in (pair.chosen, pair.rejected))
         return (*of_groups, *self.demonstrations, *self.rehearsal, *of_pairs)
 
     @property
     def rehearsed(self) -> tuple[Row, ...]:
-        """Rows of which steps on groups imitate some; none unless the config says so."""
+        """Rows from which each step on groups draws a few to imitate; none if `config.rehearse_from` is `None`."""
         return () if self.config.rehearse_from is None else (*self.rehearsal, *self.demonstrations)
 
     @property
     def group_ids(self) -> tuple[str, ...]:
-        """Ids of the groups that are trained on."""
+        """Ids of the job's training groups, in the order of `groups`."""
         return tuple(group.id for group in self.groups)
 
     @property
     def trajectory_ids(self) -> frozenset[str]:
-        """Ids of the trajectories in the groups that are trained on."""
+        """Ids of the trajectories in the job's training groups."""
         return _trajectories(self.groups)
 
     @property
     def evaluated_ids(self) -> frozenset[str]:
-        """Ids of the trajectories that the policy is evaluated on."""
+        """Ids of the trajectories in the job's evaluation groups."""
         return _trajectories(self.evaluation)
 
     @property
     def fingerprint(self) -> str:
-        """Hex sha256 of the job's file."""
+        """Hex sha256 of the content of the job's file, by which two jobs are compared; equal jobs have equal ones."""
         return hashlib.sha256(_to_bytes(self)).hexdigest()
 
 
@@ -143,7 +149,10 @@ def _trajectories(groups: Iterable[TrainGroup]) -> frozenset[str]:
 
 
 def claim(directory: Path, job: TrainJob) -> None:
-    """Writes the job's file into its directory; raises `TrainingError` if the directory belongs to another job."""
+    """Makes `directory` the job's directory by writing the job's file there, unless the same file exists already.
+
+    Raises `TrainingError` if the directory holds the file of another job, or if the file cannot be written.
+    """
     # Compared byte for byte: equal jobs give equal bytes, and an update that goes on must be exactly the same.
     content, path = _to_bytes(job), directory / JOB
     if not path.exists():
@@ -155,10 +164,10 @@ def claim(directory: Path, job: TrainJob) -> None:
 
 
 def read_job(directory: Path) -> TrainJob | None:
-    """Returns the job that a directory belongs to; `None` if there is none.
+    """Reads the job from the job's file in `directory`; returns `None` if there is no such file.
 
     Raises:
-        TrainingError: The file is damaged, or was written by another release.
+        TrainingError: The file is damaged, or a release of art_patch with another file format wrote it.
     """
     found = read_file(directory / JOB)
     if found is None:
@@ -257,16 +266,16 @@ def _rows_of(arrays: Mapping[str, NDArray[Any]]) -> Iterator[Row]:
 
 
 def file_content(arrays: Arrays, facts: JSON) -> bytes:
-    """Returns the content of a file of a job directory: some arrays and a JSON object."""
+    """Returns the bytes of a file of a job directory: safetensors with `arrays`, and `facts` as JSON in the header."""
     written = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     return save(written, metadata={_FACTS: json.dumps(facts, sort_keys=True)})
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Replaces a file of a job directory; if that fails, the old content stays.
+    """Writes a file of a job directory, or replaces it atomically; if that fails, the old content stays.
 
     Raises:
-        TrainingError: The disk is full or cannot be written.
+        TrainingError: The disk is full, or the file may not be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -281,10 +290,10 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def read_file(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
-    """Returns the arrays and the JSON object of a file; `None` if there is no such file.
+    """Reads a file of a job directory and returns its arrays and its JSON object; `None` if there is no such file.
 
     Raises:
-        TrainingError: Something else changed the file.
+        TrainingError: The file is damaged or cannot be read.
     """
     try:
         with safe_open(path, framework="np") as file:  # type: ignore[no-untyped-call]

@@ -1,8 +1,9 @@
-"""The LoRA's weights and their optimizer, how far an update is, and the checkpoint that holds both.
+"""Optimizes the LoRA's weights, and keeps weights, optimizer and progress of an update in checkpoints.
 
-A checkpoint has the LoRA's weights, the optimizer's moments and step counts, torch's random numbers, the number of
-steps done, and the metrics of each. An update that goes on from it makes bit for bit the policy that it would have
-made. The file is replaced whole, so there is always one to go on from.
+A checkpoint holds the LoRA's weights, the optimizer's moments and step counts, the state of torch's random number
+generator, the number of steps done, and the metrics of each step. An update that continues from a checkpoint makes,
+bit for bit, the policy that it would have made without the interruption. A new checkpoint replaces the old one
+atomically, so a valid checkpoint always remains after a crash.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ _FILE = "checkpoint.safetensors"
 
 
 class Learner:
-    """AdamW on the parameters of a model that have a gradient."""
+    """The AdamW optimizer of an update, for the trainable parameters of a model: the LoRA's weights."""
 
     def __init__(self, model: Any, config: TrainConfig) -> None:
-        """Takes the weights of a model of `load_policy`."""
+        """Prepares AdamW, with the config's settings, for the trainable weights of a model of `load_policy`."""
         self._config = config
         self._weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self._optimizer = torch.optim.AdamW(
@@ -35,12 +36,19 @@ class Learner:
         )
 
     def clip(self, ranks: Ranks) -> float:
-        """Sums the gradients of all processes, scales them to the largest norm allowed, and returns the norm before."""
+        """Sums the gradients of all processes, and scales them down if their norm exceeds `max_grad_norm`.
+
+        Returns the norm before scaling.
+        """
         ranks.sum_gradients(self._weights.values())
         return float(torch.nn.utils.clip_grad_norm_(self._weights.values(), self._config.max_grad_norm))
 
     def step(self, number: int) -> float:
-        """Moves the weights by their gradients and returns their norm; `number` counts the steps of a phase from 0."""
+        """Lets AdamW change the weights by their gradients, clears the gradients, and returns the norm of the weights.
+
+        `number` is the step's number within its phase, from 0. At 0 the optimizer's moments are cleared. The first
+        `warmup_steps` steps of a phase use a smaller learning rate.
+        """
         if number == 0:
             self._optimizer.state.clear()  # moments of another phase's loss say nothing about this one
         # Warm-up of each phase: with the moments cleared, Adam's first steps are of full size whatever the gradient.
@@ -51,7 +59,7 @@ class Learner:
         return float(torch.nn.utils.get_total_norm([weight.detach() for weight in self._weights.values()]))
 
     def arrays(self) -> Arrays:
-        """Returns weights, moments, step counts and the state of torch's random numbers."""
+        """Returns the state for a checkpoint: weights, AdamW's moments and step counts, torch's random state."""
         tensors = {f"{_WEIGHT} {name}": weight.detach() for name, weight in self._weights.items()}
         for name, weight in self._weights.items():
             tensors |= {f"{slot} {name}": value for slot, value in self._optimizer.state[weight].items()}
@@ -60,7 +68,7 @@ class Learner:
         return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
 
     def restore(self, arrays: Arrays) -> None:
-        """Restores the state that `arrays()` returned; no arrays leave a new learner as it is."""
+        """Restores the state that `arrays()` returned; an empty mapping (no checkpoint yet) changes nothing."""
         for key, array in arrays.items():
             slot, _, name = key.partition(" ")
             tensor = torch.from_numpy(array)
@@ -77,13 +85,15 @@ class Learner:
 
 @dataclass(slots=True)
 class TrainState:
-    """How far an update is; the field names are those in a checkpoint.
+    """Progress of an update, as a checkpoint stores it; the checkpoint uses the same field names.
 
     Attributes:
-        done: Number of steps of the plan that were made.
-        stopped: Why no more steps will be made; `None` if the plan goes on.
-        gap_nats: The `gap_nats` of `StartScores`.
-        why_not_shared: The `why_apart` of the model's `Scorer`.
+        done: Number of optimizer steps of the plan that were made.
+        stopped: Why the update ends before the end of its plan; `None` if it does not.
+        gap_nats: Largest difference between recorded and computed log-probability before the first step (see
+            `StartScores`).
+        why_not_shared: Why the model computes token sequences one by one (see `Scorer.why_apart`); `None` if it
+            computes common beginnings once.
         history: Metrics of each step that was made.
     """
 
@@ -95,30 +105,37 @@ class TrainState:
 
 
 def read_train_state(directory: Path) -> tuple[TrainState, Arrays]:
-    """Returns the state and the learner's arrays in a job directory; those of a new update if it has no checkpoint.
+    """Reads the checkpoint in a job directory: the progress of the update, and the arrays for `Learner.restore`.
+
+    Without a checkpoint it returns the state of a new update and no arrays.
 
     Raises:
-        TrainingError: Something else damaged the checkpoint.
+        TrainingError: The checkpoint is damaged or cannot be read.
     """
     found = read_file(directory / _FILE)
     return (TrainState(), {}) if found is None else (TrainState(**found[1]), found[0])
 
 
 class CheckpointWriter:
-    """Writes checkpoints into a job directory, at most every so many seconds unless asked for."""
+    """Writes the checkpoints of an update into its job directory, by time, by number of steps, and on request."""
 
     def __init__(self, directory: Path, every_s: float, every_steps: int | None = None) -> None:
-        """Writes to `directory`, every `every_s` seconds and also after every `every_steps` steps of the plan."""
+        """Sets when `keep` writes: `every_s` seconds after the previous write, and after every `every_steps` steps.
+
+        `directory` is the job directory. With `every_steps=None` the number of steps does not count.
+        """
         self._path = directory / _FILE
         self._every_s = every_s
         self._every_steps = every_steps
         self._kept_at = time.monotonic()
 
     def keep(self, train_state: TrainState, learner: Learner, *, now: bool) -> None:
-        """Writes a checkpoint if it is time, or `now`.
+        """Writes a checkpoint if one is due by time or by number of steps, or if `now` is true.
+
+        The update calls this after every optimizer step.
 
         Raises:
-            TrainingError: The disk is full or cannot be written. The checkpoint before is whole.
+            TrainingError: The disk is full or not writable. The previous checkpoint stays valid.
         """
         counted = self._every_steps is not None and train_state.done % self._every_steps == 0
         if now or counted or time.monotonic() - self._kept_at >= self._every_s:

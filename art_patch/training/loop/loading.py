@@ -1,7 +1,8 @@
-"""The base model with a LoRA on it, ready to be trained, by peft or by Unsloth; and checks before anything is paid for.
+"""Loads the base model with a LoRA for training, by peft or by Unsloth, and checks beforehand whether that will work.
 
-The loaded model computes exact log-probabilities, and only the LoRA has a gradient. `require_machine` and
-`require_servable` refuse early what would fail later, without loading the base's weights.
+The loaded model computes exact log-probabilities, and only the LoRA's weights get a gradient. `require_machine` and
+`require_servable` find a machine or base model on which an update would fail, before any time or money is spent on it.
+They do not load the base model's weights.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ _CURE = "serve another base, one of text alone whose checkpoint transformers loa
 
 
 def backend_of(config: TrainConfig) -> Literal["peft", "unsloth"]:
-    """Returns the backend that trains on this machine; raises `ConfigError` if Unsloth was asked for and is missing."""
+    """Returns the backend that trains on this machine: Unsloth if it is installed and there is a CUDA GPU, else peft.
+
+    `config.backend="peft"` always gives peft. Raises `ConfigError` if the config names Unsloth and it cannot be used.
+    """
     if config.backend == "peft":
         return "peft"
     installed, cuda = find_spec("unsloth") is not None, torch.cuda.is_available()
@@ -44,7 +48,10 @@ def backend_of(config: TrainConfig) -> Literal["peft", "unsloth"]:
 
 
 def require_machine(config: TrainConfig) -> None:
-    """Raises `ConfigError` if this machine lacks the backend, or has fewer GPUs than the config has processes."""
+    """Raises `ConfigError` if this machine lacks the config's backend or has fewer GPUs than the config has processes.
+
+    A machine without any GPU may run several processes; they train on the CPU.
+    """
     backend_of(config)
     gpus = torch.cuda.device_count()
     if gpus and config.processes > gpus:
@@ -52,19 +59,20 @@ def require_machine(config: TrainConfig) -> None:
 
 
 def load(job: TrainJob, device: torch.device) -> Any:
-    """Returns the model that an update starts with, loaded by the backend of this machine."""
+    """Loads the base model with the LoRA that the update starts from, by the backend of this machine."""
     load_by = load_with_unsloth if backend_of(job.config) == "unsloth" else load_policy
     return load_by(job.base, job.start, job.config, device=device)
 
 
 def load_policy(base: str, adapter: Path | None, config: TrainConfig, *, device: torch.device | None = None) -> Any:
-    """Returns the base model with a LoRA, by peft. Nothing in it is random until `dropout_on`.
+    """Loads the base model with a LoRA by peft. All dropout is off until `dropout_on` switches the LoRA's on.
 
     Args:
-        base: Model directory or hub id.
-        adapter: Directory of the LoRA to continue. `None` puts a new LoRA on, which changes nothing yet.
+        base: Model directory or hub id of the base model.
+        adapter: Directory of the LoRA to continue. `None` adds a new LoRA, with which the model computes the same as
+            without it until the first optimizer step.
         config: Settings of the update.
-        device: The device to load on; a GPU if there is one, unless given.
+        device: The device to load the model on; `None` means a GPU if there is one, else the CPU.
     """
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -95,10 +103,11 @@ def load_policy(base: str, adapter: Path | None, config: TrainConfig, *, device:
 
 
 def load_with_unsloth(base: str, adapter: Path | None, config: TrainConfig, *, device: torch.device) -> Any:
-    """Returns the same as `load_policy`, by Unsloth (https://unsloth.ai/docs): its CUDA kernels with our losses.
+    """Loads the base model with a LoRA by Unsloth (https://unsloth.ai/docs), which computes faster than peft on CUDA.
 
-    Call it only in a process that imported Unsloth before transformers. Written from Unsloth's documentation and tested
-    on CUDA alone (`tests/gpu/test_unsloth.py`).
+    Arguments and result are those of `load_policy`. Call it only in a process that imported Unsloth before
+    transformers. The code was written from Unsloth's documentation, and its tests need a GPU
+    (`tests/gpu/test_unsloth.py`).
     """
     from unsloth import FastLanguageModel  # type: ignore[import-not-found]  # isort: skip  # first of all
     from peft import LoraConfig, load_peft_weights, set_peft_model_state_dict
@@ -128,7 +137,7 @@ def load_with_unsloth(base: str, adapter: Path | None, config: TrainConfig, *, d
 
 
 def default_device(rank: int = 0) -> torch.device:
-    """Returns the GPU of the process `rank` on this machine, or the CPU."""
+    """Returns the GPU for the process number `rank` of an update, or the CPU if the machine has no GPU."""
     return torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
 
 
@@ -157,9 +166,9 @@ def _recompute_blocks(model: nn.Module) -> None:
 
 @contextmanager
 def as_reference(model: Any, adapter: Path | None) -> Generator[None]:
-    """Lets a model of `load_policy` compute as another policy inside the block.
+    """Makes a model of `load_policy` compute as the reference policy inside the block, and as before after it.
 
-    `adapter` is the directory of that policy's LoRA; `None` is the base model.
+    `adapter` is the directory of the reference policy's LoRA. With `None` the reference is the base model without LoRA.
     """
     if adapter is None:
         with model.disable_adapter():
@@ -180,10 +189,10 @@ def as_reference(model: Any, adapter: Path | None) -> Generator[None]:
 
 
 def require_servable(base: str) -> None:
-    """Raises `ConfigError` if a base cannot be loaded for training, or if the engine would refuse every LoRA of it.
+    """Raises `ConfigError` if a base model cannot be trained, or if the engine would reject every LoRA for it.
 
-    The base is built on torch's meta device from its config, and a LoRA of zeros on its layers goes through the check
-    that every published adapter passes. `base` is a model directory or hub id.
+    `base` is a model directory or hub id. The model is built from its config on torch's meta device, without weights. A
+    LoRA of zeros for its layers is then checked with `check_content`, which every published adapter must pass.
     """
     from safetensors.numpy import save
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -1,4 +1,4 @@
-"""What an update did, step by step and in all; when it must end; and the line about a step for people. Pure."""
+"""Metrics of each step and of a whole update, the checks that end an update early, and a progress line for people."""
 
 from __future__ import annotations
 
@@ -20,36 +20,44 @@ from art_patch.types import JSON
 class UpdateMetrics:
     """Metrics of a whole update.
 
+    A row is one token sequence. The phases of an update are imitation, preferences and groups.
+
     Attributes:
-        trajectories: Number of trajectories that were trained on (advantage not zero).
-        trained_rows: Number of token sequences that they became. More rows than trajectories: histories forked.
-        tokens: Number of sampled tokens that were trained, each epoch.
-        demonstrations: Number of rows that were imitated.
-        rehearsed: Number of rows of which steps on groups imitated some.
-        pairs: Number of pairs of a better and a worse row.
+        trajectories: Number of trajectories in groups that were trained on (their advantage is not zero).
+        trained_rows: Number of rows of these trajectories. It exceeds `trajectories` where conversations forked.
+        tokens: Number of sampled tokens in these rows; each epoch trains all of them.
+        demonstrations: Number of rows that the imitation phase learned.
+        rehearsed: Number of known rows from which steps on groups drew some to imitate against forgetting.
+        pairs: Number of pairs of a better and a worse row in the job.
         steps: Number of optimizer steps made.
-        stopped: Why the update ended early; `None` if it did not.
-        loss: Mean over the steps of the last phase.
-        kl_nats: k2 estimate of KL(behaviour || trained) a token, in the last epoch on groups.
-        reference_kl_nats: KL(trained || reference) a token, in the last epoch on groups; 0 without a reference.
-        clip_fraction: Share of tokens whose gradient the clip stopped, over all epochs on groups.
-        effective_share: Effective sample size by importance weights over the number of tokens, in the last epoch.
-        not_finite: Number of tokens dropped because a log-probability was not finite, over all epochs.
-        rehearse_nll_nats: Negative log-likelihood a rehearsed token, in the last epoch; 0 if none was rehearsed.
-        entropy_nats: Mean entropy over trained tokens, in the last epoch.
+        stopped: Why the update ended before the end of its plan; `None` if it completed the plan.
+        loss: Mean loss over the steps of the last phase.
+        kl_nats: k2 estimate of KL(policy that sampled || policy in training) per token, in the last epoch on groups.
+        reference_kl_nats: KL(trained || reference) per token, in the last epoch on groups; 0 without a reference.
+        clip_fraction: Share of tokens that the clip or cap of the loss affected, over all epochs on groups.
+        effective_share: Effective sample size of the importance weights divided by the number of tokens, in the last
+            epoch on groups.
+        not_finite: Number of tokens dropped because a log-probability was not finite, over all epochs on groups.
+        rehearse_nll_nats: Mean negative log-likelihood of the rehearsed tokens, in the last epoch on groups; 0 if none
+            was rehearsed.
+        entropy_nats: Mean entropy over the trained tokens, in the last epoch of the last phase.
         grad_norm: Mean norm of the gradient before clipping, over the steps of the last phase.
         logprob_gap_nats: Largest difference between recorded and computed log-probability before the first step, over
-            tokens that the policy at the start sampled. It tells whether trainer and server compute the same. `None` if
-            that policy sampled none of them.
-        computed_tokens: Number of tokens that went through the model in the steps.
-        distinct_tokens: Number of tokens that had to; the same if shared beginnings are computed once.
-        shared_ratio: How many times as many tokens the rows have as were computed.
-        why_not_shared: Why shared beginnings were computed for each row; `None` if they were computed once.
-        tokens_per_s: Computed tokens a second, over all steps.
-        eval_loss: As `gradients.evaluate` defines it, of the published policy; `None` if it was not evaluated.
-        eval_kl_nats: As `evaluate` defines it, of the published policy; `None` if it was not evaluated.
-        eval_gain_nats: As `evaluate` defines it, of the published policy; `None` if it was not evaluated.
-        history: Metrics of each step, as `step_metrics` returns them.
+            tokens that the policy at the start sampled. A large value means that trainer and server do not compute the
+            same. `None` if that policy sampled no token of the data.
+        computed_tokens: Number of tokens that went through the model in all steps.
+        distinct_tokens: Number of tokens that would go through the model if each common beginning of rows in a pack
+            were computed once; equals `computed_tokens` if it was.
+        shared_ratio: Number of tokens in the rows divided by `computed_tokens`; 3 means that sharing saved two thirds.
+        why_not_shared: Why common beginnings were computed again for each row; `None` if they were computed once.
+        tokens_per_s: Computed tokens per second, over all steps.
+        eval_loss: Loss of the published policy on the evaluation groups (see `gradients.evaluate`); `None` if it was
+            not evaluated.
+        eval_kl_nats: KL(policy that sampled || published policy) per token on the evaluation groups; `None` if it was
+            not evaluated.
+        eval_gain_nats: How much likelier the published policy made the better runs of the evaluation groups (see
+            `gradients.evaluate`); `None` if it was not evaluated.
+        history: Metrics of each optimizer step, as `step_metrics` returns them.
     """
 
     trajectories: int
@@ -82,7 +90,13 @@ class UpdateMetrics:
 
 
 def step_metrics(step: Step, sums: Mapping[str, float], rehearsed: Mapping[str, float]) -> dict[str, Any]:
-    """Returns the metrics of a step from the sums over its packs, and over the packs that it rehearsed."""
+    """Returns the metrics of one optimizer step.
+
+    Args:
+        step: The step of the plan.
+        sums: Sums over the tokens that the step learned from, of all processes.
+        rehearsed: Sums over the known answers that the step imitated against forgetting, of all processes.
+    """
     tokens = int(sums["tokens"])
     metrics: dict[str, Any] = {"phase": step.phase, "epoch": step.epoch, "tokens": tokens, "loss": sums["loss"]}
     work = ("computed_tokens", "distinct_tokens", "row_tokens")
@@ -113,7 +127,11 @@ def step_metrics(step: Step, sums: Mapping[str, float], rehearsed: Mapping[str, 
 
 
 def why_broken(metrics: Mapping[str, float]) -> str | None:
-    """Returns what is not finite in a step's metrics, or that it saw no token; `None` if the step is sound."""
+    """Returns why the update must be dropped after computing this step; `None` if the step's numbers are valid.
+
+    The reasons are a loss, gradient norm or weight norm that is not finite, and a step without any finite
+    log-probability.
+    """
     # The whole update is dropped then, because the cause is in the weights already.
     wrong = [name for name in ("loss", "grad_norm", "weight_norm") if not math.isfinite(metrics.get(name, 0.0))]
     if wrong:
@@ -122,7 +140,10 @@ def why_broken(metrics: Mapping[str, float]) -> str | None:
 
 
 def why_stop(metrics: Mapping[str, float], config: TrainConfig) -> str | None:
-    """Returns why an update ends before a step of these metrics is made; `None` if it goes on."""
+    """Returns why the update must end before it makes the step with these metrics; `None` if the step may be made.
+
+    The reason is a KL above `max_kl_nats` or a share of clipped tokens above `max_clip_fraction`.
+    """
     # A policy that is far from the one that sampled is no fault. But more steps on the same data would mislead it.
     bounds = {"kl_nats": config.max_kl_nats, "clip_fraction": config.max_clip_fraction}
     for name, most in bounds.items():
@@ -132,7 +153,7 @@ def why_stop(metrics: Mapping[str, float], config: TrainConfig) -> str | None:
 
 
 def update_metrics(job: TrainJob, train_state: TrainState) -> UpdateMetrics:
-    """Returns the metrics of an update that made at least one step."""
+    """Returns the metrics of a whole update, which has made at least one step, from the metrics of its steps."""
     history = train_state.history
     # A lesson also holds siblings of advantage 0 where there is a KL term; these are not learned from.
     learned = [each for lesson in lessons_of(job) for each in lesson.examples if each.advantage != 0.0]
@@ -185,17 +206,17 @@ def _a_token(history: Sequence[JSON], name: str, counted: str = "tokens") -> flo
 
 
 class Notes:
-    """Writes one line for people about each step: how it went and how long the rest will take."""
+    """Writes one progress line for people after each step: reward, loss, KL, speed, and the remaining time."""
 
     def __init__(self, job: TrainJob, left: int) -> None:
-        """Starts the clock; `left` is the number of steps that remain."""
+        """Starts the clock for the remaining time; `left` is the number of steps that the update has yet to make."""
         self._reward = None if job.mean_reward is None else f"reward {job.mean_reward:+.2f}"
         self._left = left
         self._taken = 0
         self._began = time.monotonic()
 
     def __call__(self, train_state: TrainState) -> str:
-        """Returns the line about the step that was just taken, or about why it was not."""
+        """Returns the line about the step that was just made, or the reason why the update ended early."""
         if train_state.stopped is not None:
             return f"ended early: {train_state.stopped}"
         self._taken += 1

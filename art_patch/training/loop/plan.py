@@ -1,8 +1,12 @@
-"""A job to the optimizer steps it takes, in order. Pure: the same job has the same plan, so a place in it is a number.
+"""Plans an update: turns a job (the update's input) into the ordered list of its optimizer steps.
 
-There are three phases: demonstrations are imitated, then pairs are told apart, then groups are ranked. Each phase goes
-through its items in an order drawn from seed and epoch alone, cut into steps. Each step on groups rehearses some
-earlier answers as well, drawn from seed and step alone.
+The same job always gives the same plan. So a checkpoint needs only the number of steps done to continue the plan.
+
+An update has three phases. First it imitates demonstrations, then it learns pairs of a better and a worse answer, then
+it learns from ranked groups. In each epoch a phase goes through its items in a random order, which depends only on the
+seed, the phase and the epoch, and divides them into steps. If the config asks for rehearsal, each step on groups also
+imitates a few known answers against forgetting. The draw of these answers depends only on the seed and the number of
+the step.
 """
 
 from __future__ import annotations
@@ -28,12 +32,12 @@ class Step:
     """One optimizer step of the plan.
 
     Attributes:
-        phase: The phase that the step belongs to.
+        phase: "imitate" for demonstrations, "prefer" for pairs, or "groups".
         number: Number of the step within its phase, from 0.
         epoch: Number of the pass over the phase's items, from 0.
-        last: Whether the step ends its phase.
-        items: Indices of the demonstrations, pairs or lessons that the step learns from.
-        rehearsed: Indices into the job's `rehearsed` rows, which the step imitates as well.
+        last: Whether this is the last step of its phase, or of the update.
+        items: Indices of the demonstrations, pairs or lessons (groups) that the step learns from.
+        rehearsed: Indices into the job's `rehearsed` rows, which the step imitates as well against forgetting.
     """
 
     phase: PhaseName
@@ -46,13 +50,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """A group whose siblings did not all do equally well, as the loss takes it.
+    """A group with different rewards, as input of the loss.
 
     Attributes:
-        examples: The examples that are computed: those with an advantage, and all if there is a KL term.
-        on_policy: For each of them, whether the policy that the update starts from sampled it.
-        tokens: Number of tokens that all siblings sampled.
-        trajectories: Number of siblings that sampled any.
+        examples: The siblings that go through the model: those whose advantage is not 0, or all siblings if the loss
+            has a KL term.
+        on_policy: For each of `examples`, whether the policy at the start of the update sampled all of it.
+        tokens: Number of sampled tokens in the rows of all siblings, also of those not in `examples`.
+        trajectories: Number of siblings that have a sampled token, also of those not in `examples`.
     """
 
     examples: tuple[Example, ...]
@@ -62,12 +67,12 @@ class Lesson:
 
 
 def lessons_of(job: TrainJob) -> tuple[Lesson, ...]:
-    """Returns the lessons of the groups that are trained on; a group that teaches nothing gives none."""
+    """Returns one lesson for each training group of the job; groups whose rewards are all equal are left out."""
     return _lessons(job.groups, job)
 
 
 def evaluated_of(job: TrainJob) -> tuple[Lesson, ...]:
-    """Returns the lessons that the policy is evaluated on; none unless the config says so."""
+    """Returns the lessons of the evaluation groups, which are never trained on; none if `eval_steps` is `None`."""
     return () if job.config.eval_steps is None else _lessons(job.evaluation, job)
 
 
@@ -90,7 +95,7 @@ def _lesson(group: TrainGroup, everyone: bool) -> Lesson:
 
 
 def plan_of(job: TrainJob) -> tuple[Step, ...]:
-    """Returns the steps of an update; none if there is nothing to learn."""
+    """Returns the optimizer steps of an update in order, at most `total_steps`; none if there is nothing to learn."""
     phases: tuple[tuple[PhaseName, int], ...] = (
         ("imitate", len(job.demonstrations)),
         ("prefer", len(job.pairs)),

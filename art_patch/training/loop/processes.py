@@ -1,12 +1,13 @@
-"""The processes of one update on this machine: how they start, and how their parts become one result.
+"""Starts the processes of one update on this machine, divides the work between them, and adds up their results.
 
-Each process (rank) holds the whole model and takes the same steps. The packs of a step are dealt out and the gradients
-summed, so all hold the same weights after it. The first process alone writes files.
+Each process (rank) holds the whole model and makes the same optimizer steps. The packs of a step are divided between
+the processes, and their gradients are summed, so all processes have the same weights after the step. Only the first
+process writes files.
 
-The processes find each other through a file that only this user can reach, and talk over the loopback interface:
-nothing of an update listens to a network. They report progress as lines of JSON on their output. They hold the other
-end of a pipe and end when it closes, so they do not outlive the process that launched them, however it ended. If one of
-them dies, the others are ended.
+The processes that `launch` starts find each other through a file that only this user can read, and exchange tensors
+over the loopback interface, so none of them listens to a network. They report progress as lines of JSON on their
+standard output. Each process reads from a pipe that its launcher holds open, and exits when the pipe closes. So the
+processes also end when their launcher is killed. If one of the processes fails, `launch` kills the others.
 """
 
 from __future__ import annotations
@@ -42,25 +43,31 @@ _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 def silently(done: int, total: int, note: str) -> None:
-    """Ignores progress."""
+    """Does nothing; it is the `Progress` function for callers that want no progress reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """A process's place among those of an update: its number `rank`, from 0, and their number `size`."""
+    """One process's place among the processes of an update, and the collective operations between them.
+
+    Attributes:
+        rank: Number of this process, from 0.
+        size: Number of all processes of the update.
+    """
 
     rank: int = 0
     size: int = 1
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes files."""
+        """Whether this is process 0, the only one that writes files."""
         return self.rank == 0
 
     def shard(self, examples: Sequence[Example], max_tokens: int) -> list[Pack]:
-        """Returns this process's packs of the examples, so that each process computes about as many tokens.
+        """Divides the examples into packs and returns the packs that this process must compute.
 
-        A pack computes at most `max_tokens` distinct tokens.
+        Every process calls this method with the same arguments. All get about the same number of tokens, and no pack
+        goes to two processes. A pack has at most `max_tokens` distinct tokens, unless a single example has more.
         """
         packs = packs_of(examples, max_tokens)
         if len(packs) < self.size:
@@ -77,7 +84,7 @@ class Ranks:
         return sorted(mine, key=lambda pack: int(pack.examples_E[0]))
 
     def sum_gradients(self, weights: Iterable[Tensor]) -> None:
-        """Gives every weight the sum of all processes' gradients, and 0 if no process has one."""
+        """Replaces the gradient of each weight by the sum over all processes; it becomes 0 if no process has one."""
         weights = list(weights)
         # A process without a pack has no gradients, and still has to take part in the sum.
         grads = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
@@ -90,7 +97,7 @@ class Ranks:
             weight.grad = grad
 
     def sum(self, values: Tensor) -> Tensor:
-        """Returns the sum of all processes' values."""
+        """Returns the elementwise sum of `values` over all processes."""
         if self.size == 1:
             return values
         values = values.clone()
@@ -98,7 +105,7 @@ class Ranks:
         return values
 
     def sum_each(self, sums: Mapping[str, float], device: torch.device) -> dict[str, float]:
-        """Returns each number summed over all processes, by way of `device`."""
+        """Returns each number of `sums` added up over all processes; `device` is where the processes exchange it."""
         # fp64: counts of tokens stay whole.
         values = torch.tensor(list(sums.values()), dtype=torch.float64, device=device)
         return dict(zip(sums, self.sum(values).tolist(), strict=True))
@@ -109,9 +116,10 @@ ALONE = Ranks()
 
 @contextmanager
 def joined() -> Generator[Ranks]:
-    """Joins the processes that `launch` or a user's torchrun started, and leaves them at the end of the block.
+    """Connects this process to the other processes of its update, and yields its place among them.
 
-    Processes of `launch` meet through its file, those of torchrun where its environment says (`MASTER_ADDR`).
+    Processes that `launch` started connect through a file. Processes that torchrun started connect through the address
+    in the environment variable `MASTER_ADDR`. A process that is the only one of its update connects to none.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -128,11 +136,16 @@ def joined() -> Generator[Ranks]:
 
 
 def launch(directory: Path, processes: int, progress: Progress) -> None:
-    """Runs the update of a claimed job directory in so many processes, and returns when it is done.
+    """Runs the update of a job `directory` in new processes, and returns when the update is complete.
+
+    Args:
+        directory: A job directory to which `claim` has written the job's file.
+        processes: Number of processes to start.
+        progress: Called with the progress that the processes report.
 
     Raises:
         TrainingError: The update failed, or a process died.
-        ConfigError: This machine cannot train as the job's config says.
+        ConfigError: This machine lacks the backend or the GPUs that the job's config asks for.
     """
     started: list[Child] = []
     with TemporaryDirectory(prefix="rendezvous-", dir=directory) as private:
@@ -213,12 +226,12 @@ def _require_success(code: int, tail: deque[str]) -> None:
 
 
 def tell(done: int, total: int, note: str) -> None:
-    """Reports progress to the process that launched this one."""
+    """Reports progress to the process that launched this one, as a line of JSON on standard output."""
     _say({"done": done, "total": total, "note": note})
 
 
 def tell_error(error: ArtPatchError) -> None:
-    """Reports to the process that launched this one why there will be no policy."""
+    """Reports the error that ended the update to the process that launched this one, which raises it again."""
     _say({"error": type(error).__name__, "message": str(error)})
 
 
@@ -228,6 +241,9 @@ def _say(what: dict[str, Any]) -> None:
 
 
 def end_with_parent() -> None:
-    """Lets this process end when the process that launched it has ended, if `launch` started it."""
+    """Makes this process exit when its launcher ends, even if the launcher is killed.
+
+    It does nothing in a process that `launch` did not start.
+    """
     if _RENDEZVOUS in os.environ:
         when_parent_ends(lambda: os._exit(1))

@@ -1,6 +1,7 @@
-"""Log-probabilities of the training data under the policy at the start and under the reference, computed once.
+"""Computes, once for each update, the log-probabilities of its data under the policy at the start and the reference.
 
-They are kept in the job directory, because an update that goes on after a kill no longer has that policy at hand.
+They are stored in the job directory. An update that is continued after a kill reads them from there, because the model
+then no longer holds the policy from the start of the update.
 """
 
 from __future__ import annotations
@@ -26,16 +27,23 @@ _FILE = "start.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class StartScores:
-    """Log-probabilities of sampled tokens: one tensor for each example, in the order of the example's rows.
+    """Log-probabilities of the tokens in an update's data before its first optimizer step.
+
+    Each field but `gap_nats` has one tensor for each example (a trajectory or a pair), with the sampled tokens of all
+    its rows (token sequences) in order.
 
     Attributes:
-        old: Of the examples of all lessons, under the policy at the start.
-        reference: Of the same examples under the reference; `None` unless the loss has a KL term.
-        pairs: Of the marked tokens in the chosen row and then the rejected row, under the policy at the start.
+        old: Log-probabilities of the trajectories in the training groups, under the policy at the start of the update.
+        reference: Log-probabilities of the same trajectories under the reference policy; `None` unless the loss has a
+            KL term.
+        pairs: Log-probabilities of the learned tokens of each pair, first the better row's and then the worse row's,
+            under the policy at the start.
         gap_nats: Largest difference between recorded and computed log-probability, over tokens that the policy at the
-            start sampled. It tells whether trainer and server compute the same. `None` if that policy sampled none.
-        eval_old: As `old`, for the examples that the policy is evaluated on.
-        eval_reference: As `reference`, for the examples that the policy is evaluated on.
+            start sampled. A large value means that trainer and server do not compute the same. `None` if that policy
+            sampled no token of the data.
+        eval_old: Log-probabilities of the evaluation groups' trajectories, under the policy at the start.
+        eval_reference: Log-probabilities of the evaluation groups' trajectories, under the reference policy; `None`
+            unless the loss has a KL term.
     """
 
     old: tuple[Tensor, ...]
@@ -47,10 +55,17 @@ class StartScores:
 
 
 def start_scores(job: TrainJob, model: Any, scorer: Scorer, directory: Path, ranks: Ranks) -> StartScores:
-    """Computes the scores with a freshly loaded model, or reads those that were computed before.
+    """Reads the scores from the job's `directory`, or computes them with `model` and writes them there.
+
+    Args:
+        job: Input of the update.
+        model: The model as it was loaded, before any optimizer step or restored checkpoint.
+        scorer: The scorer of `model`.
+        directory: The job directory.
+        ranks: This process's place among the processes of the update. Each one computes a part, and the first writes.
 
     Raises:
-        TrainingError: The model is broken, or the file in the job's `directory` cannot be read or written.
+        TrainingError: The model gives no finite log-probability, or the file cannot be read or written.
     """
     lessons = lessons_of(job)
     examples, evaluated = _examples(lessons), _examples(evaluated_of(job))

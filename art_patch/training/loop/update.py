@@ -1,9 +1,13 @@
-"""One update: base model + LoRA + the rows of a job -> a new, published LoRA.
+"""The training loop: makes one update, from a base model, a LoRA and the rows of a job to a new, published LoRA.
 
-`update` reads from top to bottom: load, score everything once as the policy at the start, then for each step of the
-plan forward, loss, backward, clip and step, now and then evaluate and keep a checkpoint; at the end publish by rename.
-An update that is killed at any moment goes on from its last checkpoint when it is called again with the same job and
-directory, and makes the same weights. A number that is not finite drops the update, and nothing is published.
+The function `update` shows the whole loop in order. It loads the model and scores all data once under the policy at the
+start. For each step of the plan it computes forward pass, loss and gradient, clips the gradient, and lets the optimizer
+make the step. At set intervals it evaluates and writes a checkpoint. At the end it publishes the LoRA by an atomic
+rename.
+
+If the process is killed at any moment, a new call with the same job and directory continues from the newest checkpoint
+and makes the same weights. If a loss, a gradient or a weight is not finite, the update is dropped: its directory is
+deleted and nothing is published.
 """
 
 from __future__ import annotations
@@ -36,9 +40,11 @@ _PROBE_TOKENS = 48
 
 
 def run_job(job: TrainJob, directory: Path, *, progress: Progress = silently) -> UpdateMetrics:
-    """Makes the policy of a job, in this process or in processes of its own, or goes on making it.
+    """Makes the policy of a job and returns the metrics; continues an update that was interrupted.
 
-    Raises the errors of `update`, and `TrainingError` if a process died. Nothing is published then.
+    The update runs in this process. If the config asks for several processes or for Unsloth, it runs in new processes.
+    `directory` is the job's own directory. Raises the errors of `update`, and `TrainingError` if a process died;
+    nothing is published in these cases.
     """
     require_machine(job.config)
     # Unsloth changes transformers, which this process may have imported long ago.
@@ -50,19 +56,20 @@ def run_job(job: TrainJob, directory: Path, *, progress: Progress = silently) ->
 
 
 def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ranks: Ranks = ALONE) -> UpdateMetrics:
-    """Trains and publishes one policy, or goes on where an earlier call was killed.
+    """Trains and publishes one policy; after an interrupted call, continues from the newest checkpoint.
 
     Args:
-        job: Everything that the policy depends on.
-        directory: The job's own directory, for files on the way. It may be deleted once the policy is registered.
-        progress: Called after each step.
-        ranks: This process's place among those that make the same update.
+        job: The complete input of the update.
+        directory: The job's own directory, which holds the job's file, scores and checkpoints. It may be deleted once
+            the ledger has registered the policy.
+        progress: Called before loading and after each optimizer step with steps done, their total, and a line of text.
+        ranks: This process's place among the processes that make the same update.
 
     Raises:
-        TrainingError: There is nothing to learn, a step is not finite, the first step is already too far, or the
-            directory belongs to another job or cannot be written.
-        AdapterRejected: The target is a policy that another job made.
-        ConfigError: The backend is missing on this machine.
+        TrainingError: There is nothing to learn; a loss, gradient or weight is not finite; the first step already
+            exceeds `max_kl_nats` or `max_clip_fraction`; or the directory belongs to another job or is not writable.
+        AdapterRejected: Another job published `job.target`, or this job did and its directory is missing.
+        ConfigError: The backend of the config is missing on this machine.
     """
     plan = plan_of(job)
     if not plan:
@@ -144,7 +151,10 @@ def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ran
 
 
 def is_published(job: TrainJob) -> bool:
-    """Tells whether this very job has made its policy already; raises `AdapterRejected` if another job has."""
+    """Tells whether this job has already published its policy at `job.target`.
+
+    Raises `AdapterRejected` if the policy there was made by another job.
+    """
     if not job.target.exists():
         return False
     if read_json(job.target, MANIFEST).get(_JOB) != job.fingerprint:
@@ -153,7 +163,10 @@ def is_published(job: TrainJob) -> bool:
 
 
 def publish(job: TrainJob, model: Any, scorer: Scorer) -> None:
-    """Makes the trained model's LoRA the policy of the job; raises `AdapterRejected` if the target exists."""
+    """Publishes the LoRA of the trained model, with a probe, at `job.target`.
+
+    Raises `AdapterRejected` if the target exists, and `TrainingError` if a log-probability of the probe is not finite.
+    """
     probe = probe_of(model, scorer, job.rows)
     with unpublished(job.target) as directory:
         model.save_pretrained(directory, safe_serialization=True)
@@ -162,7 +175,11 @@ def publish(job: TrainJob, model: Any, scorer: Scorer) -> None:
 
 
 def probe_of(model: Any, scorer: Scorer, rows: Iterable[Row]) -> Probe:
-    """Returns a trained policy's probe: log-probabilities of the likeliest tokens at the end of the shortest row."""
+    """Returns the probe of a trained policy: a few log-probabilities with which servers compare their own.
+
+    The context is the end of the shortest of `rows` (token sequences). At each of its positions the likeliest next
+    token under the policy is scored, with the LoRA and without.
+    """
     row = min(rows, key=lambda row: len(row.ids_T))  # the shortest, because every server computes it when it loads
     last = max(place for place, sampled in enumerate(row.sampled_T) if sampled) + 1
     ids_T = row.ids_T[max(0, last - _PROBE_TOKENS) : last]  # T tokens; V vocabulary
