@@ -1,6 +1,7 @@
 """The steps of a cycle: each reads records from the store, calls a pure folder, and writes the result to the store.
 
-`cycle.py` puts the steps in order. No other folder knows both the store and the pure folders.
+`cycle.py` calls the steps in order. Only this folder uses both the store and the pure folders (grouping, rewards,
+training, gate, promotion).
 """
 
 # pyright: reportUnusedImport=false

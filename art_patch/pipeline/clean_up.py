@@ -1,9 +1,10 @@
-"""Deletes what earlier cycles left behind, and trajectories that are older or more than the user keeps.
+"""Deletes files that killed cycles left behind, and trajectories beyond the age and number that the user keeps.
 
-A killed cycle may leave: the directory of an update (with a copy of the tokens that it learned from); the stores of the
-gate's runs; a half-written adapter; an adapter that is not in the ledger; a policy that the engine does not need; a
-candidate whose champion has changed. Two things stay, because the next cycle continues them: an update whose policy is
-not in the ledger yet, and a candidate of the present champion.
+A killed cycle may leave the directory of an update (with a copy of the tokens that it trained on), the stores of the
+gate's runs, a half-written adapter, or an adapter that is not in the ledger: these files are deleted. A loaded policy
+that the engine does not need is unloaded, and a candidate whose champion has changed is rejected. Two things stay,
+because the next cycle continues them: an update whose policy is not in the ledger yet, and a candidate that was trained
+from the present champion.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from art_patch.store import Store
 from art_patch.types import Policy
 
 GATE_RUNS = "gate"
-"""Directory in the project that holds the stores of the gate's runs while a gate makes them."""
+"""Name of the project's directory for scratch stores, which exist only while a gate repeats runs."""
 
 
 def sweep_leftovers(run: Cycle, champion: Policy) -> None:
-    """Delete what a killed cycle left and no later cycle can continue."""
+    """Delete what a killed cycle left and no later cycle can continue.
+
+    Candidates of an earlier champion are rejected, and policies that are not needed are unloaded from the engine.
+    """
     ledger = run.store.ledger
     known = {policy.name for policy in ledger.policies()}
     for job in unfinished_jobs(run.adapters.parent):
@@ -46,12 +50,12 @@ def sweep_leftovers(run: Cycle, champion: Policy) -> None:
 
 
 def unfinished_jobs(project: Path) -> list[Path]:
-    """Return the directories of updates, `training/NAME@STEP`, that have not ended well."""
+    """Return the directories `training/NAME@STEP` of updates that were begun; a successful update deletes its own."""
     return sorted((project / "training").glob("*@*"))
 
 
 def discard_job(job: Path, adapters: Path, known: Collection[str]) -> None:
-    """Delete an update that no cycle will continue, and its adapter unless the ledger knows the policy.
+    """Delete the directory of an update that no cycle will continue, and its adapter unless the ledger has the policy.
 
     `known` holds the names of all policies in the ledger.
     """
@@ -61,15 +65,17 @@ def discard_job(job: Path, adapters: Path, known: Collection[str]) -> None:
 
 
 def forget_unfinished(directory: Path, known: Collection[str]) -> bool:
-    """Delete all files of killed updates and gates in a project's directory, for instance when a user is erased.
+    """Delete all files of killed updates and gates in a project's directory.
 
-    The next cycle begins them again from the data that is then in the store.
+    This is needed when a user is erased, because the files may contain the user's data. The next cycle starts these
+    updates and gates again, from the data that the store holds then.
 
     Args:
         known: names of all policies in the ledger.
 
     Returns:
-        Whether nothing is left. `False`: a cycle is running; it deletes its own files when it ends.
+        Whether all files were deleted. `False`: a cycle is running, so nothing was deleted; the cycle deletes its own
+        files when it ends.
     """
     left = [path for name in ("training", GATE_RUNS) if (path := directory / name).exists()]
     if not left:
@@ -90,7 +96,10 @@ def forget_unfinished(directory: Path, known: Collection[str]) -> bool:
 def pruning_at_end(
     store: Store, config: CycleConfig, progress: Progress, *, who: str, now: float | None
 ) -> Generator[None]:
-    """Prune old trajectories when the block ends, well or with an error of art_patch."""
+    """Call `prune` when the block ends normally or with an error of art_patch.
+
+    After any other exception, such as Ctrl-C, nothing is pruned.
+    """
     try:
         yield
     except ArtPatchError:
@@ -102,7 +111,7 @@ def pruning_at_end(
 
 
 def prune(store: Store, config: CycleConfig, progress: Progress, *, who: str, now: float | None = None) -> None:
-    """Delete the trajectories beyond `keep_days` and `keep_trajectories`; nothing if both are unset."""
+    """Delete trajectories older than `keep_days`, and all but the newest `keep_trajectories`; unset limits keep all."""
     if config.keep_days is None and config.keep_trajectories is None:
         return
     store.rights.prune(

@@ -1,11 +1,13 @@
-"""One cycle, the table of contents of the job: group -> score -> train -> gate -> promote.
+"""One cycle of the job, from top to bottom: group -> score -> train -> gate -> promote.
 
-`_cycle` and `_make_candidate` read from top to bottom; each step is a file of this folder. A step writes its result to
-the store before the next one begins. So a killed cycle is continued by the next one: formed groups are scored, scored
-groups are trained on, a published candidate is gated. Serving changes only by a promotion, or by a canary test on a
-share of the sessions. All other requests to the engine wait behind the app's own calls.
+`_cycle` and `_make_candidate` call the steps in order; each step is a file of this folder. A step writes its result to
+the store before the next one begins. So if a cycle is killed, the next cycle continues it: it scores groups that were
+formed, trains on groups that were scored, and gates a candidate that was published. A cycle changes what serves only by
+a promotion, or by a canary test on a share of the sessions. All its other requests to the engine have a lower priority
+than the app's calls.
 
-One cycle runs at a time, on all machines (`cycle_lock`). Each leaves a report on disk (`report`).
+Only one cycle at a time runs on a store, on all machines together (`cycle_lock`). Each cycle writes a report to disk
+(`report`).
 """
 
 from __future__ import annotations
@@ -49,20 +51,22 @@ def retrain(
     now: float | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> CycleReport:
-    """Run one cycle, group to promote, and return its report.
+    """Run one cycle, from grouping to promotion, and return its report.
 
     Args:
         adapters: directory of the published policies; its parent is the project's directory.
-        who: the person or job that the ledger names.
+        who: the person or job that the ledger records.
         now: when the cycle begins, seconds since the epoch.
-        clock: seconds since any moment, to measure `max_minutes` with.
+        clock: a clock in seconds with any origin, which measures `max_minutes`.
 
     Raises:
-        Busy: another cycle runs; or it took over this cycle's lease, and nothing was changed since.
+        Busy: another cycle is running; or another cycle took over this cycle's lease, and this cycle has written
+            nothing since then.
         JudgeError: the judge scored nothing; the groups wait for the next cycle.
         TrainingError: the update failed; nothing was published.
-        EngineError: the engine failed; the next cycle gates a candidate that was trained.
-        ConfigError: this machine, or this base, cannot be trained as the configuration says; nothing was done.
+        EngineError: the engine failed. If a candidate was already trained, the next cycle gates it.
+        ConfigError: this machine or this base model cannot be trained as the configuration says; no training was
+            started.
     """
     began, at = clock(), time.time() if now is None else now
     with (

@@ -1,7 +1,8 @@
-"""Lets one cycle run at a time: a file lock for one machine, and a lease in the store for all machines.
+"""Makes sure that one cycle runs at a time: by a file lock on one machine, and by a lease in the store on all machines.
 
-The kernel frees the file lock when its process dies. The lease records its owner, and the owner renews it every
-`BEAT_S` seconds. A cycle that loses its lease learns this at its next step, and the store refuses its writes.
+The kernel frees the file lock when the process that holds it dies. The lease is a row in the store that names its
+owner, and the owner renews it every `BEAT_S` seconds. If another process takes the lease over, the old owner learns
+this at its next step, and the store refuses its writes.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ WATCH_S = 30.0
 
 
 class CycleLease:
-    """The right to run a cycle on a store, while no other process has it.
+    """The exclusive right of this process to run a cycle on a store.
 
     Attributes:
-        store: the store with a guard: every write fails once the lease is lost.
+        store: the store, guarded by the lease: every write fails once the lease is lost.
     """
 
     def __init__(self, store: Store, lease: Lease) -> None:
@@ -40,7 +41,7 @@ class CycleLease:
         self._lost = Event()
 
     def check(self) -> None:
-        """Return if the last renewal succeeded; asks no database.
+        """Return if the lease was not lost at its last renewal. This sends no query to the database.
 
         Raises:
             Busy: another process took the lease over.
@@ -49,7 +50,7 @@ class CycleLease:
             raise lost(self._lease)
 
     def guarding(self, progress: Progress) -> Progress:
-        """Return the progress callback with a check of the lease before each report."""
+        """Return a progress callback that first checks the lease and then calls `progress`."""
 
         def report(stage: str, done: int, total: int, note: str = "") -> None:
             self.check()
@@ -69,10 +70,10 @@ class CycleLease:
 
 @contextmanager
 def project_lock(directory: Path) -> Generator[None]:
-    """Hold the lock file of a project's directory; it excludes other processes on this machine.
+    """Hold the lock file of a project's directory while the block runs, so that no other process on this machine can.
 
     Raises:
-        Busy: another process holds it.
+        Busy: another process holds the lock file.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = FileLock(directory / "cycle.lock", timeout=0)
@@ -102,10 +103,10 @@ def exclusive_cycle(
 
     Args:
         store: the store whose policies the cycle changes.
-        who: the name in the audit log if the lease is taken over from a dead process.
-        beat_s: seconds between two renewals.
+        who: the name that the audit log records if the lease is taken over from a dead process.
+        beat_s: seconds between two renewals of the lease.
         watch_s: seconds without a renewal after which an owner on another machine counts as dead.
-        clock: seconds since the epoch. People see this time; no decision depends on it.
+        clock: returns seconds since the epoch. The times are only shown to people; no decision depends on them.
 
     Raises:
         Busy: another process runs a cycle in this directory or on this store.

@@ -1,4 +1,4 @@
-"""The configuration of a cycle, and the parts that its steps share: store, engine, judge, metrics. Records only."""
+"""The configuration of a cycle, and the objects that all its steps share: store, engine, judge, metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # so that the command line can read the options below without
 
 
 class Progress(Protocol):
-    """A callback that steps call after each unit of work. An exception that it raises ends the cycle."""
+    """Protocol of the callback that steps call after each unit of work. If it raises an exception, the cycle ends."""
 
     def __call__(self, stage: str, done: int, total: int, note: str = "") -> None:
         """Report that `done` of `total` units of a stage are finished; `note` is a short text for people."""
@@ -30,25 +30,29 @@ class CycleConfig:
 
     Attributes:
         settle_s: a trajectory counts as finished this many seconds after its last call ended.
-        min_group_size: siblings that a group needs.
-        max_group_size: siblings that the judge ranks in one request.
-        holdout_share: share of the scenarios that only the gate sees and training never learns from.
-        across: the same words are the same task even under different system prompts and tools.
-        embed: an embedding model; groups tasks that are worded differently. `None`: compare words alone.
-        min_groups: with fewer scored groups no update is made; the groups wait for more.
-        replay: repeats runs that have no siblings, and held-out runs for the gate. `None`: never, because a replay
-            executes the user's code.
-        resample: lets the champion answer recorded turns again to make siblings. `None`: never.
+        min_group_size: smallest number of siblings in a group.
+        max_group_size: largest number of siblings in a group; the judge ranks them in one request.
+        holdout_share: share of the scenarios that are used by the gate only and never trained on.
+        across: runs with the same words have the same task even if system prompts and tools differ.
+        embed: an embedding model, which puts tasks with different wordings into one group. `None`: only words are
+            compared.
+        min_groups: smallest number of scored groups for an update; fewer groups wait for the next cycle.
+        replay: settings for repeating runs that have no siblings, and held-out runs for the gate. `None`: no run is
+            repeated, because a replay executes the user's code.
+        resample: settings for letting the champion answer recorded turns again, to make siblings. `None`: it answers
+            none.
         checks: the user's functions that score trajectories.
         combination: the rule that makes one reward of several scores.
-        defence: how far the judge is trusted.
-        promotion: what happens to a candidate that passed the gate. `auto`: it serves. `approve`: a person decides.
-            `canary`: it is first tested on `canary_percent` % of the app's sessions, until `canary` says stop.
-        max_minutes: no new unit of work begins after this time; finished work is kept. A gate is one unit, because
-            half of a gate has no result.
-        idle_minutes: the cycle does nothing if apps made calls within this many minutes. `None`: do not look.
-        keep_days: at the end, delete trajectories whose last call is older than this many days.
-        keep_trajectories: at the end, keep only this many of the newest trajectories.
+        defence: limits of the defences against a judge that can be fooled.
+        promotion: what happens to a candidate that passed the gate. `auto`: it becomes champion. `approve`: it waits
+            for a person's decision. `canary`: it is tested on `canary_percent` % of the app's sessions, until the test
+            that `canary` configures ends.
+        max_minutes: after this time no new unit of work begins; finished work is kept. A whole gate is one unit,
+            because half of a gate has no result.
+        idle_minutes: the cycle does nothing if apps made calls within this many minutes. `None`: the cycle runs anyway.
+        keep_days: when the cycle ends, delete trajectories whose newest call is older than this many days. `None`: no
+            limit.
+        keep_trajectories: when the cycle ends, delete all but this many of the newest trajectories. `None`: no limit.
     """
 
     # A sub-agent or a tool may take that long before the next call.
@@ -83,7 +87,7 @@ class CycleConfig:
 # `art-patch score` has no engine, so grouping and scoring take a `Run`. A `Cycle` is one, too.
 @dataclass(slots=True)
 class Run:
-    """The parts that the steps `group` and `score` share.
+    """The objects that the steps `group` and `score` need: store, judge, configuration, progress and time.
 
     Attributes:
         now: when the cycle began, seconds since the epoch. All steps use this one time.
@@ -100,11 +104,11 @@ class Run:
 
 @dataclass(slots=True)
 class Cycle(Run):
-    """The parts that all steps of a cycle share.
+    """The objects that all steps of a cycle share: those of `Run`, the engine, the adapters and a name for the log.
 
     Attributes:
         adapters: directory of the published policies; its parent is the project's directory.
-        who: the person or job that the ledger and the audit log name.
+        who: the person or job that the ledger and the audit log record.
     """
 
     engine: serving.Engine

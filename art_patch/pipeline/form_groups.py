@@ -11,11 +11,11 @@ from art_patch.types import Group, Trajectory
 
 
 def form(pending: Sequence[Trajectory], config: CycleConfig, new_id: Callable[[], str]) -> Grouping:
-    """Return the groups that a cycle makes of these trajectories. Writes nothing, so `art-patch groups` uses it too.
+    """Return the groups that a cycle would form of these trajectories, without writing anything.
 
     Args:
         pending: finished trajectories that are in no group yet, oldest first.
-        new_id: makes ids of groups, and of derived trajectories and their calls.
+        new_id: makes the ids of groups, and of trajectories that are made from spans.
     """
     return form_groups(
         pending,
@@ -32,11 +32,11 @@ def form(pending: Sequence[Trajectory], config: CycleConfig, new_id: Callable[[]
 
 
 def group(run: Run, ended: Sequence[str] = ()) -> Grouping:
-    """Form groups of all trajectories that are in no group, and write them to the store.
+    """Form groups of all finished trajectories that are in no group, and write the groups to the store.
 
     Args:
-        ended: trajectories that were replayed just now. They are complete, so they need not settle. The metrics are
-            named `regroup` then.
+        ended: ids of trajectories that the cycle has just replayed. They are complete, so they are grouped without
+            waiting `settle_s`. If given, the metrics are named `regroup` instead of `group`.
     """
     config, store = run.config, run.store
     pending = store.read.ungrouped(settled_before=run.now - config.settle_s, ended=ended)

@@ -1,9 +1,9 @@
 """The step `gate`: candidate and champion answer the same held-out scenarios, and the gate decides between them.
 
-Both answer held-out turns and the user's suite, or repeat whole runs where `--replay` allows it. A repeated scenario
-counts once, and none of its turns is asked besides. The judge ranks the answers without names, in both orders. The
-verdict's metrics go into the ledger with the decision: judge, rubric, a hash of all questions, and one row for each
-check.
+Both policies answer held-out turns and the prompts of the user's suite. If `--replay` is set, they repeat whole runs of
+scenarios that can be repeated. Such a scenario counts once, and none of its single turns is used as well. The judge
+ranks the answers without the policies' names, in both orders. The verdict is written to the ledger together with its
+metrics: judge, rubric, a hash of all prompts, and one row for each check.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _CONCURRENCY = 16
 
 
 def run_gate(run: Cycle, candidate: Policy, champion: Policy) -> gate.Verdict:
-    """Have both policies answer, the judge rank the answers, and the gate decide. Changes no policy's state.
+    """Let both policies answer and the judge rank the answers, and return the verdict; no policy's state is changed.
 
     Raises:
-        EngineError: the engine failed, or renders other prompts than those recorded.
-        JudgeError: the judge scored nothing in one of the orders.
+        EngineError: the engine failed, or rendered a prompt that differs from the recorded one.
+        JudgeError: the judge scored nothing in one of the two orders.
     """
     # The candidate's step as seed: the same candidate is asked the same questions if a killed gate runs again.
     config, checks, seed = run.config.gate, run.config.checks, candidate.step

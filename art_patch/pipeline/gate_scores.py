@@ -1,4 +1,4 @@
-"""The scores that the gate compares: the judge's, blind and in each order, and those of the user's checks."""
+"""The scores that the gate compares: the judge's in each order, and those of the user's checks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _ORDERS: tuple[rewards.Order, ...] = ("shuffled", "reversed")
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The scores of candidate and champion.
+    """The scores of candidate and champion in one gate.
 
     Attributes:
-        judged: scores of both policies, turn by turn. A repeated scenario counts as one turn.
+        judged: both policies' scores for each turn. A repeated scenario counts as one turn.
         reports: the judge's reports, one for each order.
-        largest: the number that rewards were divided by; 1 if none was larger.
+        largest: rewards of repeated runs are divided by this number, the largest of them, so that they fit the judge's
+            scale; 1 if no reward is larger.
     """
 
     judged: gate.Judged
@@ -34,15 +35,15 @@ class Scored:
 def judge_both(
     run: Cycle, turns: Sequence[gate.BlindComparison], repeated: Sequence[gate.Repeated], checked: Sequence[Score] = ()
 ) -> Scored:
-    """Have the judge rank all answers and runs that have no reward of their own, and merge its orders.
+    """Let the judge rank the answers, and the runs without a reward of their own; average its scores over the orders.
 
     Args:
         turns: both policies' answers to recorded turns.
-        repeated: scenarios that both policies ran again.
-        checked: scores of the user's checks on these runs.
+        repeated: scenarios of which both policies repeated a whole run.
+        checked: scores that the user's checks gave to these runs.
 
     Raises:
-        JudgeError: the judge scored nothing in one of the orders.
+        JudgeError: the judge scored nothing in one of the two orders.
     """
     runs = [gate.blind_runs(one, new_id=new_id) for one in repeated]
     # A repeated run is scored like any run of the app: a reward by the app or by a check replaces the judge.
@@ -98,14 +99,14 @@ def _judge_reports(run: Cycle, groups: Sequence[Group]) -> list[rewards.JudgeRep
 
 
 class Compared(NamedTuple):
-    """The input of the checks for one turn or scenario: `sides` holds the candidate's runs, then the champion's."""
+    """What the user's checks score for one turn or scenario; `sides` has the candidate's runs, then the champion's."""
 
     scenario_key: str
     sides: tuple[tuple[Trajectory, ...], tuple[Trajectory, ...]]
 
 
 def compared_in(answers: Sequence[gate.Answered], repeated: Sequence[gate.Repeated]) -> list[Compared]:
-    """Return each turn's answers as runs of one call, and the runs of the repeated scenarios."""
+    """Return what the checks score: each answer to a turn as a run of one call, and the runs of repeated scenarios."""
     turns = [Compared(a.turn.scenario_key, (_runs(a.turn, a.candidate), _runs(a.turn, a.champion))) for a in answers]
     return turns + [Compared(one.turn.scenario_key, (one.candidate, one.champion)) for one in repeated]
 
@@ -113,7 +114,7 @@ def compared_in(answers: Sequence[gate.Answered], repeated: Sequence[gate.Repeat
 def checked_by_side(
     compared: Sequence[Compared], checks: Sequence[rewards.Check]
 ) -> tuple[rewards.Checked, rewards.Checked]:
-    """Return the checks' scores of the candidate's runs, and of the champion's."""
+    """Run the checks; return their scores of the candidate's runs, and of the champion's runs."""
     ours, theirs = ([run for one in compared for run in one.sides[side]] for side in (0, 1))
     return rewards.run_checks(ours, checks), rewards.run_checks(theirs, checks)
 
@@ -126,9 +127,10 @@ def check_findings(
     *,
     seed: int = 0,
 ) -> tuple[gate.Finding, ...]:
-    """Return a finding for each score of the checks, which may not get worse, and for each check that fails too often.
+    """Return a finding for each score of the checks, and one for each check that fails too often.
 
-    A check that returns nothing for a turn leaves this turn out.
+    A score's finding fails if the candidate is worse than the champion by more than `config.max_worse`. Turns without a
+    score are left out. If only one policy has scores on too many turns (`config.max_unscored`), the finding fails, too.
     """
     range_of = {check.version: (check.lowest, check.highest) for check in checks}
     heard: dict[str, tuple[dict[int, float], dict[int, float]]] = defaultdict(lambda: ({}, {}))

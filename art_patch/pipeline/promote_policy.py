@@ -1,7 +1,8 @@
-"""The step `promote`: acts on the gate's verdict, and looks after a challenger that is tested on the app's traffic.
+"""The step `promote`: acts on the gate's verdict, and decides about a policy under test on the app's traffic.
 
-Several processes may look after one challenger: `art-patch serve`, `art-patch watch` and every cycle. The ledger
-accepts one decision on a policy; a process that comes second learns that it is taken.
+The policy under test, a canary or a shadow, is named `challenger` in the code. `art-patch serve`, `art-patch watch` and
+every cycle compare it with the champion, each in its own process. The ledger accepts one decision on a policy. A
+process that decides later gets a `TransitionError` and changes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from art_patch.store import Store
 from art_patch.types import JSON, Policy, PolicyState
 
 EVERY_S = 5.0
-"""Seconds between two looks at a challenger."""
+"""Seconds between two comparisons of the policy under test with the champion."""
 _REST = 20  # a look at a large store may take seconds; the pause after it is at least this many times as long
 
 WatchOutcome = Literal["nothing to watch", "goes on", "rejected", "promoted"]
@@ -39,10 +40,10 @@ _OUTCOMES: dict[PolicyState, Outcome] = {
 
 
 def load_candidate(run: Cycle, candidate: Policy, champion: Policy) -> CycleReport | None:
-    """Load the candidate into the engine; return a report only if the engine refuses it for good.
+    """Load the candidate into the engine. Return a report if the engine refuses it for good, else `None`.
 
     Raises:
-        EngineError: the engine cannot load it now; the next cycle tries again.
+        EngineError: the engine cannot load the candidate now; the next cycle tries again.
     """
     try:
         promotion.ensure_loaded(run.engine, candidate.name)
@@ -57,7 +58,11 @@ def load_candidate(run: Cycle, candidate: Policy, champion: Policy) -> CycleRepo
 
 
 def act_on_verdict(run: Cycle, candidate: Policy, champion: Policy, verdict: gate.Verdict) -> CycleReport:
-    """Promote, test or reject the candidate, and return the cycle's report."""
+    """Promote, test or reject the candidate as the gate's verdict and the configuration say; return the cycle's report.
+
+    If the champion has changed since the gate began, the candidate is rejected, because it was compared with the old
+    one.
+    """
     won, reason, metrics = verdict.promote, verdict.reason, {"gate": verdict.metrics}
     # A gate takes minutes to hours. Meanwhile a person may have promoted, rejected or rolled back by command.
     if (decided := decided_elsewhere(run, candidate.name)) is not None:
@@ -95,13 +100,16 @@ def _promote(run: Cycle, champion: Policy, candidate: Policy, reason: str, metri
 
 
 def waits_for_approval(run: Cycle, champion: Policy, candidate: Policy, reason: str) -> CycleReport:
-    """Return the report of a cycle whose candidate passed the gate and waits for a person."""
+    """Return the report of a cycle whose candidate passed the gate and waits for a person's approval."""
     todo = f"`art-patch promote {candidate.name}` lets it serve"
     return CycleReport("waits for approval", f"{reason}; {todo}", champion.name, candidate.name, run.metrics)
 
 
 def decided_elsewhere(run: Cycle, name: str, *, tested_as: PolicyState = "candidate") -> CycleReport | None:
-    """Return a report if another process has changed the policy's state while it was tested; else `None`."""
+    """Return a report if a person or another process has changed the policy's state while it was tested; else `None`.
+
+    `tested_as` is the state in which the test began.
+    """
     policy, serves = run.store.ledger.policy(name), run.store.ledger.champion()
     if policy is None or policy.state == tested_as:
         return None
@@ -112,14 +120,14 @@ def decided_elsewhere(run: Cycle, name: str, *, tested_as: PolicyState = "candid
 
 @dataclass(frozen=True, slots=True)
 class WatchReport:
-    """The result of one look at a challenger.
+    """The result of one comparison of the policy under test (`challenger`) with the champion.
 
     Attributes:
-        challenger: the policy that is tested, or was until this look.
+        challenger: the policy under test; if this comparison ended the test, the policy that was tested.
         champion: the policy that it is compared with.
-        state: the challenger's state when the look began.
-        percent: share of the sessions that it answers, in per cent.
-        metrics: of both policies, and of every test between them.
+        state: the challenger's state before the comparison.
+        percent: share of the sessions that the challenger answers, in per cent.
+        metrics: those of both policies, and the result of the test on each signal.
     """
 
     outcome: WatchOutcome
@@ -131,24 +139,24 @@ class WatchReport:
     metrics: JSON = field(default_factory=dict[str, Any])
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as one JSON object."""
+        """Return the report as a dict for one JSON object."""
         return asdict(self)
 
 
 def watch_once(
     store: Store, engine: serving.Engine | None, config: promotion.CanaryConfig, *, who: str, now: float | None = None
 ) -> WatchReport:
-    """Compare the challenger with the champion on the traffic so far, and promote or reject it if that is decided.
+    """Compare the policy under test with the champion on all traffic so far; promote or reject it if that is decided.
 
     Args:
-        engine: needed for a promotion only. `None`: no engine runs, so a challenger that has won waits.
-        config: when a challenger is rejected, and when it has won.
-        who: the person or job that the ledger names.
+        engine: needed for a promotion only. `None`: no engine runs, so a policy that has won stays under test.
+        config: when the policy under test is rejected, and when it has won.
+        who: the person or job that the ledger records.
         now: seconds since the epoch.
 
     Raises:
         StoreError: the store cannot be read or written.
-        EngineError: the challenger has won, and the engine cannot serve it. Its test goes on.
+        EngineError: the policy has won, but the engine cannot serve it. Its test goes on.
     """
     at = time.time() if now is None else now
     route = store.ledger.route()
@@ -203,11 +211,11 @@ def watch(
     every_s: float = EVERY_S,
     on_report: Callable[[WatchReport], None] | None = None,
 ) -> None:
-    """Call `watch_once` again and again until `stop` is set. An error is logged once, and the next look tries again.
+    """Call `watch_once` repeatedly until `stop` is set. An error is logged once, and the next call tries again.
 
     Args:
-        every_s: seconds between two looks; longer if a look takes long.
-        on_report: called with the result of each look.
+        every_s: seconds between two calls; the pause is longer if a call takes long.
+        on_report: receives the report of each call.
     """
     trouble = ""
     while not stop.is_set():

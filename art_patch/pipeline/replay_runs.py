@@ -1,10 +1,11 @@
-"""Repeats whole runs with the app's own `replayable` functions, in processes of the app.
+"""Repeats whole runs with the app's own `replayable` functions, in separate processes that load the app's code.
 
-`replay` makes siblings for runs that have none; the champion answers, and the app records as always. `rerun` lets
-candidate and champion each repeat held-out scenarios for the gate. There each policy has a scratch store of its own:
-an app sends its calls where its store says, so no call of the real app can reach a policy that is not published.
-Grouping, the canary test, reports and retention never see scratch stores. They are deleted after the gate, or by the
-next cycle.
+`replay` makes siblings for runs that have none: the champion answers, and the app's process records as always. `rerun`
+lets candidate and champion each repeat held-out scenarios for the gate. For this, each policy has a scratch store of
+its own, in which it is the champion. A process sends its calls to the policy that its store names. The real app uses
+the project's store, so its calls cannot reach the candidate, which is not published. Grouping, the canary test, reports
+and retention never read scratch stores. The stores are deleted when the gate ends, or by the next cycle if it was
+killed.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _DEADLINES = ("timeout_s", "first_token_timeout_s", "connect_timeout_s")
 def replay(run: Cycle, found: grouping.Grouping) -> tuple[str, ...]:
     """Repeat runs without siblings; return the ids of the new trajectories, which are complete.
 
-    An exception of the user's function is a normal end: the trajectory records it and becomes a sibling. Other
-    failures in the app lose one run; the cycle goes on.
+    If the user's function raises an exception, the run has ended normally: the trajectory records the exception and
+    becomes a sibling. Other failures, such as a crash of the process, lose one run, and the cycle goes on.
 
     Args:
         found: the result of the step `group`; it names the runs without siblings.
@@ -147,13 +148,13 @@ class _Replays:
 
 @dataclass(frozen=True, slots=True)
 class Reruns:
-    """The held-out scenarios that the gate had repeated.
+    """The result of `rerun`: which held-out scenarios both policies repeated, and which not.
 
     Attributes:
-        repeated: scenarios that both policies ran to the end.
-        lost: for each scenario that was begun and has no score, its recorded turn.
-        erased: keys of scenarios whose recorded run was erased meanwhile; the gate does not ask them at all.
-        metrics: for the ledger; `None` if no run may be repeated.
+        repeated: scenarios of which both policies completed all repetitions.
+        lost: one recorded turn for each scenario of which a repetition was begun and not completed; it has no score.
+        erased: keys of scenarios whose recorded run was erased during the gate; the gate leaves them out.
+        metrics: numbers of runs and scenarios, for the ledger; `None` if replays are switched off.
     """
 
     repeated: tuple[gate.Repeated, ...] = ()
@@ -163,12 +164,15 @@ class Reruns:
 
     @property
     def keys(self) -> frozenset[str]:
-        """Keys of the scenarios whose single turns the gate must not ask besides."""
+        """Keys of the scenarios whose single turns the gate must not use: they were repeated, lost or erased."""
         return self.erased.union(turn.scenario_key for turn in (*(one.turn for one in self.repeated), *self.lost))
 
 
 def rerun(run: Cycle, held_out: gate.HeldOut, candidate: Policy, champion: Policy) -> Reruns:
-    """Have candidate and champion repeat held-out scenarios, as many as the budget allows; the engine serves both."""
+    """Let candidate and champion repeat held-out scenarios, as many as `ReplayConfig.max_runs` allows.
+
+    The engine must serve both policies.
+    """
     config, samples = run.config.replay, run.config.gate.run_samples
     if config is None:
         return Reruns()

@@ -1,7 +1,7 @@
-"""The result of a cycle, and its report on disk: `cycles/TIME-ID.json` for programs, the same as `.md` for people.
+"""The result of a cycle, and its report on disk: `cycles/TIME-ID.json` for programs, and a `.md` file for people.
 
-Reports lie beside the store and not in it, so that they can be read when the store cannot. They hold metrics and no
-text of any run.
+Reports are files beside the store, so that they can be read when the store cannot be opened. They contain metrics and
+no text of any run.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ class CycleReport:
     """The result of a cycle.
 
     Attributes:
-        outcome: `canary`: a challenger is tested on the app's traffic now. `waits for approval`: the candidate won, and
-            a person decides. `out of time`, `not idle`: the rest is left to the next cycle. `failed`: on disk only.
+        outcome: how the cycle ended. `canary`: a policy is now under test on the app's traffic. `waits for approval`:
+            the candidate won, and a person decides. `out of time`, `not idle`: the remaining steps are left to the next
+            cycle. `failed` appears in report files only, because the cycle raised an error instead of returning.
         champion: the policy that serves when the cycle ends.
-        candidate: the policy that was trained or is tested, if any.
-        metrics: of every step that ran, by the step's name.
+        candidate: the policy that this cycle trained or tested, if any.
+        metrics: the metrics of every step that ran, by the step's name.
     """
 
     outcome: Outcome
@@ -49,19 +50,19 @@ class CycleReport:
 
 
 def failed(error: ArtPatchError, champion: str | None, metrics: JSON) -> CycleReport:
-    """Return the report of a cycle that ended with an error."""
+    """Return the report of a cycle that ended with an error; `metrics` are those of the steps before it."""
     return CycleReport("failed", f"{type(error).__name__}: {error}", champion, None, metrics)
 
 
 def write_report(report: CycleReport, directory: Path, *, who: str, began_at: float, took_s: float) -> Path | None:
-    """Write the report below the project's directory, and delete reports beyond the newest `KEPT`.
+    """Write the report to the project's directory as JSON and Markdown; delete reports beyond the newest `KEPT`.
 
     Args:
         who: the person or job that started the cycle.
-        began_at: seconds since the epoch.
+        began_at: when the cycle began, seconds since the epoch.
 
     Returns:
-        The JSON file. `None`: it could not be written. That fails no cycle, because the cycle's work is done.
+        The path of the JSON file. `None` if it could not be written: this does not fail the cycle, whose work is done.
     """
     folder = directory / "cycles"
     # The time sorts the files; the end of an id keeps two cycles of one second apart.
@@ -82,7 +83,7 @@ def write_report(report: CycleReport, directory: Path, *, who: str, began_at: fl
 
 
 def to_markdown(facts: JSON) -> str:
-    """Return a report for people: outcome, reason, costs, and the metrics of each step.
+    """Return a report as Markdown for people: outcome, reason, costs, and the metrics of each step.
 
     Args:
         facts: the content of a report's JSON file.
@@ -118,12 +119,12 @@ def to_markdown(facts: JSON) -> str:
 
 
 def metrics_line(metrics: Mapping[str, Any]) -> str:
-    """Return metrics in one line: nested ones in brackets, empty ones left out."""
+    """Return metrics as one line of text: nested metrics in brackets, empty ones left out."""
     return ", ".join(f"{key} {metric(value)}" for key, value in metrics.items() if value is not None and value != {})
 
 
 def metric(value: Any) -> str:
-    """Return one metric as text for people."""
+    """Return the value of one metric as text for people."""
     if isinstance(value, dict):
         return f"({metrics_line(cast('dict[str, Any]', value))})"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,7 +1,7 @@
-"""The step `resample`: makes siblings for runs that have none, by having the champion answer recorded turns again.
+"""The step `resample`: makes siblings for runs that have none, by letting the champion answer recorded turns again.
 
-`answer_again` asks a policy one recorded prompt, the same to the token. No tool runs, so this is safe for production
-traffic. The gate compares two policies on such answers.
+`answer_again` sends a policy one recorded prompt, with exactly the recorded tokens. No tool runs, so production systems
+are not touched. The gate also uses it, to compare two policies on such answers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RENDERING = ("chat_template_kwargs",)
 
 
 class OtherPrompt(EngineError):
-    """The engine renders another prompt than the recorded one, so its answer cannot be compared."""
+    """Raised if the engine renders a prompt other than the recorded one, so that its answer cannot be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Answers:
     """The answers of a policy to one prompt.
 
     Attributes:
-        choices: answers with their token ids, and with log-probabilities if these were asked for.
-        duration_ms: time until the last answer was there.
+        choices: answers with their token ids, and with log-probabilities if these were requested.
+        duration_ms: time until the final answer was complete.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -44,9 +44,10 @@ class Answers:
 
 
 def resample(run: Cycle, champion: Policy, found: grouping.Grouping) -> None:
-    """Have the champion answer turns of runs without siblings, and write a group for each turn.
+    """Let the champion answer turns of runs without siblings; write a group with all answers for each turn.
 
-    If the engine fails several times in a row, the step ends and the cycle goes on; the next cycle asks for the rest.
+    If the engine fails several times in a row, this step ends and the cycle goes on; the next cycle repeats the
+    remaining turns.
 
     Args:
         found: the result of the step `group`; it names the runs without siblings.
@@ -105,10 +106,10 @@ def resample(run: Cycle, champion: Policy, found: grouping.Grouping) -> None:
 
 
 def is_open(window: str | None, now: datetime) -> bool:
-    """Return whether the time of day lies in the window `HH:MM-HH:MM`, which may pass midnight.
+    """Return whether the time of day lies in the window `HH:MM-HH:MM`, which may include midnight.
 
     Raises:
-        ConfigError: the window is not of that form.
+        ConfigError: the window is not written as `HH:MM-HH:MM`.
     """
     if window is None:
         return True
@@ -192,16 +193,16 @@ class _Pace:
 def answer_again(
     engine: serving.Engine, policy: str, call: Call, samples: int, *, temperature: float | None, priority: int = 0
 ) -> Answers:
-    """Return what a policy answers to the prompt of a recorded call, with log-probabilities.
+    """Return `samples` answers of a policy to the prompt of a recorded call, with log-probabilities.
 
     Args:
-        temperature: `None`: the engine's default, which is 1.
+        temperature: sampling temperature. `None`: the engine's default, which is 1.
         priority: as in vLLM: a request with a larger number waits for smaller ones; the app's own calls have 0.
 
     Raises:
-        OtherPrompt: the engine's prompt differs from the recorded one. Upstream's calls have no recorded token ids, so
+        OtherPrompt: the engine's prompt differs from the recorded one. Calls of upstream have no recorded token ids, so
             their prompts are not compared.
-        EngineError: the engine did not answer, or with an error.
+        EngineError: the engine did not answer, or answered with an error.
     """
     body: dict[str, Any] = {"model": policy, "messages": list(call.messages), "n": samples, "logprobs": True}
     # Of the recorded parameters only those that limit an answer's length or change how its prompt is rendered.

@@ -16,9 +16,10 @@ from art_patch.types import Group, Score, Trajectory
 
 
 def score(run: Run) -> None:
-    """Run the user's checks, have the judge rank the groups that lack a reward, and write all scores to the store.
+    """Run the user's checks, let the judge rank the groups that lack a reward, and write all scores to the store.
 
-    A group that the judge could not rank waits for the next cycle. A group with suspicious scores is quarantined.
+    A group that the judge could not rank waits for the next cycle. A group whose scores look manipulated or biased is
+    quarantined.
     """
     store, config = run.store, run.config
     waiting: Sequence[Group] = store.read.groups(state="formed", held_out=False)
@@ -42,9 +43,10 @@ def score(run: Run) -> None:
 
 
 def to_judge(run: Run) -> list[Group]:
-    """Return the groups that a cycle would send to the judge now. Asks no judge and writes nothing.
+    """Return the groups that a cycle would send to the judge now, without asking the judge or writing anything.
 
-    These are groups in the store, and groups that would be formed of trajectories without a group.
+    These are the unscored groups in the store, and the groups that the cycle would form of trajectories without a
+    group.
     """
     numbers = count()
     pending = run.store.read.ungrouped(settled_before=run.now - run.config.settle_s)

@@ -1,8 +1,9 @@
-"""Repairs serving, beside a running server: loads missing policies, and takes over a route that leads nowhere.
+"""Keeps a running server ready to serve: loads policies that it lacks, and takes over the route from a dead server.
 
-Of several servers of a project, the one that started last has the route. When it ends or stops answering, another one
-takes the route. A server on another machine may be alive although it cannot be reached from here. It then takes the
-route back, and this server does not take it again.
+The route, in the store, tells apps which server to call. If a project has several servers, the one that started last
+has the route. When it ends or stops answering, another server takes the route over. The old server may run on another
+machine and only be unreachable from here. In that case it takes the route back, and this server does not take it a
+second time.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from art_patch.store import Ledger
 from art_patch.types import Route
 
 EVERY_S = 2.0
-"""Seconds between two looks."""
+"""Seconds between two checks of the server, its policies and the route."""
 MISSES = 2
-"""Number of looks in a row without an answer before the route is taken over."""
+"""Number of checks in a row in which the route's server does not answer before another server takes the route over."""
 RETRY_S = 30.0
-"""Seconds after a failed load before the policy is loaded again."""
+"""Seconds to wait after a failed load before the same policy is loaded again."""
 
 log = logging.getLogger("art_patch.serve")
 
 
 class ServingUpkeep:
-    """Keeps one server of a project ready, from a thread beside it."""
+    """Keeps one server of a project ready to serve, from a background thread."""
 
     def __init__(
         self, ledger: Ledger, engine: serving.EngineClient, address: str, take: Callable[[Route], bool]
@@ -48,10 +49,10 @@ class ServingUpkeep:
         self._taken_from: str | None = None
 
     def look(self) -> None:
-        """Look once, and repair what is missing.
+        """Check once whether the server has all policies that must serve and a live server has the route; repair both.
 
         Raises:
-            EngineError: the server does not answer.
+            EngineError: this server does not answer.
             StoreError: the store cannot be read.
         """
         if self._engine.health():
@@ -59,7 +60,10 @@ class ServingUpkeep:
             self._take_route()
 
     def keep(self, stop: Event) -> None:
-        """Look again and again until `stop` is set. An error is logged once, and the next look tries again."""
+        """Call `look` every `EVERY_S` seconds until `stop` is set.
+
+        An error is logged once, and the next call tries again.
+        """
         trouble = ""
         while not stop.wait(EVERY_S):
             try:

@@ -1,8 +1,8 @@
-"""Steps of a cycle that are run by themselves: comparing two policies, and training on groups that a caller chose.
+"""Runs single steps of a cycle: compares two policies, or trains on groups that a caller chose.
 
-`evaluate` is `art-patch evaluate`. `run_explicit_update` is training from a script: the caller gives the rewards, so no
-judge is asked; the caller decides what serves, so no gate is asked. `art-patch rollback` undoes it. Both take the same
-lock as a cycle.
+`evaluate` is the function behind `art-patch evaluate`. `run_explicit_update` trains from a script: the caller gives the
+rewards, so no judge is used, and the new policy is promoted without a gate. `art-patch rollback` makes the earlier
+champion serve again. Both functions take the same lock as a cycle, so neither runs beside one.
 """
 
 from __future__ import annotations
@@ -38,24 +38,25 @@ def evaluate(
     progress: Progress,
     now: float | None = None,
 ) -> tuple[str, gate.Verdict]:
-    """Compare two policies on held-out scenarios with the gate; promote and reject nothing.
+    """Compare two policies on held-out scenarios with the gate, without promoting or rejecting any.
 
-    The engine loads both for the time of the comparison. In the verdict's metrics, `candidate` is `policy` and
-    `champion` is `against`.
+    The engine loads both policies for the comparison. In the verdict's metrics, `candidate` is `policy` and `champion`
+    is `against`.
 
     Args:
-        config: its parts `gate`, `checks`, `combination` and `replay` are used.
-        against: name of the other policy; default: the champion.
+        config: only its parts `gate`, `checks`, `combination` and `replay` are used.
+        against: name of the policy to compare with; default: the champion.
 
     Returns:
-        The name of the other policy, and the verdict. `promote` says whether `policy` is better.
+        The name of the policy that was compared with, and the verdict. `Verdict.promote` says whether `policy` is
+        better.
 
     Raises:
-        Busy: a cycle or an update runs on this store.
-        ConfigError: a policy is compared with itself.
+        Busy: a cycle or an update is running on this store.
+        ConfigError: `policy` and `against` are the same.
         StoreError: there is no such policy, or no champion.
-        EngineError: the engine failed, or cannot serve one of them.
-        JudgeError: the judge scored nothing in one of the orders.
+        EngineError: the engine failed, or cannot serve one of the two policies.
+        JudgeError: the judge scored nothing in one of the two orders.
     """
     with exclusive_cycle(store, adapters.parent, who=who) as held:
         ours, theirs = _policies(held.store, policy, against)
@@ -101,9 +102,9 @@ class ExplicitUpdate:
     """The result of an update from a script.
 
     Attributes:
-        champion: name of the policy that serves now.
-        path: directory of its adapter; `None` for the base model.
-        reason: why nothing was learned; empty if something was.
+        champion: name of the policy that serves after the update.
+        path: directory of the champion's adapter; `None` if the champion is the base model.
+        reason: why nothing was learned; empty if the update trained a new policy.
     """
 
     champion: str
@@ -127,13 +128,15 @@ def run_explicit_update(
     """Train on scored groups of the store, and promote the new policy as soon as the engine has proven it.
 
     Args:
-        evaluation: ids of groups that the update measures itself on every `config.eval_steps` steps.
+        evaluation: ids of groups that are never trained on; the update measures itself on them every
+            `config.eval_steps` steps.
 
     Raises:
-        ConfigError: `evaluation` is given without `eval_steps`, or the other way round.
-        Busy: a cycle, or another update, runs on this store.
+        ConfigError: `evaluation` is given without `eval_steps`, or `eval_steps` without `evaluation`.
+        Busy: a cycle or another update is running on this store.
         TrainingError: the update failed; nothing was published.
-        EngineError: the engine cannot serve the policy; the champion stays. A policy that it refuses is rejected.
+        EngineError: the engine cannot serve the new policy; the champion stays. If the engine refuses the policy for
+            good, it is rejected.
         StoreError: no policy serves yet.
     """
     training.require_evaluation(config, evaluation)

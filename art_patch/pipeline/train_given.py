@@ -1,9 +1,10 @@
-"""What an update learns besides its scored groups: good answers of upstream, corrections, and earlier successes.
+"""The data that an update learns besides its scored groups: good answers, corrections, and earlier successes.
 
-Corrections are learned whatever reward their run has, unless its scenario is held out. A correction in a scored group
-is learned together with that group. Of all other corrections, and of rewarded runs in no group, only those since the
-champion's training are learned: the champion's LoRA knows the older ones already, and repeating them in each cycle
-would drive it away from its base. A LoRA that starts anew from the base learns all of them.
+A correction is learned whatever reward its run has, unless the run's scenario is held out. If its run is in a scored
+group, it is learned together with that group. All other corrections, and rewarded runs that are in no group, are
+learned only if they are newer than the champion's training: the champion's LoRA has learned the older ones already, and
+learning them again in each cycle would drive it away from its base. A LoRA that starts anew from the base learns all of
+them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from art_patch.rewards import rewards_G
 from art_patch.types import JSON, Correction, Group, Policy, Trajectory
 
 Scored = Sequence[tuple[Group, Sequence[float | None]]]
-"""Groups, each with the rewards of its siblings."""
+"""Pairs of a group and the rewards of its siblings, in the order of the siblings."""
 
 _NEWEST = 256  # runs: people correct a handful a day, and more would outweigh what the groups of a cycle say
 _NEWEST_ALONE = 1_000
@@ -36,9 +37,9 @@ class Given:
 
     Attributes:
         demonstrations: good answers, to imitate.
-        pairs: a good and a bad answer to the same prompt.
-        others: ids of the trajectories that these come from, outside of the groups.
-        metrics: why answers were not used, and the time up to which corrections are learned.
+        pairs: pairs of a good and a bad answer to the same prompt.
+        others: ids of the trajectories outside of the scored groups from which these answers come.
+        metrics: why some answers were not used, and the time up to which corrections were learned.
     """
 
     demonstrations: tuple[training.Row, ...] = ()
@@ -48,10 +49,10 @@ class Given:
 
 
 def given_rows(run: Cycle, champion: Policy, text: BaseText, scored: Scored) -> Given:
-    """Return the demonstrations and pairs that `imitate_from` and `prefer_from` ask for.
+    """Return the demonstrations (setting `imitate_from`) and pairs (setting `prefer_from`) that an update learns.
 
     Raises:
-        ConfigError: one of them is set, and the base has no chat template.
+        ConfigError: one of these settings is used, but the base model has no chat template.
     """
     config = run.config.train
     since = 0.0 if config.start == "base" else champion.metrics.get("train", {}).get(_UPTO, 0.0)
@@ -113,10 +114,11 @@ def _is_held_out(run: Trajectory, config: CycleConfig) -> bool:
 
 
 def rehearsal_rows(run: Cycle, champion: Policy) -> tuple[tuple[training.Row, ...], tuple[str, ...], JSON]:
-    """Return the policy's earlier successes, which an update imitates against forgetting.
+    """Return earlier successes of the same model, which an update imitates so that they are not forgotten.
 
-    These are rows of runs with a reward of `rehearse_from` or more, newest first; the ids of these runs; and metrics:
-    the number of rows, and why other runs were left out.
+    The result has three parts: the rows of runs with a reward of at least `rehearse_from`, newest first; the ids of
+    these runs; and metrics (the number of rows, and why other runs were left out). All are empty if `rehearse_from` is
+    not set.
     """
     config = run.config.train
     if config.rehearse_from is None:
@@ -158,12 +160,12 @@ def _successes(run: Cycle, champion: Policy, least: float, left_out: Counter[str
 
 @dataclass(frozen=True, slots=True)
 class BaseText:
-    """A base model's tokenizer and chat template, compared with recorded tokens.
+    """A base model's tokenizer and chat template, and how well they reproduce the recorded tokens.
 
     Attributes:
-        tokenizer: of transformers; `None` if there is none with a chat template.
-        why_not: why there is no tokenizer.
-        found: the differences between recorded tokens and the template's tokens.
+        tokenizer: a tokenizer of transformers; `None` if the base has none with a chat template.
+        why_not: why there is no tokenizer; `None` if there is one.
+        found: the differences between recorded tokens and the tokens that the template gives.
     """
 
     tokenizer: Any
@@ -172,7 +174,7 @@ class BaseText:
     found: training.RoundTrips | None = None
 
     def renderer(self) -> training.Renderer:
-        """Return a renderer that makes the same prompts as the engine that served.
+        """Return a renderer that makes the same prompts as the engine that served the recorded calls.
 
         Raises:
             ConfigError: the base has no tokenizer with a chat template.
@@ -186,9 +188,10 @@ class BaseText:
 
 
 def base_text(base: str, runs: Sequence[Trajectory]) -> BaseText:
-    """Return the base's tokenizer and chat template, checked against recorded runs. Never fails for lack of them.
+    """Return the base's tokenizer and chat template, compared with recorded runs; if they are missing, say why.
 
-    Training on groups uses recorded token ids alone, so a base without a chat template can still be trained.
+    Missing ones are no error: training on groups uses recorded token ids only, so a base without a chat template can
+    still be trained.
     """
     from transformers import AutoConfig, AutoTokenizer  # seconds of import; the update needs transformers anyhow
 
@@ -204,7 +207,7 @@ def base_text(base: str, runs: Sequence[Trajectory]) -> BaseText:
 
 
 def round_trip_metrics(run: Run, text: BaseText) -> dict[str, Any]:
-    """Return the counts of differences between recorded tokens and the template's tokens."""
+    """Return how often recorded tokens differ from the tokens that the chat template gives, as metrics."""
     if text.found is None:
         return {"not_checked": text.why_not}
     if text.found.differences:

@@ -1,7 +1,7 @@
-"""The step `train`: turns scored groups into a candidate that is published and in the ledger.
+"""The step `train`: trains a candidate on scored groups, publishes it, and adds it to the ledger.
 
-An update that was killed is continued before anything else is trained. Its groups are still in the state `scored`, and
-its checkpoint holds the steps that were already paid for.
+If an earlier update was killed, it is continued before anything else is trained. Its groups are still in the state
+`scored`, and its checkpoint keeps the training steps that were finished.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _EVALUATED = 64  # groups; each is computed once per evaluation
 
 
 def check_can_train(run: Cycle, champion: Policy) -> None:
-    """Refuse now what could not be trained later, before the judge is paid.
+    """Raise an error if training would fail later in this cycle, before the judge costs money.
 
     Raises:
         ConfigError: a package, a GPU or the base's chat template is missing, or the engine cannot serve a LoRA of this
             base.
-        ModelNotFound: the base is missing.
+        ModelNotFound: the base model cannot be found.
     """
     config = run.config.train
     training.require_packages()
@@ -50,7 +50,7 @@ def check_can_train(run: Cycle, champion: Policy) -> None:
 
 
 def train(run: Cycle, champion: Policy) -> tuple[Policy | None, str]:
-    """Train a candidate from the scored groups of the store; or return `None` and the reason against it.
+    """Train a candidate on the scored groups of the store; or return `None` and the reason why none was trained.
 
     Raises:
         TrainingError: the update failed; nothing was published.
@@ -69,10 +69,10 @@ def train(run: Cycle, champion: Policy) -> tuple[Policy | None, str]:
 def train_groups(
     run: Cycle, champion: Policy, groups: Sequence[Group], *, evaluation: Sequence[Group] = ()
 ) -> tuple[Policy | None, str]:
-    """Train a candidate from these scored groups; or return `None` and the reason against it.
+    """Train a candidate on these scored groups; or return `None` and the reason why none was trained.
 
     Args:
-        evaluation: groups that the update measures itself on and never learns from.
+        evaluation: groups that the update measures itself on and never trains on.
 
     Raises:
         TrainingError: the update failed; nothing was published.
@@ -193,13 +193,13 @@ def _still_holds(job: training.TrainJob, run: Cycle, champion: Policy) -> bool:
 def make_job(
     run: Cycle, champion: Policy, groups: Sequence[Group], target: Path, *, evaluation: Sequence[Group] = ()
 ) -> training.TrainJob | None:
-    """Return all inputs of an update; `None` if there is nothing to learn.
+    """Return all inputs of an update (model, rows, settings); `None` if there is nothing to learn.
 
-    Groups that teach nothing are moved to the state `dead` or `stale`, so that no later update looks at them again.
+    Groups from which nothing can be learned get the state `dead` or `stale`, so that no later update considers them.
 
     Args:
-        target: directory where the policy will be published.
-        evaluation: groups that the update measures itself on.
+        target: directory in which the new policy will be published.
+        evaluation: groups that the update measures itself on and never trains on.
     """
     config = run.config.train
     rewards_of_groups = [rewards_G(group, combination=run.config.combination) for group in groups]
