@@ -21,16 +21,16 @@
     ├── TrackerError             17   a tracker cannot be reached or refused; accepted data is not sent again
     └── CommandNotFound         127   the program to run does not exist
 
-The number is the exit code of the command line. 0 is success, "nothing to do" included, and 130 is Ctrl-C.
-None of these is ever raised inside a patched call: there our own faults are swallowed and counted. Every message says
-what to do next.
+The number is the exit code of the command line. It exits with 0 on success, which includes "nothing to do", and with
+130 on Ctrl-C. A patched call of the app never raises these errors: art_patch's own faults in it are caught and counted.
+Every message says what to do next.
 """
 
 from __future__ import annotations
 
 
 class ArtPatchError(Exception):
-    """Root of the tree; catch this to catch everything we raise on purpose."""
+    """Base class of all errors that art_patch raises on purpose. An `except` clause with it catches all of them."""
 
     exit_code: int = 1
 
@@ -42,25 +42,25 @@ class ConfigError(ArtPatchError):
 
 
 class WrongProject(ConfigError):
-    """The store belongs to another project; the message names it."""
+    """The store belongs to another project, which the message names. Nothing was read from it or written to it."""
 
     exit_code = 18
 
 
 class GateRejected(ArtPatchError):
-    """The candidate did not win against the champion, which goes on serving. This is a result and not a fault."""
+    """The gate rejected the candidate, so the champion goes on serving. This is a result, not a malfunction."""
 
     exit_code = 4
 
 
 class Busy(ArtPatchError):
-    """Another cycle is running on this store."""
+    """Another process is running a cycle on this store and holds the cycle's lock, so this one did not start."""
 
     exit_code = 5
 
 
 class EngineError(ArtPatchError):
-    """The serving engine is missing, failed or refused a request."""
+    """The engine that serves the policies is not running, failed, or refused a request."""
 
     exit_code = 6
 
@@ -72,7 +72,7 @@ class ModelNotFound(EngineError):
 
 
 class PortInUse(EngineError):
-    """Another process listens on the address."""
+    """The server cannot start, because another process listens on its address and port."""
 
     exit_code = 10
 
@@ -81,8 +81,8 @@ class AdapterRejected(EngineError):
     """An adapter is unsafe or does not fit the base model; it was not loaded.
 
     Attributes:
-        final: whether a later try would fail in the same way. False where files are missing or cannot be read, or the
-            engine serves another base: the operator can correct that, and the adapter may be sound.
+        final: whether loading the same adapter again would fail in the same way. It is `False` if files are missing or
+            unreadable, or if the engine serves another base model: the operator can correct these.
     """
 
     exit_code = 11
@@ -117,7 +117,7 @@ class TrainingError(ArtPatchError):
 
 
 class TransitionError(ArtPatchError):
-    """A policy may not move to that state from where it is."""
+    """The state of a policy may not be changed in this way, for example from `rejected` to `champion`."""
 
     exit_code = 14
 
@@ -129,19 +129,19 @@ class MalformedFile(ArtPatchError):
 
 
 class HubError(ArtPatchError):
-    """The model hub cannot be reached, or refused."""
+    """The model hub cannot be reached, or refused an upload or a download."""
 
     exit_code = 16
 
 
 class TrackerError(ArtPatchError):
-    """A tracker cannot be reached, or refused. Data that it accepted before is noted and not sent again."""
+    """A tracker cannot be reached, or refused data. The data that it accepted before is not sent again."""
 
     exit_code = 17
 
 
 class CommandNotFound(ArtPatchError):
-    """The program for `art-patch run` does not exist, or may not be executed."""
+    """The program that `art-patch run` should start does not exist, or may not be executed."""
 
     exit_code = 127
 

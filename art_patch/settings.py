@@ -1,8 +1,8 @@
 """Settings of app, job and server. An argument wins over the `ART_PATCH_*` variable, which wins over the default.
 
-Each field of `Settings` is the one place that states a setting. Its variable, its command-line option (if it is marked
-with `Option`) and its entry in the reference documentation are generated from the field, its type and the text below
-it. The first sentence of that text is the help of the option.
+Each setting is defined once, as a field of `Settings`. Its environment variable, its command-line option (if it is
+marked with `Option`) and its entry in the reference documentation are generated from the field, its type and the text
+below it. The first sentence of that text is the help text of the option.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MEANT_AS_URL = re.compile(r"[A-Za-z][\w+.-]*:|.*//[^/]*@")
 
 
 class Settings(BaseModel):
-    """All settings of a project. `load_settings` reads a field from `ART_PATCH_<FIELD>` if no argument gives it."""
+    """All settings of a project. `load_settings` reads a field from `ART_PATCH_<FIELD>` unless an argument sets it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
@@ -261,7 +261,7 @@ class Settings(BaseModel):
 
     @cached_property
     def directory(self) -> Path:
-        """Directory of the project. It is not created here."""
+        """Path of the project's directory. Reading this property does not create the directory."""
         return Path(os.path.abspath(self.home or _user_data())) / self.project
 
     @property
@@ -271,7 +271,7 @@ class Settings(BaseModel):
 
     @property
     def store_url(self) -> str:
-        """URL of the project's database; the default file if `store` is not set."""
+        """URL of the project's database: the setting `store`, or the file `store.db` in the project's directory."""
         return self.store or f"sqlite:///{self.directory / 'store.db'}"
 
     @property
@@ -287,10 +287,12 @@ def _user_data() -> Path:
 
 
 def load_settings(**given: Any) -> Settings:
-    """Return the settings. A value in `given` wins over its variable, unless it is `None`.
+    """Return the settings from the arguments `given`, the environment variables and the defaults, in this precedence.
+
+    An argument that is `None` counts as not given.
 
     Raises:
-        ConfigError: a value is impossible. The message names the argument, its variable and the cure.
+        ConfigError: a value is invalid. The message names the argument or variable, and says what to write.
     """
     settings, wrong = read_settings(**given)
     if wrong is not None:
@@ -299,10 +301,14 @@ def load_settings(**given: Any) -> Settings:
 
 
 def read_settings(**given: Any) -> tuple[Settings, str | None]:
-    """Return the settings without the variables that are wrong, and a sentence about those; `None` if all are right.
+    """Return the settings as `load_settings` does, but ignore environment variables with invalid values.
+
+    Returns:
+        The settings, where an ignored variable has its default, and an error message about the ignored variables
+        (`None` if all are valid).
 
     Raises:
-        ConfigError: an argument is wrong.
+        ConfigError: the value of an argument is invalid.
     """
     given = {name: value for name, value in given.items() if value is not None}
     values = variables() | given
@@ -322,12 +328,12 @@ def _sentence(place: tuple[int | str, ...], message: str, given: Mapping[str, An
 
 
 def variable_of(field: str) -> str:
-    """Return the name of the environment variable that gives a field its value."""
+    """Return the name of the environment variable for a field of `Settings`: `ART_PATCH_` and the field in capitals."""
     return f"{PREFIX}{field.upper()}"
 
 
 def variables() -> dict[str, Any]:
-    """Return the values that environment variables give, by field. An empty variable counts as unset."""
+    """Return the values of all `ART_PATCH_*` variables that set a field, by field. Empty variables count as unset."""
     # Not with pydantic-settings: its import would double what `patch()` costs the app.
     # Blank values are left out because `${X:-}` in a Compose file or a CronJob sets a variable to nothing.
     found = {name: os.environ.get(variable_of(name), "") for name in Settings.model_fields}

@@ -1,10 +1,12 @@
 """Patches a Python program, and the programs that it starts, without a change in their code: `art-patch run`.
 
-In: settings. Out: an environment in which every Python process finds our `sitecustomize` first. It patches the process
-when the SDK (or another library with an integration) is imported, and runs the `sitecustomize` that Python would have
-found without it. Before that import nothing of ours is loaded, so a process that never calls a model pays nothing.
+In: settings. Out: environment variables with which every Python process imports our module `sitecustomize` at its
+start. This module calls `patch()` when the program imports the SDK or another library with an integration, and runs the
+`sitecustomize` that Python would have found without ours. Until then nothing else of art_patch is loaded, so a process
+that calls no model does not become slower.
 
-Python ignores `PYTHONPATH` under `-E` and `-I`, and `sitecustomize` under `-S`; such a process is not patched.
+Python ignores `PYTHONPATH` with the options `-E` and `-I`, and `sitecustomize` with `-S`; a process that is started
+with one of them is not patched.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ SHIM = Path(__file__).parent / "on_path"
 
 
 def environment(settings: Mapping[str, str], base: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment `base` with `settings` in it, and with our `sitecustomize` in front of all others."""
+    """Return the environment variables `base` with `settings` added, and our `sitecustomize` first on `PYTHONPATH`."""
     given = {f"ART_PATCH_{name.upper()}": value for name, value in settings.items()}
     before = base.get("PYTHONPATH")
     others = [part for part in before.split(os.pathsep) if part != str(SHIM)] if before else []

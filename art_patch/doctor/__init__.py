@@ -1,9 +1,8 @@
-"""Doctor: says what works on this machine, what does not, and how to mend it.
+"""Checks this machine for `art-patch doctor`: what works, what does not, and how to correct it.
 
-`examine` returns `Finding`s in the order in which a person would look: this Python environment, the settings, the
-store, the engine. Checks only read. Two things are asked over a network: the engine, for two short answers, and
-PostgreSQL.
-A check that fails is a finding too, so `examine` itself never fails because of what it finds.
+`examine` checks this Python environment, the settings, the store and the engine, and returns `Finding`s in this order.
+Checks only read. Two checks use a network: the engine is asked for two short answers, and a PostgreSQL store is read.
+A check that fails is a finding too, so `examine` raises no error because of what it finds.
 """
 
 # pyright: reportUnusedImport=false

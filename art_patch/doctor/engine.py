@@ -1,4 +1,4 @@
-"""Checks of serving: the mode, the champion, its engine, its LoRA, and the clock."""
+"""Checks for `art-patch doctor` of what serves the calls: the mode, the champion, its engine and LoRA, and the clock."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _ASK = "see what `art-patch serve` says; calls go upstream meanwhile"
 
 
 class Engine(Protocol):
-    """The part of an engine's client that the checks use."""
+    """The methods of an engine's client that the checks use."""
 
     def health(self) -> bool:
-        """Return whether the engine answers."""
+        """Return whether the engine answers a health check."""
         ...
 
     def models(self) -> Sequence[str]:
-        """Return the names of the policies that it serves."""
+        """Return the names of the policies that the engine serves."""
         ...
 
     def chat(self, **body: Any) -> dict[str, Any]:
-        """Return a chat completion; body and answer are OpenAI's JSON."""
+        """Request a chat completion, and return the answer; `body` and answer are JSON in OpenAI's format."""
         ...
 
 
@@ -42,7 +42,10 @@ Connect = Callable[[str, str | None], Engine]
 
 
 def mode(own: str, source: str, route: Route) -> Finding:
-    """Name the mode in force, and where it was set. The store's mode overrules `own`, which came from `source`."""
+    """Report the mode that apps use, and where it was set. A mode in the store overrules the setting `own`.
+
+    `source` tells where `own` was set: `argument`, `environment` or `default`.
+    """
     if route.mode is not None:
         percent = "" if route.canary_percent is None else f" at {route.canary_percent:g} %"
         return Finding("mode", "ok", f"{route.mode}{percent}, set in the store by `art-patch mode`")
@@ -51,14 +54,20 @@ def mode(own: str, source: str, route: Route) -> Finding:
 
 
 def champion(route: Route) -> Finding:
-    """Name the policy that serves."""
+    """Report the name of the champion, the policy that serves, or that there is none yet."""
     if route.champion is None:
         return Finding("champion", "ok", "none yet: calls go upstream and are recorded")
     return Finding("champion", "ok", route.champion)
 
 
 def engine(route: Route, base_url: str | None, connect: Connect) -> Finding:
-    """Check that the engine answers and serves champion and challenger. `base_url` overrules the route's address."""
+    """Check that the engine answers, and that it serves the champion and the policy under test.
+
+    Args:
+        route: the route in the store.
+        base_url: address of the engine from the settings, which overrules the address in the route.
+        connect: makes a client from an address and the name of a key file.
+    """
     address = base_url or route.base_url
     if address is None:
         if route.champion is None:
@@ -97,11 +106,14 @@ class _Unreadable(Exception):
 
 
 def adapter(route: Route, base_url: str | None, connect: Connect) -> Finding | None:
-    """Check that the champion's answer differs from the base's, so its LoRA is applied; `None` if no engine answers.
+    """Check that the champion answers differently from its base model, so that its LoRA is applied.
 
-    An engine that ignores a LoRA looks healthy and answers well, as the base model. Both get the same short message at
-    temperature 0, and their log-probabilities are compared. Only equality is suspicious here: the size of the
-    difference is checked when an engine loads an adapter.
+    An engine that ignores a LoRA looks healthy, because it answers with the base model. So base model and champion get
+    the same short message at temperature 0, and their log-probabilities are compared. The check fails only if they are
+    equal: how large the difference may be is checked when an engine loads an adapter.
+
+    Returns:
+        `None` if no engine answers or it does not serve both.
     """
     address, champion = base_url or route.base_url, route.champion
     if address is None or champion is None:
@@ -167,7 +179,11 @@ def _compare(champion: str, base: _Answer, own: _Answer) -> Finding:
 
 
 def clock(now: float, last_call_at: float | None) -> Finding:
-    """Check that the time (seconds since the epoch) is plausible, because runs settle and ids sort by it."""
+    """Check that this machine's clock (`now`, seconds since the epoch) is plausible.
+
+    It is not if it shows a time before 2025, or if the newest call was recorded more than a minute in its future. Runs
+    count as complete after some time without a call, and ids are sorted by time, so both need the right time.
+    """
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < _BEFORE:
         return Finding("clock", "bad", f"{shown} cannot be right", "set the clock")

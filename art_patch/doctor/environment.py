@@ -1,6 +1,7 @@
-"""Checks of this Python environment and its settings: packages, GPUs, vLLM, the judge's library, variables.
+"""Checks for `art-patch doctor` of this Python environment and its settings: packages, GPUs, vLLM, judge, variables.
 
-Functions take `installed`, the function that returns a package's version, so that tests can describe other machines.
+The checks get the function `installed`, which returns the version of a package, as an argument, so that tests can
+simulate other machines.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _SECRET = frozenset({"judge_api_key"})
 
 
 def installed_version(package: str) -> str | None:
-    """Return the version of an installed distribution."""
+    """Return the version of an installed package; `None` if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -46,12 +47,12 @@ def installed_version(package: str) -> str | None:
 
 
 def python() -> Finding:
-    """Name this interpreter. If the app runs in another one, all other findings say nothing about the app."""
+    """Report this Python interpreter. If the app runs in another one, the other findings do not apply to the app."""
     return Finding("python", "ok", f"{platform.python_version()} at {sys.executable}")
 
 
 def sdk(installed: Installed, base_clients: Callable[[], Any]) -> list[Finding]:
-    """Try whether the installed OpenAI SDK can be wrapped.
+    """Check that the installed OpenAI SDK can be patched, by patching it and undoing that at once.
 
     Args:
         base_clients: imports and returns the module `openai._base_client`.
@@ -76,7 +77,7 @@ def sdk(installed: Installed, base_clients: Callable[[], Any]) -> list[Finding]:
 
 
 def patchers(installed: Installed) -> list[Finding]:
-    """List other packages that wrap the SDK."""
+    """Report installed packages, such as tracers, that also wrap the OpenAI SDK or the HTTP library below it."""
     found = [f"{name} {number}" for name in _PATCHERS if (number := installed(name))]
     if not found:
         return [Finding("other patchers", "ok", "none")]
@@ -84,7 +85,7 @@ def patchers(installed: Installed) -> list[Finding]:
 
 
 def bypasses(installed: Installed) -> list[Finding]:
-    """List installed packages that make calls which the patch cannot see."""
+    """Report installed packages that call models without the OpenAI SDK, so that their calls are not recorded."""
     found = [
         Finding("bypasses", "warn", f"{one.package} {number}, not seen: {one.unseen}", one.cure)
         for one in BYPASSES
@@ -94,17 +95,17 @@ def bypasses(installed: Installed) -> list[Finding]:
 
 
 def gpu(gpus: Sequence[str]) -> Finding:
-    """List the GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` names them."""
+    """Report the GPUs that this process may use. `gpus` has their names, limited by `CUDA_VISIBLE_DEVICES`."""
     if not gpus:
         return Finding("gpu", "ok", "none")
     return Finding("gpu", "ok", f"{len(gpus)} NVIDIA GPU{'s' if len(gpus) > 1 else ''}: {', '.join(gpus)}")
 
 
 def vllm(find: Callable[[], serving.Found | None], gpus: Sequence[str]) -> Finding:
-    """Name the vLLM that `art-patch serve` would start.
+    """Report the vLLM installation that `art-patch serve` would start, or that it would use the embedded engine.
 
     Args:
-        find: looks for the environment of vLLM.
+        find: returns the environment in which vLLM is installed; `None` if there is none.
         gpus: the GPUs that this process may use.
     """
     try:
@@ -128,10 +129,10 @@ def vllm(find: Callable[[], serving.Found | None], gpus: Sequence[str]) -> Findi
 
 
 def judge(model: str | None, installed: Installed) -> Finding:
-    """Check that the judge's model is set and its library installed. The judge is not asked, because that costs money.
+    """Check that the judge's model is set and its library installed. No request is sent, because that costs money.
 
     Args:
-        model: the model's name, as litellm has it.
+        model: litellm's name of the model; `None` if no judge is set.
     """
     litellm = installed("litellm")
     # First, and without a judge too: the package itself is the danger.
@@ -150,7 +151,7 @@ def judge(model: str | None, installed: Installed) -> Finding:
 
 
 def libraries(installed: Installed) -> Finding:
-    """List the packages that an update computes with."""
+    """Report which of the packages for training (torch, transformers, peft) are installed in this environment."""
     found = {name: installed(name) for name in ("torch", "transformers", "peft")}
     there = ", ".join(f"{name} {version}" for name, version in found.items() if version)
     missing = ", ".join(name for name, version in found.items() if not version)
@@ -162,7 +163,10 @@ def libraries(installed: Installed) -> Finding:
 
 
 def sources(settings: Settings, arguments: Collection[str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return each setting as `{"value", "source"}`; the source is `argument`, `environment` or `default`."""
+    """Return each setting as `{"value": ..., "source": ...}`; the source is `argument`, `environment` or `default`.
+
+    Keys and passwords are left out, because users show this report to others.
+    """
     # An empty variable counts as unset, as it does for `Settings`.
     variables = {name.upper() for name, value in environment.items() if value.strip()}
     found: dict[str, Any] = {}
@@ -185,7 +189,7 @@ def sources(settings: Settings, arguments: Collection[str], environment: Mapping
 
 
 def chosen(found: Mapping[str, Any]) -> Finding:
-    """List the settings that differ from their defaults."""
+    """Report the settings that an argument or a variable sets. `found` is the result of `sources`."""
     parts = [
         f"{name}={one['value']} ({one['source']})" for name, one in sorted(found.items()) if one["source"] != "default"
     ]
@@ -193,7 +197,10 @@ def chosen(found: Mapping[str, Any]) -> Finding:
 
 
 def mistaken(wrong: str | None) -> Finding | None:
-    """Report variables with invalid values. With them, `patch()` does nothing and logs one warning."""
+    """Report environment variables with invalid values, which make `patch()` log one warning and do nothing.
+
+    `wrong` is the error message about them; `None` if all are valid.
+    """
     if wrong is None:
         return None
     cure = "mend it, or unset it: until then `patch()` leaves the app alone, and what is below takes the default"
@@ -201,7 +208,7 @@ def mistaken(wrong: str | None) -> Finding | None:
 
 
 def strangers(environment: Mapping[str, str]) -> list[Finding]:
-    """Report `ART_PATCH_*` variables that are no settings; most often these are typing errors."""
+    """Report environment variables that begin with `ART_PATCH_` and name no setting, which are often misspelt."""
     known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields}
     found: list[Finding] = []
     for name in sorted(environment):
@@ -214,7 +221,7 @@ def strangers(environment: Mapping[str, str]) -> list[Finding]:
 
 
 def owner(settings: Settings, route: Route) -> Finding | None:
-    """Report a store that belongs to another project."""
+    """Report that the store belongs to another project than the settings name; `None` if it does not."""
     if route.project in (None, settings.project):
         return None
     return Finding(

@@ -1,4 +1,4 @@
-"""All checks, in the order of the report."""
+"""Runs all checks of `art-patch doctor`, in the order of its report."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ def examine(
     *,
     wrong: str | None = None,
 ) -> tuple[list[Finding], dict[str, Any]]:
-    """Run all checks; return their findings, and each setting with its source.
+    """Run all checks; return their findings, and the value and the source of each setting.
 
     Args:
         settings: the settings that the app would run with.
-        arguments: names of the settings that came from the command line.
-        wrong: the error in variables that `settings` was loaded without.
+        arguments: names of the settings that were given on the command line.
+        variables: the environment variables.
+        wrong: error message about invalid environment variables, which `settings` ignores; `None` if all are valid.
     """
     found = environment.sources(settings, arguments, variables)
     store, last_call_at = _store(settings.store_url)

@@ -1,4 +1,4 @@
-"""One line of the doctor's report."""
+"""The record of one check of `art-patch doctor`, which is shown as one line of its report."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Finding:
 
     Attributes:
         name: the thing that was checked; several findings may have one name.
-        level: `warn`: it works, with a risk or a loss. `bad`: something does not work.
-        text: the state that was found, in words.
-        cure: a command or an instruction that mends it; empty if there is nothing to mend.
+        level: `ok`: nothing to correct. `warn`: it works, with a risk or a loss. `bad`: something does not work.
+        text: a description of the state that was found.
+        cure: a command or an instruction that corrects the state; empty if there is nothing to correct.
     """
 
     name: str

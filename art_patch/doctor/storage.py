@@ -1,4 +1,4 @@
-"""Checks of the store: file and filesystem of SQLite, or the PostgreSQL server; the schema; room on the disks."""
+"""Checks for `art-patch doctor` of the store: SQLite file or PostgreSQL server, schema, and free space on the disks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Mount = tuple[str, str]
 
 
 def read_mounts() -> list[Mount]:
-    """Return the mounted filesystems; empty on systems without `/proc`."""
+    """Return the mount point and type of each mounted filesystem; an empty list on systems without `/proc`."""
     try:
         lines = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:
@@ -45,7 +45,7 @@ def read_mounts() -> list[Mount]:
 
 
 def place(path: Path) -> Finding:
-    """Check that the store's file and its directory can be written, and that no other user can read them."""
+    """Check that the store's file and its directory can be written, and that other users cannot read the file."""
     existing = _nearest(path.parent)
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
         return Finding("store", "bad", f"{path} cannot be written", "check its owner and mode")
@@ -65,7 +65,10 @@ def place(path: Path) -> Finding:
 
 
 def filesystem(path: Path, mounts: Sequence[Mount]) -> Finding | None:
-    """Check that the store is not on a network filesystem; `None` if the mounts are not known."""
+    """Check that the store is not on a network filesystem, where SQLite's write-ahead log does not work.
+
+    `mounts` is the result of `read_mounts`. If it is empty, nothing can be checked, and the result is `None`.
+    """
     here = str(_nearest(path.parent).resolve())
     over = [mount for mount in mounts if here == mount[0] or here.startswith(mount[0].rstrip("/") + "/")]
     if not over:
@@ -79,7 +82,7 @@ def filesystem(path: Path, mounts: Sequence[Mount]) -> Finding | None:
 
 
 def disk(path: Path, free: Callable[[Path], int] = lambda place: shutil.disk_usage(place).free) -> Finding:
-    """Check the room on the store's disk."""
+    """Check the free space on the store's disk. `free` returns the free bytes of the disk that holds a path."""
     cure = "free some space; what cannot be written is kept in memory, then dropped"
     return _room(free(_nearest(path.parent)), "", cure)
 
@@ -90,11 +93,13 @@ def adapters(
     free: Callable[[Path], int] = lambda place: shutil.disk_usage(place).free,
     device: Callable[[Path], object] = lambda place: place.stat().st_dev,
 ) -> Finding | None:
-    """Check the room on the adapters' disk; `None` if that is the store's disk, which `disk` checks.
+    """Check the free space on the disk with the adapters; `None` if it is the store's disk, which `disk` checks.
 
     Args:
+        directory: directory of the adapters.
         store: the store's file; `None` for PostgreSQL.
-        device: returns a value that is equal for two places on one disk.
+        free: returns the free bytes of the disk that holds a path.
+        device: returns a value that is the same for all paths on one disk.
     """
     place = _nearest(directory)
     if store is not None and device(place) == device(_nearest(store.parent)):
@@ -111,7 +116,10 @@ def _room(left: int, what: str, cure: str) -> Finding:
 
 
 def database(path: Path, head: str) -> list[Finding]:
-    """Check journal mode, schema and sizes of an existing file; `head` is this release's schema."""
+    """Check journal mode, schema and size of a SQLite store; no findings if the file does not exist yet.
+
+    `head` is the schema revision of this release.
+    """
     if not path.exists():
         return []
     try:
@@ -128,7 +136,13 @@ def database(path: Path, head: str) -> list[Finding]:
 
 
 def schema(revision: str | None, tables: bool, head: str) -> Finding:
-    """Compare the store's schema with this release's; `tables`: whether the database has any tables."""
+    """Check that this release can open a store with this schema revision, or migrate it.
+
+    Args:
+        revision: the store's schema revision; `None` if it has none.
+        tables: whether the database has any tables.
+        head: the schema revision of this release.
+    """
     if revision == head:
         return Finding("schema", "ok", f"{head}, this release's own")
     if revision is None and tables:
@@ -166,7 +180,11 @@ def library(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> Finding:
 
 
 def server(url: str, head: str) -> tuple[list[Finding], float | None]:
-    """Check a store on PostgreSQL; also return when its newest call began, seconds since the epoch."""
+    """Check a store on a PostgreSQL server: whether the server can be reached, and its schema (`head`: this release's).
+
+    Returns:
+        The findings, and when the newest recorded call began, in seconds since the epoch (`None` without calls).
+    """
     shown = stores.without_password(url)
     try:
         # A short timeout, unless the URL sets one: the report must come even if the server is down.

@@ -1,7 +1,7 @@
-"""Reports on the traffic of some days: is it worth switching to the champion, and how do the runs end? Pure.
+"""Reports on the traffic of a period: is it worth switching from upstream to the champion, and do runs succeed? Pure.
 
-`switch_advice` compares the champion's answers with upstream's. `costs` computes costs and savings. `analytics` has
-statistics of the agent's runs. A value that is not known is `None` and never zero.
+`switch_advice` compares the champion's answers with upstream's. `costs` computes costs and savings. `analytics`
+computes statistics of the agent's runs. A value that is not known is `None`, never zero.
 """
 
 # pyright: reportUnusedImport=false

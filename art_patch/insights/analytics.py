@@ -1,7 +1,7 @@
-"""Statistics of an agent's runs: success, steps, the tools that they asked for, and their errors. Pure.
+"""Statistics of an agent's runs: how many succeeded, calls per run, the tools that they used, and their errors. Pure.
 
 A run succeeded if nothing in it failed and its reward is at least `success_at`. A run that failed did not succeed,
-whatever its reward. A run that neither failed nor was judged counts in no rate.
+whatever its reward. A run that neither failed nor has a reward is left out of the success rate.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|(?<![\w-])(?=(?:[\w-]*\d){3})[\w-]{8,
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Statistics of some runs. A rate or mean of nothing is `None`.
+    """Statistics of some runs. A rate or a mean is `None` if there are no runs to compute it from.
 
     Attributes:
         judged: number of runs with a reward.
-        failed: number of runs in which the block or a call failed.
+        failed: number of runs in which the `trajectory()` block or a call failed.
         succeeded: number of runs without a failure and with a reward of `success_at` or more.
         success_rate: `succeeded` as a share of the runs that failed or were judged.
         mean_reward: mean reward of the judged runs.
@@ -46,7 +46,13 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A tool that the agent asked for: `times` in all, in so many `runs`; `share` is its share of all tool calls."""
+    """A tool that the agent called.
+
+    Attributes:
+        times: number of calls of this tool in all runs.
+        runs: number of runs with at least one call of this tool.
+        share: `times` as a share of all tool calls, from 0 to 1.
+    """
 
     name: str
     times: int
@@ -97,9 +103,10 @@ class _RunOutcome:
 
 
 def analyse(episodes: Iterable[Episode], *, success_at: float) -> Analytics:
-    """Return the statistics of runs that come newest first.
+    """Return the statistics of an agent's runs.
 
     Args:
+        episodes: the runs, newest first.
         success_at: a run without a failure succeeded if its reward is at least this.
     """
     seen: list[_RunOutcome] = []
@@ -136,7 +143,10 @@ def analyse(episodes: Iterable[Episode], *, success_at: float) -> Analytics:
 
 
 def pattern_of(error: str) -> str:
-    """Return an error's first line without its varying parts: `KeyError: 'plum'` becomes `KeyError: #`."""
+    """Return the first line of an error message with `#` for each quoted word, id and number.
+
+    For example, `KeyError: 'plum'` becomes `KeyError: #`.
+    """
     # The first line alone: the others are a traceback, which differs with every change of the code.
     line = next(iter(error.strip().splitlines()), "")
     return _VARYING.sub("#", line)[:_LONGEST]

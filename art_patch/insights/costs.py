@@ -1,8 +1,9 @@
-"""Costs and savings in US dollars. An amount that is not known is `None`, and a note says why.
+"""Computes costs and savings in US dollars. An amount that is not known is `None`, and a note says why.
 
-Upstream is priced by tokens. Our tokenizer counts the tokens of our policies' answers; the provider's may count a few
-per cent more or fewer. Discounts for cached prompts are not known. A GPU costs as long as an engine was announced to
-the apps, busy or idle. An update costs the time that it ran, even if it made no policy.
+Upstream is priced by tokens. For our policies' answers the tokens are counted with our tokenizer; the provider's
+tokenizer may count a few per cent more or fewer. Discounts for cached prompts are ignored, because they are not known.
+A GPU is charged for the time in which an engine was announced to the apps, busy or idle. An update is charged for the
+time that it ran, even if it made no policy.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ Prices = Callable[[str], tuple[float, float] | None]
 
 @dataclass(frozen=True, slots=True)
 class Money:
-    """Costs in US dollars; `None`: not known.
+    """The costs of a period in US dollars; an amount that is not known is `None`.
 
     Attributes:
-        avoided_usd: of our policies' answers if upstream had given them.
-        gpu_usd: of the engine's GPUs.
-        training_usd: of all updates, also of those that made no policy.
-        notes: sentences on amounts that are not known, or were spent in vain.
+        upstream_usd: cost of the answers that upstream gave.
+        avoided_usd: what upstream would have charged for the answers that our policies gave.
+        gpu_usd: cost of the engine's GPUs.
+        judge_usd: cost of the judge's calls.
+        training_usd: cost of all updates, including those that made no policy.
+        notes: sentences about amounts that are not known, and about updates that made no policy.
     """
 
     upstream_usd: float | None
@@ -36,27 +39,28 @@ class Money:
 
     @property
     def spent_usd(self) -> float | None:
-        """Cost of serving, judging and training together."""
+        """Total cost of the engine's GPUs, of the judge and of training; `None` if one of them is not known."""
         return _sum(self.gpu_usd, self.judge_usd, self.training_usd)
 
     @property
     def saved_usd(self) -> float | None:
-        """Savings after all costs; negative if it cost more."""
+        """`avoided_usd` minus `spent_usd`: negative if our policies cost more than upstream would have charged."""
         return None if self.avoided_usd is None or self.spent_usd is None else self.avoided_usd - self.spent_usd
 
     @property
     def saved_if_all_usd(self) -> float | None:
-        """Savings if our policies had answered every call, at the same other costs."""
+        """The savings if our policies had also given upstream's answers, with the same `spent_usd`."""
         return None if self.saved_usd is None or self.upstream_usd is None else self.saved_usd + self.upstream_usd
 
 
 def count_money(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None) -> Money:
-    """Return the costs and savings of the report's time.
+    """Return the costs and savings of the period that `usage` covers.
 
     Args:
-        usage: the calls, and the times of engine and updates.
+        usage: the calls of the period, and how long the engine and the updates ran.
         prices: upstream's prices by model.
-        gpu_usd_per_hour: price of all GPUs of the engine; an update is assumed to use as many. `None`: not known.
+        gpu_usd_per_hour: price of all GPUs of the engine together; `None` if it is not known. An update is assumed to
+            use as many GPUs.
     """
     notes: list[str] = []
     upstream_usd, avoided_usd, unpriced = _upstream(usage.served, prices)

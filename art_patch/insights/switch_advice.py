@@ -1,8 +1,9 @@
 """Compares the champion's answers with upstream's: "switch", "do not switch" or "not enough data", with reasons.
 
-Quality decides first: the champion may not be worse than upstream by more than a margin, and may not fail more often.
-Then money decides: answers that are as good and cost more are no reason to switch; better answers are. Without known
-prices the verdict rests on quality alone and says so. With too few scores there is no verdict, however much is saved.
+Quality decides first: if the champion is worse than upstream by more than a margin, or fails more often, the advice is
+not to switch. Then costs decide: if the champion is as good but costs more, the advice is not to switch; if it is
+better, the advice is to switch. If prices are not known, only quality decides, and a reason says so. With too few
+scores there is no verdict, however much money the champion saves.
 
 Only runs in which one policy, or upstream, answered all calls are compared. Runs without a score are reported
 separately, never counted as zero.
@@ -38,11 +39,13 @@ class Comparison:
     """The champion (`ours`) and upstream (`theirs`), compared by one kind of score.
 
     Attributes:
-        kind: `reward`: scores of users or code. `judged`: scores of the judge among siblings.
-        ours: mean score; `None` if no run is scored.
-        ours_scored: number of runs with such a score; for `judged`, of groups with runs of both sides.
-        low: the difference of the means is above this with 97.5 % confidence; `None`: too few scores.
-        high: the difference of the means is below this with 97.5 % confidence; `None`: too few scores.
+        kind: `reward`: scores of users or code. `judged`: the judge's scores within a group.
+        ours: the champion's mean score; `None` if no run is scored.
+        theirs: upstream's mean score; `None` if no run is scored.
+        ours_scored: number of the champion's runs with such a score; for `judged`, of groups with runs of both.
+        theirs_scored: number of upstream's runs with such a score; for `judged`, of groups with runs of both.
+        low: lower limit of `difference` with 97.5 % confidence; `None` if there are too few scores.
+        high: upper limit of `difference` with 97.5 % confidence; `None` if there are too few scores.
     """
 
     kind: Literal["reward", "judged"]
@@ -61,12 +64,15 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One column of the report: a policy, `other policies` or `upstream`. A value that is not known is `None`.
+    """The calls that the champion, all other policies together, or upstream answered: one column of the report.
 
     Attributes:
-        calls: number of calls that it answered; `share` is their share of all calls.
-        failed: share of its calls that ended in an error.
-        p95_ms: 95 % of its answers took no longer than this.
+        name: name of the champion, `other policies` or `upstream`.
+        calls: number of the calls that it answered.
+        share: `calls` as a share of all calls; `None` without calls.
+        failed: share of these calls that ended in an error; `None` without calls.
+        p50_ms: median of the answers' duration; `None` without answers.
+        p95_ms: 95 % of the answers took no longer than this; `None` without answers.
     """
 
     name: str
@@ -83,13 +89,13 @@ class Report:
 
     Attributes:
         reasons: sentences that give the reasons for the verdict.
-        cautions: sentences on why the verdict may mislead.
-        sides: the champion, all other policies, upstream.
-        fell_back: share of the calls meant for our policies that upstream answered after all.
-        fallbacks: number of such calls, by reason.
-        comparisons: the comparison by rewards, and the one by the judge.
-        unscored: number of runs of the champion and of upstream without any score.
-        mixed: number of runs that more than one policy answered.
+        cautions: sentences that say why the verdict may be wrong, such as a large share of fallbacks.
+        sides: the calls of the champion, of all other policies together, and of upstream.
+        fell_back: share of the calls meant for our policies that fell back to upstream; `None` if there were none.
+        fallbacks: number of the calls that fell back to upstream, by reason.
+        comparisons: the comparison by rewards, and the comparison by the judge's scores.
+        unscored: number of runs without any score, for the champion and for upstream.
+        mixed: number of runs whose calls were answered by more than one policy; they are not compared.
     """
 
     since: float
@@ -107,12 +113,13 @@ class Report:
 
 
 def make_report(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None = None, margin: float = 0.05) -> Report:
-    """Return the advice for the time that `usage` covers.
+    """Return the advice whether to switch, from the calls and runs of the period that `usage` covers.
 
     Args:
+        usage: the calls, runs and costs of the period.
         prices: upstream's prices by model.
-        gpu_usd_per_hour: price of all GPUs of the engine together; `None`: not known.
-        margin: by how much the champion's mean score may be below upstream's and still count as good.
+        gpu_usd_per_hour: price of all GPUs of the engine together; `None` if it is not known.
+        margin: the champion counts as good as upstream if its mean score is at most this much lower.
     """
     champion, upstream, others = _three(usage)
     money = count_money(usage, prices, gpu_usd_per_hour=gpu_usd_per_hour)
@@ -248,13 +255,16 @@ def _side(name: str, served: Served, all_calls: int) -> Side:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float | None:
-    """Return the smallest value that at least this share of the values does not exceed; `None` without values."""
+    """Return the quantile of values in ascending order: at least the fraction `share` of them is not above it.
+
+    It is one of the values; `None` if there are none.
+    """
     # The product may come out just above a whole number (0.07 * 100 does), which `ceil` would take to the next one.
     return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)] if ordered else None
 
 
 def compare_rewards(runs: Sequence[RunValue], champion: str | None) -> Comparison:
-    """Compare the champion's and upstream's runs by the rewards of users and code."""
+    """Compare the runs of the champion with those of upstream by the rewards that users or the app's code gave."""
     # These rewards have one scale for all runs, so the means of both sides can be compared.
     ours = [run.reward for run in runs if run.policy == champion and run.reward is not None and champion is not None]
     theirs = [run.reward for run in runs if run.policy is None and run.reward is not None]
@@ -265,9 +275,10 @@ def compare_rewards(runs: Sequence[RunValue], champion: str | None) -> Compariso
 
 
 def compare_judged(runs: Sequence[RunValue], champion: str | None) -> Comparison:
-    """Compare the champion's and upstream's runs by the judge's scores, within each group that holds runs of both.
+    """Compare the runs of the champion with those of upstream by the judge's scores.
 
-    Copies of calls that no user saw count, too.
+    A judge's scores can be compared only within a group, so only groups with runs of both are used. Copies of calls
+    that no user saw are included.
     """
     # A judge's score has a meaning only among siblings, so each group gives one difference.
     groups: defaultdict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
@@ -291,11 +302,11 @@ def compare_judged(runs: Sequence[RunValue], champion: str | None) -> Comparison
 
 
 def difference_interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % limits of the difference of two means.
+    """Return the 95 % confidence interval of the difference of two means (`ours` minus `theirs`).
 
     The method is Agresti and Caffo's, "Simple and effective confidence intervals for proportions", The American
-    Statistician 54, 2000, extended from proportions to values within bounds: one value at each end of the scale is
-    added to either side. The scale is 0 to 1, or wider if the values are.
+    Statistician 54, 2000, extended from proportions to values on a bounded scale: the lowest and the highest value of
+    the scale are added to `ours` and to `theirs`. The scale is 0 to 1, or wider if there are values outside of it.
     """
     low, high = min(0.0, *ours, *theirs), max(1.0, *ours, *theirs)
     a, b = ([*values, low, high] for values in (ours, theirs))

@@ -1,4 +1,4 @@
-"""`from art_patch.local import LocalBackend`, where OpenPipe ART has it."""
+"""Makes `from art_patch.local import LocalBackend` work, as OpenPipe ART has this class in `art.local`."""
 
 from __future__ import annotations
 

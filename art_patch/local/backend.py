@@ -1,4 +1,4 @@
-"""`from art_patch.local.backend import LocalBackend`, where OpenPipe ART's older scripts look for it."""
+"""Makes `from art_patch.local.backend import LocalBackend` work, as older scripts of OpenPipe ART use this path."""
 
 from __future__ import annotations
 

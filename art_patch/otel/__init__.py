@@ -1,4 +1,4 @@
-"""Describes calls and trajectories by the attributes of OpenTelemetry's conventions for generative AI (`gen_ai.*`).
+"""Turns calls and trajectories into span attributes of OpenTelemetry's conventions for generative AI (`gen_ai.*`).
 
 https://opentelemetry.io/docs/specs/semconv/gen-ai/
 """

@@ -1,4 +1,4 @@
-"""Turns a call and its trajectory into attributes of OpenTelemetry's conventions for generative AI. Pure."""
+"""Pure functions that turn a call and its trajectory into attributes of OpenTelemetry's generative AI conventions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REQUEST: Mapping[str, tuple[str, type]] = {
 
 
 def operation_of(api: Api) -> str:
-    """Return the value of `gen_ai.operation.name` for a surface."""
+    """Return the value of the attribute `gen_ai.operation.name` for the API that was called."""
     return "text_completion" if api == "completions" else "chat"
 
 
@@ -46,7 +46,7 @@ def _request_attributes(params: JSON) -> dict[str, Any]:
 
 
 def call_attributes(call: Call, info: TrajectoryInfo) -> dict[str, Any]:
-    """Return the attributes of a call's span that the call itself knows. Those without a value are `None`."""
+    """Return the attributes of a call's span, without its texts; an attribute without a value is `None`."""
     return {
         "gen_ai.operation.name": operation_of(call.api),
         "gen_ai.request.model": call.requested_model,
@@ -68,7 +68,7 @@ def call_attributes(call: Call, info: TrajectoryInfo) -> dict[str, Any]:
 
 
 def content_attributes(call: Call) -> dict[str, Any]:
-    """Return the attributes that hold the texts of a call, as JSON."""
+    """Return the span attributes for the prompt, the answers and the tools of a call, each as a JSON text."""
     return {
         "gen_ai.input.messages": as_json(input_messages(call)),
         "gen_ai.output.messages": as_json(output_messages(call)),
@@ -77,17 +77,17 @@ def content_attributes(call: Call) -> dict[str, Any]:
 
 
 def without_empty(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes that have a value, because OpenTelemetry warns about each `None`."""
+    """Return `attributes` without those that are `None` or empty, because OpenTelemetry warns about each `None`."""
     return {key: value for key, value in attributes.items() if value not in (None, "", [])}
 
 
 def as_json(value: Any) -> str:
-    """Return a value as text, because an attribute may hold no objects."""
+    """Return a value as a JSON text, because the value of an OpenTelemetry attribute cannot be an object."""
     return json.dumps(value, ensure_ascii=False, default=repr)
 
 
 def trajectory_attributes(info: TrajectoryInfo) -> dict[str, Any]:
-    """Return the attributes that name the trajectory of a call, its session, scenario and group."""
+    """Return the span attributes with the ids of a call's trajectory and of its session, scenario and group."""
     found = {
         "gen_ai.conversation.id": info.session_id,
         "art.trajectory.id": info.id,
@@ -98,19 +98,19 @@ def trajectory_attributes(info: TrajectoryInfo) -> dict[str, Any]:
 
 
 def error_type(error: str) -> str:
-    """Return the class in `Class: message`; `_OTHER` if the text names none."""
+    """Return the class name of an error text `Class: message`; `_OTHER` if the text does not begin with one."""
     # Records keep errors as `Class: message`.
     name = error.partition(":")[0]
     return name if name.isidentifier() else "_OTHER"
 
 
 def input_messages(call: Call) -> list[JSON]:
-    """Return the prompt of a call, system messages included: each a role, and parts of several types."""
+    """Return the messages of a call's prompt in the format of the conventions: each has a role and typed parts."""
     return [{"role": message.get("role"), "parts": _parts(message)} for message in call.messages]
 
 
 def output_messages(call: Call) -> list[JSON]:
-    """Return the answers of a call: each a role, its parts and its finish reason."""
+    """Return a call's answers in the format of the conventions: each has a role, typed parts and a finish reason."""
     return [
         {
             "role": choice.message.get("role", "assistant"),

@@ -1,7 +1,7 @@
-"""Runs `art-patch retrain` on a schedule: texts for cron, systemd and Kubernetes. Pure.
+"""Writes the configuration with which cron, systemd or Kubernetes runs `art-patch retrain` on a schedule. Pure.
 
-`times` reads a schedule; `recipes` writes the texts. A schedule or a path that a text cannot express is refused with
-`ConfigError` before anything is printed or installed.
+`times` parses a schedule, and `recipes` writes a crontab line, systemd units or a Kubernetes manifest. If one of these
+cannot express a schedule or a path, `ConfigError` is raised before anything is printed or installed.
 """
 
 # pyright: reportUnusedImport=false

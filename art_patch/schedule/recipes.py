@@ -1,8 +1,8 @@
-"""Texts that make `art-patch retrain` run on a schedule: crontab line, systemd units, Kubernetes CronJob. Pure.
+"""Writes the crontab line, systemd units or Kubernetes CronJob that run `art-patch retrain` on a schedule. Pure.
 
-The texts are the files of `templates/`, with `@NAME@` for each value. They hold no secrets: settings and keys are in a
-file, or a Kubernetes Secret, that the texts only name. Exit codes that are no fault cause no mail and no alarm. Nothing
-here locks, because `retrain` locks itself.
+Each text is made from a file in `templates/`, in which `@NAME@` stands for a value. The texts contain no secrets: they
+name a file or a Kubernetes Secret with the settings and keys. Exit codes that are no fault, such as that of a rejected
+candidate, cause no mail and no failed unit. The texts use no lock, because `retrain` takes the cycle's lock itself.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ _HEAD = """\
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A scheduled `art-patch retrain`.
+    """The data about a scheduled `art-patch retrain` that the texts need.
 
     Attributes:
-        options: the words behind `art-patch retrain`.
+        options: the command-line options after `art-patch retrain`.
         python: absolute path of the interpreter that has art_patch.
         directory: the working directory; checks and replayable functions are imported from there.
         variables: file with settings and keys, lines of `NAME="value"`.
-        log: file to which the crontab line appends.
-        limit_s: seconds after which a running cycle counts as hung and is ended from outside.
-        quiet: exit codes besides 0 that are no fault.
+        log: file to which the crontab line appends the output.
+        limit_s: seconds after which systemd or Kubernetes ends the process, because the cycle must be hung. cron has no
+            such limit.
+        quiet: exit codes other than 0 that are no fault.
     """
 
     project: str
@@ -52,21 +53,21 @@ class Job:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The words of the command."""
+        """The command that runs the job, as a list of arguments."""
         # -P: the working directory is the app's, and a file of the app must not be imported in place of our modules.
         return (str(self.python), "-P", "-m", "art_patch", "retrain", *self.options)
 
     @property
     def unit(self) -> str:
-        """Name of the systemd units, without their endings."""
+        """Name of the systemd service and timer, without `.service` and `.timer`."""
         return f"art-patch-retrain-{self.project}"
 
 
 def cron_line(job: Job) -> str:
-    """Return a line for a crontab. The job's output goes to its log; cron mails only the news of a failure.
+    """Return the crontab line. The job's output goes to its log file; after a failure, cron mails one line about it.
 
     Raises:
-        ConfigError: cron would cut the line off, or read it as two lines.
+        ConfigError: the line is too long for cron, or contains a line break.
     """
     directory, variables, log = (shlex.quote(str(path)) for path in (job.directory, job.variables, job.log))
     line = _filled(
@@ -86,12 +87,12 @@ def cron_line(job: Job) -> str:
 
 
 def systemd_units(job: Job) -> dict[str, str]:
-    """Return the text of a service and a timer by file name, for a user's own systemd.
+    """Return the texts of a service and a timer by file name, for the systemd instance of one user (`--user`).
 
-    `examples/deploy` has units for the whole system, which run as a user of their own.
+    For units of the whole system, which run as a dedicated user, see `examples/deploy`.
 
     Raises:
-        ConfigError: a path holds a line break.
+        ConfigError: a path or an option contains a line break.
     """
     # In a unit % and $ are special characters: the functions below escape them in every value that a user chose.
     service = _filled(
@@ -108,11 +109,11 @@ def systemd_units(job: Job) -> dict[str, str]:
 
 
 def cron_job(job: Job, *, image: str, home: str) -> dict[str, str]:
-    """Return the manifest of a Kubernetes CronJob by file name. Paths of this machine do not enter it.
+    """Return the manifest of a Kubernetes CronJob by file name. The paths in `job` are not used in it.
 
     Args:
         image: a container image made from `examples/deploy/Containerfile`.
-        home: where the volume with the store and the policies is mounted.
+        home: path in the container at which the volume with the store and the policies is mounted.
     """
     name = _dns_name(f"art-patch-retrain-{job.project}")
     # JSON text is also YAML, so `json.dumps` quotes any value correctly.
@@ -156,7 +157,7 @@ def _dns_name(name: str) -> str:
 
 
 def variables_file(variables: Mapping[str, str]) -> str:
-    """Return the text of the file with settings and keys, which `/bin/sh` and systemd both read."""
+    """Return the text of the file with settings and keys, quoted so that `/bin/sh` and systemd read the same values."""
 
     # Double quotes with these four escapes are the one way to write any value that both read back as it was.
     def quoted(value: str) -> str:
@@ -167,15 +168,17 @@ def variables_file(variables: Mapping[str, str]) -> str:
 
 
 def with_entry(crontab: str, directory: str, lines: str) -> str:
-    """Return a crontab with lines for a project, in place of the project's old lines or at the end.
+    """Return the text `crontab` with a project's lines replaced by `lines`, or with `lines` appended if it has none.
 
-    Two comments around the lines name the project's directory. All other text stays the same, byte for byte.
+    A comment before and a comment after the lines mark them with the project's directory. All other text stays the
+    same, byte for byte.
 
     Args:
+        directory: the project's directory.
         lines: the new lines; the last one ends with a line break.
 
     Raises:
-        ConfigError: one of the two comments is missing.
+        ConfigError: only one of the two comments is in `crontab`, or one of them is there twice.
     """
     begin, end = _marks(directory)
     before, found, after = _parted(crontab, directory)
@@ -185,20 +188,20 @@ def with_entry(crontab: str, directory: str, lines: str) -> str:
 
 
 def without_entry(crontab: str, directory: str) -> str:
-    """Return a crontab without the project's lines.
+    """Return the text `crontab` without the lines of the project in `directory`, and without the comments around them.
 
     Raises:
-        ConfigError: one of the comments around them is missing.
+        ConfigError: only one of the two comments is in `crontab`, or one of them is there twice.
     """
     before, _, after = _parted(crontab, directory)
     return before + after
 
 
 def has_entry(crontab: str, directory: str) -> bool:
-    """Return whether a crontab has lines of the project.
+    """Return whether the text `crontab` has lines of the project in `directory`.
 
     Raises:
-        ConfigError: one of the comments around them is missing.
+        ConfigError: only one of the two comments around the lines is in `crontab`, or one of them is there twice.
     """
     return _parted(crontab, directory)[1]
 

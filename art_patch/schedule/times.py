@@ -1,9 +1,9 @@
-"""Reads a schedule in the five fields of a crontab, and writes it for cron, Kubernetes and systemd.
+"""Parses a schedule in the five fields of a crontab, and writes it for cron, Kubernetes and systemd.
 
 The fields are `MINUTE HOUR DAY MONTH WEEKDAY`. A field is `*`, a number, a range `a-b`, or a step `*/n` or `a-b/n`;
 commas separate several of them. Months and weekdays may be English names of three letters. Sunday is 0 or 7.
 
-Times are local times of the machine that runs the job. In Kubernetes that is the controller, usually with UTC.
+Times are in the time zone of the machine that starts the job. In Kubernetes this is the controller's, usually UTC.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ _WEEKDAY = _Field("weekday", 0, 7, _DAY_NUMBERS)
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A schedule. Every field holds all its numbers, in order; weekdays count from Sunday, which is 0."""
+    """The minutes, hours, days, months and weekdays at which a job runs.
+
+    Every field has all matching numbers in ascending order. Sunday is weekday 0.
+    """
 
     minutes: tuple[int, ...]
     hours: tuple[int, ...]
@@ -78,13 +81,13 @@ class Schedule:
     weekdays: tuple[int, ...]
 
     def as_cron(self) -> str:
-        """Return five fields that every cron reads alike: without names and steps, Sunday is 0."""
+        """Return the five fields of a crontab line, without names and steps, which not every cron understands."""
         full = (60, 24, 31, 12, 7)
         fields = (self.minutes, self.hours, self.days, self.months, self.weekdays)
         return " ".join(_listed(values, size, "-", 1) for values, size in zip(fields, full, strict=True))
 
     def as_calendar(self) -> str:
-        """Return the value of systemd's `OnCalendar=`."""
+        """Return the schedule in systemd's syntax, as the value of `OnCalendar=` in a timer."""
         names = ",".join(_WEEKDAYS[number] for number in self.weekdays)
         date = f"*-{_listed(self.months, 12, '..', 2)}-{_listed(self.days, 31, '..', 2)}"
         time = f"{_listed(self.hours, 24, '..', 2)}:{_listed(self.minutes, 60, '..', 2)}:00"
@@ -92,10 +95,11 @@ class Schedule:
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Return the schedule that a text of five fields means.
+    """Parse a schedule from a text with the five fields of a crontab line.
 
     Raises:
-        ConfigError: the text is no schedule, or cron and systemd would understand it differently.
+        ConfigError: the text is not a valid schedule, its date never occurs, or cron and systemd would interpret it
+            differently, because it limits both the days of the month and the weekdays.
     """
     fields = text.split()
     if len(fields) != 5:

@@ -1,8 +1,8 @@
-"""What a trajectory is made of, for every stage: pure functions on records.
+"""Pure functions on calls and trajectories that several stages use.
 
-`hashing` addresses messages by their content, `transcripts` reads a trajectory as one conversation, `token_payload`
-packs the exact tokens of a call, and `trainability` says which fields of a request are kept and whether a call can be
-trained on.
+`hashing` computes ids of messages from their content, `transcripts` reads a trajectory as one conversation,
+`token_payload` packs the exact tokens of a call into an extra field of the answer, and `trainability` tells which
+fields of a request are stored and whether a call can be trained on.
 """
 
 # pyright: reportUnusedImport=false

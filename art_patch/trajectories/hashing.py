@@ -1,7 +1,8 @@
-"""Chains of content-addressed messages.
+"""Computes the id of each message in a conversation from the message's content and the id of the message before it.
 
-A node id is a 16-byte BLAKE2b of the parent's id and of the message's own canonical JSON, so a conversation that
-extends another one shares its nodes. The recorder finds trajectories by it, and the store keeps each message once.
+A message in its place is called a node. Its id is a 16-byte BLAKE2b hash of its parent's id and of its own canonical
+JSON. So if one conversation continues another, their common messages have the same ids. The recorder uses this to find
+the trajectory of a call, and the store to write each message once.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _EMPTY: tuple[Any, ...] = (None, "", [], ())
 
 
 class Link(NamedTuple):
-    """A message in its place in a conversation.
+    """A message of a conversation, with its id and the id of the message before it.
 
     Attributes:
-        node: id of the message in this place.
-        parent: id of the message before it; `ROOT` for the first one.
-        body: the message as it came, as JSON.
+        node: id of the message, which depends on its content and on all messages before it.
+        parent: id of the message before it; `ROOT` for the first message.
+        body: JSON of the message, with its keys in the order in which the client sent them.
     """
 
     node: bytes
@@ -42,24 +43,24 @@ class Link(NamedTuple):
 def canonical(message: JSON) -> bytes:
     """Return the message's canonical JSON as UTF-8: sorted keys, no white space, no empty values.
 
-    Clients echo an answer with or without empty values (`"refusal": null`, `"content": ""` beside tool calls).
+    Empty values are left out because some clients send an answer back with them (`"refusal": null`) and others without.
     """
     kept = {key: value for key, value in message.items() if value not in _EMPTY}
     return _canonical(kept).encode("utf-8", "surrogatepass")
 
 
 def verbatim(value: Any) -> bytes:
-    """Return JSON as UTF-8 with the keys in their order. `json.loads` reads lone surrogates back."""
+    """Return `value` as JSON in UTF-8, with keys in their original order. `json.loads` restores lone surrogates."""
     return _verbatim(value).encode("utf-8", "surrogatepass")
 
 
 def node_id(parent: bytes, message: JSON) -> bytes:
-    """Return the 16-byte id of the message under `parent`."""
+    """Return the 16-byte id of a message whose predecessor has the id `parent` (`ROOT` for a first message)."""
     return _id(parent, canonical(message))
 
 
 def chain(messages: Iterable[JSON], parent: bytes = ROOT) -> Iterator[Link]:
-    """Yield the messages as links, in order."""
+    """Yield a `Link` for each message in order. `parent` is the id of the message before the first of them."""
     for message in messages:
         same, body = _both(message)
         node = _id(parent, same)

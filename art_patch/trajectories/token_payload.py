@@ -1,9 +1,10 @@
 """Packs the exact tokens of a call into an extra field of its choices, so that a rollout can be trained on.
 
-The `Choice` of an answer is all that a rollout keeps of a call. So the server (`art_patch.serving.server`) puts
-into it what training needs: the policy, the prompt's ids, the sampled ids with their log-probabilities, and the
-sampling parameters. The SDK keeps fields that it does not know, and plain JSON survives copies and dumps. What the
-server did not report is absent, and the call is then not trainable (`art_patch.trajectories.trainability`).
+In a rollout, the user's code keeps only the SDK's `Choice` object of each call. So the server
+(`art_patch.serving.server`) adds to it the data that training needs: the policy, the ids of the prompt, the sampled ids
+with their log-probabilities, and the sampling parameters. The SDK keeps fields that it does not know, and the data is
+plain JSON, so it is still there after a copy or a dump. If the server did not report token ids or log-probabilities,
+the call is not trainable (`art_patch.trajectories.trainability`).
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ _IDS, _NUMBERS = "I", "d"
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """What is known of the call that a choice came from.
+    """The data about a call that the extra field of one of its choices holds.
 
     Attributes:
         policy: name of the policy that answered, `NAME@STEP`.
-        started_at: when the request left, in seconds since the epoch.
-        params: the recorded ones of the sampling parameters that were asked for.
+        started_at: when the request reached the server, in seconds since the epoch.
+        params: the sampling parameters of the request, as far as they are recorded.
         token_ids: the sampled ids, including the stop token.
-        logprobs: log-probability of each sampled id.
-        prompt_tokens: count of prompt tokens from `usage`.
+        logprobs: log-probability of each sampled id, in nats.
+        prompt_tokens: number of prompt tokens that the server reported in `usage`.
     """
 
     policy: str
@@ -52,12 +53,13 @@ class Exact:
 
 
 def hang(answer: dict[str, Any], request: JSON, *, started_at: float, duration_ms: float) -> None:
-    """Add the extra field to each choice of an answer, and remove what the caller did not ask for.
+    """Add the extra field to each choice of an answer, and remove token ids and log-probabilities not requested.
 
     Args:
-        answer: JSON with `prompt_token_ids`, and `token_ids` and log-probabilities in each choice. Changed in place.
-        request: the request body, as the caller sent it.
-        started_at: when the request came, in seconds since the epoch.
+        answer: JSON of the answer, with `prompt_token_ids`, and with `token_ids` and log-probabilities in each choice.
+            It is changed in place.
+        request: the request body, as the client sent it.
+        started_at: when the request reached the server, in seconds since the epoch.
         duration_ms: time until the answer was complete.
     """
     prompt = _packed(_IDS, as_ids(answer.get("prompt_token_ids")))
@@ -85,7 +87,7 @@ def hang(answer: dict[str, Any], request: JSON, *, started_at: float, duration_m
 
 
 def exact_of(choice: Choice) -> Exact | None:
-    """Return what the extra field of a choice holds; `None` if no engine of ours made the choice."""
+    """Return the data in the extra field of a choice; `None` if it has none, as in answers of other servers."""
     found = (choice.model_extra or {}).get(FIELD)
     if not isinstance(found, dict):
         return None
@@ -105,7 +107,7 @@ def exact_of(choice: Choice) -> Exact | None:
 
 
 def sampled_tokens(choice: Choice) -> int | None:
-    """Return how many tokens were sampled; `None` if unknown."""
+    """Return how many tokens were sampled for this answer; `None` if the server did not report their ids."""
     exact = exact_of(choice)
     return None if exact is None or exact.token_ids is None else len(exact.token_ids)
 

@@ -1,8 +1,8 @@
-"""Which fields of a request are kept, whether a call can be trained on, and if not, why.
+"""Tells which fields of a request are stored, and whether a call can be trained on; if it cannot, for which reason.
 
-A call is trainable only if it is token-exact: ids and log-probabilities come from the server that sampled them, are
-complete, and were sampled from the policy's own distribution. Nothing is tokenised again, and no log-probability is
-made up.
+A call is trainable only if it is token-exact: its token ids and log-probabilities come from the server that sampled
+them, are complete, and were sampled from the policy's own distribution. Texts are never tokenised again to replace
+missing ids, and missing log-probabilities are never estimated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOWEST_TEMPERATURE = 0.01
 
 
 def why_untrainable(call: Call) -> str | None:
-    """Return the first reason of `REASONS` that holds; `None` if the call is trainable."""
+    """Return why a call cannot be trained on: the first of `REASONS` that applies; `None` if the call is trainable."""
     return next((reason for reason, holds in REASONS if holds(call)), None)
 
 

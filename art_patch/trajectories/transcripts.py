@@ -1,9 +1,9 @@
-"""Reads a trajectory as one flat conversation: records in, OpenAI JSON out.
+"""Reads a trajectory as one flat conversation, the transcript: `Trajectory` in, messages as OpenAI JSON out.
 
-Grouping, rewards and gate all read a run through these functions, so that they judge the same conversation. The
-transcript is the longest conversation among the calls: the prompt, and the answer if there was one. An agent sends its
-whole history with each call, so that is the run from its question to its end. Calls that share nothing with it (those
-of a sub-agent or a classifier) are left out.
+Grouping, rewards and gate all read a run through these functions, so that they use the same conversation. The
+transcript is the prompt and the answer of the call with the most messages. An agent sends its whole history with each
+call, so this is the run from the user's question to its end. Other conversations in the run, such as those of a
+sub-agent or a classifier, are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from art_patch.types import JSON, Call, Choice, Trajectory
 
 
 def main_call(trajectory: Trajectory) -> Call | None:
-    """Return the call whose conversation is the transcript; `None` if no call was recorded."""
+    """Return the call with the longest conversation, which is the transcript; `None` if no call was recorded.
+
+    Of several calls with equally long conversations, the latest is returned.
+    """
     found: Call | None = None
     longest = 0
     for call in trajectory.calls:
@@ -29,7 +32,7 @@ def main_call(trajectory: Trajectory) -> Call | None:
 
 
 def transcript(trajectory: Trajectory) -> tuple[JSON, ...]:
-    """Return the messages of the whole run in order; empty if no call was recorded."""
+    """Return the messages of the run's longest conversation, with its last answer; empty if no call was recorded."""
     call = main_call(trajectory)
     if call is None:
         return ()
@@ -38,9 +41,9 @@ def transcript(trajectory: Trajectory) -> tuple[JSON, ...]:
 
 
 def followed(trajectory: Trajectory, call: Call) -> tuple[JSON, ...]:
-    """Return the messages that came after the answer to `call`; empty if the run did not go on from there.
+    """Return the messages that came after the answer to `call` in the run; empty if no later call continues it.
 
-    They are those of the longest conversation that begins with the prompt of `call`.
+    If several conversations begin with the prompt of `call`, the messages are those of the longest one.
     """
     # Compared in canonical form, because clients echo messages with and without empty fields.
     prompt = [canonical(message) for message in call.messages]
@@ -55,7 +58,7 @@ def followed(trajectory: Trajectory, call: Call) -> tuple[JSON, ...]:
 
 
 def offered_tools(trajectories: Iterable[Trajectory]) -> tuple[JSON, ...]:
-    """Return every tool that any call offered, each once, in the order of their first offer."""
+    """Return all tools that the app offered to the model in any call, each once, in the order of their first use."""
     tools: dict[bytes, JSON] = {}
     for trajectory in trajectories:
         for call in trajectory.calls:
@@ -67,7 +70,7 @@ def offered_tools(trajectories: Iterable[Trajectory]) -> tuple[JSON, ...]:
 def number_tool_calls(messages: Iterable[JSON]) -> tuple[JSON, ...]:
     """Return the messages with tool-call ids replaced by `call_1`, `call_2`, ... in order of appearance.
 
-    Servers draw those ids at random, so without this two equal runs would differ.
+    Servers choose these ids at random, so runs with the same messages would otherwise look different.
     """
     numbers: dict[str, str] = {}
 
@@ -87,7 +90,10 @@ def number_tool_calls(messages: Iterable[JSON]) -> tuple[JSON, ...]:
 
 
 def chosen_choice(call: Call, later: Iterable[Call]) -> Choice | None:
-    """Return the answer of `call` that the app went on with, as the `later` calls show; else the first one."""
+    """Return the answer to `call` that the app used: the one that is in the prompt of a `later` call of the run.
+
+    If no later prompt contains one of the answers, the first answer is returned; `None` if the call has no answer.
+    """
     # Of several answers the app used one, and its next prompt holds that one, even if the next call failed.
     if len(call.choices) > 1:
         depth = len(call.messages)

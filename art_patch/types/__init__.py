@@ -1,8 +1,8 @@
 """The records that stages hand to each other: frozen dataclasses, standard library only.
 
-Flow: the recorder makes a `Call`. The store keeps it under a `TrajectoryInfo`. The job reads a `Trajectory`, forms a
-`Group` of siblings, gets a `Score` for each sibling, trains, and publishes a `Policy`. A stage takes and returns
-records; only `pipeline` and the recorder's writer thread use the store.
+Flow: the recorder makes a `Call` for each call of the app, and the store keeps it with the `TrajectoryInfo` of its run.
+The job reads a `Trajectory`, forms a `Group` of siblings, gets a `Score` for each sibling, trains, and publishes a
+`Policy`. A stage takes records and returns records; only `pipeline` and the recorder's writer thread use the store.
 
 Units: `at` and `*_at` are seconds since the Unix epoch, `*_ms` milliseconds. Ids are uuid7 hex strings unless the
 caller gave one. `None` means unknown or absent; an empty tuple means "known to be empty".

@@ -1,6 +1,7 @@
-"""Records that the app's own threads make or read.
+"""Records that are made or read by the app's own threads, inside `patch()` and the patched calls.
 
-`patch()` loads this module in the app, and each class costs it a millisecond. So other records are in other modules.
+`patch()` loads this module in the app, and each class takes a millisecond to load. So records that the app's threads do
+not need are in other modules.
 """
 
 from __future__ import annotations
@@ -33,19 +34,22 @@ UPSTREAM = None
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryInfo:
-    """The description of a trajectory without its calls. It is written again, with `ended_at`, when the block ends.
+    """The description of a trajectory without its calls.
+
+    It is written when the trajectory begins, and again, with `ended_at`, when a `trajectory()` block ends.
 
     Attributes:
         id: uuid7 hex, the caller's own id, or the trace id of an OpenTelemetry trace.
         started_at: start of the first call or of the `trajectory()` block.
-        origin: how the trajectory was identified: `explicit` by a block, `otel` by an active trace, `stitched` because
-            a call extends an earlier one, `single` for a lone call. `shadow` is one call that the app never saw,
-            `imported` came from a file, `resampled` is one turn of another run answered again, `span` is the part of
-            another run below one of its spans.
-        ended_at: end of the `trajectory()` block; `None` for other origins, which end when no call follows.
+        origin: how the trajectory was identified. `explicit`: by a `trajectory()` block. `otel`: by an active trace.
+            `stitched`: a call's prompt continues the conversation of an earlier call. `single`: one call that belongs
+            to no other. `shadow`: a copy of one call, made in the background. `imported`: read from a file.
+            `resampled`: new answers to one turn of another run. `span`: a copy of the part of another run that is
+            inside one of its spans.
+        ended_at: end of the `trajectory()` block; `None` for other origins, which have no explicit end.
         scenario_key: trajectories with the same key are the same task.
-        group_key: the key of `group()`; trajectories with the same key are siblings.
-        metadata: JSON values that the user gave.
+        group_key: the key that the app gave to `group()`; trajectories with the same key are siblings.
+        metadata: JSON values that the app attached to the trajectory.
         error: the exception that ended the block.
     """
 
@@ -71,8 +75,8 @@ class SpanInfo:
         id: uuid7 hex, or the framework's own id of the step.
         name: name of the node, the tool or the agent.
         parent_id: the span around this one.
-        kind: the part's role in an agent framework; `span` if the framework gives none.
-        attributes: JSON values: `input` and `output` of a tool, and other data of the framework.
+        kind: role of the span in an agent framework, such as a tool or an agent; `span` if the framework gives none.
+        attributes: JSON values: `input` and `output` of a tool, and other data that the framework reports.
         error: the exception that ended the span.
     """
 
@@ -89,15 +93,16 @@ class SpanInfo:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One score of one trajectory. Scores of different names and sources are kept side by side.
+    """One score of one trajectory. A trajectory may have several scores, with different names and sources.
 
     Attributes:
         id: uuid7 hex or the caller's own id; writing the same id again replaces the score.
         name: `reward`, `ruler`, `thumbs` or any other name.
-        value: a finite number; RULER gives 0..1.
+        value: a finite number; RULER's scores are between 0 and 1.
         source: `user`, `code`, `ruler`, or `combined` for a reward that was computed from other scores.
         comment: the judge's explanation or the user's words.
-        group_id: the group that the trajectory was ranked in. RULER's scores can be compared within one group only.
+        group_id: the group in which the judge ranked the trajectory; `None` for other scores. RULER's scores can be
+            compared within one group only.
         rubric: version of the rubric that the judge used.
     """
 
@@ -115,12 +120,12 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """The answer that a run should have given. It feeds SFT and preference pairs, never GRPO.
+    """The answer that a run should have given. It is used for SFT and for preference pairs, never for GRPO.
 
     Attributes:
         id: uuid7 hex or the caller's own id; writing the same id again replaces the correction.
-        source: who corrected it: `user`, or `code` for the app's own code.
-        message: the right assistant message, as OpenAI JSON.
+        source: who made the correction: `user`, or `code` for the app's own code.
+        message: the assistant message that would have been right, as OpenAI JSON.
         call_id: the call whose answer is corrected; `None` means the run's last call.
     """
 
@@ -135,19 +140,22 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The route: where calls go. The app reads it from the store twice a second.
+    """The route: where the app's calls go. Each app reads it from the store twice a second by default.
 
     Attributes:
-        mode: the mode for all apps; `None` if the store does not overrule the app's own setting.
-        canary_percent: share of sessions in mode `canary`; `None` if the store does not overrule the app's own setting.
+        mode: the mode for all apps; `None` if each app uses the mode of its own settings.
+        canary_percent: share of sessions that a policy answers in mode `canary`; `None` if each app uses the share of
+            its own settings.
         champion: name of the policy that serves; `None` if none does.
         base_url: OpenAI-compatible address of the engine, ending in `/v1`.
-        key_file: file with the engine's API key; `None` on loopback without a key.
-        engine_since: when the engine announced itself. Another time means another engine, even at the same address.
-        challenger: name of the policy that is tested beside the champion.
-        challenger_state: in `shadow` it is asked in the background, in `canary` it answers a share of the sessions.
-        challenger_percent: that share of all sessions that a policy answers, 0..100; only for `canary`.
-        challenger_since: when the challenger came into this state.
+        key_file: file with the engine's API key; `None` for an engine on this machine that needs no key.
+        engine_since: when the engine announced itself. If this time changes, another engine is running, even at the
+            same address.
+        challenger: name of the policy under test; `None` if no test is running.
+        challenger_state: `shadow`: the policy under test gets copies of calls in the background. `canary`: it answers a
+            share of the sessions.
+        challenger_percent: that share of all sessions, 0..100; `None` in `shadow`.
+        challenger_since: when the policy under test came into this state.
         project: the project that the store belongs to; `None` if no project has been named yet.
     """
 

@@ -1,4 +1,4 @@
-"""Records that the recorder's writer thread makes of the app's traffic."""
+"""Records that the recorder's writer thread makes from the app's calls: `Call`, its `Choice`s, and `AppReport`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from art_patch.types.app_records import JSON, UPSTREAM, Api, CallStatus, Correct
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of the `n` answers to a call.
+    """One answer to a call, which has several if the request sets `n`.
 
     Attributes:
-        index: position among the choices, as the server numbered it.
+        index: number of the answer among the call's answers, as the server gave it.
         message: the assistant message as OpenAI JSON (`role`, `content`, `tool_calls`).
         finish_reason: `stop`, `length`, `tool_calls` or another reason; `None` if the stream was cut.
-        token_ids: sampled ids in order, with the stop token; `None` if the server did not return them.
+        token_ids: ids of the sampled tokens in order, including the stop token; `None` if the server returned none.
         logprobs: natural log-probability of each sampled id at the sampling temperature, same length as `token_ids`.
     """
 
@@ -29,11 +29,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request to the SDK and its answer with all choices.
+    """One call of a model by the app, with the request and all answers.
 
     Attributes:
-        span_id: innermost span when the call started.
-        started_at: when the request left.
+        span_id: id of the innermost span that was open when the call started.
+        started_at: when the request was sent.
         duration_ms: time until the last byte reached the caller.
         ttft_ms: time until the first streamed chunk; `None` if the call did not stream.
         policy: `NAME@STEP` of the policy that answered; `None` for upstream.
@@ -45,11 +45,13 @@ class Call:
         completion_tokens: number of tokens of all choices in `usage`; 0 if unknown.
         status: `ok`, `error` (no answer), `cancelled` (task cancelled), `abandoned` (stream not read to its end).
         error: class name and message of the failure, with secrets removed.
-        fallback: why upstream answered a call that was meant for a policy; `None` if it was not. It begins with
-            `NAME@STEP: ` if the policy was a challenger, and has no name if it was the champion.
+        fallback: why upstream answered a call that was meant for a policy; `None` if there was no fallback. The text
+            begins with `NAME@STEP: ` if the call was meant for the policy under test, and with no name if it was meant
+            for the champion.
         untrainable: why the call cannot be trained on; `None` if it can.
-        api: the SDK's interface that was called. Messages and choices are in the form of chat completions in any case.
-        shadow_of: id of the call that this one repeats or copies without the app seeing it.
+        api: the API of the SDK that the app called. Whichever it is, messages and choices are stored in the format of
+            chat completions.
+        shadow_of: id of the app's call that this one repeats or copies in the background; `None` for the app's calls.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Records that the job makes of the records that it reads."""
+"""Records that the training job makes from stored calls: trajectories, groups, judgements and policies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Group:
             `resampled`; `single` is one held-out run, which only the gate uses.
         trajectories: two or more siblings.
         held_out: whether the scenario is kept for the gate and never trained on.
-        followed: for `resampled`, the messages that followed in the run whose turn the siblings answer again.
+        followed: only for `resampled`, whose siblings are new answers to one turn of a run: the messages that came
+            after that turn in the run.
     """
 
     id: str
@@ -46,11 +47,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The judging of one group: its cost and how it ended. The scores themselves are `Score` records.
+    """The record that a judge has scored one group: its cost, and whether it succeeded. Scores are `Score` records.
 
     Attributes:
         id: unique id; a judgement whose id is in the store already is not written again.
-        judge: name of the model that was asked.
+        judge: name of the judge's model.
         rubric: version of the rubric.
         purpose: `score` for training, `gate` for a candidate's test, or another purpose.
         state: `ok` if every sibling has a score, `failed` if none has.
@@ -79,15 +80,15 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class TrainedRow:
-    """One recorded answer that a policy was trained on in a group, and what it counted for.
+    """One recorded answer that a policy was trained on as part of a group, with its advantage and weight.
 
     Attributes:
         call_id: the call that was answered.
         choice: `Choice.index` of the answer.
         trajectory_id: the run that the call is part of.
         group_id: the group that the run was compared in.
-        advantage: how much better the run did than its group; 0 moves the policy neither way.
-        weight: factor of the answer's loss; 1 unless the update weighs its rows.
+        advantage: how much better the run's reward is than its group's; an answer with 0 does not change the policy.
+        weight: factor of the answer's loss; 1 unless the update gives its answers different weights.
     """
 
     call_id: str
@@ -100,13 +101,13 @@ class TrainedRow:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Base model + LoRA at one step; immutable; served under its own name.
+    """A base model with a LoRA adapter after some number of updates. Its weights never change, only its state does.
 
     Attributes:
-        name: `NAME@STEP`, which no other policy ever gets.
+        name: `NAME@STEP`, under which it is served; no other policy ever gets this name.
         base: model directory or hub id of the base.
         base_sha256: fingerprint of the base (`policies.base_fingerprint`).
-        state: the state in the table of moves in `types.states`.
+        state: `candidate`, `shadow`, `canary`, `champion`, `retired` or `rejected` (`types.states`).
         path: adapter directory; `None` for step 0, which is the base model alone.
         parent: name of the policy that the update started from.
         metrics: numbers of its training, its gate and its canary test.
@@ -123,10 +124,10 @@ class Policy:
 
     @property
     def model(self) -> str:
-        """`NAME` of `NAME@STEP`."""
+        """The part `NAME` of the policy's name `NAME@STEP`, which all policies of an agent share."""
         return self.name.rpartition("@")[0]
 
     @property
     def step(self) -> int:
-        """`STEP` of `NAME@STEP`."""
+        """The part `STEP` of the policy's name `NAME@STEP`: 0 is the base model."""
         return int(self.name.rpartition("@")[2])

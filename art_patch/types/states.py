@@ -1,4 +1,4 @@
-"""The states of a policy and the moves between them, as one table of data. The store enforces it.
+"""The states of a policy and the allowed changes between them (moves), as one table that the store enforces.
 
 ::
 
@@ -7,9 +7,9 @@
                  |           |       +--+ another share of the sessions
                  +-----------+-------+--> rejected
 
-The steps before `champion` may be skipped. The policy itself never changes; only its state does. At most one policy is
-champion, and at most one is a challenger, which is tested on the app's traffic beside the champion. A move from
-`canary` to `canary` changes the share of the sessions; like every move it has an author, a time and a reason.
+The states `shadow` and `canary` may be skipped. A policy's weights never change; only its state does. At most one
+policy is champion, and at most one is under test on the app's traffic, in state `shadow` or `canary`. A change from
+`canary` to `canary` sets another share of the sessions. Every change is recorded with its author, time and reason.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ CHALLENGERS: tuple[PolicyState, ...] = ("shadow", "canary")
 
 
 def check_move(policy: str, before: PolicyState | None, after: PolicyState) -> None:
-    """Check that the table allows the move of a policy from state `before` to `after`.
+    """Check that a policy may change from state `before` (`None`: it is new) to `after`.
 
     Raises:
-        TransitionError: if not. The message names the allowed moves.
+        TransitionError: if it may not. The message names the states that it may change to.
     """
     allowed = MOVES[before]
     if after in allowed:

@@ -1,4 +1,4 @@
-"""Records that the store makes of traffic: calls and scores of a challenger's test, and the numbers of a report."""
+"""Records that the store makes from stored calls: traffic of a shadow or canary test, and the numbers of a report."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from art_patch.types.app_records import CallStatus, Mode, Score
 
 
 class ArmCall(NamedTuple):
-    """A call of a challenger's test, without texts. Fields that are not listed are those of `Call`.
+    """A call of a shadow or canary test, without texts. Fields that are not listed are those of `Call`.
 
     Attributes:
-        session: the run's session; the run itself if the app names no session.
-        group_id: the run's group, if the run has siblings.
+        session: id of the run's session; the run's own id if the app names no session.
+        group_id: id of the run's group; `None` if the run is in no group.
         at: when the call ended, seconds since the epoch.
-        policy: the policy that was asked, whether it answered or not.
-        fell_back: upstream answered, because the policy failed.
-        empty: an answer has no tokens but its end, or was cut off at its length limit.
-        shadow_of: id of the call that this one copies without the app seeing it.
+        policy: the policy that the call was meant for, even if it failed and upstream answered.
+        fell_back: whether upstream answered because the policy failed.
+        empty: whether an answer has no token but the stop token, or was cut off at its length limit.
+        shadow_of: id of the app's call that this one copies in the background; `None` for the app's calls.
     """
 
     id: str
@@ -37,10 +37,10 @@ class ArmCall(NamedTuple):
 
 
 class ArmTraffic(NamedTuple):
-    """The calls and scores of both policies since a challenger's test began.
+    """The calls and scores of the policy under test and of the champion since the test began.
 
     Attributes:
-        calls: calls meant for one of the policies, in the order in which they ended.
+        calls: calls meant for one of the two policies, in the order in which they ended.
         scores: scores of the runs that these calls are part of.
         share_changes: when the canary's share of the sessions was changed, seconds since the epoch, in order.
     """
@@ -52,7 +52,7 @@ class ArmTraffic(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The app's own calls that one policy answered (`None`: upstream). Copies in the background do not count.
+    """Counts of the app's calls that one policy answered (`None`: upstream). Copies of calls are not counted.
 
     Attributes:
         failed: number of these calls that ended in an error.
@@ -71,12 +71,12 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class RunValue:
-    """The value of a run all of whose calls one policy answered (`None`: upstream).
+    """The reward and the judge's score of a run in which one policy answered all calls (`None`: upstream).
 
     Attributes:
         reward: the score from the user or the app's code, on one scale for all runs; `None` without such a score.
-        judged: the score among its siblings, which can be compared within its group only; `None` if not judged.
-        copy: the app never made this run: calls of another run were repeated or copied.
+        judged: the judge's score, which can be compared only with scores in the same group; `None` if not judged.
+        copy: whether the run consists of repeated or copied calls of another run, so that the app never saw it.
     """
 
     policy: str | None
@@ -93,20 +93,20 @@ class Usage:
     Attributes:
         since: start of the period, seconds since the epoch.
         until: end of the period, seconds since the epoch.
-        champion: the policy that serves now, at the end of the query and not of the period.
+        champion: the policy that serves when the numbers are read, which may be after the end of the period.
         mode: the mode that the store sets for all apps; `None` if each app uses its own setting.
         served: the calls by policy, most calls first.
         fell_back: number of calls that were meant for a policy and went upstream, by reason.
-        runs: the runs that ended in the period and that one policy answered alone.
-        mixed: number of runs that several policies answered, so that their reward belongs to none of them.
+        runs: the runs that ended in the period and in which one policy, or upstream, answered all calls.
+        mixed: number of runs with calls by several policies. Their rewards count for no policy.
         judge_usd: cost of the judge's calls of known price.
         judge_unpriced: number of the judge's calls of unknown price.
         updates: number of policies that were trained in the period.
-        update_s: time of all updates, with attempts that failed, were refused or interrupted. Attempts that were killed
-            count with the steps that they kept.
-        updates_untimed: number of trained policies that have no time in their metrics.
+        update_s: time of all updates, including those that failed, were refused or interrupted. Of an update whose
+            process was killed, only the time up to its last checkpoint counts.
+        updates_untimed: number of trained policies whose metrics do not say how long the update took.
         updates_lost: number of updates that made no policy.
-        engine_s: how long an engine was announced to the apps; `None` if none ever was.
+        engine_s: how long an engine was announced to the apps; `None` if no engine ever was.
     """
 
     since: float

@@ -1,7 +1,7 @@
-"""Python runs this at its start, because `art-patch run` has put this directory on `PYTHONPATH`. Standard library only.
+"""Python imports this at its start, because `art-patch run` put its directory on `PYTHONPATH`. Standard library only.
 
-It waits for the import of a library with an integration, and patches right before it, as `art_patch.patch()` does. What
-goes wrong here is one line on stderr, and the program goes on.
+Right before the program imports a library with an integration, this module patches the process, as `art_patch.patch()`
+does. If that fails, it writes one line to stderr, and the program goes on without the patch.
 """
 
 from __future__ import annotations
