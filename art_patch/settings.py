@@ -37,7 +37,7 @@ class Settings(BaseModel):
 
     project: Annotated[str, Option(env=True)] = Field(default="default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """Name of the project: one agent's traffic and policies. Each project has its own directory and its own store. A
-    store refuses every other project, and a process has one project."""
+    store that belongs to one project cannot be opened for another, and a process can have only one project."""
 
     home: Annotated[Path | None, Option(env=True)] = None
     """Directory of all projects. Default: the user's data directory. Stores and adapters live below it."""
@@ -51,9 +51,10 @@ class Settings(BaseModel):
 
     mode: Annotated[Mode, Option(env=True)] = "route"
     """Who answers the app's calls: off, record, shadow, canary or route. `route`: the champion, or upstream if there is
-    none. `canary`: the champion answers a share of the sessions. `shadow`: upstream answers, and the champion is asked
-    in the background. `record`: upstream answers. `off`: art_patch does nothing. A mode that `art-patch mode` wrote to
-    the store takes precedence while the app runs."""
+    none. `canary`: the champion answers a share of the sessions, upstream the others. `shadow`: upstream answers, and
+    the champion gets copies of the calls in the background. `record`: upstream answers, and the calls are recorded.
+    `off`: art_patch does nothing. A mode that `art-patch mode` wrote to the store overrules this setting in running
+    apps."""
 
     match: Annotated[Match, Option(env=True)] = None
     """Models whose calls are routed and recorded: a glob such as `gpt-*`, or re:EXPRESSION. In Python it may also be a
@@ -66,8 +67,8 @@ class Settings(BaseModel):
 
     canary_percent: Annotated[float, Option(env=True)] = Field(default=5.0, ge=0, le=100)
     """Share of the sessions, in percent, that a canary answers. It is used by mode `canary` and by `promotion=canary`.
-    A hash decides: of the session, else of the trajectory, else of the conversation's beginning. So no conversation
-    changes sides."""
+    A hash of the session id assigns a call; without a session it is a hash of the trajectory's id, or else of the
+    conversation's first messages. So one conversation is always answered by the same side."""
 
     promotion: Annotated[Literal["auto", "approve", "canary"], Option(env=True)] = "auto"
     """What happens to a candidate that won the gate: auto, approve or canary. `auto`: it becomes the champion.
@@ -75,14 +76,14 @@ class Settings(BaseModel):
     and becomes the champion if it does better there."""
 
     canary_hours: float = Field(default=24.0, gt=0)
-    """Hours that a canary test may take. A policy without a verdict by then is rejected."""
+    """Hours that a canary test may take. If the test has no verdict after this time, the policy is rejected."""
 
     canary_sessions: int = Field(default=20, ge=1)
     """Sessions that the canary and the champion each need before the canary may be promoted."""
 
     canary_margin: float = Field(default=0.0, gt=-1, lt=1)
-    """How much better the canary's rewards or feedback must be, on a scale from 0 to 1. With a negative margin the
-    canary may be worse by up to that much."""
+    """How much better the canary's rewards or feedback must be, on a scale from 0 to 1. They are compared with the
+    champion's. With a negative margin the canary may be worse than the champion by up to that much."""
 
     canary_latency_ratio: float = Field(default=1.5, ge=1)
     """A canary that is this many times slower than the champion is rejected."""
@@ -92,7 +93,7 @@ class Settings(BaseModel):
     `shadow`."""
 
     shadow_per_minute: int = Field(default=60, ge=0)
-    """Largest number of background calls a minute. Calls beyond it are not repeated; they are counted as skipped."""
+    """Largest number of background calls a minute. Further calls are not repeated, and are counted as skipped."""
 
     base_url: Annotated[str | None, Option(env=True)] = None
     """Address of the engine. Default: the address that `art-patch serve` wrote to the store."""
@@ -105,15 +106,15 @@ class Settings(BaseModel):
     """Seconds that the champion may take for an answer, or between two chunks of a streamed answer."""
 
     first_token_timeout_s: float = Field(default=2.0, gt=0)
-    """Seconds until the first chunk of a stream. After that the call goes upstream."""
+    """Seconds until the first chunk of a stream. If the champion sends none by then, the call goes upstream."""
 
     connect_timeout_s: float = Field(default=0.25, gt=0)
-    """Seconds that connecting to the engine may take. After that the call goes upstream."""
+    """Seconds that connecting to the engine may take. If it takes longer, the call goes upstream."""
 
     stateless_responses: bool = False
     """Whether calls of the Responses API that leave `store` unset may be routed. The provider keeps such answers, and
-    an app may refer to one by its id later; set this if yours never does. Calls with `store=False` need no such
-    permission."""
+    an app may refer to one by its id later, which fails if a policy gave the answer. So set this only if your app never
+    does that. Calls with `store=False` may always be routed."""
 
     redact: Annotated[Redact, Option(env=True)] = None
     """What is removed from texts before they are written: `secrets` removes keys, tokens and passwords. In Python it
@@ -138,16 +139,16 @@ class Settings(BaseModel):
     In its first second or two, before the store is open, it loses everything recorded so far."""
 
     poll_interval_s: float = Field(default=0.5, gt=0, le=2.0)
-    """Seconds between two looks at mode, champion and engine in the store. A look costs about a millisecond."""
+    """Seconds between two looks at mode, champion and engine in the store. A look takes about a millisecond."""
 
     group_across: bool = False
     """Whether prompts with the same words are the same task even if system prompts or tools differ. By default a change
     of the system prompt makes each question a new task."""
 
     embeddings: str | None = None
-    """Embedding model that finds different wordings of one task. Default: words alone decide. The model sees the first
-    user message of each run. If it cannot be reached, words alone decide, and two wordings of one task may end up on
-    both sides of the hold-out."""
+    """Embedding model that finds different wordings of one task. Default: tasks are compared by their words only. The
+    model gets the first user message of each run. If it cannot be reached, only the words are compared, and of two
+    wordings of one task one may be held out for the gate and the other used for training."""
 
     embeddings_base_url: str | None = None
     """OpenAI-compatible address of the embedding model, ending in /v1. It has no default because users' messages are
@@ -193,10 +194,10 @@ class Settings(BaseModel):
 
     keep_days: float | None = Field(default=None, ge=0)
     """Days after its last call when a trajectory is deleted, trained on or not. Deletion is the last step of each
-    `art-patch retrain`. Default: all are kept."""
+    `art-patch retrain`. Default: no trajectory is deleted."""
 
     keep_trajectories: int | None = Field(default=None, ge=0)
-    """Number of trajectories, the newest, that each `art-patch retrain` keeps. Default: all are kept."""
+    """Number of trajectories, the newest, that each `art-patch retrain` keeps. Default: no trajectory is deleted."""
 
     @field_validator("match", mode="before")
     @classmethod

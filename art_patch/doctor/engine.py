@@ -1,4 +1,4 @@
-"""Checks for `art-patch doctor` of what serves the calls: the mode, the champion, its engine and LoRA, and the clock."""
+"""Checks for `art-patch doctor` of the serving side: the mode, the champion, its engine and LoRA, and the clock."""
 
 from __future__ import annotations
 

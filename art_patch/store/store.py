@@ -164,14 +164,14 @@ class Store:
 
 
 def open_store(url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None) -> Store:
-    """Open the store at `url`, and migrate it if needed; arguments and errors are those of `open_database`."""
+    """Open the store at `url`, and migrate it if an earlier release made it; for the arguments see `open_database`."""
     return Store(open_database(url, create=create, project=project, trouble=trouble))
 
 
 def open_database(
     url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None
 ) -> Database:
-    """Open the database of a store, and migrate it if needed.
+    """Open the database of a store, and migrate it if an earlier release made it.
 
     Args:
         url: `sqlite:////absolute/path/store.db`, or `postgresql+psycopg://user:password@host:5432/database`, whose

@@ -143,7 +143,7 @@ class StoreFiles:
                 self._unlink(suffix)
 
     def make(self) -> None:
-        """Make the database file if it is missing; the caller holds the lock."""
+        """Make an empty database file with mode 600 if it is missing; the caller holds the lock."""
         with suppress(OSError):  # SQLite says why when it opens the file
             make_private(os.path.realpath(self.path))  # SQLite follows links
 

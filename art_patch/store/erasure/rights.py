@@ -1,4 +1,4 @@
-"""Erasing a person's data, and retention: both delete trajectories with everything of them while apps go on writing.
+"""Erases a person's data, and deletes old trajectories (retention), while apps go on writing to the store.
 
 In: a user, a session or a trajectory; or an age and a number to keep. Out: the number of deleted rows, and the places
 where copies remain: exports, and policies that were trained on the data.
@@ -39,7 +39,7 @@ _T, _C = tables.trajectories, tables.calls
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """The rows that retention deleted, or with `dry_run` would delete; `messages` is unknown (`None`) in a dry run."""
+    """Numbers of the rows that retention deleted, or in a dry run would delete; `messages` is then unknown (`None`)."""
 
     trajectories: int = 0
     calls: int = 0
@@ -198,7 +198,7 @@ def _too_old(connection: Connection, before: float | None, keep: int | None) -> 
 
 @dataclass(frozen=True, slots=True)
 class HeldBy:
-    """An export that holds some of the data: a file that was written once and may have been copied since."""
+    """An exported file or upload that holds some of the erased data. It is only reported here, never deleted."""
 
     id: str
     path: str
@@ -209,7 +209,7 @@ class HeldBy:
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """A policy that learned from the data.
+    """A policy that was trained on the erased data, or descends from one. It is only reported here, never deleted.
 
     Attributes:
         how: `trained` if the policy was trained on the data, `descends` if one of its ancestors was.
@@ -229,11 +229,11 @@ class Erasure:
     """The number of rows that an erasure deleted, or with `dry_run` would delete, and where copies remain.
 
     Attributes:
-        messages: messages that nothing else refers to; `None` in a dry run, because only deleting can tell.
+        messages: number of messages that no other row refers to; `None` in a dry run, which does not compute it.
         judgements: judgements of groups that became empty.
         groups: ids of the groups that held one of the trajectories.
         dead_groups: ids of those groups that waited for training and have fewer than two members left.
-        in_training: ids of those groups that a cycle has claimed now. Its candidate will have learned from the data.
+        in_training: ids of those groups that a cycle is using now. Its candidate will have been trained on the data.
         exports: exports that hold the data.
         policies: policies that were trained on the data, and their descendants, oldest first.
         finishes: whether this run completes an earlier erasure of the same data that was cut short.

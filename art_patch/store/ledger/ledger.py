@@ -97,7 +97,7 @@ class Ledger:
     ) -> tuple[str, ...]:
         """Claim groups for one worker, and return their ids, oldest first.
 
-        No other worker gets a claimed group until it changes its state, is released, or the lease has expired.
+        No other worker can claim these groups until their state changes, the claim is released, or it expires.
 
         Args:
             state: claim groups in this state.
@@ -205,7 +205,7 @@ class Ledger:
         rows: Sequence[TrainedRow] = (),
         who: str,
     ) -> None:
-        """Store a new candidate, and mark the groups it was trained on. A rejection marks them as `scored` again.
+        """Store a new candidate, and set the state of the groups it was trained on to `trained`.
 
         Args:
             trained_on: ids of the groups that the candidate was trained on.
@@ -240,8 +240,9 @@ class Ledger:
         If the policy becomes champion, the old champion is retired, and the route sends calls to the new one. A policy
         in `shadow` or `canary` is the one under test in the route. If another policy becomes champion during the test,
         the policy under test is rejected, because the champion it was compared with no longer serves. If a policy is
-        rejected and never served, its groups become `scored` again. A change from `canary` to `canary` sets another
-        share of the sessions and continues the test; each change to `canary` records `percent_before` and `percent`.
+        rejected and never served, its groups become `scored` again, or `stale` if it was the third such candidate. A
+        change from `canary` to `canary` sets another share of the sessions and continues the test; each change to
+        `canary` records `percent_before` and `percent`.
 
         Args:
             metrics: the numbers behind the decision. They are stored with the state change and added to the policy's
@@ -291,7 +292,7 @@ class Ledger:
     def set_engine(
         self, base_url: str | None, *, key_file: str | None = None, who: str, now: float | None = None
     ) -> None:
-        """Set the engine's address in the route. With `None` there is no engine, and calls go upstream."""
+        """Set the address of the engine that apps send calls to. With `None` there is no engine: calls go upstream."""
         with self._deciding() as connection:
             _lead_to(connection, base_url, key_file, who, now)
 

@@ -115,7 +115,7 @@ class Transfers:
         self._finish(export, row, filters)
 
     def exports(self, *, limit: int = 100) -> tuple[Export, ...]:
-        """Return the newest exports, newest first."""
+        """Return the records of the newest `limit` exports, newest first."""
         table = tables.exports
         with self._database.read() as connection:
             rows = connection.execute(
@@ -162,7 +162,7 @@ class Transfers:
             return {row.name: row.base_sha256 for row in rows}
 
     def known(self, trajectory_ids: Sequence[str]) -> set[str]:
-        """Return which of these trajectories are in the store."""
+        """Return those of these trajectory ids that are in the store already, so that an import can skip them."""
         column = tables.trajectories.c.id
         with self._database.read() as connection:
             return {
@@ -214,7 +214,8 @@ class Transfers:
         Callers add it before they make the copy, so that every copy is recorded.
 
         Args:
-            action: a copy on disk, an upload to a hub that is about to begin, or one that has ended.
+            action: `export policy` for a copy on disk, `push policy` for an upload to a hub that is about to begin,
+                `pushed policy` for an upload that has ended.
             detail: the policy, the format and the destination.
         """
         with self._database.write(durable=True) as connection:
@@ -238,12 +239,12 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True)
 class SentItem:
-    """A span, a score or a policy's metrics that a tracker has.
+    """The record that a tracker has an item: a span, a score or a policy's metrics.
 
     Attributes:
-        item: its key, unique at the tracker.
-        digest: hash of the data that was sent. Another digest means that the item has changed since.
-        trajectory_id: the run that it belongs to; `None` for a policy's metrics.
+        item: key of the item, unique at the tracker.
+        digest: hash of the data that was sent. If the hash of the present data differs, the item must be sent again.
+        trajectory_id: id of the run that the item belongs to; `None` for a policy's metrics.
     """
 
     item: str

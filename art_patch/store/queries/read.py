@@ -1,4 +1,4 @@
-"""Reads records back, for the job and the command line. Every method is one short read transaction."""
+"""Reads trajectories and groups from the store, for the job and the command line, in short read transactions."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class Reader:
             return tuple(AppReport(**row) for row in rows)
 
     def counts(self) -> dict[str, Any]:
-        """Return the numbers of calls, copies, groups and so on that `art-patch status` shows."""
+        """Return the numbers of calls, copies, groups and other rows that `art-patch status` shows, by name."""
         calls, groups = tables.calls, tables.groups
         with self._database.read() as connection:
             one = connection.execute(

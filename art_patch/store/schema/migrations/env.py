@@ -1,4 +1,4 @@
-"""The script that alembic executes: it runs the migrations on the connection that `migrations.upgrade` opened."""
+"""The script that alembic executes. It runs the migrations on the connection that `migrations.upgrade` was given."""
 
 from alembic import context
 
