@@ -30,11 +30,11 @@ def replacing(
     If the block raises, `target` stays as it was and the draft is deleted.
 
     Args:
-        target: a file in an existing directory.
+        target: path of the file to write; its directory must exist.
         draft: path of the unfinished file, in the directory of `target`. If a killed process left a draft there, it is
             replaced. Without this argument each writer uses its own name, so several processes may write the same
             `target`.
-        mode: permissions of the file, before the umask.
+        mode: permissions of the new file, from which the umask is subtracted.
         replace: false keeps an existing `target` and deletes the new file.
 
     Raises:

@@ -7,7 +7,7 @@ group, to which all processes that the command starts belong. The whole group is
 
 - the command has ended, for whatever reason, because its children may outlive it (vLLM's workers do, vLLM issue 55510),
   or
-- standard input is closed, because our parent has ended.
+- the script's standard input is closed, because its parent has ended.
 
 SIGTERM is passed on to the command, which then finishes its running work and ends.
 """

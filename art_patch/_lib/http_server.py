@@ -111,7 +111,7 @@ def serve(
 
     Args:
         sock: a bound socket, which may or may not be listening.
-        drain_s: seconds that running requests may take to finish; at least 1.
+        drain_s: seconds within which running requests may finish after the server was told to stop; at least 1.
         on_ready: called as soon as the server answers requests.
         stop: the server ends when this event is set; for a server in a thread, which signals do not reach.
         before: coroutine function that runs on the event loop before the first request; `serve` raises its errors.

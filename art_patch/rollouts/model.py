@@ -223,10 +223,10 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
 
         Args:
             trajectory_groups: groups of rollouts, with a reward on each trajectory to learn from.
-            config: settings of the update; `TrainConfig()` unless given.
+            config: settings of the update; `None` uses the defaults of `TrainConfig`.
             _config: settings of OpenPipe ART's trainer. Those that only limit its memory are ignored with a warning;
                 any other raises a `ConfigError`.
-            verbose: print a line for each optimizer step.
+            verbose: true prints a line to stderr for each optimizer step.
             eval_groups: groups that are evaluated every `config.eval_steps` optimizer steps and never trained on.
 
         Raises:

@@ -1,6 +1,7 @@
 """The HTTP contract of an engine, and the two Python protocols behind it. vLLM and the embedded engine both keep it.
 
-The engine listens on loopback. Every error response is `{"error": {"message", "type", "param", "code"}}`.
+Without an API key the engine listens on loopback only. Every error response is `{"error": {"message", "type", "param",
+"code"}}`.
 
 `GET /health`
     200 if the engine is ready to answer requests.
@@ -20,8 +21,8 @@ The engine listens on loopback. Every error response is `{"error": {"message", "
     The same route for scripts that train by hand, with the exact tokens in each choice; see `ExactRoute` in
     `art_patch.serving.server`. `GET /exact/v1/models` is `GET /v1/models` under that prefix.
 `POST /v1/load_lora_adapter {"lora_name": "agent@3"}`
-    Validates `adapters_root/agent@3` and serves it while other requests run. If the adapter is refused, the answer is
-    400 with the reason. A name can be loaded only once.
+    Validates `adapters_root/agent@3` and serves it while other requests run. If the adapter is refused, or a policy of
+    that name is served already, the answer is 400 with the reason.
 `POST /v1/unload_lora_adapter {"lora_name": "agent@3"}`
     Stops serving the policy: new requests for it get 404; running requests for it finish.
 

@@ -103,7 +103,7 @@ async def read_body(receive: Receive) -> bytes | None:
     """Reads a complete request body; returns `None` if the caller disconnects before it is complete.
 
     Raises:
-        ApiError: 413, the body is larger than `MAX_BODY_BYTES`.
+        ApiError: 413; the body is larger than `MAX_BODY_BYTES`.
     """
     parts: list[bytes] = []
     size = 0

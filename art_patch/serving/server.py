@@ -147,7 +147,7 @@ def run_server(
         spare: policies to load as well; if one of these cannot be loaded, the error is only logged, and requests for it
             get 404.
         on_ready: called with the base URL, `http://HOST:PORT`, as soon as the server answers requests.
-        drain_s: seconds that running requests may take to finish.
+        drain_s: seconds within which running requests may finish after the server was told to stop.
         stop: the server ends when this event is set; for a server in a thread, which signals do not reach.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Check an OpenAI chat-completion body, and turn it into a `ChatRequest` or a refusal.
+"""Checks an OpenAI chat-completion body: returns it as a `ChatRequest`, or raises the error to answer with.
 
 A parameter that this engine cannot honour exactly is refused with a 400 that names it (`ApiError`); a patched app then
 sends the call to its provider. The one exception is `strict` in a tool's definition: this engine ignores it, as vLLM

@@ -5,8 +5,8 @@ feeds the tokens that were just sampled and computes the logits of the next ones
 `merge` adds the rows of a younger cohort. The scheduler's thread owns the cohort. That thread must activate the
 policy's LoRA before `prefill` and `advance`, because the cohort does not do it.
 
-Tensor axes: B rows, C rows with a top_p cut, U different prompts, R rows to select, H heads, V vocabulary, W cached
-positions (columns, padding included), T positions of one forward, D head size.
+Tensor axes: B rows, C rows with a top_p cut, U different prompts, R rows to select, H attention heads, V vocabulary, W
+cached positions (columns, padding included), T positions of one forward pass, D size of a head.
 """
 
 from __future__ import annotations

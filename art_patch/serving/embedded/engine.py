@@ -1,4 +1,4 @@
-"""The embedded engine: one process, one model, one scheduler thread; transformers for the base, PEFT for the LoRAs.
+"""The embedded engine serves one model in one process, on one scheduler thread: base by transformers, LoRAs by PEFT.
 
 The HTTP endpoint hands in requests by policy name and receives the pieces of the answer on its event loop. Policies are
 loaded and unloaded while requests run; the weights behind a policy's name never change. `scheduler` runs the model on a
@@ -91,9 +91,9 @@ class EmbeddedEngine:
         """Loads a base model and starts an engine on it, or raises `ModelNotFound`.
 
         Args:
-            base: model directory or Hugging Face id.
-            device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
-            dtype: `auto`, `float32`, `bfloat16` or `float16`.
+            base: directory of the base model, or its Hugging Face id.
+            device: torch device: `auto`, `cpu`, `cuda`, `cuda:1`, ...; `auto` is CUDA if there is any, else the CPU.
+            dtype: number type of the weights: `auto`, `float32`, `bfloat16` or `float16`; see `load_model` for `auto`.
         """
         directory = resolve_model_dir(base)
         checkpoint = read_base_model(directory)
@@ -142,6 +142,7 @@ class EmbeddedEngine:
 
         Raises:
             AdapterRejected: the adapter is not valid, or a policy of that name is served already.
+            Overloaded: another request is loading the same name now.
         """
         check_name(name)
         with self._lock:

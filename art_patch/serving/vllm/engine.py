@@ -1,4 +1,4 @@
-"""All vLLM replicas as one engine: the policies they serve, and the choice of a replica for each request.
+"""All vLLM replicas as one engine: keeps the same policies in each replica, and chooses a replica for each request.
 
 A policy is served once every replica that takes requests has loaded it and has computed the log-probabilities of its
 training. A replica that is being restarted takes no requests until it has loaded every policy again.
