@@ -1,20 +1,20 @@
-"""Scored groups in, a new LoRA out.
+"""Trains policies: an update turns scored groups and demonstrations into a new LoRA.
 
-In the order in which an update goes:
+The table lists the modules in the order in which an update uses them. A row is one token sequence.
 
-| files | in -> out |
+| modules | what they do |
 |---|---|
-| `data/rows`, `rendering`, `supervised`, `round_trip` | calls -> rows of token ids, learned tokens marked |
-| `losses/loss_config` | rewards of groups -> advantages; which loss is minimised with them |
-| `loop/job`, `plan` | everything an update depends on, as a record and a file -> its optimizer steps |
-| `loop/processes` | a job -> this process, or several |
-| `loop/update` | the loop: load, score as the policy at the start, step after step, publish |
-| `loop/loading`, `kernels/families`, `lora_layers` | base model and LoRA -> a model that computes exactly |
-| `data/packing`, `kernels/attention`, `scoring` | rows -> each distinct token computed once -> log-probabilities |
-| `losses/policy_loss`, `supervised`, `loop/gradients` | log-probabilities -> a loss and its gradient |
-| `loop/learner`, `metrics` | a gradient -> a step and a checkpoint, or a reason to end |
+| `data/rows`, `rendering`, `supervised`, `round_trip` | turn recorded calls into rows, and mark the learned tokens |
+| `losses/loss_config` | compute advantages from the rewards of groups, and define the losses that use them |
+| `loop/job`, `plan` | keep the input of an update as a record and a file, and plan its optimizer steps |
+| `loop/processes` | run the update in this process or in several |
+| `loop/update`, `start_scores` | run the training loop, which scores all data once under the policy at the start |
+| `loop/loading`, `kernels/families`, `lora_layers` | load the base model and put the LoRA on it |
+| `data/packing`, `kernels/attention`, `scoring` | compute log-probabilities, once for each distinct token |
+| `losses/policy_loss`, `supervised`, `loop/gradients` | compute the loss and its gradient from log-probabilities |
+| `loop/learner`, `metrics` | make the optimizer step and write a checkpoint, or end the update early |
 
-Nothing here knows the store. Importing the package loads neither torch nor transformers.
+No module here reads or writes the store. Importing the package loads neither torch nor transformers.
 """
 
 # pyright: reportUnusedImport=false

@@ -1,7 +1,8 @@
-"""`python -m art_patch.training JOB_DIRECTORY`: one process of an update, started by `launch` or by hand.
+"""`python -m art_patch.training JOB_DIRECTORY` runs one process of an update; `launch` or a user starts it.
 
-`torchrun --nproc-per-node N -m art_patch.training JOB_DIRECTORY` starts N such processes. torchrun's own store then
-listens on all interfaces, which `launch` avoids.
+`torchrun --nproc-per-node N -m art_patch.training JOB_DIRECTORY` runs the update in N such processes. In that case the
+store through which torchrun's processes connect listens on all network interfaces. Processes that `launch` starts
+connect through a file and listen on none.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from art_patch.training.loop.processes import end_with_parent, joined, silently,
 
 
 def main(directory: Path) -> int:
-    """Makes the policy of the job in `directory` and returns the exit code."""
+    """Runs this process's part of the update in the job `directory`, and returns the exit code: 0 if it succeeded."""
     end_with_parent()
     try:
         job = read_job(directory)

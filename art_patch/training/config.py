@@ -1,4 +1,4 @@
-"""Settings of an update, and whether this environment can make one. Loads no torch."""
+"""The settings of an update, and checks whether this environment can run one. Loads no torch."""
 
 from __future__ import annotations
 
@@ -20,74 +20,84 @@ Backend = Literal["auto", "peft", "unsloth"]
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """Settings of one update.
+    """Settings of one update. A row is one token sequence of a trajectory.
 
     Attributes:
-        learning_rate: Peak learning rate of AdamW. Too high shows as a large `kl_nats` and a candidate that loses.
-        epochs: Passes over the data. More than two drift far from the policy that sampled it.
-        minibatches: Optimizer steps an epoch, each on whole groups. More steps move further on the same data.
-        batch_size: Items an optimizer step takes (groups, demonstrations or pairs), in place of `minibatches`. `None`:
-            `minibatches` sets the number of steps.
-        gradient_accumulation_steps: Batches of `batch_size` that one optimizer step takes, as in TRL. At most one batch
-            is computed at once, and the gradient is that of the one large batch, normaliser and all. Beginnings that
-            rows of several batches share are computed in each. Needs `batch_size`. `micro_batch_tokens` bounds memory
-            whatever both of them are.
-        total_steps: Most optimizer steps of an update, over all phases. `None`: as many as the epochs take.
-        warmup_steps: Optimizer steps of each phase over which the learning rate rises from zero.
-        start: "champion" continues the LoRA that serves. "base" begins a new LoRA, which forgets what was learned
-            before, faults included.
-        lora_rank: Rank of a new LoRA. A LoRA that is continued keeps its own rank. A server is started for a largest
-            rank.
+        learning_rate: Peak learning rate of AdamW. If it is too high, `kl_nats` becomes large and the candidate loses
+            in the gate.
+        epochs: Number of passes over the data. With more than two, the policy moves far from the one that sampled it.
+        minibatches: Number of optimizer steps in each epoch, each on complete groups. With more steps, the policy moves
+            further on the same data.
+        batch_size: Number of items (groups, demonstrations or pairs) in an optimizer step. If it is given, it replaces
+            `minibatches`. `None`: `minibatches` sets the number of steps.
+        gradient_accumulation_steps: Number of batches of `batch_size` items in one optimizer step, as in TRL. The
+            batches are computed one after another. The gradient equals that of one large batch, also in the numbers by
+            which the loss is divided. A beginning that rows of several batches have in common is computed once in each
+            of them. It needs `batch_size`. The memory is bounded by `micro_batch_tokens` in any case.
+        total_steps: Largest number of optimizer steps of an update, over all phases. `None`: `epochs` alone sets it.
+        warmup_steps: Number of optimizer steps at the start of each phase over which the learning rate rises to its
+            peak.
+        start: "champion" continues the champion's LoRA. "base" begins a new LoRA, so everything that earlier updates
+            learned is lost, good and bad.
+        lora_rank: Rank of a new LoRA; it must not exceed the largest rank that the server was started with. A LoRA that
+            is continued keeps its own rank.
         lora_alpha: Scale of a new LoRA. A LoRA that is continued keeps its own scale.
-        lora_dropout: Share of a LoRA's inputs that each optimizer step leaves out, as in peft, also of a LoRA that is
-            continued. 0 because the losses compare the trained policy with the one that sampled: with dropout their
-            ratio is not 1 in the first step, and `kl_nats` and the clip see noise. Scores at the start, the reference,
-            evaluations and serving are without dropout. Tokens that rows share are computed once, with one mask.
+        lora_dropout: Share of a LoRA's inputs that each optimizer step drops, as in peft; it also applies to a LoRA
+            that is continued. The default is 0 because the losses compare the policy in training with the one that
+            sampled. With dropout, their ratio is not 1 in the first step, which adds noise to `kl_nats` and to the
+            clip. Scores at the start, the reference, evaluations and serving are computed without dropout. A token that
+            several rows have in common is computed once, so all of these rows get the same dropout mask.
         loss: The loss that is minimised on groups; DAPO by default.
-        reference: The policy that `loss.kl_coefficient` keeps the trained one near. "base" keeps it general,
-            "champion" keeps each update small. Nothing is computed for it while the coefficient is 0.
-        advantage_scale: The spread by which a reward's distance from its group's mean is divided, see
-            `advantages_of_groups`. "none" belongs with the loss `dr_grpo`.
-        imitate_from: Before groups are ranked, the policy imitates upstream's answers in runs of at least this reward,
-            and corrections, see `demonstrations`. `None`: it imitates nothing.
-        prefer_from: Before groups are ranked, the policy learns pairs of siblings whose rewards differ by at least this
-            much, and corrections, see `preferences`. `None`: it learns no pairs.
-        rehearse_from: Against forgetting, each step on groups also imitates a few known answers: the model's own of
-            earlier cycles in runs of at least this reward, and demonstrations. `None`: none.
-        rehearse_weight: Weight of the rehearsed answers' mean negative log-likelihood beside the loss on groups. If it
-            is too large, nothing new is learned.
-        preference_beta: The beta of DPO. The larger it is, the nearer the policy stays to where it began.
-        weight_decay: Weight decay of AdamW: each step shrinks every LoRA weight by the learning rate times this share.
-        max_grad_norm: The gradient of an optimizer step is scaled down to this norm.
-        max_staleness: Trajectories of policies more than this many steps behind the champion are not trained on.
-        max_kl_nats: An update ends before the first step in which KL(behaviour || trained) a token is above this. The
-            steps before it are published. `None`: no bound.
-        max_clip_fraction: An update ends before the first step in which more than this share of tokens has no gradient
-            because of the clip. `None`: no bound, as such tokens move nothing by themselves.
-        micro_batch_tokens: Distinct tokens computed at once. Bounds memory and changes no result beyond rounding.
-        max_tokens: Longer rows are cut at the end.
-        learn_truncated: Train answers that were cut off at their length limit. A judge that punishes them teaches to be
-            brief, but also to write nothing of their content. `False` leaves their tokens out. A run that has no other
-            answer then does not count in the baseline of its group, see `art_patch.training.data.rows`.
-        gradient_checkpointing: Compute each block again in the backward: a third more time, much less memory. `None`:
-            on a GPU only.
-        dtype: Precision of the base's weights; "auto" is bfloat16 on a GPU and float32 on a CPU. The LoRA is float32.
-            Use the precision that serves, or `logprob_gap_nats` grows.
+        reference: The policy from which a KL term keeps the trained policy from moving far, if `loss.kl_coefficient` is
+            not 0. "base" preserves the general abilities of the base model, "champion" keeps each single update small.
+        advantage_scale: The spread by which the difference between a reward and its group's mean is divided, see
+            `advantages_of_groups`. The loss `dr_grpo` was proposed with "none".
+        imitate_from: Before the training on groups, the policy imitates corrections, and upstream's answers in runs of
+            at least this reward, see `demonstrations`. `None`: it imitates nothing.
+        prefer_from: Before the training on groups, the policy learns preferences from corrections, and from pairs of
+            siblings whose rewards differ by at least this much, see `preferences`. `None`: it learns no pairs.
+        rehearse_from: Against forgetting, each step on groups also imitates a few known answers: demonstrations, and
+            the model's own answers of earlier cycles in runs of at least this reward. `None`: no rehearsal.
+        rehearse_weight: Weight of the rehearsed answers' mean negative log-likelihood, which is added to the loss on
+            groups. If it is too large, the policy learns nothing new.
+        preference_beta: The beta of DPO. The larger it is, the nearer the policy stays to the policy at the start.
+        weight_decay: Weight decay of AdamW: each step reduces every LoRA weight by the share (learning rate times this
+            number).
+        max_grad_norm: Largest norm of an optimizer step's gradient; a larger gradient is scaled down to it.
+        max_staleness: A trajectory is not trained on if its policy is more than this many steps behind the champion.
+        max_kl_nats: The update ends before the first step at which KL(policy that sampled || policy in training) per
+            token is above this. The result of the steps made until then is published. `None`: no limit.
+        max_clip_fraction: The update ends before the first step at which the share of tokens that are clipped by the
+            loss is above this. `None`: no limit, because a clipped token by itself does not change the policy.
+        micro_batch_tokens: Number of distinct tokens that are computed at once. It bounds the memory, and changes
+            results only by rounding.
+        max_tokens: Largest number of tokens in a row; the rest of a longer row is cut off and not trained.
+        learn_truncated: Whether to train on answers that were cut off at their length limit. If a judge gives them low
+            rewards, the policy learns to be brief, but also to avoid the content of these answers. `False` leaves their
+            tokens out. A run without any other answer then does not count in the baseline of its group, see
+            `art_patch.training.data.rows`.
+        gradient_checkpointing: Whether to compute each transformer block again in the backward pass, which takes a
+            third more time and much less memory. `None`: on a GPU only.
+        dtype: Precision of the base model's weights; "auto" is bfloat16 on a GPU and float32 on a CPU. The LoRA is
+            float32. Choose the precision in which the model is served, or `logprob_gap_nats` becomes larger.
         seed: Seed of a new LoRA's weights and of the order of groups.
-        checkpoint_every_s: Seconds between checkpoints. An update that is killed loses at most this much work, or one
-            step if that takes longer. 0 keeps every step.
-        save_steps: Optimizer steps after which a checkpoint is kept as well. It replaces the one before and serves
-            only to go on after a kill; the policy is published at the end. `None`: checkpoints by time alone.
-        eval_steps: Optimizer steps after which, and at the end, the policy is evaluated on groups that it does not
-            learn from, see `art_patch.training.loop.gradients.evaluate`. `retrain` takes held-out groups that have
-            rewards already and says in its metrics if there are none. By hand they are `model.train(eval_groups=...)`.
-            `None`: no evaluation.
-        processes: Processes on this machine, each with a GPU of its own if there are GPUs. 1 trains in the job's own.
-        backend: "unsloth" computes faster on CUDA and must be installed. "auto" takes it where it can.
-        beta: Another word for `loss.kl_coefficient`. It can be given but not read.
-        kl_penalty: The same as `beta`.
-        clip_range: Another word for `loss.clip_low` and `loss.clip_high`: one number for both, or two. It can be given
-            but not read.
+        checkpoint_every_s: Seconds between checkpoints. An update that is killed loses at most the work of this time,
+            or of one step if a step takes longer. 0 writes a checkpoint after every step.
+        save_steps: A checkpoint is also written each time after this many optimizer steps. It replaces the previous
+            checkpoint and is used only to continue after a kill; the policy is published at the end of the update.
+            `None`: checkpoints are written by time only.
+        eval_steps: The policy is evaluated each time after this many optimizer steps, and at the end, on groups that it
+            does not learn from, see `art_patch.training.loop.gradients.evaluate`. `retrain` uses held-out groups that
+            already have rewards, and states in its metrics if there are none. With `model.train(eval_groups=...)` you
+            give the groups yourself. `None`: no evaluation.
+        processes: Number of training processes on this machine. If there are GPUs, each process uses one of its own.
+            With 1 and the backend peft, the training runs in the job's own process.
+        backend: The library that loads and computes the model. "unsloth" is faster on CUDA and must be installed.
+            "auto" uses Unsloth if it is installed and there is a CUDA GPU, else peft.
+        beta: An alias that sets `loss.kl_coefficient`, for users of other trainers. It cannot be read back.
+        kl_penalty: A second alias that sets `loss.kl_coefficient`. It cannot be given together with `beta`.
+        clip_range: An alias that sets `loss.clip_low` and `loss.clip_high`, to one number for both or to a pair of
+            numbers. It cannot be read back.
     """
 
     learning_rate: Annotated[float, Option(help="Peak learning rate of AdamW.")] = 1e-4
@@ -190,7 +200,10 @@ class TrainConfig:
 
 
 def require_packages() -> None:
-    """Raises `ConfigError` if a package that training imports is not installed. Imports none of them."""
+    """Raises `ConfigError` if a package that training needs (torch or peft, for example) is not installed.
+
+    The check imports none of these packages.
+    """
     packages = ("numpy", "peft", "safetensors", "torch", "transformers")
     if missing := [name for name in packages if find_spec(name) is None]:
         raise ConfigError(
@@ -199,7 +212,7 @@ def require_packages() -> None:
 
 
 def require_evaluation(config: TrainConfig, groups: Sequence[object]) -> None:
-    """Raises `ConfigError` if the config asks for an evaluation without groups, or groups are given without it."""
+    """Raises `ConfigError` if `eval_steps` is set without evaluation `groups`, or groups are given without it."""
     if config.eval_steps is not None and not groups:
         raise ConfigError(
             f"eval_steps={config.eval_steps}, but there is nothing to evaluate on; give eval_groups, which are not "
