@@ -5,12 +5,12 @@
     import art_patch as art
     art.patch()
 
-The flow, in the words of the folders: `patching` routes each call of the OpenAI SDK to `serving` or upstream, under
-the identity that `context` gives it; `recording` keeps it in the `store`; then `art-patch retrain` does
-`grouping` -> `rewards` -> `training` -> `gate` -> `promotion`, as `pipeline/cycle.py` reads from top to bottom.
-Scripts that write rollouts themselves, games and simulators included, use `rollouts`.
+The flow, by the names of the folders: `patching` routes each call of the OpenAI SDK to `serving` or upstream, and
+`context` says which trajectory the call belongs to; `recording` writes it to the `store`. Then `art-patch retrain` runs
+`grouping` -> `rewards` -> `training` -> `gate` -> `promotion`, in the order of `pipeline/cycle.py`. Scripts that run
+agents for training themselves, in games and simulators too, use `rollouts`.
 
-Importing this package loads the standard library only: every public name below is imported when first used.
+Importing this package loads the standard library only: each public name below is imported when it is first used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Typer application: the commands by what a person wants, and the one place where errors become exit codes."""
+"""The Typer application: adds all commands in the groups that `--help` shows, and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -150,11 +150,11 @@ def root(
 
 
 def read_env_file(path: Path) -> None:
-    """Set the variables that a file of `NAME=VALUE` lines gives, unless they are set already.
+    """Set environment variables from a file of `NAME=VALUE` lines. Variables that are set already keep their values.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is wrong. The message shows no text of the file, which may hold
-            keys.
+        ConfigError: the file cannot be read, or a line is wrong. The message quotes no text of the file, because the
+            text may be a key.
     """
     from dotenv import dotenv_values
     from dotenv.parser import parse_stream
@@ -181,7 +181,7 @@ def _is_assignment(binding: Any) -> bool:
 
 
 def run_app() -> None:
-    """Run the command line and exit with its code."""
+    """Run the command in `sys.argv` and end the process with its exit code."""
 
     def on_terminate(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt  # so that SIGTERM unwinds like Ctrl-C: locks freed, children stopped, exit code 130

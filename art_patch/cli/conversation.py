@@ -1,4 +1,4 @@
-"""A trajectory on a terminal: facts and scores, the tree of steps, and what was said call by call."""
+"""Prints a trajectory on a terminal: its facts and scores, the tree of its steps, and the messages of each call."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COLOURS = {"system": "magenta", "developer": "magenta", "user": "cyan", "assist
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The console with the user's wishes: long texts to their end, messages as JSON, metrics of tokens."""
+    """The console, and whether to print long texts in `full`, messages as `raw` JSON, and numbers of `tokens`."""
 
     console: Console
     full: bool = False
@@ -41,7 +41,7 @@ class Page:
     tokens: bool = False
 
     def message(self, message: JSON, label: str = "") -> None:
-        """Print a message with its role, or the label, as heading."""
+        """Print a message under a heading, which is `label` if given, else the role of the message."""
         role = one_line(message.get("role", "?"))
         head = Text(label or role, style=f"bold {_COLOURS.get(role, 'white')}")
         for key in ("name", "tool_call_id"):
@@ -63,7 +63,7 @@ class Page:
             self._text("(nothing)", style="dim")
 
     def note(self, words: str, style: str = "dim") -> None:
-        """Print an indented line about what stands above it."""
+        """Print an indented line that adds something to the message printed before it."""
         self.console.print(Padding(Text(words, style=style), (0, 0, 0, 2)))
 
     def _text(self, text: str, style: str = "") -> None:
@@ -227,7 +227,7 @@ def _token_metrics(choice: Choice) -> str:
 
 
 def words_of(message: JSON) -> str:
-    """Return a message's text and tool calls as plain text. It is not yet safe for a terminal: see `visible`."""
+    """Return a message's text and tool calls as plain text. Pass it to `visible` before printing it on a terminal."""
     said = [_content(message.get("content") or "")]
     said += [_tool_call(call) for call in message.get("tool_calls") or ()]
     return "\n".join(part for part in said if part)
@@ -265,16 +265,16 @@ def _pairs(value: Any) -> JSON:
 
 
 def steps_tree(spans: Sequence[SpanInfo], calls: Sequence[Call], *, full: bool = False, raw: bool = False) -> Tree:
-    """Return the spans and calls of a trajectory as a tree; siblings stand in the order in which they started.
+    """Return the spans and calls of a trajectory as a tree; the children of a span are in the order of their start.
 
-    Each span and each call stands in the tree once, below its parent span. If the parent is unknown, or a broken record
-    makes a span its own ancestor, it stands below the root. Calls are numbered in the order given.
+    Each span and each call is in the tree once, below its parent span. It is below the root if its parent is unknown,
+    or if a damaged record makes a span its own ancestor. Calls are numbered in the order of `calls`.
 
     Args:
-        spans: the steps: agents, nodes, tools.
-        calls: the calls made in them.
-        full: print long values to their end.
-        raw: print attributes as the recorded JSON.
+        spans: the spans of the trajectory: agents, nodes, tools.
+        calls: the calls of a model that were made inside the spans.
+        full: whether to print long values completely.
+        raw: whether to print attributes as the recorded JSON.
     """
     known = {span.id for span in spans}
     below: dict[str | None, list[tuple[float, SpanInfo | None, Text]]] = defaultdict(list)

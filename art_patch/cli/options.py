@@ -1,10 +1,9 @@
-"""Options of the command line, made from typed records: each option is stated once, in the dataclass that holds it.
+"""Makes command-line options from dataclasses: each option is defined once, as a field of a dataclass.
 
 In: a function whose parameters are dataclasses, arguments of Typer, or single values marked with `Option`. Out: a
-command. Its options are the marked fields of the dataclasses; when it runs, the function receives the dataclasses
-built.
-
-Below the mechanism are the records that several commands share: the project, the filter of trajectories, the judge.
+command. Its options are the marked fields of the dataclasses. When the command runs, it builds the dataclasses from the
+options and calls the function with them. At the end of the module are the dataclasses that several commands share: the
+project, the filter of trajectories, the judge.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ if TYPE_CHECKING:
 
 
 class Only(NamedTuple):
-    """Makes options of some fields of a dataclass alone: `cycle: Annotated[CycleConfig, Only(("settle_s",))]`."""
+    """Makes only the named fields of a dataclass into options: `cycle: Annotated[CycleConfig, Only(("settle_s",))]`."""
 
     names: tuple[str, ...]
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that Typer can read: an option for each marked field of the dataclasses that `function` takes.
+    """Return a command for Typer, with an option for each marked field of the dataclasses that `function` takes.
 
     The returned function builds the dataclasses, calls `function`, and turns Ctrl-C into one line and exit code 130.
     Python code may call it with the options as keyword arguments; options that are left out get their defaults.
@@ -96,7 +95,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 @cache
 def marked_fields(record: type) -> tuple[tuple[str, Any, Option, Any], ...]:
-    """Return name, type, mark and default of each field of a dataclass that is an option."""
+    """Return the name, type, `Option` and default of each field of a dataclass that is marked with an `Option`."""
     found: list[tuple[str, Any, Option, Any]] = []
     for field in fields(record):
         # Field by field, and not with `get_type_hints`: types of fields that are no options may not be imported here.
@@ -130,7 +129,7 @@ def _parameter(key: str, hint: Any, default: Any, panel: str | None = None) -> i
 
 
 def setting(field: str) -> Option:
-    """Return the option of a setting: its mark, and as help the first sentence of the text below the field."""
+    """Return the `Option` of a field of `Settings`; its help is the first sentence of the field's docstring."""
     mark = next(each for each in settings.Settings.model_fields[field].metadata if isinstance(each, Option))
     # What follows the first sentence is for the reference documentation, which has more room.
     first = " ".join(setting_texts()[field].split()).partition(". ")[0].rstrip(".")
@@ -139,7 +138,7 @@ def setting(field: str) -> Option:
 
 @cache
 def setting_texts() -> dict[str, str]:
-    """Return the text below each field of `Settings`, read from the source: Python itself does not keep it."""
+    """Return the docstring below each field of `Settings`, read from the source, because Python does not keep it."""
     tree = ast.parse(inspect.getsource(settings))
     (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Settings"]
     texts: dict[str, str] = {}
@@ -150,14 +149,14 @@ def setting_texts() -> dict[str, str]:
 
 
 def given_on_the_command_line(context: typer.Context, name: str) -> bool:
-    """Return whether the user wrote the option; false if it comes from a variable or is the default."""
+    """Return whether the user typed the option; false if its value is from an environment variable or the default."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 @contextmanager
 def extra(what: str, name: str) -> Generator[None]:
-    """Turn a package that is missing in the block into an error which names the extra to install."""
+    """Raise `ConfigError` with the extra to install if an import inside the block fails; `what` needs the package."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -171,20 +170,20 @@ def extra(what: str, name: str) -> Generator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The option that every command has."""
+    """The option that every command has: `--json`."""
 
     as_json: Annotated[bool, Option(name="json", help="Print one JSON object instead of text.")] = False
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectPlace(Output):
-    """The options of commands that need a project but no store."""
+    """The options of commands that need the name and directory of a project, but not its store."""
 
     project: Annotated[str | None, setting("project")] = None
     home: Annotated[Path | None, setting("home")] = None
 
     def settings(self, **more: Any) -> Settings:
-        """Return the settings that these options and `more` give, over the environment variables."""
+        """Return the project's settings. These options and `more` have priority over the environment variables."""
         # Only the subclasses have a `store`.
         given = {name: getattr(self, name, None) for name in ("project", "home", "store")}
         return settings.load_settings(**given | more)
@@ -192,13 +191,13 @@ class ProjectPlace(Output):
 
 @dataclass(frozen=True, slots=True)
 class Project(ProjectPlace):
-    """The options of commands that work with a project's store."""
+    """The options of commands that read or write a project's store."""
 
     store: Annotated[str | None, setting("store")] = None
 
     @contextmanager
     def opened(self, **more: Any) -> Generator[tuple[Settings, Store]]:
-        """Open the project's store for the block; it must exist. `more` are further settings."""
+        """Open the project's store while the block runs. The store must exist. `more` are further settings."""
         # Garbage collection during these imports costs a command forty milliseconds, and they leave no garbage.
         with uncollected():
             chosen = self.settings(**more)
@@ -211,12 +210,12 @@ class Project(ProjectPlace):
 
 @dataclass(frozen=True, slots=True)
 class ActingProject(Project):
-    """The options of commands that change something, and so leave a name in the ledger."""
+    """The options of commands that change something; the ledger or audit log then notes the user's name."""
 
     who: Annotated[str | None, Option(help="Your name for the ledger. Default: your user name.")] = None
 
     def actor(self, words: str) -> str:
-        """Return who acts by which command, as the ledger notes it: `USER (art-patch COMMAND)`."""
+        """Return the user and the command as the ledger notes them: `USER (art-patch COMMAND)`."""
         try:
             user = self.who or getpass.getuser()
         except (KeyError, OSError):  # a container without an entry in /etc/passwd
@@ -225,16 +224,16 @@ class ActingProject(Project):
 
 
 def open_existing(chosen: Settings) -> Store:
-    """Open the project's store. A missing store is an error and is not created: its name may be mistyped."""
+    """Open the project's store. A missing store raises an error and is not created: its name may be mistyped."""
     require_project(chosen)
     return store.open_store(chosen.store_url, create=False, project=chosen.project)
 
 
 def require_project(chosen: Settings) -> None:
-    """Check that the project's directory holds a store, unless settings place the store elsewhere.
+    """Check that the project's directory holds a store, unless the settings name a store elsewhere.
 
     Raises:
-        StoreError: there is none, but there are other projects. The message names them.
+        StoreError: the directory holds no store, but other projects exist. The message names those.
     """
     home, name = chosen.directory.parent, chosen.directory.name
     if chosen.store is None and not _holds_store(chosen.directory):
@@ -257,7 +256,7 @@ def _holds_store(directory: Path) -> bool:
 def refuse_foreign(chosen: Settings) -> None:
     """Raise `WrongProject` if the store belongs to another project; for commands that do not open the store.
 
-    A store that cannot be read is passed over: the process that opens it later reports that better.
+    A store that cannot be read raises nothing here: the process that opens it later gives a better error.
     """
     try:
         owner = store.read_route(chosen.store_url).project
@@ -272,7 +271,7 @@ def refuse_foreign(chosen: Settings) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AppSettings:
-    """The settings of `art_patch.patch()` that `run` and `proxy` take as options."""
+    """The settings of `art_patch.patch()` that are options of `art-patch run` and `art-patch proxy`."""
 
     mode: Annotated[str | None, setting("mode")] = None
     match: Annotated[str | None, setting("match")] = None
@@ -288,7 +287,7 @@ _AGES_S = {"m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 
 @dataclass(frozen=True, slots=True)
 class RunFilter:
-    """The options that choose trajectories in every command that reads many."""
+    """The options that choose trajectories, in every command that reads many of them."""
 
     PANEL: ClassVar[str] = "Which trajectories"
 
@@ -302,7 +301,7 @@ class RunFilter:
     until: Annotated[str | None, Option(help="Last call before this time, written as for --since.")] = None
 
     def chosen(self, *, shadows: bool = False, now: float | None = None) -> store.Filter:
-        """Return the store's filter. `shadows` includes shadow calls; `now` is in seconds since the epoch.
+        """Return the filter for the store. `shadows` includes shadow calls; `now` is in seconds since the epoch.
 
         Raises:
             ConfigError: an option has an impossible value.
@@ -342,12 +341,12 @@ class TrajectoryFilter(RunFilter):
 
 
 def conditions(chosen: store.Filter) -> dict[str, Any]:
-    """Return the conditions of a filter by name, for notes of what was exported or sent."""
+    """Return the conditions of a filter by name; the audit log notes them for each export."""
     return {name: value for name, value in asdict(chosen).items() if value is not None and name != "shadows"}
 
 
 def moment(text: str, option: str, now: float) -> float:
-    """Return the time that the text names, in seconds since the epoch; a date without a zone is in local time."""
+    """Return a date, time or age such as `7d` in seconds since the epoch; a date without a zone is in local time."""
     if found := re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", text.strip()):
         return now - float(found[1]) * _AGES_S[found[2]]
     try:
@@ -359,7 +358,7 @@ def moment(text: str, option: str, now: float) -> float:
 
 
 def one_of(option: str, value: str, known: tuple[str, ...]) -> None:
-    """Raise `ConfigError` unless the value is one of the known words."""
+    """Raise `ConfigError` unless the option's value is one of the known words."""
     if value not in known:
         raise ConfigError(f"{option} {value!r} is not one of {', '.join(known)}")
 
@@ -369,7 +368,7 @@ def one_of(option: str, value: str, known: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class JudgeModel:
-    """The options that name a judge."""
+    """The options that name the judge's model, its address and its rubric."""
 
     judge: Annotated[str | None, setting("judge")] = None
     judge_base_url: Annotated[str | None, setting("judge_base_url")] = None
@@ -398,7 +397,7 @@ class Judging(JudgeModel):
         return JudgeModel.as_settings(self) | {"checks": tuple(self.check) if self.check else None}
 
     def limited_judge(self, chosen: Settings, *, max_prompt_tokens: int | None = None) -> rewards.Judge:
-        """Return the judge within the limits of these options."""
+        """Return the judge that the settings name, with the budget of these options."""
         return make_judge(chosen, rewards.Budget(self.max_usd, self.max_calls), max_prompt_tokens)
 
 
@@ -408,7 +407,7 @@ def make_judge(
     """Return the judge that the settings name.
 
     Raises:
-        JudgeError: the settings name none.
+        JudgeError: the settings name no judge.
         ConfigError: a limit or the rubric has an impossible value.
     """
     return rewards.Judge(
@@ -422,7 +421,7 @@ def make_judge(
 
 
 def make_embed(chosen: Settings) -> grouping.Embed | None:
-    """Return the function that asks the embedding model, or `None` if settings name no model. Nothing is sent yet.
+    """Return a function that calls the embedding model; `None` if the settings name no model. Nothing is sent here.
 
     Raises:
         ConfigError: the model has no address, or numpy is missing.

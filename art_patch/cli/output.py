@@ -1,9 +1,9 @@
-"""How answers, progress and errors look. Stdout carries the answer, stderr everything else.
+"""Prints results, progress and errors. Results go to stdout, everything else to stderr.
 
-Recorded text is shown and never obeyed. Strangers who talk to an agent decide what is recorded: an escape sequence in
-it could rename the window, hide what follows or answer for the user, and a change of direction could make a text read
-as another one. So every such character is shown as its escape, and texts reach rich as `Text`, whose brackets are no
-markup.
+Recorded text is printed, but a terminal must never execute it. Strangers who talk to an agent decide what is recorded:
+an escape sequence in their text could rename the window, hide the text that follows or type an answer for the user, and
+characters that change the writing direction could make a text look like another one. So every such character is printed
+as its escape sequence in Python, and texts are passed to rich as `Text`, in which brackets are not markup.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _UNSAFE = re.compile(
 
 
 def answer(value: dict[str, Any]) -> None:
-    """Print the answer as one line of JSON."""
+    """Print a command's result as one line of JSON on stdout."""
     sys.stdout.write(json.dumps(value, default=str) + "\n")
     sys.stdout.flush()  # a server that started goes on, and scripts wait for this line
 
 
 def say(text: str, **style: Any) -> None:
-    """Print a line whose brackets are no markup and which is not wrapped, so that paths in it can be copied."""
+    """Print a line without wrapping, so that paths in it can be copied, and without reading its brackets as markup."""
     stdout().print(text, markup=False, soft_wrap=True, **style)
 
 
 def fail(error: ArtPatchError, *, as_json: bool) -> int:
-    """Print the error in one line and return its exit code."""
+    """Print the error in one line, or as JSON with `as_json`, and return its exit code."""
     if as_json:
         # JSON escapes control characters itself.
         message = " ".join(str(error).split())
@@ -64,10 +64,10 @@ def interrupted() -> int:
 
 
 def confirmed(question: str, *, yes: bool) -> bool:
-    """Return whether to delete data: `yes` was given, or the user at the terminal agrees.
+    """Return whether data may be deleted: the option `yes` was given, or the user at the terminal agrees.
 
     Raises:
-        ConfigError: there is no terminal, so no user can be asked.
+        ConfigError: `yes` was not given, and there is no terminal at which a user could be asked.
     """
     if yes:
         return True
@@ -83,13 +83,13 @@ def confirmed(question: str, *, yes: bool) -> bool:
 
 
 def visible(text: object) -> str:
-    r"""Return the text with each character that a terminal would obey replaced by its escape, such as `\x1b`."""
+    r"""Return the text with each character that could control a terminal replaced by its escape, such as `\x1b`."""
     # A Windows line end is harmless; a carriage return alone could overwrite the line.
     return _UNSAFE.sub(lambda found: _escape(found[0]), str(text).replace("\r\n", "\n"))
 
 
 def one_line(text: object) -> str:
-    """Return `visible` text without line breaks and tabs."""
+    """Return the text as `visible` does, with line breaks and tabs replaced, so that it fits on one line."""
     return " ".join(visible(text).split())
 
 
@@ -99,7 +99,7 @@ def _escape(character: str) -> str:
 
 
 def cell(text: object, style: str = "") -> Text:
-    """Return recorded text for a table: one line, without markup."""
+    """Return recorded text for a cell of a table: on one line, and with its brackets not read as markup."""
     from rich.text import Text
 
     return Text(one_line(text), style=style)
@@ -109,14 +109,14 @@ def cell(text: object, style: str = "") -> Text:
 
 
 def stdout() -> Console:
-    """Return the console for answers."""
+    """Return the console for results, on stdout."""
     from rich.console import Console
 
     return Console(highlight=False)
 
 
 def stderr() -> Console:
-    """Return the console for progress."""
+    """Return the console for progress and errors, on stderr."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
@@ -128,7 +128,7 @@ def table(
     whole: Collection[str] = (),
     padding: tuple[int, int] | tuple[int, int, int, int] = (0, 2),
 ) -> Table:
-    """Return a table without lines. Columns in `right` are aligned to the right; those in `whole` are never wrapped."""
+    """Return a table without lines. Columns in `right` are aligned right; the text of those in `whole` never wraps."""
     from rich.table import Table
 
     made = Table(box=None, padding=padding, header_style="dim")
@@ -139,7 +139,7 @@ def table(
 
 
 def grid(*styles: str, gap: int = 2) -> Table:
-    """Return a table without header, with one column for each style; an empty style is the console's own."""
+    """Return a table without header, with one column for each style; an empty style is the console's default."""
     from rich.table import Table
 
     made = Table.grid(padding=(0, gap))
@@ -152,7 +152,7 @@ def grid(*styles: str, gap: int = 2) -> Table:
 
 
 class Bars:
-    """Progress of a cycle: one bar for each stage, or one line when a stage ends if stderr is no terminal."""
+    """Shows the progress of a cycle: a bar for each stage, or, if stderr is no terminal, a line when a stage ends."""
 
     def __init__(self, progress: Progress | None) -> None:
         """Draw on `progress`; `None` prints nothing."""
@@ -160,7 +160,7 @@ class Bars:
         self._tasks: dict[str, Any] = {}
 
     def __call__(self, stage: str, done: int, total: int, note: str = "") -> None:
-        """Show that `done` of `total` pieces of a stage are done."""
+        """Show that `done` of `total` items of a stage are finished."""
         if self._progress is None:
             return
         # A stage that begins again, as in the next cycle of a demo, gets a bar of its own.
@@ -173,11 +173,11 @@ class Bars:
             self._progress.console.print(f"{stage}: {done}/{total} {note}".rstrip())
 
     def counts(self, stage: str) -> Callable[[int, int], None]:
-        """Return a function that shows progress of one stage, for work that knows no stages."""
+        """Return a function `(done, total)` that shows progress of `stage`, for code that reports only two numbers."""
         return lambda done, total: self(stage, done, total)
 
     def print(self, text: str) -> None:
-        """Print a line above the bars. It stays."""
+        """Print a line above the bars; later updates of the bars do not remove it."""
         if self._progress is not None:
             self._progress.console.print(text)
 
@@ -191,7 +191,7 @@ class Bars:
 
 @contextmanager
 def bars(*, quiet: bool) -> Generator[Bars]:
-    """Show progress on stderr while the block runs: bars on a terminal; in a log file lines, or nothing if `quiet`."""
+    """Show progress on stderr while the block runs: as bars on a terminal, else as lines, or not at all if `quiet`."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = stderr()
@@ -234,12 +234,12 @@ def seconds(value: float) -> str:
 
 
 def share(value: float | None) -> str:
-    """Return a share as a percentage, or `-` if it is not known."""
+    """Return a share of 0 to 1 as a percentage, or `-` if it is `None`."""
     return "-" if value is None else f"{value:.1%}"
 
 
 def counted(number: int, one: str, many: str) -> str:
-    """Return the number with its noun: `1 call`, `2 calls`."""
+    """Return the number with the right noun, singular or plural: `1 call`, `2 calls`."""
     return f"{number} {one if number == 1 else many}"
 
 

@@ -1,4 +1,4 @@
-"""The report of `art-patch report` in three forms: for a terminal of 80 columns, as Markdown, and as JSON."""
+"""Formats the result of `art-patch report` for a terminal of 80 columns, as Markdown, or as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rows = list[list[str]]
 
 
 def as_facts(report: Report) -> dict[str, Any]:
-    """Return the report for JSON, with its sums and differences. Unknown numbers are `None`."""
+    """Return the report as a dictionary for JSON, with computed sums and differences. Unknown numbers are `None`."""
     facts = asdict(report)
     money = report.money
     facts["money"] |= {
@@ -36,7 +36,7 @@ def as_facts(report: Report) -> dict[str, Any]:
 
 
 def show(report: Report, project: str, console: Console) -> None:
-    """Print the report: verdict, reasons, tables, cautions."""
+    """Print the report on the console: the verdict, its reasons, the tables, and warnings."""
     colour = _COLOURS[report.verdict]
     console.print(f"{project}, {_when(report)}", style="dim", markup=False)
     console.print(f"[b {colour}]{report.verdict}[/]")

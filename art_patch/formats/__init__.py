@@ -1,7 +1,8 @@
 """Writes trajectories to files that other tools read, and reads such files.
 
-`conversation` takes the conversation out of a trajectory; `rows` makes rows of training files from it. `complete` keeps
-everything. `foreign` reads rows of other tools. `files` writes rows to a disk and reads them; all others are pure.
+`conversation` extracts the conversation of a trajectory; `rows` makes rows of training files from it. `complete`
+converts a trajectory to JSON and back without loss. `foreign` reads rows of other tools. `files` writes rows to disk
+and reads them; all other modules are pure.
 """
 
 # pyright: reportUnusedImport=false

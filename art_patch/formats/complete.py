@@ -1,10 +1,10 @@
 """Whole trajectories as JSON and back without any loss: the format `art_patch.trajectory/1`.
 
-A line holds everything that the store knows of one trajectory: its record, its calls with all choices, token ids and
-log-probabilities, its scores, spans, corrections and group. Fields with their default value are left out.
+A line of the file holds all data that the store has about one trajectory: its record, its calls with all choices, token
+ids and log-probabilities, its scores, spans, corrections and group. Fields with their default value are left out.
 
-Reading is strict, because a wrong value would be trained on: a field that is unknown or of the wrong type is an error
-with the field's path.
+Reading is strict, because a policy would be trained on a wrong value: a field that is unknown or has the wrong type
+raises an error with the field's path.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A trajectory with everything that the store keeps beside it.
+    """A trajectory with its spans, corrections and group, as one line of a file holds them.
 
     Attributes:
         group: `id`, `scenario_key`, `how`, `held_out`, `state`, `created_at` and `reason` of its group, if it has one.
-        bases: name of each policy that answered -> fingerprint of its base model. To another base model, the same token
-            ids would mean another text.
-        corrections: answers that people say the run should have given.
+        bases: for each policy that answered, its name and the fingerprint of its base model. A reader needs it because
+            the same token ids mean another text to another base model.
+        corrections: the right answers that people gave for calls of the run.
     """
 
     trajectory: Trajectory
@@ -50,17 +50,17 @@ class Bundle:
 
     @property
     def records(self) -> list[Record]:
-        """The records in the order to write them: each comes after the records that it refers to."""
+        """All records of the bundle, each after the records that it refers to, as the store needs them."""
         whole = self.trajectory
         return [whole.info, *self.spans, *whole.calls, *whole.scores, *self.corrections]
 
     @property
     def offers_replay(self) -> bool:
-        """Whether the run names a function that can repeat it."""
+        """Whether the run's metadata names a function that can repeat the run."""
         return self.trajectory.info.metadata.get(REPLAY) is not None
 
     def without_replay(self) -> Bundle:
-        """Return the bundle without the function that repeats the run: a file must not say what the job executes."""
+        """Return the bundle without the function that repeats the run: no file may decide which code the job runs."""
         info = self.trajectory.info
         metadata = {name: value for name, value in info.metadata.items() if name != "replay_of"}
         # Kept as `null`: an erasure looks for this name to find the replays of this run.
@@ -69,7 +69,7 @@ class Bundle:
         return replace(self, trajectory=replace(self.trajectory, info=replace(info, metadata=metadata)))
 
     def without_tokens_of(self, strangers: Iterable[str]) -> Bundle:
-        """Return the bundle with the calls of these policies marked as untrainable."""
+        """Return the bundle with the calls that these policies answered marked as untrainable."""
         unknown = set(strangers)
         calls = tuple(
             # A call that is untrainable already keeps its own reason.
@@ -80,7 +80,7 @@ class Bundle:
 
 
 def encode(bundle: Bundle) -> dict[str, Any]:
-    """Return the JSON object of one line."""
+    """Return a bundle as the JSON object of one line."""
     whole = bundle.trajectory
     line: dict[str, Any] = {"format": FORMAT, "trajectory": _shown(whole.info)}
     parts = {"calls": whole.calls, "scores": whole.scores, "spans": bundle.spans, "corrections": bundle.corrections}
@@ -95,7 +95,7 @@ def encode(bundle: Bundle) -> dict[str, Any]:
 
 
 def indexed(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row for a Parquet table: the line as column `record`, beside columns to search by."""
+    """Return a row of a Parquet table: the column `record` holds the line; the other columns are for searching."""
     info = line["trajectory"]
     names = ("id", "started_at", "origin", "name", "user_id", "session_id", "scenario_key")
     row = {name: info.get(name) for name in names} | {"origin": info.get("origin", TrajectoryInfo("", 0.0).origin)}
@@ -103,10 +103,10 @@ def indexed(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decode(line: Mapping[str, Any]) -> Bundle:
-    """Return the bundle of one line. Calls without exact tokens are marked as untrainable, whatever the line says.
+    """Return the bundle of one line. Calls without exact token ids are marked untrainable, even if the line does not.
 
     Raises:
-        MalformedFile: a field is wrong; the message begins with the field's path.
+        MalformedFile: a field is unknown or has a wrong type; the message begins with the field's path.
     """
     # First of all: the rules of this version do not apply to fields of a later one.
     if line.get("format") != FORMAT:

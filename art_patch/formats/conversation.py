@@ -1,10 +1,11 @@
 """The conversation of a trajectory, its corrected form, and its messages in the formats of OpenAI and TRL. Pure.
 
-The store keeps messages as they came, with every key that a client added. Fine-tuning services refuse unknown keys, and
-many chat templates fail on `null`. So `openai_message` and `trl_message` clean messages on their way out.
+The store keeps messages unchanged, with every key that a client added. Fine-tuning services refuse unknown keys, and
+many chat templates fail on `null`. So `openai_message` and `trl_message` remove such keys when messages are exported.
 
-A correction is an answer that a person says the run should have given. Only this answer is learned, at the end of the
-conversation before it: later messages followed from the wrong answer, and earlier answers may have led to it.
+A correction is the right answer that a person gave for a call that the model answered wrongly. The exported
+conversation ends with the correction, and only the correction is to be learned: the later messages of the run followed
+from the wrong answer, and its earlier answers may have caused it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 class Unusable(Exception):
-    """A trajectory gives no row. The text is the same for all of one kind, so that callers can count the reasons."""
+    """No row can be made from a trajectory. Equal reasons have equal messages, so that callers can count them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,9 @@ class Run:
     """A trajectory as one conversation: the `prompt` of the first request, and the `rest`, all later messages.
 
     Attributes:
-        tools: the tools that the last call offered.
-        params: the last call's sampling parameters.
-        cut: whether the last answer is incomplete.
+        tools: the tools that the final call offered to the model.
+        params: the sampling parameters of the final call.
+        cut: whether the final answer is incomplete.
     """
 
     prompt: tuple[JSON, ...]
@@ -48,15 +49,15 @@ class Run:
 
     @property
     def messages(self) -> tuple[JSON, ...]:
-        """The whole conversation."""
+        """All messages of the conversation: `prompt` and `rest`."""
         return self.prompt + self.rest
 
 
 def run_of(trajectory: Trajectory) -> Run:
-    """Return the trajectory's main conversation.
+    """Return the main conversation of a trajectory.
 
     Raises:
-        Unusable: no call was recorded, or not the whole conversation.
+        Unusable: no call was recorded, or only a part of the conversation was.
     """
     call = main_call(trajectory)  # its messages hold the whole conversation
     if call is None or not call.messages:
@@ -75,7 +76,7 @@ def run_of(trajectory: Trajectory) -> Run:
 
 
 def answered(run: Run) -> Run:
-    """Return the run; raises `Unusable` if it does not end with an answer."""
+    """Return the run unchanged if it ends with an answer of the model; else raise `Unusable`."""
     if not run.rest or run.rest[-1].get("role") != "assistant":
         raise Unusable("it ends without an answer")
     return run
@@ -94,7 +95,7 @@ def _first_prompt(calls: Sequence[Call], messages: Sequence[JSON]) -> Sequence[J
 
 
 def same_prompt(one: Run, other: Run) -> bool:
-    """Return whether two runs have the same prompt and tools; random ids of tool calls do not count."""
+    """Return whether two runs have the same prompt and tools, apart from the random ids of tool calls."""
 
     def key(run: Run) -> list[bytes]:
         return [canonical(message) for message in (*number_tool_calls(run.prompt), *run.tools)]
@@ -103,10 +104,10 @@ def same_prompt(one: Run, other: Run) -> bool:
 
 
 def openai_message(message: JSON) -> dict[str, Any]:
-    """Return a message with the keys of OpenAI's fine-tuning format, without nulls; tool arguments are JSON text.
+    """Return a message with only the keys of OpenAI's fine-tuning format, without nulls; tool arguments as JSON text.
 
     Raises:
-        Unusable: the message is an empty answer, or holds media of which only the hash was kept.
+        Unusable: the message is an empty answer, or holds media of which the store has only the hash.
     """
     clean = {key: message[key] for key in _OPENAI_KEYS if message.get(key) is not None}
     _check_role(clean.get("role"))
@@ -123,7 +124,7 @@ def openai_message(message: JSON) -> dict[str, Any]:
 
 
 def trl_message(message: JSON) -> dict[str, Any]:
-    """Return a message for chat templates of open models: content is one text, tool arguments are objects.
+    """Return a message for the chat templates of open models: the content as one text, tool arguments as objects.
 
     Raises:
         Unusable: the message is an empty answer, or holds an image, audio or file.
@@ -146,12 +147,12 @@ def trl_message(message: JSON) -> dict[str, Any]:
 
 
 def openai_tool(tool: JSON) -> dict[str, Any]:
-    """Return a tool without the nulls that some servers add."""
+    """Return the definition of a tool without the null fields that some clients add."""
     return _without_nulls(tool)
 
 
 def writable(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row in valid JSON: U+FFFD replaces halves of surrogate pairs.
+    """Return a row that can be written as valid JSON: U+FFFD replaces unpaired surrogates.
 
     Raises:
         Unusable: the row holds NaN or an infinite number.
@@ -216,7 +217,9 @@ def _without_nulls(value: Any) -> dict[str, Any]:
 
 
 def corrected(trajectory: Trajectory, corrections: Sequence[Correction]) -> Trajectory:
-    """Return the run up to the answer of its newest correction; unchanged if there is no correction.
+    """Return the run cut after the call of its newest correction, with the correction as the answer of that call.
+
+    Without corrections the run is returned unchanged.
 
     Raises:
         Unusable: the corrected call is not in the run.
@@ -231,10 +234,10 @@ def corrected(trajectory: Trajectory, corrections: Sequence[Correction]) -> Traj
 
 
 def right_and_wrong(trajectory: Trajectory, corrections: Sequence[Correction]) -> tuple[Trajectory, JSON]:
-    """Return the corrected run, and the message that the model gave in place of the correction.
+    """Return the corrected run, and the wrong message that the model gave for the corrected call.
 
     Raises:
-        Unusable: the model gave no answer, or the same answer.
+        Unusable: the model gave no answer, or an answer that equals the correction.
     """
     call, correction = _newest(trajectory, corrections)
     later = trajectory.calls[trajectory.calls.index(call) + 1 :]

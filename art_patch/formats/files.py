@@ -1,7 +1,8 @@
-"""Rows to files and back: JSON lines, and Parquet through pyarrow (extra `parquet`). One page in memory at a time.
+"""Writes rows to files and reads them: JSON lines, or Parquet through pyarrow (extra `parquet`).
 
-A file holds users' data. It is made with mode 0600, grows as `NAME.part`, and gets its name when it is whole. It
-replaces another file only with `force`. `-` is stdout and stdin.
+Only one page of rows is in memory at a time. A file holds users' data, so it is made with mode 0600. It is written as
+`NAME.part` and renamed to `NAME` when it is complete. An existing file is replaced only with `force`. The name `-`
+means stdout for writing and stdin for reading.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Write = Callable[[Row], None]
 
 
 def is_parquet(path: str, asked: bool) -> bool:
-    """Return whether to write Parquet: if it was asked for, or by the file's name."""
+    """Return whether the file is Parquet: the user `asked` for it, or the file's name ends in `.parquet`."""
     return asked or path.endswith(".parquet")
 
 
@@ -38,16 +39,16 @@ def is_parquet(path: str, asked: bool) -> bool:
 def writing(
     path: str, columns: Mapping[str, Kind] | None, *, parquet: bool = False, force: bool = False
 ) -> Generator[Write]:
-    """Give a function that writes a row. The file appears when the block ends; if the block raises, no file is left.
+    """Give the block a function that writes a row. The file appears when the block ends; if it raises, there is none.
 
     Args:
         path: name of the file; `-` is stdout.
-        columns: the columns of a Parquet file; JSON lines take all keys of a row.
-        parquet: write Parquet instead of JSON lines.
-        force: replace an existing file.
+        columns: the columns of a Parquet file. JSON lines have all keys of each row.
+        parquet: whether to write Parquet even if the name of the file does not end in `.parquet`.
+        force: whether to replace an existing file.
 
     Raises:
-        ConfigError: the file exists, or cannot be made.
+        ConfigError: the file exists and `force` is false, or the file cannot be made.
     """
     make = _parquet_writer(columns or {}) if parquet else _lines_writer
     if path == STREAM:
@@ -72,11 +73,11 @@ def writing(
 
 @contextmanager
 def reading(path: str) -> Generator[Callable[[], Iterator[tuple[str, Row]]]]:
-    """Give a function that yields all rows, each with its place (`line 3`). It can be called again and again.
+    """Give the block a function that yields all rows, each with its place (`line 3`). It can be called repeatedly.
 
     Raises:
-        ConfigError: there is no such file.
-        MalformedFile: from the function: a row is malformed; the message holds its place.
+        ConfigError: the file does not exist.
+        MalformedFile: raised by the function if a row is malformed; the message names the row's place.
     """
     with _opened(path) as file:
         magic = file.read(len(_MAGIC))

@@ -1,9 +1,9 @@
 """Makes trajectories from training files of OpenAI (fine-tuning, older function calls, preferences) and TRL. Pure.
 
-- A conversation becomes a trajectory with one call for each assistant message; messages with `weight: 0` are context
-  only. The calls are untrainable, because text comes without token ids.
-- A preference becomes a group of two, scored 1 and 0 unless the row has scores.
-- Unknown columns are kept in the trajectory's metadata.
+- A conversation becomes a trajectory with one call for each assistant message, except messages with `weight: 0`, which
+  only are part of the prompts of later calls. The calls are untrainable, because such files hold no token ids.
+- A preference row becomes a group of two trajectories, which get the scores 1 and 0 unless the row has scores.
+- Unknown columns of a row are kept in the trajectory's metadata.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _NO_METADATA = {
 
 
 def bundles_of(row: Row, *, expected: ImportFormat = "auto", at: float = 0.0) -> list[Bundle]:
-    """Return the trajectories of one row: one, or two for a preference.
+    """Return the trajectories of one row: two for a preference row, one for any other.
 
     Args:
         expected: the format that the user named; `auto` accepts every format.
-        at: time of the import, for trajectories without a time of their own.
+        at: time of the import in seconds since the epoch, for trajectories without a time of their own.
 
     Raises:
-        MalformedFile: the row is malformed; the caller adds the line's number.
+        MalformedFile: the row is malformed. The message has no line number; the caller adds it.
     """
     kind = kind_of(row)
     if expected not in ("auto", kind) and not (expected == "sft" and kind == "chat"):
@@ -67,7 +67,7 @@ def bundles_of(row: Row, *, expected: ImportFormat = "auto", at: float = 0.0) ->
 
 
 def kind_of(row: Row) -> ImportFormat:
-    """Return the row's format by its keys; raises `MalformedFile` if no known format has these keys."""
+    """Return the format of a row, recognised by its keys; raise `MalformedFile` if no known format has these keys."""
     if isinstance(row.get("format"), str) and row["format"].startswith(_OURS):
         return "trajectories"
     if "messages" in row:

@@ -1,7 +1,7 @@
 """Makes rows of training files from trajectories and groups. Pure.
 
-`chat` is OpenAI's fine-tuning format. The others are TRL's: `sft` (conversational, or prompt and completion),
-`preference` and `grpo`. Every function raises `Unusable` with the reason if it can make no row.
+`chat` is OpenAI's fine-tuning format. The other formats are those of TRL: `sft` (conversational, or prompt and
+completion), `preference` and `grpo`. Every function raises `Unusable` with the reason if it can make no row.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ COLUMNS: Mapping[str, Mapping[str, Kind]] = {
 
 
 def chat_row(trajectory: Trajectory) -> Row:
-    """Return a row of an OpenAI fine-tuning file for a whole run."""
+    """Return a row of an OpenAI fine-tuning file that holds the complete conversation of a run."""
     run = answered(run_of(trajectory))
     row: Row = {"messages": [conversation.openai_message(message) for message in run.messages]}
     if run.tools:
@@ -57,7 +57,7 @@ def chat_row(trajectory: Trajectory) -> Row:
 
 
 def sft_row(trajectory: Trajectory) -> Row:
-    """Return a row for TRL's SFT that teaches a whole run."""
+    """Return a row for TRL's SFT trainer that holds the complete conversation of a run."""
     run = answered(run_of(trajectory))
     if run.cut:
         raise Unusable("the last answer was cut")
@@ -65,7 +65,7 @@ def sft_row(trajectory: Trajectory) -> Row:
 
 
 def sft_prompt_rows(trajectory: Trajectory) -> list[Row]:
-    """Return a row for TRL's SFT for each answered call: its prompt and its answer, as the model saw them."""
+    """Return a row for TRL's SFT trainer for each answered call: the prompt that the model got, and its answer."""
     rows: list[Row] = []
     for position, call in enumerate(trajectory.calls):
         choice = chosen_choice(call, trajectory.calls[position + 1 :])
@@ -84,12 +84,12 @@ def preference_rows(
     """Yield rows for TRL's preference trainers: a better and a worse answer to the same prompt.
 
     Args:
-        rewards_G: the rewards of the G siblings; `None`: not scored.
-        all_pairs: yield every pair, not only the best against the worst.
-        margin: leave out pairs whose rewards differ by this much or less.
+        rewards_G: the rewards of the G siblings; `None` for a sibling that is not scored.
+        all_pairs: whether to yield every pair of siblings. If false, only the best and the worst are paired.
+        margin: pairs whose rewards differ by this much or less are left out.
 
     Raises:
-        Unusable: the group has no such pair.
+        Unusable: the group has no pair with the same prompt and a large enough difference.
     """
     runs: list[tuple[float, Run]] = []
     for trajectory, reward in zip(group.trajectories, rewards_G, strict=True):
@@ -114,7 +114,7 @@ def preference_rows(
 
 
 def correction_row(trajectory: Trajectory, corrections: Sequence[Correction]) -> Row:
-    """Return a preference row of a correction and the answer that was given; both are without scores."""
+    """Return a preference row, without scores: the newest correction is chosen, the model's own answer is rejected."""
     # Of the wrong answer one message only: the messages after it followed from it.
     right, wrong = conversation.right_and_wrong(trajectory, corrections)
     run = answered(run_of(right))
@@ -124,11 +124,11 @@ def correction_row(trajectory: Trajectory, corrections: Sequence[Correction]) ->
 
 
 def grpo_row(trajectory: Trajectory, *, group: Group | None = None, rewards_G: Sequence[float | None] = ()) -> Row:
-    """Return a row for TRL's GRPO trainer: a prompt to sample from, and the rewards of its recorded answers.
+    """Return a row for TRL's GRPO trainer: a prompt to sample from, and mean and best reward of the recorded answers.
 
     Args:
-        group: the trajectory's siblings if it was grouped; the row then stands for all of them.
-        rewards_G: the rewards of the G siblings.
+        group: the trajectory and its siblings, if it has any. One row is then made for the whole group.
+        rewards_G: the rewards of the G siblings; `None` for a sibling that is not scored.
     """
     run = run_of(trajectory)
     if run.prompt[-1].get("role") == "assistant":
@@ -149,7 +149,7 @@ def grpo_row(trajectory: Trajectory, *, group: Group | None = None, rewards_G: S
 
 
 def digest(*values: Any) -> bytes:
-    """Return a hash of 16 bytes; equal JSON values have equal hashes, whatever the order of their keys."""
+    """Return a hash of 16 bytes of JSON values. The order of an object's keys does not change the hash."""
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).digest()
 
 

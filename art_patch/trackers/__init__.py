@@ -1,8 +1,9 @@
 """Sends runs and policies from the store to W&B, Langfuse, OTLP, MLflow, TensorBoard and Prometheus.
 
-Only the command line sends. The app never does, so no call of an app waits for a tracker. `episodes` makes plain
-records from the store's data and knows no tracker. Each tracker writes these records with its own client. `delivery`
-notes each written item in the store's table `sent`, so a second export writes nothing twice.
+Only commands (`art-patch send`) send data to trackers. The app never does, so none of its calls waits for a tracker.
+The module `episodes` makes records from the store's data that are the same for all trackers. Each tracker's module
+writes them with that tracker's own client. `delivery` notes each written item in the store's table `sent`, so a second
+export writes nothing twice.
 """
 
 # pyright: reportUnusedImport=false

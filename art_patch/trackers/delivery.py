@@ -1,7 +1,8 @@
-"""Sends to a tracker every item that it does not have yet.
+"""Sends to a tracker all items (runs, scores, policies) that were not sent to it before.
 
-Items are sent page by page, and noted in the store's table `sent` after the tracker received them. A second export
-sends nothing. After an interruption the next export sends at most one page again, under the same ids.
+Items are sent page by page. After the tracker has received a page, its items are noted in the store's table `sent`. A
+second export sends only new and changed items. After an interruption the next export sends at most one page again,
+under the same ids.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ Progress = Callable[[str, int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Feeding:
-    """The result of `feed`. The numbers count runs (`episodes`) and policies (`steps`) that were read, and items.
+    """The result of `feed`: numbers of runs (`episodes`) and policies (`steps`) that were read, and of items.
 
     Attributes:
-        target: the tracker and its address.
-        already_there: number of items that were not written, because the tracker had them.
+        target: the kind of the tracker and its address.
+        already_there: number of items that were not written, because the tracker has them from an earlier export.
     """
 
     target: str
@@ -47,19 +48,19 @@ def feed(
     filters: JSON | None = None,
     again: bool = False,
 ) -> Feeding:
-    """Write the items that the tracker does not have yet.
+    """Write to the tracker all items that it does not have yet.
 
     Args:
-        wanted: selects the runs; all policies are sent in any case.
+        wanted: the filter that selects the runs; all policies are sent in any case.
         who: the person or job that the audit log names.
-        progress: called with stage, done, total and a note after each page.
-        now: seconds since the epoch.
-        adapters: directory of the project's policies; files elsewhere are not sent, whatever the store says.
-        filters: the user's selection of runs in words, for the audit log.
-        again: also write items that were sent before, for a tracker that has lost them.
+        progress: called after each page with the stage, the number of finished and of all runs, and a note.
+        now: the current time in seconds since the epoch.
+        adapters: directory of the project's policies; an adapter elsewhere is not sent, even if the store names it.
+        filters: the conditions of `wanted` by name, for the audit log.
+        again: whether to write items that were sent before too, because the tracker has lost them.
 
     Raises:
-        TrackerError: the tracker cannot be reached, or refused.
+        TrackerError: the tracker cannot be reached, or refused the items.
         StoreError: the store cannot be read or written.
     """
     seen = Counter[str]()

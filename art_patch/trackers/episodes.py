@@ -1,7 +1,7 @@
-"""The records that trackers get, the protocols of a tracker, and names that all trackers share. Pure.
+"""The records that are sent to trackers, the protocols of a tracker, and names that all trackers share. Pure.
 
-An episode is a run of the agent with its reward; it also becomes a row of the table of runs, and counts in the table
-of tools. A training step is one policy with all metrics that the job recorded of it.
+An `Episode` is a run of the agent with its reward. It also becomes a row in the table of runs, and its tool calls are
+counted in the table of tools. A `TrainingStep` is one policy with all metrics that the job recorded of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Episode:
 
     @property
     def ended_at(self) -> float:
-        """The latest end of the run's block, calls and spans, in seconds since the epoch."""
+        """End of the run in seconds since the epoch: the latest end of its block, its calls and its spans."""
         trajectory = self.trajectory
         # A run without a block has no end of its own, and a call can outlast the block: a stream that is read later.
         calls = (call.started_at + call.duration_ms / 1000 for call in trajectory.calls)
@@ -43,12 +43,12 @@ class Episode:
 
     @property
     def failed(self) -> bool:
-        """Whether the run's block or one of its calls failed."""
+        """Whether the run's `trajectory()` block or one of its calls ended with an error."""
         return self.trajectory.info.error is not None or any(call.status != "ok" for call in self.trajectory.calls)
 
     @property
     def actions(self) -> Counter[str]:
-        """Number of requests for each tool, by the tool's name."""
+        """Number of times the model asked for each tool, by the tool's name."""
         return Counter(
             str(cast("Mapping[str, Any]", asked.get("function") or {}).get("name"))
             for call in self.trajectory.calls
@@ -63,9 +63,9 @@ class TrainingStep:
     """One policy with its metrics. All numbers are finite.
 
     Attributes:
-        metrics: by name, such as `train/kl_nats`, `gate/lower_bound`, `gate/won`, `reward/mean`.
-        history: metrics of each optimizer step of the update, in order.
-        params: settings of the update, such as `learning_rate`; a value that is no text is written as JSON.
+        metrics: the policy's metrics by name, such as `train/kl_nats`, `gate/lower_bound`, `gate/won`, `reward/mean`.
+        history: metrics of each optimizer step of the policy's update, in order.
+        params: settings of the update, such as `learning_rate`; a value that is not a text is written as JSON.
     """
 
     policy: Policy
@@ -76,12 +76,12 @@ class TrainingStep:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing to write to a tracker.
+    """One piece of data to write to a tracker, such as a span, a score or a metric.
 
     Attributes:
-        key: identifies the item at this tracker.
+        key: identifies the item among all items of this tracker.
         digest: changes whenever the content changes. An item whose key and digest were sent before is not sent again.
-        payload: the content in the form that the tracker's `write` expects.
+        payload: the content, of the type that the tracker's `write` expects.
         trajectory_id: the run that the content comes from, so that an erasure finds it; `None` for a policy's item.
     """
 
@@ -96,7 +96,7 @@ class Tracker(Protocol):
 
     Attributes:
         name: the kind of tracker, such as `wandb`.
-        target: the kind and the address, without secrets; the store notes under it what was sent.
+        target: the kind and the address, without secrets. The store's table `sent` names the tracker by it.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Tracker(Protocol):
         """Write items, and return once the tracker has received them.
 
         Raises:
-            TrackerError: the tracker cannot be reached, or refused.
+            TrackerError: the tracker cannot be reached, or refused the items.
         """
         ...
 
@@ -122,7 +122,7 @@ class MetricTracker(Tracker, Protocol):
 
 @runtime_checkable
 class TraceTracker(Tracker, Protocol):
-    """A tracker that shows runs of the agent. For other trackers no run is read from the store."""
+    """A tracker that shows runs of the agent. Runs are read from the store only for a tracker of this type."""
 
     def of_episode(self, episode: Episode) -> Iterable[Item]:
         """Return the items that show a run."""
@@ -131,15 +131,15 @@ class TraceTracker(Tracker, Protocol):
 
 @runtime_checkable
 class TableTracker(TraceTracker, Protocol):
-    """A tracker that also writes tables over all runs."""
+    """A tracker that also shows tables with one row for each run of the agent and for each tool."""
 
     def of_episodes(self) -> Iterable[Item]:
-        """Return the tables of all runs. Called once, after `of_episode` was called with each run."""
+        """Return the items for the tables. Called once, after `of_episode` was called with each run."""
         ...
 
 
 def step_of(policy: Policy, rewards: Sequence[float] = ()) -> TrainingStep:
-    """Return the training step of a policy; `rewards` are those of the runs that it answered alone."""
+    """Return the training step of a policy; `rewards` are those of the runs in which it answered every call."""
     metrics = dict(_flat(policy.metrics, ""))
     if policy.parent is not None and policy.state in _DECIDED:
         # A retired policy was the champion once, so it won. The base model was never at the gate.
@@ -185,7 +185,7 @@ def trace_id_of(trajectory_id: str) -> str:
 
 
 def hash_of(text: str, size: int) -> bytes:
-    """Return a hash of `size` bytes. It is the same in every process, so that sending twice makes the same ids."""
+    """Return a hash of `size` bytes. Every process gets the same hash, so a second export makes the same ids."""
     return hashlib.blake2b(text.encode(), digest_size=size).digest()
 
 

@@ -1,7 +1,7 @@
-"""Runs and policies in Langfuse. A run is a trace, a call a generation; a policy is a trace `training NAME@STEP`.
+"""Sends runs of the agent to Langfuse as traces with generations, and policies as traces `training NAME@STEP`.
 
-Spans go to Langfuse's OpenTelemetry endpoint as `otlp` makes them. Scores do not arrive that way, so they go through
-the API of Langfuse's own client. Langfuse replaces an item that comes again under the same id.
+Spans are made by `otlp` and sent to Langfuse's OpenTelemetry endpoint. That endpoint accepts no scores, so scores are
+sent by Langfuse's own client. If an item is sent again under the same id, Langfuse replaces the earlier one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def langfuse_api(root: str, public_key: str, secret_key: str) -> LangfuseAPI:
 
 
 class Langfuse(Otlp):
-    """A project in Langfuse."""
+    """The tracker that writes to one project in Langfuse."""
 
     name = "langfuse"
     keys = "LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY"
@@ -59,7 +59,7 @@ class Langfuse(Otlp):
         self._api = langfuse_api(root, public_key, secret_key)
 
     def of_step(self, step: TrainingStep) -> Iterable[Item]:
-        """Return the training of a policy as a trace of one span, which is sent again when a metric changes."""
+        """Return the training of a policy as a trace with one span. It is sent again when a metric has changed."""
         policy = step.policy
         metrics = {**step.metrics, "state": policy.state, "parent": policy.parent, "base": policy.base}
         prefix = "langfuse.trace.metadata."
@@ -75,7 +75,7 @@ class Langfuse(Otlp):
         yield Item(f"policy:{policy.name}", hash_of(json.dumps(metrics, sort_keys=True), 8).hex(), span)
 
     def of_all(self, info: TrajectoryInfo) -> dict[str, Any]:
-        """Return the attributes that every span of a run has; Langfuse reads the trace's own from any of them."""
+        """Return the attributes of every span of a run. Langfuse reads the trace's name and ids from any span."""
         return super().of_all(info) | {
             "langfuse.trace.name": info.name,
             "session.id": info.session_id,
@@ -84,7 +84,7 @@ class Langfuse(Otlp):
         }
 
     def of_score(self, score: Score, run: trace.SpanContext, episode: Episode) -> Any:
-        """Return a score as Langfuse's client takes it."""
+        """Return a score as a request object of Langfuse's client."""
         about = {"source": score.source, "judge": score.judge, "rubric": score.rubric, "at": score.at}
         return CreateScoreRequest(
             id=score.id,
@@ -99,10 +99,10 @@ class Langfuse(Otlp):
         )
 
     def write(self, items: Sequence[Item]) -> None:
-        """Send spans, then scores.
+        """Send first the spans and then the scores among the items.
 
         Raises:
-            TrackerError: Langfuse did not take them.
+            TrackerError: Langfuse cannot be reached, or refused the items.
         """
         # Spans first: a score is attached to the trace that they make.
         super().write(items)

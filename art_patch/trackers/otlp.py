@@ -1,9 +1,10 @@
-"""Runs of the agent as OpenTelemetry traces over OTLP/HTTP with protobuf, with the attributes of the GenAI conventions.
+"""Sends runs of the agent as OpenTelemetry traces over OTLP/HTTP (protobuf), with the GenAI semantic conventions.
 
-A run is the span `invoke_agent NAME`. Below it are its own spans, and each call as `chat MODEL` under the span in which
-it was made. Scores are log records `gen_ai.evaluation.result` of the run's span.
+A run becomes the span `invoke_agent NAME`. Below it are the spans of the run, and each call as a span `chat MODEL`
+under the span in which it was made. Scores become log records `gen_ai.evaluation.result` of the run's span.
 
-OpenTelemetry's own client sends them, and reads its variables (`OTEL_EXPORTER_OTLP_HEADERS`, `_TIMEOUT`, ...).
+The spans and log records are sent by OpenTelemetry's own client, which reads its own environment variables
+(`OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_EXPORTER_OTLP_TIMEOUT`, ...).
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Otlp:
         return otel.trajectory_attributes(info)
 
     def of_score(self, score: Score, run: trace.SpanContext, episode: Episode) -> Any:
-        """Return a score in the form that `write` sends."""
+        """Return a score as the log record that `write` sends."""
         del episode
         attributes: dict[str, Any] = {
             "gen_ai.evaluation.name": score.name,
@@ -121,10 +122,10 @@ class Otlp:
         return ReadableLogRecord(record, self._resource, _SCOPE)
 
     def write(self, items: Sequence[Item]) -> None:
-        """Send spans, then scores.
+        """Send first the spans and then the scores among the items.
 
         Raises:
-            TrackerError: the collector did not take them.
+            TrackerError: the collector cannot be reached, or refused the items.
         """
         spans = [item.payload for item in items if isinstance(item.payload, ReadableSpan)]
         logs = [item.payload for item in items if isinstance(item.payload, ReadableLogRecord)]
@@ -138,7 +139,7 @@ class Otlp:
                     raise self.refused(f"scores as logs ({told.first})")
 
     def refused(self, what: str) -> TrackerError:
-        """Return the error for items that the collector refused."""
+        """Return the error to raise for items that the collector refused; `what` names them."""
         return TrackerError(
             f"{self.target} did not take {what}; look at the address, its log, and {self.keys}, then send again"
         )
@@ -201,7 +202,7 @@ class Otlp:
         *,
         kind: Literal["INTERNAL", "CLIENT"] = "INTERNAL",
     ) -> ReadableSpan:
-        """Return a finished span; attributes without a value are left out."""
+        """Return a finished span with these ids and times. Attributes whose value is `None` are left out."""
         found = dict(attributes) | ({} if error is None else {"error.type": otel.error_type(error)})
         status = trace.Status() if error is None else trace.Status(trace.StatusCode.ERROR, error)
         # Made directly: a tracer would choose ids and times itself.
@@ -250,7 +251,7 @@ def _export_errors() -> Generator[_ExportErrors]:
 
 
 def context_of(trajectory_id: str, key: str) -> trace.SpanContext:
-    """Return the ids of a span of a run; `key` is unique among all spans."""
+    """Return the trace id and span id for a span of a run; `key` identifies the span among all spans."""
     # Hashes, so that sending twice makes the same ids. The run's own id is the trace id where that is valid: a run that
     # an app's own OpenTelemetry trace identified joins that trace.
     trace_id = int(trace_id_of(trajectory_id), 16)

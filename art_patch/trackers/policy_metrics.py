@@ -1,9 +1,9 @@
-"""Policies and their updates in TensorBoard and in MLflow. Runs of the agent are not sent there as metrics.
+"""Writes the metrics of policies and of their updates to TensorBoard and MLflow; runs of the agent are not written.
 
-A metric that changed, such as the mean reward of a policy that still serves, is written once more at the same step.
+A metric that has changed, such as the mean reward of a policy that still serves, is written again at the same step.
 Both tools show the later value.
 
-The packages are imported when a tracker is made, so that each needs only its own.
+Each tracker's package is imported when the tracker is made, so that a user of one need not install the other.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TensorBoard:
         self.target = f"tensorboard {self._directory}"
 
     def of_step(self, step: TrainingStep) -> Iterable[Item]:
-        """Return one item for each metric of the policy, and one for the whole history of its update."""
+        """Return one item for each metric of the policy, and one for the metrics of all its optimizer steps."""
         policy = step.policy
         for name, value in step.metrics.items():
             scalar = _Scalar(policy.model, name, value, policy.step, policy.created_at)
@@ -143,7 +143,7 @@ class Mlflow:
         """Write items to the runs of their policies.
 
         Raises:
-            TrackerError: MLflow cannot be reached, or refused.
+            TrackerError: MLflow cannot be reached, or refused the items.
         """
         from mlflow.exceptions import MlflowException  # pyright: ignore[reportMissingImports]
 

@@ -1,4 +1,4 @@
-"""The numbers of `art-patch status` in Prometheus' text format, version 0.0.4, without any words of users. Pure."""
+"""Formats the numbers of `art-patch status` as Prometheus text, version 0.0.4, without any text of users. Pure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Family:
 
 
 def exposition(facts: JSON, *, version: str) -> str:
-    """Return Prometheus' text for the facts that `art-patch status --json` prints. Shares are 0 to 1, not per cent."""
+    """Return the output of `art-patch status --json` as Prometheus text. Shares are 0 to 1, not percentages."""
     mine = {"project": str(facts["project"])}
     families = [
         _Family("art_patch_info", "Version of art_patch.", samples=[(mine | {"version": version}, 1)]),

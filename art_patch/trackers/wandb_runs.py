@@ -1,14 +1,14 @@
-"""Policies, updates and runs of the agent in Weights & Biases, as runs of W&B in a group of the project's name.
+"""Writes policies, updates and runs of the agent to Weights & Biases, as W&B runs in a group with the project's name.
 
-| W&B's run | job type | content |
+| name of the W&B run | job type | content |
 |---|---|---|
-| `NAME` | `policies` | one point for each policy, over `policy_step`: reward, gate, KL, loss; the champion |
-| `NAME@STEP` | `update` | one point for each optimizer step, over `update_step`; settings; the adapter |
-| the project's name | `episodes` | the tables `episodes`, one row for each run, and `actions`, one for each tool |
+| `NAME` | `policies` | plots with a point for each policy at its `policy_step`: reward, gate, KL, loss; the champion |
+| `NAME@STEP` | `update` | plots with a point for each optimizer step of the update; its settings; the adapter |
+| the project's name | `episodes` | table `episodes` with a row for each run of the agent; `actions`, a row per tool |
 
-The adapter is a version of the artifact `NAME`, of the type `model`, with the alias `step-STEP`. It holds the manifest,
-which names the base and the hash of every file; with `weights` also the weights. A metric that changed is one more
-point at its step, and W&B shows the later one.
+Each adapter is uploaded as a version of the artifact `NAME`, of the type `model`, with the alias `step-STEP`. The
+version holds the adapter's manifest, which names the base model and the hash of every file; with `weights` it also
+holds the weights. If a metric has changed, a second point is written at the same step, and W&B shows the later one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Part:
 
 
 class Wandb:
-    """A project in Weights & Biases, or a directory that `wandb sync` sends later."""
+    """The tracker that writes to a project in Weights & Biases, or to a directory that `wandb sync` sends later."""
 
     name = "wandb"
 
@@ -128,7 +128,10 @@ class Wandb:
             yield Item(f"{key}:{kind}", "", self._part("update", policy.name, adapter=(policy, files)))
 
     def of_episode(self, episode: Episode) -> Iterable[Item]:
-        """Return an item for the run's row. The table is written whole; this item lets an erasure find the row."""
+        """Return an item without content for the run's row in the table, by which an erasure of the run finds W&B.
+
+        `of_episodes` sends the row itself, with the complete table.
+        """
         key = episode.trajectory.id
         self._actions.add(episode)
         row = records.episode_row(episode, content=self._content)
@@ -137,7 +140,7 @@ class Wandb:
             yield Item(f"episode:{key}", _digest(row), None, key)
 
     def of_episodes(self) -> Iterable[Item]:
-        """Return the tables of runs and of tools. They are written whole whenever a row changed or is gone."""
+        """Return one item with the tables of runs and of tools; both are sent again if a row changed or is gone."""
         columns = (*records.EPISODE_COLUMNS, *(records.CONTENT_COLUMNS if self._content else ()))
         # Without rows, too: the rows that W&B has may have been erased here.
         tables = (
@@ -151,7 +154,7 @@ class Wandb:
         """Write items to their runs in W&B.
 
         Raises:
-            TrackerError: W&B cannot be reached, or refused.
+            TrackerError: W&B cannot be reached, or refused the items.
         """
         # Opening a run of W&B's takes seconds, so all its parts are written at one opening.
         parts: dict[tuple[_Job, str], list[_Part]] = {}

@@ -1,1 +1,1 @@
-"""One file a command: settings in, one call, one answer out."""
+"""The commands of the command line. Each command builds its settings, calls one function and prints the result."""

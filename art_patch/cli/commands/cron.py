@@ -1,8 +1,9 @@
 """`art-patch cron`: run `retrain` every night, by cron, systemd or Kubernetes.
 
-Everything is checked before anything is written: the schedule, and the options, by the parser of `retrain` itself.
-Settings and keys never stand in a crontab, a unit or a manifest, which others may read. `install` writes them, as far
-as they are set now, to a file of the project. If that file exists already, it is left as it is.
+The schedule and the options of `retrain` are checked before anything is written; `retrain`'s own parser checks its
+options. Settings and keys are never written to a crontab, a systemd unit or a Kubernetes manifest, because other people
+may read those. `install` writes the variables that `retrain` reads, as far as they are set now, to a file in the
+project's directory. If that file exists already, it is not changed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ SYSTEMD = Option(help="Write a service and a timer for your user's systemd.")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What both `print` and `install` need: the time, and the options of `retrain`."""
+    """The option that `cron print` and `cron install` share: the time at which `retrain` runs."""
 
     schedule: Annotated[str, Option(help="Minute, hour, day, month, weekday, as in a crontab, in local time.")] = (
         "17 3 * * *"
@@ -99,10 +100,10 @@ def install(
 ) -> None:
     """Run `art-patch retrain` every night. Run this in the app's directory; run it again to change something.
 
-    The new crontab line, or the new units, replace those of this project. For Kubernetes apply what `cron print
-    --kubernetes` prints.
+    The new crontab line, or the new systemd units, replace earlier ones of this project. For Kubernetes, apply the
+    manifest that `cron print --kubernetes` prints.
 
-    Exit codes: 0 installed; 2 the schedule, an option or the crontab is wrong, and nothing changed.
+    Exit codes: 0 installed; 2 the schedule, an option or the crontab is wrong, and nothing was changed.
     """
     if cron and systemd:
         raise ConfigError("--cron and --systemd are two ways; choose one")
@@ -143,9 +144,9 @@ def install(
 
 @command
 def remove(project: ProjectPlace) -> None:
-    """Remove what `install` installed for the project: the crontab line and the units. The settings stay.
+    """Remove the project's crontab line and systemd units, which `install` made. The file with the settings stays.
 
-    Exit codes: 0 nothing of it is left; 2 the crontab cannot be read or is damaged, and nothing changed.
+    Exit codes: 0 the line and the units are gone; 2 the crontab cannot be read or is damaged, and nothing was changed.
     """
     settings = project.settings()
     removed: list[str] = []
@@ -236,10 +237,11 @@ def has_crontab() -> bool:
 
 
 def read_crontab() -> str:
-    """Return the user's crontab, which is empty if there is none.
+    """Return the text of the user's crontab; an empty text if the user has none.
 
     Raises:
-        ConfigError: `crontab` is missing or refuses. So a crontab that could not be read is never overwritten.
+        ConfigError: the command `crontab` is not installed, or it fails. `install` and `remove` then stop, so that they
+            never overwrite a crontab that they could not read.
     """
     done = _crontab("-l")
     if done.returncode == 0:
@@ -250,7 +252,7 @@ def read_crontab() -> str:
 
 
 def write_crontab(text: str) -> None:
-    """Replace the user's crontab. If `crontab` refuses the text, it keeps the old one."""
+    """Replace the user's crontab with `text`. If the command `crontab` refuses the text, the old crontab stays."""
     done = _crontab("-", given=text)
     if done.returncode != 0:
         raise ConfigError(f"`crontab` refused the new table: {done.stderr.strip()}; the old one stays")
@@ -272,7 +274,7 @@ def unit_directory() -> Path:
 
 
 def write_units(directory: Path, units: Mapping[str, str]) -> list[str]:
-    """Write the units and return their paths. Each file appears whole, so systemd never reads half of one."""
+    """Write systemd units and return their paths. Files are replaced atomically, so systemd never reads half of one."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in units.items():
         beside = directory / f".{name}.new"
@@ -282,7 +284,7 @@ def write_units(directory: Path, units: Mapping[str, str]) -> list[str]:
 
 
 def write_new(path: Path, text: str) -> bool:
-    """Write a file that its owner alone can read; return false, and leave it as it is, if it exists."""
+    """Write a new file that only its owner can read. If the file exists, return false and do not change it."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         # Created with its mode: with a later chmod the keys would be readable for a moment.

@@ -1,4 +1,4 @@
-"""`art-patch demo`: an unchanged agent gets better from its own traffic, on a laptop."""
+"""`art-patch demo`: trains a tiny model on the traffic of a sample agent, on a laptop, without changing the agent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BLOCKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"  # a column in eig
 
 @dataclass(frozen=True, slots=True)
 class DemoPlace(Output):
-    """The options of where the demo lives; the project's name follows from the seed."""
+    """The options for the demo's directory. The name of the demo's project is made from the seed."""
 
     home: Annotated[Path | None, setting("home")] = None
 
@@ -38,7 +38,7 @@ def demo(
 ) -> None:
     """Watch a tiny agent learn on this machine: traffic, judging, GRPO, gate, promotion.
 
-    Run it again to continue. It needs `pip install "art-patch[demo]"`, no GPU and no key.
+    Run the command again to continue where it ended. It needs `pip install "art-patch[demo]"`, but no GPU and no key.
     """
     # A control run and its counterpart must not share what they learn, so each has a project of its own.
     project = f"demo-{seed}" + ("-single-shot" if single_shot else "") + ("-control" if control else "")

@@ -1,4 +1,4 @@
-"""Measure without a consequence: `art-patch evaluate` compares two policies, `art-patch judge test` tests a judge."""
+"""Commands that only measure: `art-patch evaluate` compares two policies, `art-patch judge test` tests a judge."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ def evaluate(
 ) -> None:
     """Compare two policies on held-out scenarios with the judge, as the gate does. No policy is promoted or rejected.
 
-    The engine must be up. It loads a policy that it does not serve, and unloads it afterwards. The scenarios are those
-    that `art-patch score` or `art-patch retrain` found in the traffic. Answers and judging cost as much as a gate.
+    The engine must be up. It loads a policy that it does not serve yet, and unloads it after the comparison. The
+    scenarios are the held-out ones that `art-patch score` or `art-patch retrain` found in the traffic. The comparison
+    asks for as many answers and judge scores as a gate.
 
     Exit codes: 0 compared, whatever the result; 2 a setting is wrong; 5 a cycle is running; 6 the engine is down; 7 the
     judge failed; 8 there is no such policy; 11 the policy cannot be served.
@@ -58,7 +59,7 @@ def evaluate(
 
 
 def say_comparison(facts: dict[str, Any], *, as_json: bool) -> None:
-    """Print which policy is better, the metrics of the held-out scenarios, and each check of the gate."""
+    """Print which policy is better, the metrics of the held-out scenarios, and the result of each check of the gate."""
     if as_json:
         output.answer(facts)
         return
@@ -92,9 +93,9 @@ def judge_test(
 ) -> None:
     """Measure a judge on groups whose order people have decided, before anything is learned from its scores.
 
-    A line of the file is one group: {"task": "...", "attempts": [{"messages": [...], "label": 0..1}, ...]}. In place of
-    `task`, `messages` gives a longer beginning. `tools` lists the tools that were offered. In place of `label`, `rank`
-    counts from 1, the best. The judge is asked about four times for each group.
+    A line of the file is one group: {"task": "...", "attempts": [{"messages": [...], "label": 0..1}, ...]}. A group may
+    have `messages` in place of `task`, for a prompt of several messages, and `tools`, the tools that were offered. An
+    attempt may have `rank` in place of `label`; rank 1 is the best. The judge is asked about four times for each group.
 
     Exit codes: 0 measured, whatever the result; 2 a setting is wrong; 7 the judge failed; 15 a line is wrong, and
     nothing was sent.

@@ -31,7 +31,7 @@ _Rows = list[tuple[dict[str, Any], list[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The options of what a row looks like."""
+    """The options that choose the format of the exported rows."""
 
     format: Annotated[
         str,
@@ -47,7 +47,7 @@ class Form:
     margin: Annotated[float, Option(least=0.0, help="For preference: rewards must differ by more than this.")] = 0.0
 
     def check(self, wanted: TrajectoryFilter) -> None:
-        """Raise `ConfigError` for an unknown word, or for a filter that does not fit the format."""
+        """Raise `ConfigError` if an option has an unknown value, or if the filter cannot be used with the format."""
         one_of("--format", self.format, FORMATS)
         one_of("--style", self.style, ("messages", "prompt"))
         one_of("--pairs", self.pairs, ("best", "all"))
@@ -68,9 +68,10 @@ def export(
 ) -> None:
     """Write trajectories to a file of JSON lines or Parquet, newest first.
 
-    The file holds users' text. It is readable by you alone, and the store notes whose data it holds, so that
-    `art-patch erase` can name it. Trajectories that give no row are counted, with the reason. A correction
-    (`art_patch.correct`) replaces the answer in chat and sft, and makes a pair in preference.
+    The file holds users' text. Only you can read it, and the store notes whose data it holds, so that `art-patch erase`
+    can list the file; it does not delete it. Trajectories from which no row can be made are counted, with the reason. A
+    correction (`art_patch.correct`) replaces the model's answer in the formats chat and sft. In the format preference,
+    correction and answer become a pair.
     """
     form.check(wanted)
     chosen = wanted.chosen(shadows=form.format == "trajectories")

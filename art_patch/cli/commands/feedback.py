@@ -1,4 +1,4 @@
-"""People's scores: `art-patch feedback serve` answers links; `import` and `pull` read scores given in other tools."""
+"""Scores from people: `art-patch feedback serve` answers feedback links; `import`, `pull` read other tools' scores."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def serve_feedback(
 ) -> None:
     """Serve feedback links: a page with thumbs up and down for people, JSON for apps.
 
-    Links are signed with ART_PATCH_FEEDBACK_SECRET, or with a key file in the project's directory. If people on other
-    machines are to use them, put a proxy with TLS in front and give its address with --advertise.
+    Links are signed with ART_PATCH_FEEDBACK_SECRET if it is set, else with a key file in the project's directory. For
+    people on other machines, put a proxy with TLS in front of this server and give the proxy's address with
+    --advertise.
     """
     # Imported here: it needs Starlette and uvicorn, which the base installation lacks.
     with extra("the feedback server", "proxy"):
@@ -56,7 +57,7 @@ def serve_feedback(
 
 @dataclass(frozen=True, slots=True)
 class Renaming:
-    """The option of the scores' name."""
+    """The option that gives imported scores another name."""
 
     rename: Annotated[
         str | None, Option(name="as", help="Name of the scores, such as `reward`. Default: the name they have there.")
@@ -65,7 +66,7 @@ class Renaming:
 
 @dataclass(frozen=True, slots=True)
 class Pulling(Renaming):
-    """The options of commands that ask a tracker for scores."""
+    """The options of commands that read scores from a tracker's API."""
 
     since: Annotated[
         str | None, Option(help="Scores given at or after this time: 2026-11-21, 2026-11-21T14:00, 7d, 12h.")
@@ -82,9 +83,9 @@ def import_feedback(
 ) -> None:
     """Read scores that people gave in Langfuse or LangSmith, from a file.
 
-    A trace is found by its id, even if `art-patch send` made that id. Importing a file again only updates scores that
-    were changed there. Scores that `art-patch send` sent there stay as they are here. If one row is wrong, nothing is
-    imported.
+    Each score is added to the trajectory whose id, or whose trace id from `art-patch send`, the row names. If a file is
+    imported again, only scores that people have changed in the other tool are updated. Scores that `art-patch send`
+    has sent to that tool are not imported. If one row is wrong, nothing is imported.
     """
     try:
         found = feedback.read_feedback(file.read_text("utf-8"))
@@ -110,8 +111,9 @@ def pull_langfuse(
 ) -> None:
     """Read scores from Langfuse.
 
-    LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY name the project there. A trace is found by its id, even if `art-patch
-    send` made that id. Scores that `art-patch send` sent there stay as they are here.
+    LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY choose the project in Langfuse. Each score is added to the trajectory
+    with the id of its trace, or whose trace `art-patch send` sent. Scores that `art-patch send` has sent to Langfuse
+    are not imported.
     """
     public_key, secret_key = langfuse_keys()
     _pull(
@@ -133,7 +135,8 @@ def pull_langsmith(
 ) -> None:
     """Read feedback from LangSmith.
 
-    LANGSMITH_API_KEY names the workspace. A run is found by its own id or by that of its trace.
+    LANGSMITH_API_KEY chooses the workspace in LangSmith. Each score is added to the trajectory with the id of
+    LangSmith's run, or of the trace of that run.
     """
     key = os.environ.get("LANGSMITH_API_KEY", "")
     if not key:

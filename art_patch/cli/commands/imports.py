@@ -36,8 +36,9 @@ def import_file(
     """Read trajectories from a file.
 
     The whole file is checked first: if one line is wrong, nothing is imported (exit code 15). A trajectory that the
-    store already has is left as it is, so importing a file twice adds nothing. Text without token ids is never trained
-    on. A function that a row names for `retrain --replay` is left out, because a file must not decide what is executed.
+    store already has is not changed, so importing a file twice adds nothing. Text without token ids is never trained
+    on. If a row names a function for `retrain --replay`, the name is not imported, because a file must not decide which
+    code is executed.
 
     `import scores FILE` is the same as `feedback import`; `import scores langfuse|langsmith` as `feedback pull`.
     """

@@ -1,4 +1,4 @@
-"""Who serves: `art-patch promote`, `rollback`, `reject`, `policies`, `watch`; and the watching threads of `serve`."""
+"""Commands about which policy serves: `promote`, `rollback`, `reject`, `policies`, `watch`; and threads of `serve`."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def promote(
     ] = False,
     reason: Annotated[str | None, Option(help="Reason, for the ledger. Default: promoted, or tested, by hand.")] = None,
 ) -> None:
-    """Let a policy serve, or test it beside the champion, without the gate.
+    """Make a policy the champion, or test it beside the champion, without the gate.
 
-    The engine must be up: it loads and checks the policy first. Changing the share of a canary needs no engine. One
-    policy is tested at a time; `art-patch rollback` ends the test.
+    The engine must be up: it loads and checks the policy first. Only changing the share of a canary needs no engine.
+    One policy is tested at a time; `art-patch rollback` ends the test and rejects that policy.
     """
     if shadow and canary is not None:
         raise ConfigError("--canary and --shadow exclude each other; a shadow can become a canary later")
@@ -75,7 +75,7 @@ def rollback(
     project: ActingProject,
     reason: Annotated[str, Option(help="Reason, for the ledger.")] = "rolled back by hand",
 ) -> None:
-    """Reject the policy that is being tested. If none is, return to the previous champion.
+    """Reject the policy that is being tested. If none is being tested, make the previous champion serve again.
 
     It also works while the engine is down.
     """
@@ -152,7 +152,7 @@ def watch(
 ) -> None:
     """Watch the policy that is being tested beside the champion, until the test promotes or rejects it.
 
-    A running `art-patch serve` does the same. With `--json` each look is a line.
+    A running `art-patch serve` does the same by itself. With `--json` each look at the test is printed as a line.
 
     Exit codes: 0 promoted, still being tested, or nothing is tested; 4 rejected.
     """
@@ -188,7 +188,7 @@ def watch(
 
 
 def canary_config(settings: Settings) -> promotion.CanaryConfig:
-    """Return the rules of the canary test as the project's settings have them."""
+    """Return the rules of the canary test that the project's settings contain."""
     return promotion.CanaryConfig(
         min_sessions=settings.canary_sessions,
         max_hours=settings.canary_hours,
@@ -198,7 +198,7 @@ def canary_config(settings: Settings) -> promotion.CanaryConfig:
 
 
 def find_engine(settings: Settings, ledger: store.Ledger, *, within_s: float = 5.0) -> serving.EngineClient | None:
-    """Return a client of the project's engine, or `None` if the engine does not answer in time."""
+    """Return a client of the project's engine, or `None` if the engine does not answer within `within_s`."""
     engine = serving.EngineClient.of_route(settings, ledger.route())
     return engine if engine is not None and engine.health(timeout_s=within_s) else None
 
@@ -215,11 +215,11 @@ def watch_beside(
     """Start the threads of a server that watch the canary test and keep the champion loaded, until `stop` is set.
 
     Args:
-        settings: of the project that is served.
+        settings: settings of the project that is served.
         engine: a client of this server.
-        address: URL under which apps reach this server.
-        key_file: writes the server's key where apps find it, and returns that path.
-        who: name for the ledger.
+        address: URL at which apps reach this server.
+        key_file: function that writes the server's key to a file that apps read, and returns the file's path.
+        who: the name that the ledger shows for decisions of these threads.
     """
     config = canary_config(settings)
 

@@ -1,4 +1,4 @@
-"""`art-patch policies export` and `art-patch policies push`: a policy's weights for other tools and for model hubs."""
+"""`art-patch policies export` and `push`: copy a policy's weights to a directory for other tools, or to a model hub."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ANY_RANK = 1 << 16  # a copy is not served, so no engine limits its rank
 
 @dataclass(frozen=True, slots=True)
 class Copying:
-    """The options of what a copy of a policy holds."""
+    """The options that choose what a copy of a policy contains."""
 
     merged: Annotated[bool, Option(help="Merge base and LoRA into one model. Default: the LoRA in PEFT's layout.")] = (
         False
@@ -54,8 +54,8 @@ def export_policy(
 ) -> None:
     """Write a policy to a directory: as a LoRA for PEFT, or merged for transformers, vLLM and llama.cpp.
 
-    The LoRA is checked against its manifest and its base first. The directory appears when it is complete and is
-    readable by you alone. The audit log notes who took which policy. No engine is needed.
+    First the LoRA's files are checked against its manifest, and its base model is checked. The directory appears only
+    when it is complete, and only you can read it. The audit log notes who exported which policy. No engine is needed.
 
     Exit codes: 0 written; 2 the directory is not empty; 8 there is no such policy; 9 the base is missing; 11 the LoRA
     is damaged, or belongs to another base.
@@ -92,8 +92,8 @@ def push(
     """Upload a policy to a model hub: Hugging Face's, or the one that HF_ENDPOINT names.
 
     HF_TOKEN or `hf auth login` is needed. The upload holds weights, configuration, tokenizer and a model card with the
-    gate's metrics. It holds no recorded text and no path of this machine. The audit log notes who sends which policy
-    before anything is sent.
+    gate's metrics. It holds no recorded text and no path of this machine. Before anything is sent, the audit log notes
+    who sends which policy.
 
     Exit codes: 0 sent, or shown; 2 no token, or an option is wrong; 8 there is no such policy; 9 the base is missing;
     11 the LoRA is damaged, or belongs to another base; 16 the hub refused, or cannot be reached.

@@ -1,4 +1,4 @@
-"""Is it worth it? `art-patch report` (money and quality), `analytics` (outcomes) and `groups` (siblings)."""
+"""Reports: `art-patch report` (cost and quality), `analytics` (outcomes of runs), `groups` (numbers of siblings)."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ def report(
 ) -> None:
     """Compare the champion with upstream: quality, failures, latency, money. The verdict may be "do not switch".
 
-    Quality: the scores from users, code and the judge. Money: upstream's price for the champion's answers, minus GPU,
-    judge and updates. Unknown numbers are named as unknown, never counted as zero.
+    Quality is measured by the scores from users, code and the judge. The money saved is upstream's price for the
+    champion's answers, minus the cost of GPU, judge and updates. An unknown cost is reported as unknown, never counted
+    as zero.
 
     Exit codes: 0 whatever the verdict; 2 an option has an impossible value; 8 there is no store.
     """
@@ -98,7 +99,8 @@ def analytics(
 ) -> None:
     """Count how many runs succeeded, how long they took, which tools they called, and how they failed.
 
-    A failed run did not succeed. A run without failure and without a reward counts in no rate.
+    A run that failed with an error counts as not successful, whatever its reward. A run with neither an error nor a
+    reward is left out of the success rates.
     """
     chosen = wanted.chosen()
     with project.opened() as (settings, opened):
@@ -163,7 +165,8 @@ def groups(
 ) -> None:
     """Show which share of the traffic can be learned from in groups, and how siblings were found. Changes nothing.
 
-    Runs without a group are grouped as `retrain` would group them. If settings name an embedding model, it is asked.
+    Runs without a group are grouped as `retrain` would group them. If the settings name an embedding model, it is
+    called for that.
     """
     settings = project.settings()
     config = replace(cycle, across=settings.group_across, embed=make_embed(settings))

@@ -40,7 +40,7 @@ _COLOURS = {"promoted": "green", "rejected": "yellow", "waits for approval": "cy
 
 @dataclass(frozen=True, slots=True)
 class Replays(ReplayConfig):
-    """The options of `ReplayConfig`. Here the default is no replay, because a replay runs the user's code."""
+    """The options of `ReplayConfig`. On the command line the default is no replay: a replay runs the user's code."""
 
     samples: Annotated[
         int,
@@ -55,7 +55,7 @@ class Replays(ReplayConfig):
     ] = 0
 
     def config(self, settings: Settings) -> ReplayConfig | None:
-        """Return how to replay, in processes that work in this project; `None` if nothing is to be replayed."""
+        """Return the replay settings, with the environment variables of this project; `None` if there is no replay."""
         environment = {
             "project": settings.project,
             "home": str(settings.directory.parent),
@@ -67,7 +67,7 @@ class Replays(ReplayConfig):
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The option of commands that run a gate."""
+    """The option of commands that run a gate: a file of prompts (the suite)."""
 
     suite: Annotated[
         Path | None,
@@ -77,13 +77,13 @@ class Suite:
     ] = None
 
     def gate_config(self) -> gate.GateConfig:
-        """Return the gate's settings with the prompts of the file."""
+        """Return the gate's settings with the prompts of the suite; without prompts if no file was given."""
         return gate.GateConfig(suite=gate.read_suite(self.suite) if self.suite else ())
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """The options of cycles that keep out of the apps' way."""
+    """The options that make a cycle run only while the apps make no calls."""
 
     idle_only: Annotated[bool, Option(help="Do nothing while apps make calls; see --idle-minutes.")] = False
     idle_minutes: Annotated[float, Option(least=0.1, help="Minutes without a call after which apps are idle.")] = 5.0
@@ -91,7 +91,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """The options of what happens to a candidate that won."""
+    """The options that say what happens to a candidate that passed the gate."""
 
     promotion: Annotated[str | None, setting("promotion")] = None
     canary_percent: Annotated[float | None, setting("canary_percent")] = None
@@ -110,14 +110,14 @@ def retrain(
     promotion: Promotion,
     project: ActingProject,
 ) -> None:
-    """Run one cycle: group, score, train, gate, promote. While a policy is being tested, look after that test instead.
+    """Run one cycle: group, score, train, gate, promote. While a policy is under test, only continue that test.
 
     Each cycle writes a report, as JSON and Markdown, to `cycles/` in the project's directory.
 
-    Exit codes: 0 promoted, waiting for approval, being tested, out of time, apps not idle, or nothing to do; 4 the
-    candidate was rejected; 5 another cycle is running, or took over from this one; 6 the engine is down; 7 the judge
-    failed; 8 the store cannot be used; 13 the update failed. The docs list all codes. A failed cycle never changes
-    what serves.
+    Exit codes: 0 the candidate was promoted, waits for approval or is being tested, the time is up, the apps are not
+    idle, or there is nothing to do; 4 the candidate was rejected; 5 another cycle is running, or took over from this
+    one; 6 the engine is down; 7 the judge failed; 8 the store cannot be used; 13 the update failed. The docs list all
+    codes. A failed cycle never changes which policy serves.
     """
     settings = project.settings(**judging.as_settings(), **asdict(promotion))
     config = replace(
@@ -159,7 +159,7 @@ def retrain(
 
 
 def with_settings(config: CycleConfig, settings: Settings) -> CycleConfig:
-    """Return the configuration with the project's settings of how runs are grouped and scored."""
+    """Return the cycle's configuration, with the project's settings for grouping and scoring added."""
     return replace(
         config,
         across=settings.group_across,
@@ -176,7 +176,7 @@ def _what_is_missing(opened: store.Store) -> str | None:
 
 
 def say_cycle(report: dict[str, Any], *, as_json: bool) -> None:
-    """Print a `CycleReport`, given as a dictionary: the outcome, a warning if there is one, a line for each stage."""
+    """Print a `CycleReport`, given as a dictionary: the outcome, any warning, and a line for each stage."""
     if as_json:
         output.answer(report)
         return
@@ -209,8 +209,8 @@ def score(
 
     Each score is stored as it arrives, so the command may be stopped and run again at any time.
 
-    Exit codes: 0 scored, nothing to do, or the budget is used up; 5 a cycle is running; 7 the judge failed at every
-    question, even if that used the budget up; 1 and above for other errors.
+    Exit codes: 0 scored, nothing to do, or the judge's budget is used up; 5 a cycle is running; 7 every request to the
+    judge failed, even if the budget is used up by that; the docs list the codes of other errors.
     """
     if show and not dry_run:
         raise ConfigError("--show shows what would be sent; give it with --dry-run")

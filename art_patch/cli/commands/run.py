@@ -33,7 +33,7 @@ def run(
     art-patch run --project support-bot -- python app.py --its-own-option
 
     The program replaces this process: signals, exit code, input and output are the program's own.
-    Python started with -S, -E or -I, or without art_patch installed, is not reached.
+    A Python that is started with -S, -E or -I, or in which art_patch is not installed, is not patched.
     """
     if not command:
         raise ConfigError("there is nothing to run; write it after `--`: art-patch run -- python app.py")
@@ -82,12 +82,12 @@ def proxy(
         Path | None, Option(help="File, mode 600, with the key that callers must send as x-art-key.")
     ] = None,
 ) -> None:
-    """Route and record the requests that arrive at an address, for other languages and other HTTP clients.
+    """Serve OpenAI's API at an address, and route and record its requests: for other languages and HTTP clients.
 
-    Point a client's base URL at that address and keep the provider's own key. The key is sent to your provider alone.
+    Set a client's base URL to that address and keep the provider's own key. The key is sent only to your provider.
 
-    Headers for context: x-art-trajectory-id, x-art-scenario, x-art-session-id, x-art-user-id, x-art-group,
-    traceparent.
+    These request headers set a call's trajectory, task, session, user, group and trace: x-art-trajectory-id,
+    x-art-scenario, x-art-session-id, x-art-user-id, x-art-group, traceparent.
     """
     # Imported here: it needs Starlette and uvicorn, which the base installation lacks.
     with extra("the proxy", "proxy"):

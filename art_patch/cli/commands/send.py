@@ -1,4 +1,4 @@
-"""`art-patch send`: runs and policies from the store to the trackers that teams look at."""
+"""`art-patch send`: copies runs and policies from the store to trackers such as W&B, Langfuse and MLflow."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """The option of commands that send policies."""
+    """The option of all `send` commands: send items again that were sent before."""
 
     again: Annotated[bool, Option(help="Send everything again, because the tracker lost it.")] = False
 
 
 @dataclass(frozen=True, slots=True)
 class SendingRuns(Sending):
-    """The options of commands that send runs, too."""
+    """The options of `send` commands that send runs of the agent as well as policies."""
 
     content: Annotated[bool, Option(help="Also send the text of people, tools and models.")] = False
     settle: Annotated[
@@ -47,7 +47,7 @@ def otlp(
         Option(env="OTEL_EXPORTER_OTLP_ENDPOINT", help="Address for OTLP over HTTP, without the path /v1/traces."),
     ] = "http://localhost:4318",
 ) -> None:
-    """Send runs as OpenTelemetry traces, one trace for each run, with scores as evaluation events."""
+    """Send each run of the agent as one OpenTelemetry trace, with its scores as evaluation events."""
 
     def tracker(settings: Settings) -> Tracker:
         return trackers.Otlp(endpoint, service=settings.project, content=sending.content)
@@ -61,9 +61,9 @@ def langfuse(
     project: ActingProject,
     base_url: Annotated[str, LANGFUSE_URL] = "https://cloud.langfuse.com",
 ) -> None:
-    """Send runs as traces with sessions, users and scores, and the training of each policy.
+    """Send runs of the agent to Langfuse as traces with sessions, users and scores, and a trace for each policy.
 
-    LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY name the project there.
+    LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY choose the project in Langfuse.
     """
     public_key, secret_key = langfuse_keys()
 
@@ -81,7 +81,7 @@ def tensorboard(
     sending: Sending,
     project: ActingProject,
 ) -> None:
-    """Write metrics of each policy, and of each step of its update, as scalars."""
+    """Write the metrics of each policy, and of each optimizer step of its update, as TensorBoard scalars."""
     _send(lambda _: trackers.TensorBoard(directory), "tensorboard", sending, project)
 
 
@@ -94,7 +94,7 @@ def mlflow(
     project: ActingProject,
     experiment: Annotated[str | None, Option(help="Name of the experiment. Default: the project's name.")] = None,
 ) -> None:
-    """Send each policy as a run of MLflow: metrics, settings, state, and the adapter's manifest."""
+    """Send each policy to MLflow as a run with its metrics, settings, state and the adapter's manifest, not weights."""
     _send(lambda chosen: trackers.Mlflow(uri, experiment=experiment or chosen.project), "mlflow", sending, project)
 
 
@@ -111,9 +111,11 @@ def wandb(
     ] = None,
     weights: Annotated[bool, Option(help="Send whole adapters. Default: their manifests alone.")] = False,
 ) -> None:
-    """Send metrics of each policy and update, tables of runs and actions, and adapters as versions of an artifact.
+    """Send policies, updates and runs of the agent to Weights & Biases.
 
-    WANDB_API_KEY or `wandb login` identifies the sender. WANDB_MODE=offline is the same as --offline.
+    The metrics of each policy and update become runs of W&B, the runs and tool calls of the agent become tables. Each
+    adapter becomes a version of one artifact: only its manifest, or with --weights all its files. WANDB_API_KEY or
+    `wandb login` identifies the sender. WANDB_MODE=offline is the same as --offline.
     """
 
     def tracker(settings: Settings) -> Tracker:

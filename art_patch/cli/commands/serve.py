@@ -1,4 +1,4 @@
-"""`art-patch serve`: the engine, and the route that leads apps to it. `art-patch init` prepares vLLM."""
+"""`art-patch serve` runs the engine, and writes its address to the store for the apps; `init vllm` installs vLLM."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LAST_LOOK_S = 10.0  # how long the end waits for a look at the canary that has 
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """The options of the model, for both engines. `None` stands for the engine's own default."""
+    """The options of the model, for both engines (vLLM and embedded). `None` means the engine's own default."""
 
     name: Annotated[str, Option(help="Name of the policies; they are served as NAME@STEP.")] = "agent"
     device: Annotated[str, Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto"
@@ -46,7 +46,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class VllmServer:
-    """The options that only vLLM has."""
+    """The options that apply only if the engine is vLLM."""
 
     PANEL: ClassVar[str] = "vLLM"
 
@@ -76,11 +76,11 @@ def serve(
         str | None, Option(help="Address that apps on other machines call, such as http://gpu1:8700.")
     ] = None,
 ) -> None:
-    """Serve the base model and its policies. The project's apps follow at once.
+    """Serve the base model and its policies. Running apps of the project find the server in the store within a second.
 
     The base becomes the champion NAME@0 if there is no champion yet. The server also watches a canary test. Stop it
-    with Ctrl-C or SIGTERM: running requests are finished, and the apps go to another running server of the project,
-    else back to their provider.
+    with Ctrl-C or SIGTERM: running requests are finished, and the apps go to another running server of the project if
+    there is one, else back to their provider.
     """
     from art_patch._lib.http_server import listen  # here, because it imports uvicorn
 
@@ -254,10 +254,11 @@ def init_vllm(
     cpu: Annotated[bool, Option(help="Install the build for CPUs, even if there is a GPU.")] = False,
     cuda: Annotated[bool, Option(help="Install the build for NVIDIA GPUs, even if none is found.")] = False,
 ) -> None:
-    """Build the Python environment for vLLM, where `art-patch serve` looks for it.
+    """Make a Python environment with vLLM, in the directory where `art-patch serve` looks for it.
 
-    vLLM needs an environment of its own because it requires its own version of torch. With a GPU the build is vLLM's
-    own, else one for CPUs (1.9 GB, some minutes). It is safe to run this again: a complete environment is kept.
+    vLLM needs a separate environment because it requires a certain version of torch. On a machine with a GPU, vLLM's
+    standard build is installed; on any other, its build for CPUs (1.9 GB, some minutes). It is safe to run the command
+    again: a complete environment is kept.
     """
     if cpu and cuda:
         raise ConfigError("--cpu and --cuda exclude each other; leave both out to go by what is here")

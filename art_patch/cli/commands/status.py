@@ -1,4 +1,4 @@
-"""What is going on: `art-patch status` and `doctor`; and `art-patch mode`, which switches running apps."""
+"""`art-patch status` (counts and policies), `doctor` (checks of the setup), and `mode` (switches running apps)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def status(
     project: Project,
     prometheus: Annotated[bool, Option(help="Print text that Prometheus can scrape.")] = False,
 ) -> None:
-    """Show what is recorded, which policy serves, and what happened last."""
+    """Show how much is recorded, which policy serves, what the apps report, and the newest decisions."""
     if prometheus and project.as_json:
         raise ConfigError("--prometheus and --json are two forms of one answer; leave one out")
     with project.opened() as (settings, opened):
@@ -90,7 +90,7 @@ def mode(
         Option(least=0, most=100, help="Share of the sessions in mode canary, in percent. Default: the apps' own, 5."),
     ] = None,
 ) -> None:
-    """Switch the mode of every running app of the project, without a restart."""
+    """Set the mode (off, record, shadow, canary, route) of every running app of the project, without a restart."""
     modes = get_args(types.Mode)
     if value not in (*modes, "auto"):
         raise ConfigError(f"mode {value!r} is not one of {', '.join(modes)}, auto")
@@ -206,7 +206,7 @@ def doctor(
 ) -> None:
     """Check SDK, settings, store, engine, adapter, vLLM and judge, and print a cure for each problem.
 
-    Run it in the app's environment.
+    Run it in the app's Python environment and with the app's environment variables.
 
     Exit codes: 0 no finding is red; 1 a finding is red.
     """

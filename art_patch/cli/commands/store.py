@@ -1,4 +1,4 @@
-"""Look after recorded data: `art-patch store verify | stats | vacuum | backup | prune`, and `art-patch erase`."""
+"""Maintain and delete recorded data: `art-patch store verify | stats | vacuum | backup | prune`, `art-patch erase`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def verify(project: Project) -> None:
 
 @command
 def stats(project: Project) -> None:
-    """Show rows and bytes of each table, and the bytes of a trajectory."""
+    """Show the number of rows and bytes of each table, and the average bytes of a trajectory."""
     with project.opened() as (_, opened):
         metrics = asdict(opened.maintain.stats())
     output.answer(metrics) if project.as_json else _print_stats(metrics)
@@ -62,8 +62,8 @@ def stats(project: Project) -> None:
 def vacuum(project: Project) -> None:
     """Delete rows that no other row refers to, and return the space to the disk.
 
-    The file is rewritten, which needs free disk space of twice its size. Writers wait for about a second for each
-    100 MiB; apps queue their calls meanwhile.
+    The database file is rewritten, which needs free disk space of twice its size. During that time nothing can be
+    written to it, about one second for each 100 MiB; running apps keep their calls in memory until it is done.
     """
     with project.opened() as (_, opened):
         done = opened.maintain.vacuum()
@@ -81,7 +81,7 @@ def backup(
     file: Annotated[Path, typer.Argument(help="File to write; it must not exist.", show_default=False)],
     project: Project,
 ) -> None:
-    """Copy the store while apps go on writing. The copy is checked, and readable by you alone.
+    """Copy the store while apps go on writing. The copy is checked, and only you can read it.
 
     To restore: stop the apps, move the copy to the store's path, and delete the files beside it that end in -wal and
     -shm.
@@ -106,10 +106,10 @@ def prune(
     dry_run: Annotated[bool, DRY_RUN] = False,
     yes: Annotated[bool, YES] = False,
 ) -> None:
-    """Delete old trajectories while apps go on, even those that wait for training.
+    """Delete old trajectories, even those that wait for training. Apps may run meanwhile.
 
-    Without --older-than and --keep, the settings ART_PATCH_KEEP_DAYS and ART_PATCH_KEEP_TRAJECTORIES decide, as they
-    do at the end of each `art-patch retrain`.
+    Without --older-than and --keep, the settings ART_PATCH_KEEP_DAYS and ART_PATCH_KEEP_TRAJECTORIES say what is
+    deleted. `art-patch retrain` deletes by the same settings at the end of each cycle.
     """
     age = None if older_than is None else seconds(older_than)
     if age is None and keep is None:
@@ -187,10 +187,11 @@ def erase(
     dry_run: Annotated[bool, DRY_RUN] = False,
     yes: Annotated[bool, YES] = False,
 ) -> None:
-    """Delete the recorded data of a user, a session or a trajectory, while apps go on.
+    """Delete the recorded data of a user, a session or a trajectory. Apps may run meanwhile.
 
-    Messages that other trajectories share are kept for those. Run the command again if it was interrupted. Exports,
-    backups and trained policies are not changed; the command lists them and says what to do.
+    A message that other trajectories also contain is kept for those. Run the command again if it was interrupted.
+    Exported files, backups and policies that were trained on the data are not changed or deleted; the command lists
+    them and says what to do.
     """
     with project.opened() as (settings, opened):
         subject = {"user": user, "session": session, "trajectory": trajectory}
@@ -218,7 +219,7 @@ def erase(
 
 
 def advice(erasure: Erasure, policies: tuple[Policy, ...], project: str) -> list[str]:
-    """Return the work that is left for a person, in sentences with the exact commands."""
+    """Return what a person still has to do after an erasure, as sentences with the exact commands."""
     todo: list[str] = []
     if erasure.exports:
         todo.append("Delete these exports, and the copies that were made of them.")

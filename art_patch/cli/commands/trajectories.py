@@ -1,4 +1,4 @@
-"""Look at runs and decisions: `art-patch trajectories list` and `show`, `art-patch history`, `art-patch diff`."""
+"""Show runs, decisions and answers: `art-patch trajectories list` and `show`, `art-patch history`, `art-patch diff`."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ def show(
 
 
 def the_one(opened: store.Store, prefix: str) -> str:
-    """Return the id that begins with the prefix.
+    """Return the id of the one trajectory whose id begins with the prefix.
 
     Raises:
-        ConfigError: no id does, or several do.
+        ConfigError: no id begins with the prefix, or several do.
     """
     limit = 6
     ids = opened.browse.resolve(prefix, limit=limit) if prefix else []
@@ -179,7 +179,7 @@ def history(
 ) -> None:
     """List each change of a policy's state, newest first: when, from which state to which, by whom, why.
 
-    The history cannot be changed.
+    Entries of this history can be added, but never changed or deleted.
     """
     with project.opened() as (_, opened):
         moves = opened.ledger.history(limit=limit)
