@@ -164,7 +164,7 @@ def _moment(text: str | None, place: str) -> float | None:
 
 
 class LangfuseScores:
-    """The scores of a project in Langfuse, read page by page with its own client (version 3 of its API)."""
+    """Reads the scores of a project in Langfuse page by page, with Langfuse's client (version 3 of its API)."""
 
     def __init__(self, base_url: str, *, public_key: str, secret_key: str) -> None:
         """Make Langfuse's client with the keys of a project; no connection is opened yet."""
@@ -205,7 +205,7 @@ class LangfuseScores:
 
 
 class LangSmithFeedback:
-    """The feedback of a workspace in LangSmith, or of one of its projects, read page by page with its own client."""
+    """Reads the feedback of a LangSmith workspace, or of one project, page by page, with LangSmith's client."""
 
     def __init__(self, endpoint: str, *, api_key: str, project: str | None = None) -> None:
         """Make LangSmith's client; without a `project` all projects of the key's workspace are read."""

@@ -124,7 +124,7 @@ def scenarios_needed(differences: Sequence[float], margin: float, level: float) 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check of a candidate. A candidate that fails one check is rejected, however well it scores."""
+    """The result of one check of a candidate. A candidate that fails a check is rejected, however high it scores."""
 
     name: str
     # Both policies' values of the checked metric; `None` where it could not be measured.

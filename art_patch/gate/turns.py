@@ -74,7 +74,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A turn with the answers of both policies."""
+    """A turn of the gate with the answers that candidate and champion gave to its prompt."""
 
     turn: Turn
     candidate: Given

@@ -90,7 +90,7 @@ class ResampleTurn:
 
     @property
     def answer(self) -> Choice | None:
-        """The recorded answer with which the app went on, if the call had several; `None` if there is none."""
+        """The recorded answer with which the app continued; a call may have several answers. `None` if it has none."""
         calls = self.trajectory.calls
         return chosen_choice(self.call, calls[calls.index(self.call) + 1 :])
 

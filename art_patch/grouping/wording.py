@@ -64,7 +64,7 @@ _MANY_STARTS = 8
 
 
 class Word(NamedTuple):
-    """A word of a task in lower case, and whether it is mere wording."""
+    """A word of a task in lower case, and whether it is mere wording (`loose`) that may be corrected or removed."""
 
     text: str  # without punctuation at its ends
     loose: bool  # whether it is wording, so that it may be misspelt or part of a filler; names and material are not
@@ -91,8 +91,8 @@ def words_of(masked: str) -> tuple[Word, ...]:
 def essence(words: Sequence[Word]) -> tuple[str, ...]:
     """Return the words that distinguish a task from others.
 
-    Fillers such as courtesies are removed, and the words are rotated to start at a fixed place, whatever half came
-    first.
+    Fillers such as courtesies are removed, and the words are rotated to a fixed start, so it does not matter which half
+    of the text came first.
     """
     kept: list[str] = []
     place = 0

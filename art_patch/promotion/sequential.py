@@ -4,9 +4,9 @@ The input is paired comparisons from live traffic (`Evidence`). The output is on
 promote, or end without an answer. The policy under test, a canary or a shadow, is named `challenger` in the code.
 
 **Hypotheses.** For each signal in `SIGNALS`, the null hypothesis is that the policy under test is worse than the
-champion by at most the signal's tolerance. If it is rejected, the policy is rolled back. For rewards and feedback, a
-second null hypothesis is that the policy is better by at most `margin`. If that is rejected, the policy is promoted. If
-neither is rejected within `max_hours`, the test ends and nothing is promoted.
+champion by at most the signal's tolerance. If the test rejects this hypothesis, the policy is rolled back. For rewards
+and feedback, a second null hypothesis is that the policy is better by at most `margin`. If the test rejects this one,
+the policy is promoted. If it rejects neither within `max_hours`, the test ends and nothing is promoted.
 
 **Error rates**, each for all looks of one test together:
 
@@ -319,7 +319,10 @@ def is_above(differences: Sequence[float], null: float, alpha: float) -> bool:
 
 
 def lower_bound(differences: Sequence[float], alpha: float) -> float:
-    """Return the lower limit of the confidence sequence of the mean difference; -1 without data."""
+    """Return the lower limit of the confidence sequence of the mean difference; -1 without data.
+
+    `alpha` is the largest probability that the limit is ever wrong, over all looks together.
+    """
     # The capital falls as the null grows, so the largest rejected null is found by bisection.
     low, high = -1.0, 1.0
     for _ in range(_HALVINGS):
@@ -332,5 +335,8 @@ def lower_bound(differences: Sequence[float], alpha: float) -> float:
 
 
 def upper_bound(differences: Sequence[float], alpha: float) -> float:
-    """Return the upper limit of the confidence sequence of the mean difference; 1 without data."""
+    """Return the upper limit of the confidence sequence of the mean difference; 1 without data.
+
+    `alpha` is the largest probability that the limit is ever wrong, over all looks together.
+    """
     return -lower_bound([-value for value in differences], alpha)

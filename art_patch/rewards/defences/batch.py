@@ -33,7 +33,7 @@ class OrderedJudge(Protocol):
     def score_groups(
         self, groups: Sequence[Group], *args: Any, progress: Progress | None = None, **how: Any
     ) -> JudgeReport:
-        """Score the siblings of each group, as `Judge.score_groups` does; `how` holds further `JudgeOptions`."""
+        """Score the siblings of each group as `Judge.score_groups` does; `how` holds further `JudgeOptions`."""
         ...
 
 

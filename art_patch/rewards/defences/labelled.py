@@ -110,7 +110,7 @@ def read_labelled(row: Mapping[str, Any], place: str) -> Labelled:
 def measure(
     labelled: Sequence[Labelled], judge: OrderedJudge, *, progress: Callable[[int, int], None] | None = None
 ) -> JudgeMetrics:
-    """Ask the judge about every group four times, and compare its scores with the labels and with each other.
+    """Ask the judge about every group four times; compare its scores with people's labels and with each other.
 
     Raises:
         JudgeError: one of the passes gave no scores at all.

@@ -5,7 +5,7 @@
 - **Flags**: an attempt is flagged if its transcript addresses the judge (`injection`). If the policy itself wrote that
   text, the attempt's score is capped. If a user or a tool wrote it, it is only reported, because the policy did not
   choose it.
-- **Length**: an alarm is raised if, over the batch, longer attempts score higher almost always.
+- **Length**: an alarm is raised if, over the batch, longer attempts clearly tend to score higher.
 - **Users**: the groups of one user are at most a given share of a batch.
 - **Planted answers**: some groups are copied with a sibling that is bad for certain. A judge that gives such siblings
   high scores would teach nonsense, so the batch is quarantined if it does so too often. Planted answers are made of the
@@ -38,7 +38,7 @@ _MIN_USERS = 4
 
 @dataclass(frozen=True, slots=True)
 class DefenceConfig:
-    """Settings of the defences against a judge that can be fooled. All shares and scores are from 0 to 1."""
+    """Settings of the defences against a judge that can be fooled. All numbers are from 0 to 1."""
 
     # Share of the groups that are judged again in the reverse order. 1 doubles the cost of judging, 0 is off.
     double_share: float = 0.2
@@ -237,7 +237,7 @@ class PlantedAnswer:
 def plant(groups: Sequence[Group], config: DefenceConfig, rng: random.Random) -> tuple[PlantedAnswer, ...]:
     """Return copies of some groups, each with a sibling that is bad for certain, such as an empty answer.
 
-    `config.planted_share` of the groups are copied, at least two. The kinds of bad sibling take turns.
+    `config.planted_share` of the groups are copied, at least two; none if it is 0. The kinds of bad sibling take turns.
     """
     hosts = [group for group in groups if all(map(transcript, group.trajectories))]
     wanted = max(_MIN_PLANTED, math.ceil(config.planted_share * len(groups))) if config.planted_share else 0

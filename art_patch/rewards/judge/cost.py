@@ -75,7 +75,7 @@ def price_usd(model: str, prompt_tokens: int, completion_tokens: int) -> float |
 
 
 class BudgetUsedUp(Exception):
-    """The budget does not allow the next request. The message names the limit."""
+    """Raised if the budget does not allow the next request; the message names the limit that was reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +117,12 @@ class Budget:
 
     @property
     def calls(self) -> int:
-        """Number of requests allowed so far."""
+        """Number of requests that the budget has allowed so far."""
         return self._calls
 
     @property
     def spent_usd(self) -> float:
-        """Known costs, plus the expected price of each request whose cost is unknown."""
+        """USD spent so far: the known costs, and the expected price of each request whose cost is unknown."""
         return self._spent_usd
 
     def reserve(self, estimate_usd: float | None) -> Reservation:

@@ -179,7 +179,7 @@ class JudgePrompt:
 
     @property
     def text(self) -> str:
-        """The content of all messages, for counting tokens."""
+        """The contents of all messages as one text, whose tokens are counted."""
         return "\n".join(message["content"] for message in self.messages)
 
 
@@ -221,10 +221,10 @@ def write_prompt(question: Question, rubric: Rubric, *, rng: random.Random) -> J
 
 
 def read_prompt(messages: Sequence[Mapping[str, Any]]) -> PromptContent:
-    """Return what `write_prompt` put between the fences of these messages.
+    """Return the content that `write_prompt` put between the fences of these messages.
 
     Raises:
-        ValueError: the messages hold no prompt of `write_prompt`.
+        ValueError: the messages were not written by `write_prompt`.
     """
     question = next((message["content"] for message in messages if message.get("role") == "user"), None)
     found: dict[str, Any] = {"tools": [], "followed": [], "attempts": {}}

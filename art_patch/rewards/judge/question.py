@@ -49,7 +49,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Everything that the judge sees of one group, as lines of JSON."""
+    """A question to the judge about one group: everything that the judge sees of it, as lines of JSON."""
 
     attempts: tuple[Attempt, ...]  # in the order in which they are shown
     tools: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ def rng_of(group: Group, purpose: str) -> random.Random:
 
 
 def to_line(value: JSON) -> str:
-    """Return one line of JSON in which printable text stays readable and every other character is escaped."""
+    """Return a value as one line of JSON. Printable text stays readable; every other character is escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
     # Outside its strings JSON is printable ASCII, so what is escaped here stands inside a string, where it may.
     return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)

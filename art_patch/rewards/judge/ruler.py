@@ -55,7 +55,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The prompts that judge one group, or the reason why it cannot be judged."""
+    """The prompts with which the judge scores one group, or the reason why the group is too long to be judged."""
 
     group_id: str
     attempts: int  # distinct transcripts
@@ -171,7 +171,7 @@ class Judge:
         )
 
     def plan(self, group: Group, *, order: Order = "shuffled") -> Plan:
-        """Return the prompts for a group, with tokens and likely prices, without sending them."""
+        """Return the prompts for a group with their token counts and likely prices. Nothing is sent to the judge."""
         limit = self.max_prompt_tokens or context_tokens(self.model)
 
         def size(question: Question) -> int:

@@ -31,7 +31,7 @@ from art_patch.types import JSON, Call, Choice, Group, Trajectory, TrajectoryInf
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryScore:
-    """The judge's score of one message list, with its reason."""
+    """The judge's score of one message list, and the judge's reason for it."""
 
     trajectory_id: str  # the place in the list, counted from 1
     explanation: str

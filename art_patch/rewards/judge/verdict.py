@@ -47,22 +47,22 @@ _SHOWN = 60
 
 
 class VerdictError(ValueError):
-    """The judge's answer is not a valid verdict. The message is one sentence that says what is wrong."""
+    """Raised if the judge's answer is not valid; the message is one sentence that says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judge's finite score from 0 to 1 for one sibling, with its reason."""
+    """The judge's score for one sibling, a finite number from 0 to 1, and the judge's reason for it."""
 
     score: float
     explanation: str
 
 
 def parse_verdict(text: str, ids: Collection[str]) -> dict[str, Verdict]:
-    """Parse the judge's answer; return the verdict for each of the ids.
+    """Parse the text of the judge's answer; return id -> verdict for each of the attempts' ids in the prompt.
 
     Raises:
-        VerdictError: the text is not one valid verdict for each id.
+        VerdictError: the text does not hold exactly one valid verdict for each id.
     """
     verdicts: dict[str, Verdict] = {}
     for row in _rows(text):
@@ -148,7 +148,7 @@ class JudgeReport:
 def known_scores(
     groups: Sequence[Group], scores: Iterable[Score], *, judge: str, rubric: str
 ) -> dict[str, tuple[Score, ...]]:
-    """Return group id -> scores, for the groups in which every sibling has a score of this judge under this rubric."""
+    """Return group id -> scores, for each group whose siblings all have a score of this judge under this rubric."""
     found: dict[str, dict[str, Score]] = {group.id: {} for group in groups}
     for score in scores:
         ours = (score.name, score.source, score.judge, score.rubric) == (SCORE_NAME, SCORE_SOURCE, judge, rubric)
