@@ -90,7 +90,7 @@ def check_probe(
 
     Args:
         name: Name of the policy, which error messages mention.
-        probe: The trainer's log-probabilities.
+        probe: The trainer's log-probabilities, from the policy's manifest.
         served: The server's log-probabilities of the same tokens with the LoRA.
         base_served: The server's log-probabilities of the same tokens with the base model alone; `None` if the server
             did not compute them.

@@ -11,8 +11,8 @@ first, so the tokens of all nodes below a node follow it without a gap. Therefor
 but only two rectangles of scores for each node. TRL's AsyncGRPO builds the same trie
 (`experimental/async_grpo/packing.py`), but its attention needs FlashAttention 3. This module needs no torch.
 
-Names of axes: T tokens of one row; R rows, E examples and P distinct tokens of a pack; N sampled tokens, predicted from
-Q places.
+The suffix of a name gives the axes of an array: T tokens of one row; R rows, E examples and P distinct tokens of a
+pack; N sampled tokens, predicted from Q places (positions).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Example:
 
     @property
     def sampled(self) -> int:
-        """Number of sampled tokens in all rows, which are the tokens that are learned."""
+        """Number of sampled tokens in all rows (token sequences) of the trajectory; these tokens are learned."""
         return sum(row.sampled for row in self.rows)
 
 
@@ -126,7 +126,7 @@ def packs_of(examples: Sequence[Example], max_tokens: int) -> list[Pack]:
 
     Args:
         examples: The trajectories to compute. Siblings should be neighbours, because they have the longest common
-            beginnings, and only rows of one pack share computation.
+            beginnings, and a common beginning is computed once only within a pack.
         max_tokens: Largest number of distinct tokens in a pack. An example with more tokens becomes a pack by itself.
     """
     return [_pack([examples[e] for e in batch], batch) for batch in _batches(examples, max_tokens)]
@@ -213,7 +213,7 @@ def _pack(examples: Sequence[Example], order: Sequence[int]) -> Pack:
 
 
 def tree_of(rows: Sequence[Ids]) -> Tree:
-    """Builds the tree of `rows`, in which common beginnings are stored once; no row may be empty."""
+    """Builds the tree of `rows` (token sequences), which stores common beginnings once; no row may be empty."""
     # Sorted by their bytes, rows with a common beginning stand together. The order of bytes is not that of numbers, and
     # any order would do.
     order = sorted(range(len(rows)), key=lambda r: rows[r].tobytes())

@@ -49,7 +49,7 @@ class Row:
 
     @property
     def sampled(self) -> int:
-        """Number of sampled tokens in this row, which are the tokens that are trained."""
+        """Number of sampled tokens in this row (token sequence); these tokens are trained."""
         return sum(self.sampled_T)
 
 
@@ -158,8 +158,9 @@ def trained_answers(
 
 
 def merge(turns: Iterable[Turn], *, learn_truncated: bool = True) -> tuple[Row, ...]:
-    """Joins turns to rows: a turn whose prompt begins with all tokens of a row is appended to it, else it starts a row.
+    """Joins turns (a prompt and its answer as token ids) to rows, the token sequences that are trained.
 
+    A turn whose prompt begins with all tokens of a row is appended to the longest such row. Else it starts a new row.
     The tokens of each answer are marked as sampled. If `learn_truncated` is false, answers that were cut off at their
     length limit are not marked, so a row may have no marked token.
     """
@@ -176,7 +177,7 @@ def merge(turns: Iterable[Turn], *, learn_truncated: bool = True) -> tuple[Row, 
 
 
 def cut(rows: Iterable[Row], max_tokens: int) -> tuple[Row, ...]:
-    """Cuts each row to at most `max_tokens` tokens, and then after its last sampled token.
+    """Cuts each row (token sequence) to at most `max_tokens` tokens, and then after its last sampled token.
 
     Rows that have no sampled token within `max_tokens` are left out.
     """
@@ -190,7 +191,7 @@ def cut(rows: Iterable[Row], max_tokens: int) -> tuple[Row, ...]:
 
 
 def total_sampled(rows: Sequence[Row]) -> int:
-    """Returns the number of sampled tokens, which are the trained ones, in all of these rows together."""
+    """Returns the number of sampled tokens, which are trained, in all given rows (token sequences) together."""
     return sum(row.sampled for row in rows)
 
 

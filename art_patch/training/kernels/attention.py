@@ -14,8 +14,8 @@ On a CPU, torch's flash kernel computes a tile. That kernel does not support oth
 of another width than keys. In these cases the scores are computed with plain torch operations, in blocks of bounded
 size.
 
-Names of axes: P packed tokens of the whole tree; L queries and M keys of one tile; H key heads, G query heads for each
-key head; D width of queries and keys, E width of values.
+Letters in names and shapes are the axes of a tensor: P packed tokens of the whole tree; L queries and M keys of one
+tile; H key heads, G query heads for each key head; D width of queries and keys, E width of values.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ With a vocabulary of 150,000, the logits of one long sequence need more memory t
 computed only at the places (positions) from which a sampled token is predicted. It runs in chunks of bounded size, and
 the logits of a chunk are computed again in the backward pass instead of being kept.
 
-Names of axes: P distinct tokens of a pack, Q places from which sampled tokens are predicted, N sampled tokens; T tokens
-of one row; W width of the hidden state, V vocabulary.
+The suffix of a name gives the axes of a tensor: P distinct tokens of a pack, Q places from which sampled tokens are
+predicted, N sampled tokens; T tokens of one row; W width of the hidden state, V vocabulary.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Scorer:
 
         Args:
             model: The model, already on its device. Its attention implementation is changed in place.
-            share: Whether to compute common beginnings of rows once. `False` computes row by row, for comparisons.
+            share: Whether to compute common beginnings of token sequences once. `False` computes every sequence by
+                itself, for comparisons.
 
         Raises:
             TrainingError: The model is not a causal language model.
@@ -95,7 +96,7 @@ class Scorer:
         return torch.promote_types(self._causal.dtype, torch.float32)
 
     def score(self, pack: Pack) -> Scored:
-        """Computes log-probability and entropy of every sampled token of a pack."""
+        """Computes log-probability and entropy of every sampled token of a pack (input of one forward pass)."""
         return self._together(pack) if self.shares else self._apart(pack)
 
     @torch.no_grad()
@@ -143,11 +144,11 @@ class Scorer:
         return Scored(logprob_N, entropy_N, computed)
 
     def prove(self, examples: Sequence[Example]) -> None:
-        """Checks on rows of the training data that sharing does not change scores; if it does, switches it off.
+        """Checks on the training data that computing common beginnings once does not change the scores.
 
-        The constructor compared both ways of scoring on short rows only. But a model may have a sliding window that
-        only long rows exceed. So the longest row of all examples and the row after it, often a sibling's, are scored
-        both together and one by one.
+        If it does, the model computes all rows (token sequences) one by one from then on. The constructor made the same
+        comparison with short rows only, but a model may have a sliding window that only long rows exceed. So this
+        method scores the longest row of all examples, and the row after it, both together and one by one.
         """
         rows = [row for example in examples for row in example.rows]
         if not self.shares or not rows:

@@ -4,7 +4,8 @@ A gradient function gets the items of a step (demonstrations, pairs or groups), 
 weights, and returns sums for the step's metrics. The size of micro-batches, the number of accumulated batches and the
 number of processes change memory and time, and not the result: every loss is divided by a number of the whole step.
 
-Names of axes: N sampled tokens of a pack, E its examples; R rows and P pairs of rows.
+The suffix of a name gives the axes of a tensor: N sampled tokens of a pack, E its examples; R rows (token sequences)
+and P pairs of rows.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Lesson:
 
 
 def lessons_of(job: TrainJob) -> tuple[Lesson, ...]:
-    """Returns one lesson for each training group of the job; groups whose rewards are all equal are left out."""
+    """Returns a lesson (the loss's input) for each training group of a job; groups with equal rewards are left out."""
     return _lessons(job.groups, job)
 
 

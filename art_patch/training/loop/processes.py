@@ -64,7 +64,7 @@ class Ranks:
         return self.rank == 0
 
     def shard(self, examples: Sequence[Example], max_tokens: int) -> list[Pack]:
-        """Divides the examples into packs and returns the packs that this process must compute.
+        """Divides examples into packs (inputs of forward passes) and returns those that this process must compute.
 
         Every process calls this method with the same arguments. All get about the same number of tokens, and no pack
         goes to two processes. A pack has at most `max_tokens` distinct tokens, unless a single example has more.

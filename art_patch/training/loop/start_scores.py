@@ -61,7 +61,7 @@ def start_scores(job: TrainJob, model: Any, scorer: Scorer, directory: Path, ran
         job: Input of the update.
         model: The model as it was loaded, before any optimizer step or restored checkpoint.
         scorer: The scorer of `model`.
-        directory: The job directory.
+        directory: The job directory, where the file with the scores is.
         ranks: This process's place among the processes of the update. Each one computes a part, and the first writes.
 
     Raises:

@@ -90,7 +90,7 @@ class LossMetrics:
             without a reference.
         entropy_nats: Entropy of the distributions from which the tokens were drawn; 0 if `entropy_N` is not given.
         weight: Weight of the token before any clip: ratio times min(exp(old - recorded), importance_cap).
-        weight_squared: Square of `weight`.
+        weight_squared: Square of each token's `weight`, which `effective_share` needs.
         gap_nats: Largest |logprob - recorded|. This is no sum: `a + b` keeps the larger value.
     """
 

@@ -4,7 +4,7 @@ Both losses are means over the whole optimizer step, whose number of tokens or p
 micro-batches changes the memory that is needed, and not the gradient. Metrics are sums over one micro-batch. Add them
 up and divide by the step's number of tokens or pairs to get means.
 
-Names of axes: N learned tokens, R rows (token sequences), P pairs of rows.
+The suffix of a name gives the axes of a tensor: N learned tokens, R rows (token sequences), P pairs of rows.
 """
 
 from __future__ import annotations
