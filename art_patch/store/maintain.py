@@ -60,11 +60,12 @@ class Stats:
     Attributes:
         bytes: size of the database without its write-ahead log.
         wal_bytes: size of the write-ahead log; 0 on PostgreSQL, which has one log for all databases.
-        free_bytes: unused bytes in the file, which `art-patch store vacuum` gives back.
+        free_bytes: unused bytes in the file, which `art-patch store vacuum` removes from it.
         tables: size of each table by name.
         trajectories: number of trajectories without copies.
-        kib_per_trajectory: all bytes divided by `trajectories`; `None` without any.
-        compression: text size of messages divided by their stored size, from a sample; `None` without any.
+        kib_per_trajectory: bytes of database and write-ahead log for each trajectory, in KiB; `None` without
+            trajectories.
+        compression: text size of messages divided by their stored size, from a sample; `None` without messages.
         first_call_at: start of the oldest call, seconds since the epoch.
         last_call_at: start of the newest call.
     """

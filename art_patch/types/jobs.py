@@ -20,13 +20,13 @@ class Trajectory:
 
     @property
     def id(self) -> str:
-        """The trajectory's id."""
+        """The trajectory's id, which is `info.id`."""
         return self.info.id
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Siblings: trajectories of one scenario that are scored and learned from together.
+    """Siblings: trajectories of one scenario that are scored in comparison with each other and trained on together.
 
     Attributes:
         how: how the siblings were found: `group_key`, `scenario_key`, `sibling_spans`, `same_task`, `near_duplicate` or

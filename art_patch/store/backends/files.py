@@ -8,8 +8,8 @@ belonged to a database file that is gone from the path. A broken database file i
 `<name>.corrupt-<UTC time>` together with its `-wal` and `-shm`, and only if it is known to be a store: this process
 opened it before, or it has the default name and our lock beside it.
 
-The standard library's `sqlite3` is used here, because VACUUM and checkpoints are refused inside a transaction and
-SQLAlchemy's connections are always in one. It also keeps this module cheap to import.
+The standard library's `sqlite3` is used here instead of SQLAlchemy. SQLite allows no VACUUM and no checkpoint inside a
+transaction, and SQLAlchemy's connections are always in one. Without SQLAlchemy this module is also fast to import.
 """
 
 from __future__ import annotations

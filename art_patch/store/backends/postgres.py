@@ -1,8 +1,9 @@
 r"""A store in a schema of a PostgreSQL server: pooled connections, advisory locks, and servers that restart.
 
-Writes are READ COMMITTED and hold the writers' lock (`database.WRITERS`), mostly shared. Reads are REPEATABLE READ and
-read only, so they see one snapshot as on SQLite. `write()` commits with `synchronous_commit=off`, which corresponds to
-SQLite's NORMAL: a crash of the server may lose the commits of the last fraction of a second, but tears none.
+Write transactions are READ COMMITTED and hold an advisory lock (`database.WRITERS`), which they share unless they
+delete rows or migrate. Read transactions are REPEATABLE READ and read only, so each one reads one snapshot, as on
+SQLite. `write()` commits with `synchronous_commit=off`, which corresponds to SQLite's `synchronous=NORMAL`: a crash of
+the server may lose the commits of the last fraction of a second, each of them completely.
 
 A lost connection may mean that the server crashed and lost commits. So the next write connects again, makes the tables
 again if they are gone, and raises `generation`. The writer then writes again the messages that it believed to be

@@ -232,7 +232,7 @@ class Erasure:
         messages: number of messages that no other row refers to; `None` in a dry run, which does not compute it.
         judgements: judgements of groups that became empty.
         groups: ids of the groups that held one of the trajectories.
-        dead_groups: ids of those groups that waited for training and have fewer than two members left.
+        dead_groups: ids of those groups that waited for training and cannot be used with fewer than two members left.
         in_training: ids of those groups that a cycle is using now. Its candidate will have been trained on the data.
         exports: exports that hold the data.
         policies: policies that were trained on the data, and their descendants, oldest first.

@@ -34,7 +34,8 @@ class Lease:
         token: grows by one each time the lease changes hands; 0 before the first owner.
         beat: grows by one each time the owner renews the lease; 0 when it is taken.
         owner: the process that has the lease; `None` if it is free.
-        renewed_at: when it was taken or renewed, by the owner's clock. It is for people; no decision uses it.
+        renewed_at: when it was taken or renewed, by the owner's clock. It is only shown to people, because the clocks
+            of two machines may differ.
     """
 
     name: str
@@ -102,7 +103,10 @@ class Leases:
 
 
 def fenced(database: Database, lease: Lease) -> Database:
-    """Return the same database with a fence: a write transaction raises `Busy` once the lease has another owner."""
+    """Return a view of the database for the owner of a lease.
+
+    Each write transaction on it raises `Busy` and writes nothing if the lease has another owner by then.
+    """
     return cast("Database", _Fenced(database, lambda connection: _require(connection, lease)))
 
 

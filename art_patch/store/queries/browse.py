@@ -191,7 +191,10 @@ class Browser:
         return opinions(self._database, names)
 
     def resolve(self, prefix: str, *, limit: int = 11) -> list[str]:
-        """Return the trajectory ids that begin with `prefix`; if one is equal to `prefix`, only that one."""
+        """Return at most `limit` trajectory ids that begin with `prefix`; if one is equal to `prefix`, only that one.
+
+        Commands use it to let a person type only the beginning of an id.
+        """
         with self._database.read() as connection:
             # An id that an app chose may be the beginning of another one, and must be reachable all the same.
             whole = connection.scalar(select(_T.id).where(_T.id == prefix))
