@@ -161,7 +161,7 @@ def _run(connection: Connection, statement: str, rows: Sequence[Row]) -> None:
 
 
 class Batch:
-    """The rows of each table that some records become."""
+    """A batch of records, converted to rows for each table of the store."""
 
     def __init__(
         self,

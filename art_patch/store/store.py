@@ -112,7 +112,7 @@ class Store:
         return Leases(self._database)
 
     def fenced(self, lease: Lease) -> Store:
-        """Return this store for the owner of a lease. Its writes raise `Busy` if the lease has another owner by then."""
+        """Return this store for the owner of a lease; its writes raise `Busy` once the lease has another owner."""
         from art_patch.store.ledger.leases import fenced
 
         # A store of its own: only this one's writes are fenced.

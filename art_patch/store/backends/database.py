@@ -61,7 +61,7 @@ class Database(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection to the database."""
 
     @abstractmethod
     def read(self) -> AbstractContextManager[Connection]:

@@ -89,7 +89,7 @@ class PostgresDatabase(Database):
         answers_for(url, self)
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close the connections to the server; `read_route` opens its own from then on."""
         answers_no_more(self.url, self)
         self._engine.dispose()
 
@@ -144,7 +144,7 @@ class PostgresDatabase(Database):
         return self.stale or _state(error) in _AGAIN
 
     def insert(self, table: Table) -> Insert:
-        """Return PostgreSQL's INSERT."""
+        """Return an INSERT into `table` in PostgreSQL's dialect, to which the caller adds values and `ON CONFLICT`."""
         return Insert(table)
 
     def check(self, connection: Connection) -> list[str]:

@@ -67,7 +67,7 @@ class SqliteDatabase(Database):
         self._opened()
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection to the file, and the lock file."""
         self._disconnect()
         self._files.close()
 
@@ -130,7 +130,7 @@ class SqliteDatabase(Database):
         return self.stale
 
     def insert(self, table: Table) -> Insert:
-        """Return SQLite's INSERT."""
+        """Return an INSERT into `table` in SQLite's dialect, to which the caller adds values and `ON CONFLICT`."""
         return Insert(table)
 
     def check(self, connection: Connection) -> list[str]:

@@ -43,7 +43,7 @@ def squeeze(body: bytes) -> bytes:
 
 
 def expand(body: bytes) -> bytes:
-    """Decompress the result of `squeeze`."""
+    """Decompress the result of `squeeze`, and return the original bytes."""
     return _zstd.decompress(body)
 
 
@@ -80,7 +80,7 @@ def squeeze_ids(ids: bytes) -> bytes:
 
 
 def expand_ids(body: bytes) -> bytes:
-    """Decompress the result of `squeeze_ids`."""
+    """Decompress the result of `squeeze_ids` to token ids as little-endian uint32."""
     planes = expand(body)
     count = len(planes) // 4
     ids = bytearray(len(planes))
@@ -95,12 +95,12 @@ def pack_ids(ids: Iterable[int] | None) -> bytes | None:
 
 
 def unpack_ids(body: bytes | None) -> tuple[int, ...] | None:
-    """Decode the result of `pack_ids`."""
+    """Decode the result of `pack_ids` to token ids; `None` stays `None`."""
     return None if body is None else ids_of(expand_ids(body))
 
 
 def ids_of(body: bytes) -> tuple[int, ...]:
-    """Decode the result of `uint32`."""
+    """Decode the result of `uint32` to token ids as integers."""
     ids = array("I", body)
     if sys.byteorder == "big":
         ids.byteswap()
@@ -116,7 +116,7 @@ def pack_logprobs(logprobs: Iterable[float] | None) -> bytes | None:
 
 
 def unpack_logprobs(body: bytes | None) -> tuple[float, ...] | None:
-    """Decode the result of `pack_logprobs`."""
+    """Decode the result of `pack_logprobs` to log-probabilities; `None` stays `None`."""
     if body is None:
         return None
     values = array("f", body)
