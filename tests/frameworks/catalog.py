@@ -18,8 +18,8 @@ class Framework(NamedTuple):
         probe: `probes/PROBE_probe.py`.
         oldest: pip's arguments.
         newest: pip's arguments.
-        adds: what the integration adds to the bare patch, in half a line; empty if there is none.
-        unseen: what is not seen, with its cure; empty if nothing is known.
+        adds: what the integration adds to the recorded calls, in half a line; empty if there is no integration.
+        unseen: which calls are not recorded or cannot be routed, with the cure; empty if none are known.
     """
 
     name: str
@@ -38,7 +38,10 @@ FRAMEWORKS = (
         "langchain",
         ("langchain-core==0.3.*", "langchain-openai==0.3.*", "openai>=1.66,<2"),
         ("langchain-core>=1.4,<2", "langchain-openai>=1.7,<2", "openai>=3,<4"),
-        adds="chains inside a graph or `trajectory()` with tools and retrievals; answers that a parser cannot read",
+        adds=(
+            "chains inside a graph or a `trajectory()`, with their tools and retrievals; the score `valid` 0 if a "
+            "parser cannot read an answer"
+        ),
     ),
     Framework(
         "LangGraph",
@@ -46,7 +49,10 @@ FRAMEWORKS = (
         "langgraph",
         ("langchain-core==0.3.*", "langchain-openai==0.3.*", "langgraph==0.3.*", "openai>=1.66,<2"),
         ("langchain-openai>=1.7,<2", "langgraph>=1.2,<2", "openai>=3,<4"),
-        adds="one trajectory a run, over interrupts, too: name, `thread_id`, nodes, tools, inner graphs, last state",
+        adds=(
+            "one trajectory for each run, also if an interrupt divides it, with name, `thread_id`, nodes, tools, "
+            "inner graphs and final state"
+        ),
     ),
     Framework(
         "OpenAI Agents SDK",
@@ -54,8 +60,14 @@ FRAMEWORKS = (
         "openai_agents",
         ("openai-agents==0.3.0",),
         ("openai-agents>=0.24,<1", "websockets>=15,<18"),
-        adds="one trajectory a workflow: name, `group_id`, agents, tools, hand-overs, guardrails",
-        unseen="its websocket transport, which is warned of: leave it at HTTP",
+        adds=(
+            "one trajectory for each workflow, with name, `group_id`, agents, tools, hand-overs between agents, "
+            "and guardrails"
+        ),
+        unseen=(
+            "calls over its websocket transport, of which a warning tells, are not recorded: keep the HTTP "
+            "transport, the default"
+        ),
     ),
     Framework(
         "Pydantic AI",
@@ -63,7 +75,10 @@ FRAMEWORKS = (
         "pydantic_ai",
         ("pydantic-ai-slim[openai]==1.0.0", "opentelemetry-sdk<1.37"),
         ("pydantic-ai-slim[openai]>=2.68,<3", "opentelemetry-sdk>=1.45,<2"),
-        adds="with `Agent.instrument_all()`: one trajectory a run, agents, tools, outputs and calls that were retried",
+        adds=(
+            "with `Agent.instrument_all()`, one trajectory for each run, with agents, tools, outputs, and the "
+            "calls that were repeated"
+        ),
     ),
     Framework(
         "LiteLLM",
@@ -71,8 +86,11 @@ FRAMEWORKS = (
         "litellm",
         ("litellm==1.80.0",),
         ("litellm>=1.106,<2", "mcp>=2,<3"),
-        adds="`hosted_vllm/`, `responses()` and other HTTP clients of its own are recorded",
-        unseen="its own HTTP clients are not routed: `api_base=` of `art-patch proxy`",
+        adds="calls by LiteLLM's own HTTP clients (`hosted_vllm/`, `responses()` and others) are recorded, too",
+        unseen=(
+            "calls by its own HTTP clients are recorded but cannot go to the champion: set `api_base=` to the "
+            "address of `art-patch proxy`"
+        ),
     ),
     Framework(
         "DSPy",
@@ -80,8 +98,14 @@ FRAMEWORKS = (
         "dspy",
         ("dspy==3.0.0", "litellm>=1.80,!=1.82.7,!=1.82.8"),
         ("dspy>=3.4,<4", "litellm>=1.106,<2", "mcp>=2,<3"),
-        adds="one trajectory a program: modules, tools, answers that were not parsed, the metric of `Evaluate`",
-        unseen="its own engine `lm15` goes past the SDK: `OPENAI_API_BASE`, or `dspy.LM(..., engine='litellm')`",
+        adds=(
+            "one trajectory for each program, with modules, tools, answers that could not be parsed, and the "
+            "metric of `Evaluate` as a score"
+        ),
+        unseen=(
+            "calls by its own engine `lm15` bypass the SDK: set `OPENAI_API_BASE` to `art-patch proxy`, or use "
+            "`dspy.LM(..., engine='litellm')`"
+        ),
     ),
     Framework(
         "Instructor",
@@ -89,7 +113,7 @@ FRAMEWORKS = (
         "instructor",
         ("instructor==1.13.0",),
         ("instructor>=1.17,<2",),
-        adds="one trajectory a question with its repetitions; answers that were refused",
+        adds="one trajectory for each question, with its repeated requests; answers that Instructor refused",
     ),
     Framework(
         "Haystack",
@@ -97,7 +121,7 @@ FRAMEWORKS = (
         "haystack",
         ("haystack-ai==2.20.0",),
         ("haystack-ai>=3.4,<4",),
-        adds="one trajectory a run: components, retrievals with their documents, tools with results",
+        adds="one trajectory for each run, with components, retrievals and their documents, and tools with results",
     ),
     Framework(
         "Semantic Kernel",
@@ -105,7 +129,7 @@ FRAMEWORKS = (
         "semantic_kernel",
         ("semantic-kernel==1.38.0", "opentelemetry-sdk<2"),
         ("semantic-kernel>=1.45,<2", "opentelemetry-sdk<2"),
-        adds="by OpenTelemetry: agents, and functions with what went in and came out",
+        adds="from OpenTelemetry spans, agents and functions, with inputs and outputs",
     ),
     Framework(
         "Agno",
@@ -113,7 +137,10 @@ FRAMEWORKS = (
         "agno",
         ("agno==2.2.8", "openai>=2,<3", "openinference-instrumentation-agno", "opentelemetry-sdk<2"),
         ("agno>=3.1,<4", "openai>=2", "openinference-instrumentation-agno", "opentelemetry-sdk<2"),
-        adds="by OpenInference's `AgnoInstrumentor`: one trajectory a run, its session, agents, teams, tools",
+        adds=(
+            "with OpenInference's `AgnoInstrumentor`, one trajectory for each run, with session, agents, teams "
+            "and tools"
+        ),
     ),
     Framework(
         "Strands",
@@ -121,7 +148,7 @@ FRAMEWORKS = (
         "strands",
         ("strands-agents[openai]==1.16.0", "opentelemetry-sdk<2"),
         ("strands-agents[openai,litellm]>=1.62,<2", "opentelemetry-sdk<2"),
-        adds="by OpenTelemetry: one trajectory a run, agents, tools with what went in and came out",
+        adds="from OpenTelemetry spans, one trajectory for each run, with agents, and tools with inputs and outputs",
     ),
     Framework(
         "Google ADK",
@@ -129,8 +156,11 @@ FRAMEWORKS = (
         "google_adk",
         ("google-adk==1.18.0", "litellm==1.80.0", "opentelemetry-sdk<2"),
         ("google-adk>=2.13,<3", "litellm>=1.106,<2", "mcp>=2,<3", "opentelemetry-sdk<2"),
-        adds="by OpenTelemetry: one trajectory an invocation, its session, agents, tools",
-        unseen="Gemini, which has no OpenAI call; `LiteLlm` with LiteLLM's own HTTP clients is not routed",
+        adds="from OpenTelemetry spans, one trajectory for each invocation, with session, agents and tools",
+        unseen=(
+            "calls to Gemini are not recorded, because they do not use the OpenAI API; calls of `LiteLlm` by "
+            "LiteLLM's own HTTP clients cannot go to the champion"
+        ),
     ),
     Framework(
         "Microsoft Agent Framework",
@@ -138,7 +168,7 @@ FRAMEWORKS = (
         "agent_framework",
         ("agent-framework-core==1.0.0", "agent-framework-openai==1.0.0", "opentelemetry-sdk<2"),
         ("agent-framework-core>=1.23,<2", "agent-framework-openai>=1.17,<2", "opentelemetry-sdk<2"),
-        adds="by OpenTelemetry: one trajectory a run or workflow, executors, agents, tools",
+        adds="from OpenTelemetry spans, one trajectory for each run or workflow, with executors, agents and tools",
     ),
     Framework(
         "LlamaIndex",
@@ -146,8 +176,14 @@ FRAMEWORKS = (
         "llama_index",
         ("llama-index-core==0.14.8", "llama-index-llms-openai==0.6.9"),
         ("llama-index-core>=0.14.25,<0.15", "llama-index-llms-openai>=0.8,<0.9"),
-        adds="runs of agents, workflows and engines, tools, hand-overs, documents, answers that do not parse",
-        unseen="what an engine streams is asked for after its run: recorded by itself",
+        adds=(
+            "one trajectory for each run of an agent, workflow or engine, with tools, hand-overs, retrieved "
+            "documents, and answers that could not be parsed"
+        ),
+        unseen=(
+            "a streamed answer of an engine is requested after the engine's run has ended, so this call is "
+            "recorded as a trajectory of its own"
+        ),
     ),
     Framework(
         "CrewAI",
@@ -155,7 +191,10 @@ FRAMEWORKS = (
         "crewai",
         ("crewai[litellm]==1.5.0",),
         ("crewai[litellm]>=1.15,<2",),
-        adds="crews, flows, tasks, agents, tools, retrievals; outputs that a guardrail refuses",
+        adds=(
+            "one trajectory for each run of a crew, flow or agent, with tasks, agents, tools, retrievals, and "
+            "outputs that a guardrail refused"
+        ),
     ),
     Framework(
         "AutoGen",
@@ -163,7 +202,10 @@ FRAMEWORKS = (
         "autogen",
         ("autogen-agentchat==0.6.1", "autogen-ext[openai]==0.6.1", "opentelemetry-sdk<2"),
         ("autogen-agentchat>=0.7.5,<0.8", "autogen-ext[openai]>=0.7.5,<0.8", "opentelemetry-sdk<2"),
-        adds="runs of agents and teams; agents and tools, by its OpenTelemetry spans (0.7)",
+        adds=(
+            "one trajectory for each run of an agent or team; from release 0.7 on also agents and tools, from "
+            "AutoGen's OpenTelemetry spans"
+        ),
     ),
     Framework(
         "AG2",
@@ -171,7 +213,7 @@ FRAMEWORKS = (
         "ag2",
         ("ag2[openai]==0.10.0", "openai>=1.66,<2"),
         ("ag2[openai]>=1.2,<2",),
-        adds="agents, tools with their results, conversations as sessions; nothing for AG2 Classic",
+        adds="agents, tools with their results, and the conversation as session; for AG2 Classic it adds nothing",
     ),
     Framework(
         "smolagents",
@@ -179,7 +221,7 @@ FRAMEWORKS = (
         "smolagents",
         ("smolagents[openai]==1.22.0",),
         ("smolagents[openai]>=1.26,<2",),
-        adds="agents, tools and code with their results; answers that cannot be read or are refused",
+        adds="agents, tools and code with their results, and answers that could not be parsed or were refused",
     ),
     Framework("CAMEL", "camel-ai", "camel", ("camel-ai==0.2.80", "mcp<2"), ("camel-ai>=0.2.90,<0.3", "mcp<2")),
     Framework("Mirascope", "mirascope", "mirascope", ("mirascope[openai]==1.25.7",), ("mirascope[openai]>=2.8,<3",)),

@@ -123,7 +123,8 @@ def _version(python: Path, package: str) -> str:
 def table(results: Iterable[tuple[Framework, Tried, Tried]]) -> str:
     """Return the table of the framework matrix."""
     lines = [
-        "| framework | versions tried (openai) | calls by | the integration adds | not seen |",
+        "| framework | versions tested (with `openai`) | kinds of calls, all recorded | the integration adds "
+        "| not recorded or not routed |",
         "|---|---|---|---|---|",
     ]
     for framework, oldest, newest in results:
