@@ -14,7 +14,7 @@ from art_patch.cli.output import interrupted
 
 
 def main() -> None:
-    """Run the command line; the entry point of `art-patch`."""
+    """Run the program `art-patch`; the package's entry point for it."""
     try:
         from art_patch.cli.app import run_app
 

@@ -138,7 +138,9 @@ def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
     env_file: Annotated[
         Path | None,
-        typer.Option("--env-file", help="Read variables from this file, such as .env. Variables already set win."),
+        typer.Option(
+            "--env-file", help="Read variables from this file, such as .env. Variables that are set already stay."
+        ),
     ] = None,
 ) -> None:
     """Agents that learn from their own traffic."""

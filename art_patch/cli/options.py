@@ -212,7 +212,7 @@ class Project(ProjectPlace):
 class ActingProject(Project):
     """The options of commands that change something; the ledger or audit log then notes the user's name."""
 
-    who: Annotated[str | None, Option(help="Your name for the ledger. Default: your user name.")] = None
+    who: Annotated[str | None, Option(help="Your name, as the ledger notes it. Default: your user name.")] = None
 
     def actor(self, words: str) -> str:
         """Return the user and the command as the ledger notes them: `USER (art-patch COMMAND)`."""
@@ -281,7 +281,7 @@ class AppSettings:
 
 # --- which trajectories ---
 
-SINCE = Option(help="Last call at or after this time: 2026-11-21, 2026-11-21T14:00, or an age such as 7d or 12h.")
+SINCE = Option(help="Runs with a call at or after this time: 2026-11-21, 2026-11-21T14:00, or an age: 7d, 12h.")
 _AGES_S = {"m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 
 
@@ -298,7 +298,7 @@ class RunFilter:
     name: Annotated[str | None, Option(help="Trajectories of this name.")] = None
     policy: Annotated[str | None, Option(help="Trajectories answered by NAME@STEP, or by upstream.")] = None
     since: Annotated[str | None, SINCE] = None
-    until: Annotated[str | None, Option(help="Last call before this time, written as for --since.")] = None
+    until: Annotated[str | None, Option(help="Runs whose newest call is before this time; see --since.")] = None
 
     def chosen(self, *, shadows: bool = False, now: float | None = None) -> store.Filter:
         """Return the filter for the store. `shadows` includes shadow calls; `now` is in seconds since the epoch.
@@ -330,13 +330,13 @@ class TrajectoryFilter(RunFilter):
     group: Annotated[str | None, Option(help="Trajectories in this group: its id, or the key given to group().")] = None
     origin: Annotated[
         str | None,
-        Option(help="How the identity was found: explicit, otel, stitched, single, imported or shadow."),
+        Option(help="How the trajectory was identified: explicit, otel, stitched, single, imported, shadow."),
     ] = None
-    min_reward: Annotated[float | None, Option(help="Reward of at least this much.")] = None
-    max_reward: Annotated[float | None, Option(help="Reward of at most this much.")] = None
-    status: Annotated[str | None, Option(help="ok, or error: the block or one of its calls failed.")] = None
+    min_reward: Annotated[float | None, Option(help="Trajectories with a reward of at least this much.")] = None
+    max_reward: Annotated[float | None, Option(help="Trajectories with a reward of at most this much.")] = None
+    status: Annotated[str | None, Option(help="ok: no error. error: the block or one of its calls failed.")] = None
     trainable: Annotated[
-        bool | None, Option(off="--not-trainable", help="With, or without, a call that can be trained on.")
+        bool | None, Option(off="--not-trainable", help="Trajectories with, or without, a call that can be trained on.")
     ] = None
 
 
@@ -381,7 +381,7 @@ class JudgeModel:
 
 @dataclass(frozen=True, slots=True)
 class Judging(JudgeModel):
-    """The options of commands that let the judge and your own checks score trajectories."""
+    """The options of commands that score trajectories: the judge, its budget, and the user's own checks."""
 
     max_usd: Annotated[
         float | None,

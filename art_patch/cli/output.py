@@ -182,7 +182,7 @@ class Bars:
             self._progress.console.print(text)
 
     def clear(self) -> None:
-        """Remove the bars, before the same stages run again."""
+        """Remove all bars, so that the next cycle's stages get new ones."""
         if self._progress is not None:
             for task, _ in self._tasks.values():
                 self._progress.remove_task(task)
@@ -244,5 +244,5 @@ def counted(number: int, one: str, many: str) -> str:
 
 
 def listed(parts: Sequence[str], otherwise: str) -> str:
-    """Return the parts with commas between them, or `otherwise` if there are none."""
+    """Return the parts joined with commas, or the text `otherwise` if there are no parts."""
     return ", ".join(parts) or otherwise

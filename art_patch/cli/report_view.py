@@ -57,7 +57,7 @@ def show(report: Report, project: str, console: Console) -> None:
 
 
 def as_markdown(report: Report, project: str) -> str:
-    """Return the report as Markdown."""
+    """Return the report as a Markdown text for the option `--markdown`."""
     lines = [f"# {project}: {report.verdict}", "", f"{_when(report).capitalize()}.", ""]
     lines += [f"- {_escaped(reason)}" for reason in report.reasons]
     for rows in _tables(report):

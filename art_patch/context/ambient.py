@@ -94,7 +94,7 @@ def surroundings() -> Ambient:
 
 
 def registered_around(here: Ambient) -> RegisteredSpan | None:
-    """Return the active OpenTelemetry span, if an integration has registered it and no block of ours is inside it."""
+    """Return the active OpenTelemetry span if an integration registered it; `None` inside a newer block of the app."""
     span = registered(trace.get_current_span().get_span_context().span_id)
     return span if span is not None and here.open in (None, span.open) and here.span_id == span.below else None
 
@@ -137,7 +137,7 @@ def identify(*, using: bool = True, call: bool = False) -> Identity:
 
 
 class Entered(NamedTuple):
-    """What `enter` changed, for `leave` to restore."""
+    """The contexts from before and after `enter`, which `leave` needs to restore them."""
 
     before: Context
     inside: Context
@@ -178,7 +178,7 @@ def ambient_of(context: Context) -> Ambient:
 
 
 def to_carry() -> Ambient | None:
-    """Return the surroundings that a thread which starts now inherits; `None` if there are none."""
+    """Return the surroundings (trajectory, span, group) that a new thread inherits from the running code, if any."""
     here = otel.get_current().get(_KEY)
     if not isinstance(here, Ambient):
         return None

@@ -86,7 +86,7 @@ class Step:
 
 
 class Run:
-    """A run of an agent that a framework reports by events. Its methods neither raise nor wait, and are thread-safe."""
+    """A run of an agent whose events a framework reports. Its methods never raise, never block, and are thread-safe."""
 
     def __init__(
         self,

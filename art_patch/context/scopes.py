@@ -194,7 +194,9 @@ def span(name: str) -> Scope[str]:
 
 
 def group(key: str) -> Scope[None]:
-    """Mark the trajectories that start inside as siblings: runs of one task that are compared with each other.
+    """Make the trajectories that start inside siblings: runs of one task that are compared with each other.
+
+    Blocks with the same `key` are one group.
 
     Raises:
         ConfigError: if `key` is empty.

@@ -80,7 +80,7 @@ class Bundle:
 
 
 def encode(bundle: Bundle) -> dict[str, Any]:
-    """Return a bundle as the JSON object of one line."""
+    """Return a bundle as the JSON object that one line of the file holds; `decode` is the inverse."""
     whole = bundle.trajectory
     line: dict[str, Any] = {"format": FORMAT, "trajectory": _shown(whole.info)}
     parts = {"calls": whole.calls, "scores": whole.scores, "spans": bundle.spans, "corrections": bundle.corrections}

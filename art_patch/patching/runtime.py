@@ -287,7 +287,7 @@ class Runtime:
 
 
 class Reporter:
-    """Writes `status()` into the store when it has changed, so that `art-patch status` shows every process."""
+    """Writes `status()` of this process to the store when it has changed, for `art-patch status` to show."""
 
     def __init__(self, facts: Callable[[Runtime], JSON]) -> None:
         self._facts = facts

@@ -106,7 +106,7 @@ class Exchange:
         self._started = time.perf_counter()
 
     def saw(self, chunk: bytes) -> None:
-        """Keep one chunk of the answer's body."""
+        """Add a chunk of the answer's body, or the complete body, to the recorded answer."""
         if not self._first:
             self._first = time.perf_counter()
         self.answer.append(chunk)

@@ -58,7 +58,7 @@ _Item: TypeAlias = "tuple[Exchange | Record | _Flush, int]"
 
 
 class Recorder:
-    """Records the calls of a process. Every public method may be called from any thread."""
+    """The queue and the thread that record the calls of a process. Any thread may call the public methods."""
 
     def __init__(
         self,

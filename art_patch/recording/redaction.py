@@ -105,7 +105,7 @@ _RUN = re.compile(rb"[A-Za-z0-9+/\-_=]*")
 
 
 def without_media(raw: bytes) -> bytes:
-    """Return the JSON text `raw` with its media replaced; the same object if it has none."""
+    """Return the JSON text `raw` with long base64 texts replaced by their hashes; the same object if it has none."""
     if len(raw) <= MEDIA_LIMIT_BYTES:
         return raw
     pieces: list[bytes] = []

@@ -113,10 +113,10 @@ class Tracker(Protocol):
 
 @runtime_checkable
 class MetricTracker(Tracker, Protocol):
-    """A tracker that shows policies and their updates."""
+    """A tracker that shows metrics of policies and of their updates."""
 
     def of_step(self, step: TrainingStep) -> Iterable[Item]:
-        """Return the items that show a policy."""
+        """Return the items to write for one policy."""
         ...
 
 
@@ -125,7 +125,7 @@ class TraceTracker(Tracker, Protocol):
     """A tracker that shows runs of the agent. Runs are read from the store only for a tracker of this type."""
 
     def of_episode(self, episode: Episode) -> Iterable[Item]:
-        """Return the items that show a run."""
+        """Return the items to write for one run of the agent."""
         ...
 
 
@@ -242,7 +242,7 @@ class ActionTable:
         self._rewards: dict[str, list[float]] = defaultdict(list)
 
     def add(self, episode: Episode) -> None:
-        """Count the tools of one run."""
+        """Count the tool requests and tool results of one run."""
         asked = episode.actions
         self._times.update(asked)
         self._runs.update(asked.keys())

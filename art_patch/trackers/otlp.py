@@ -47,7 +47,7 @@ _OTHER_CONTENT = (("input", "input.value"), ("output", "output.value"))
 
 
 class Otlp:
-    """An OpenTelemetry collector, or any backend that speaks OTLP."""
+    """The tracker that writes to an OpenTelemetry collector, or to any other backend that accepts OTLP."""
 
     name = "otlp"
     keys = "OTEL_EXPORTER_OTLP_HEADERS"
@@ -76,7 +76,7 @@ class Otlp:
         self._logs = OTLPLogExporter(f"{root}/v1/logs", headers=headers, compression=Compression.Gzip)
 
     def of_episode(self, episode: Episode) -> Iterable[Item]:
-        """Return items for the run, its spans, calls and scores."""
+        """Return an item each for the run, its spans, its calls and its scores."""
         trajectory = episode.trajectory
         run = context_of(trajectory.id, f"trajectory:{trajectory.id}")
         inside = {span.id: context_of(trajectory.id, f"span:{span.id}") for span in trajectory.spans}
@@ -96,7 +96,7 @@ class Otlp:
             yield Item(f"score:{score.id}", digest, self.of_score(score, run, episode), trajectory.id)
 
     def of_all(self, info: TrajectoryInfo) -> dict[str, Any]:
-        """Return the attributes that all spans of a run share."""
+        """Return the attributes that every span of a run gets."""
         return otel.trajectory_attributes(info)
 
     def of_score(self, score: Score, run: trace.SpanContext, episode: Episode) -> Any:

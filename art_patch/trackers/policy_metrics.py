@@ -32,7 +32,7 @@ class _Scalar:
 
 
 class TensorBoard:
-    """A directory of TensorBoard's event files.
+    """The tracker that writes TensorBoard's event files to a directory.
 
     Its run `NAME` has one point for each policy: the metrics of `NAME@STEP` at STEP. Its run `NAME@STEP` has one point
     for each optimizer step of that policy's update, as `update/loss` and so on.
@@ -101,7 +101,7 @@ class _Part:
 
 
 class Mlflow:
-    """An MLflow tracking server or database, with one run for each policy.
+    """The tracker that writes to an MLflow server or database: one MLflow run for each policy.
 
     A run has the policy's name, and a tag `art_patch.policy`, by which it is found again. It holds the policy's metrics
     at its step, `update/...` for each optimizer step, the settings of the update as parameters, base, parent and state

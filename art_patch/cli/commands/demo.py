@@ -32,7 +32,7 @@ def demo(
     cycles: Annotated[int | None, Option(least=1, help="Number of cycles to run.")] = None,
     control: Annotated[bool, Option(help="Shuffle the rewards. Then success must not rise.")] = False,
     single_shot: Annotated[bool, Option(help="Ask each question once; siblings are re-sampled.")] = False,
-    judge: Annotated[str | None, Option(env=True, help="Real judge to use instead of the stand-in.")] = None,
+    judge: Annotated[str | None, Option(env=True, help="Judge model to use in place of the demo's stand-in.")] = None,
     judge_base_url: Annotated[str | None, setting("judge_base_url")] = None,
     engine: Annotated[str, Option(help="vllm, embedded, or auto: vLLM on a GPU, else embedded.")] = "auto",
 ) -> None:

@@ -1,4 +1,4 @@
-"""`art-patch export`: trajectories to a file that other tools read."""
+"""`art-patch export`: writes trajectories to a file that training tools or `art-patch import` can read."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ class Form:
             help="chat: for OpenAI fine-tuning. sft, preference, grpo: for TRL. trajectories: complete, for import."
         ),
     ] = "chat"
-    parquet: Annotated[bool, Option(help="Write Parquet, whatever the file's name.")] = False
+    parquet: Annotated[bool, Option(help="Write Parquet even if the file's name does not end in .parquet.")] = False
     style: Annotated[
         str, Option(help="For sft: `messages`, or `prompt` and completion, with a row for each answer.")
     ] = "messages"
     pairs: Annotated[str, Option(help="For preference: `best` against worst of each group, or `all` pairs.")] = "best"
-    margin: Annotated[float, Option(least=0.0, help="For preference: rewards must differ by more than this.")] = 0.0
+    margin: Annotated[
+        float, Option(least=0.0, help="For preference: leave out pairs whose rewards differ by this much or less.")
+    ] = 0.0
 
     def check(self, wanted: TrajectoryFilter) -> None:
         """Raise `ConfigError` if an option has an unknown value, or if the filter cannot be used with the format."""
@@ -64,7 +66,9 @@ def export(
     wanted: TrajectoryFilter,
     project: ActingProject,
     force: Annotated[bool, Option(help="Replace the file if it exists.")] = False,
-    limit: Annotated[int | None, Option(least=1, help="Number of trajectories to take, the newest.")] = None,
+    limit: Annotated[
+        int | None, Option(least=1, help="Largest number of trajectories to export; the newest are taken.")
+    ] = None,
 ) -> None:
     """Write trajectories to a file of JSON lines or Parquet, newest first.
 

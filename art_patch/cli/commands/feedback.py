@@ -60,7 +60,8 @@ class Renaming:
     """The option that gives imported scores another name."""
 
     rename: Annotated[
-        str | None, Option(name="as", help="Name of the scores, such as `reward`. Default: the name they have there.")
+        str | None,
+        Option(name="as", help="New name of the scores, such as `reward`. Default: their name in the other tool."),
     ] = None
 
 

@@ -1,4 +1,4 @@
-"""`art-patch import`: trajectories from a file of art_patch or of another tool."""
+"""`art-patch import`: reads trajectories from a file that art_patch or another tool has written."""
 
 from __future__ import annotations
 

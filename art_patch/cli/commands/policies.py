@@ -35,7 +35,7 @@ def promote(
         ),
     ] = None,
     shadow: Annotated[
-        bool, Option(help="Test the policy in the background: it is asked whatever the app asks, and nobody sees it.")
+        bool, Option(help="Test the policy in the background: it gets copies of calls; its answers are only recorded.")
     ] = False,
     reason: Annotated[str | None, Option(help="Reason, for the ledger. Default: promoted, or tested, by hand.")] = None,
 ) -> None:
@@ -147,8 +147,8 @@ def policies(context: typer.Context, project: Project) -> None:
 @command
 def watch(
     project: ActingProject,
-    once: Annotated[bool, Option(help="Look once instead of until the test is over.")] = False,
-    every: Annotated[float, Option(least=0.1, help="Seconds between two looks.")] = 5.0,
+    once: Annotated[bool, Option(help="Look at the test once, and do not wait until it is over.")] = False,
+    every: Annotated[float, Option(least=0.1, help="Seconds between two looks at the test.")] = 5.0,
 ) -> None:
     """Watch the policy that is being tested beside the champion, until the test promotes or rejects it.
 

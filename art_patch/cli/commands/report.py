@@ -32,10 +32,12 @@ def report(
         Option(
             metavar="IN OUT",
             env=True,
-            help="US dollars that upstream takes for a million prompt and completion tokens.",
+            help="US dollars that upstream charges for a million prompt tokens and completion tokens.",
         ),
     ] = None,
-    litellm_prices: Annotated[bool, Option(help="Take prices by model from litellm's list instead.")] = False,
+    litellm_prices: Annotated[
+        bool, Option(help="Use litellm's list of prices by model in place of --upstream-price.")
+    ] = False,
     gpu_usd_per_hour: Annotated[
         float | None, Option(least=0.0, env=True, help="Cost of the engine's GPUs in US dollars an hour.")
     ] = None,

@@ -1,4 +1,4 @@
-"""`art-patch retrain`, one cycle, and `art-patch score`, the first half of one: judging without training."""
+"""`art-patch retrain` runs one cycle; `art-patch score` runs only its first half: grouping and judging, no training."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Suite:
 class Idle:
     """The options that make a cycle run only while the apps make no calls."""
 
-    idle_only: Annotated[bool, Option(help="Do nothing while apps make calls; see --idle-minutes.")] = False
+    idle_only: Annotated[bool, Option(help="End at once if apps have made calls within --idle-minutes.")] = False
     idle_minutes: Annotated[float, Option(least=0.1, help="Minutes without a call after which apps are idle.")] = 5.0
 
 
@@ -200,9 +200,9 @@ def score(
     cycle: Annotated[CycleConfig, SETTLE_ONLY],
     project: Project,
     max_prompt_tokens: Annotated[
-        int | None, Option(help="Split groups whose prompt has more tokens than this.")
+        int | None, Option(help="Split groups whose prompt to the judge has more tokens than this.")
     ] = None,
-    dry_run: Annotated[bool, Option(help="Print what the judge would be sent, and send nothing.")] = False,
+    dry_run: Annotated[bool, Option(help="Print the prompts that the judge would get, and send nothing.")] = False,
     show: Annotated[bool, Option(help="With --dry-run: print the whole prompt of the first group.")] = False,
 ) -> None:
     """Let the judge score the groups that wait, without training.

@@ -1,4 +1,4 @@
-"""`art-patch run` and `art-patch proxy`: record and route an app without changing a line of it."""
+"""`art-patch run` and `art-patch proxy`: record and route the calls of an app without changing the app's code."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def proxy(
     upstream: Annotated[
         str, Option(env="OPENAI_BASE_URL", help="Address of your provider.")
     ] = "https://api.openai.com/v1",
-    host: Annotated[str, Option(help="Address to listen on. Beyond loopback a key is required.")] = "127.0.0.1",
+    host: Annotated[str, Option(help="Address to listen on. Any but loopback requires a key.")] = "127.0.0.1",
     port: Annotated[int, Option(least=0, most=65535, help="Port to listen on; 0 takes a free one.")] = 8701,
     key_file: Annotated[
         Path | None, Option(help="File, mode 600, with the key that callers must send as x-art-key.")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Sending:
     """The option of all `send` commands: send items again that were sent before."""
 
-    again: Annotated[bool, Option(help="Send everything again, because the tracker lost it.")] = False
+    again: Annotated[bool, Option(help="Also send items that were sent before, if the tracker has lost them.")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class SendingRuns(Sending):
 
     content: Annotated[bool, Option(help="Also send the text of people, tools and models.")] = False
     settle: Annotated[
-        float, Option(least=0.0, help="Seconds after its last call when a run counts as finished and is sent.")
+        float, Option(least=0.0, help="Seconds without a call after which a run counts as finished and is sent.")
     ] = 600.0
     since: Annotated[str | None, SINCE] = None
 
@@ -88,7 +88,8 @@ def tensorboard(
 @command
 def mlflow(
     uri: Annotated[
-        str, Option(env="MLFLOW_TRACKING_URI", help="MLflow's server, or sqlite:////absolute/path/mlflow.db.")
+        str,
+        Option(env="MLFLOW_TRACKING_URI", help="Address of MLflow's server, or sqlite:////absolute/path/mlflow.db."),
     ],
     sending: Sending,
     project: ActingProject,
@@ -107,9 +108,9 @@ def wandb(
     ] = None,
     entity: Annotated[str | None, Option(env="WANDB_ENTITY", help="Team or user in W&B.")] = None,
     offline: Annotated[
-        Path | None, Option(help="Directory to write to instead of sending; `wandb sync` sends it later.")
+        Path | None, Option(help="Write to this directory and send nothing; `wandb sync` sends it later.")
     ] = None,
-    weights: Annotated[bool, Option(help="Send whole adapters. Default: their manifests alone.")] = False,
+    weights: Annotated[bool, Option(help="Upload all files of each adapter. Default: only its manifest.")] = False,
 ) -> None:
     """Send policies, updates and runs of the agent to Weights & Biases.
 

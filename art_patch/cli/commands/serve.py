@@ -33,7 +33,7 @@ class ModelOptions:
     """The options of the model, for both engines (vLLM and embedded). `None` means the engine's own default."""
 
     name: Annotated[str, Option(help="Name of the policies; they are served as NAME@STEP.")] = "agent"
-    device: Annotated[str, Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto"
+    device: Annotated[str, Option(help="Device for the model: auto, cpu, cuda, cuda:1, ...")] = "auto"
     dtype: Annotated[str, Option(help="Precision: auto, float32, bfloat16 or float16.")] = "auto"
     threads: Annotated[int | None, Option(least=1, help="CPU threads. Default: all cores.")] = None
     max_model_len: Annotated[
@@ -69,7 +69,7 @@ def serve(
         typer.Argument(help="Further arguments for vLLM, after `--`.", show_default=False, metavar="VLLM_ARGUMENTS"),
     ] = None,
     engine: Annotated[str, Option(help="vllm, embedded, or auto: vLLM on a GPU, else embedded.")] = "auto",
-    host: Annotated[str, Option(help="Address to listen on. Beyond loopback a key is required.")] = "127.0.0.1",
+    host: Annotated[str, Option(help="Address to listen on. Any but loopback requires a key.")] = "127.0.0.1",
     port: Annotated[int, Option(least=0, most=65535, help="Port to listen on; 0 takes a free one.")] = 8700,
     api_key_file: Annotated[Path | None, Option(help="File, mode 600, with the key that callers must send.")] = None,
     advertise: Annotated[

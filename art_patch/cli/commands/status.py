@@ -27,7 +27,7 @@ def status(
     project: Project,
     prometheus: Annotated[bool, Option(help="Print text that Prometheus can scrape.")] = False,
 ) -> None:
-    """Show how much is recorded, which policy serves, what the apps report, and the newest decisions."""
+    """Show how much is recorded, which policy serves, what the app processes report, and the newest decisions."""
     if prometheus and project.as_json:
         raise ConfigError("--prometheus and --json are two forms of one answer; leave one out")
     with project.opened() as (settings, opened):

@@ -29,7 +29,7 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": _DAY_S, "w": 7 
 
 @command
 def verify(project: Project) -> None:
-    """Check the whole store: every row, the hash of every message, the audit chain.
+    """Check that the store is undamaged: every row, the hash of every message, the chain of the audit log.
 
     Exit codes: 0 the store is sound; 8 it is not.
     """
@@ -102,7 +102,7 @@ YES = Option(help="Delete without asking.")
 def prune(
     project: ActingProject,
     older_than: Annotated[str | None, Option(help="Delete trajectories older than this: 90d, 12h.")] = None,
-    keep: Annotated[int | None, Option(least=0, help="Keep only this many trajectories, the newest.")] = None,
+    keep: Annotated[int | None, Option(least=0, help="Keep only this number of trajectories, the newest ones.")] = None,
     dry_run: Annotated[bool, DRY_RUN] = False,
     yes: Annotated[bool, YES] = False,
 ) -> None:

@@ -31,7 +31,9 @@ def list_trajectories(
     wanted: TrajectoryFilter,
     project: Project,
     limit: Annotated[int, Option(also=("-n",), least=1, help="Number of trajectories.")] = 20,
-    after: Annotated[str | None, Option(help="List those before this trajectory, by its id.")] = None,
+    after: Annotated[
+        str | None, Option(help="List trajectories older than the one with this id: the next page.")
+    ] = None,
 ) -> None:
     """List recorded trajectories, newest first."""
     chosen = wanted.chosen()
@@ -69,11 +71,11 @@ def list_trajectories(
 def show(
     trajectory: Annotated[str, typer.Argument(help="Id of the trajectory, or a beginning of it that no other id has.")],
     project: Project,
-    full: Annotated[bool, Option(help="Print long texts to their end.")] = False,
+    full: Annotated[bool, Option(help="Print long texts completely.")] = False,
     raw: Annotated[bool, Option(help="Print messages as the recorded JSON.")] = False,
     tokens: Annotated[bool, Option(help="Print numbers of token ids, and log-probabilities.")] = False,
 ) -> None:
-    """Show one run of the agent: steps, messages, who answered, scores.
+    """Show one run of the agent: its steps, messages and scores, and which policy or provider answered each call.
 
     `--json` prints it in the format of `art-patch export --format trajectories`.
     """
@@ -166,7 +168,7 @@ def _id_length(ids: list[str]) -> int:
 
 
 def short_number(value: int) -> str:
-    """Return a number in at most four characters or so: `812`, `4.1k`, `23k`, `1.2M`."""
+    """Return a number as a short text of about four characters: `812`, `4.1k`, `23k`, `1.2M`."""
     for unit, size in (("M", 1_000_000), ("k", 1_000)):
         if value >= size:
             return f"{value / size:.1f}{unit}" if value < 10 * size else f"{value / size:.0f}{unit}"

@@ -50,7 +50,7 @@ def to_engine_request(options: Any, target: Target, client: Any) -> Any:
 
 
 def redirected(options: Any, target: Target, client: Any, body: dict[str, Any], *, url: str | None = None) -> Any:
-    """Return a copy of the request options that sends `body` to the engine, to the path `url` if it is given."""
+    """Return a copy of the request options that sends `body` to the engine; `url`: another path than in `options`."""
     fields: dict[str, Any] = {
         **options.__dict__,
         "url": url or options.url.partition("?")[0],
@@ -132,7 +132,7 @@ class _Known(NamedTuple):
 
 
 class EngineClients:
-    """Keeps one engine client for each client of the app, for as long as the app's client lives."""
+    """Makes one engine client for each client of the app, and keeps it until the app's client is garbage-collected."""
 
     def __init__(self) -> None:
         self._engine_clients: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()

@@ -41,7 +41,7 @@ def statuses(count: int, why: str | None) -> list[str]:
 
 
 def output(message: Mapping[str, Any], why: str | None) -> list[JSON]:
-    """Return the output items of an assistant message."""
+    """Return the Responses output items (message, function calls) for an assistant message of chat."""
     content, refusal, calls = message.get("content"), message.get("refusal"), message.get("tool_calls") or []
     if not isinstance(content, str | None) or not isinstance(refusal, str | None) or not isinstance(calls, list):
         raise InvalidAnswer("its message is of another kind than we know")

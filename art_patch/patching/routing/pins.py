@@ -23,7 +23,7 @@ Key = str | int
 
 
 def run_of(identity: Identity, body: Mapping[str, Any]) -> tuple[Key, bool]:
-    """Return the key of the call's run, and whether the call begins a new run."""
+    """Return the key that identifies the call's run of the agent, and whether the call begins a new run."""
     if identity.trajectory is not None:
         return identity.trajectory.id, False
     messages: Any = body.get("messages")

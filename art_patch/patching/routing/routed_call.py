@@ -51,7 +51,7 @@ class Attempt(NamedTuple):
 
 
 class RoutedCall:
-    """One call of the app, with the attempts to answer it and its record."""
+    """One call of the app, its attempts to get an answer from the engine, and its record."""
 
     __slots__ = (
         "_attempt_began",

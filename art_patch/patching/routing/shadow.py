@@ -82,7 +82,7 @@ class Shadow:
                 self._jobs.put(None)
 
     def resume(self) -> None:
-        """Accept offered calls again."""
+        """Send copies of calls again, after `stop`."""
         self._stopped = False
 
     def offer(self, call: Call, info: TrajectoryInfo) -> None:
