@@ -44,8 +44,8 @@ _noting = [True]
 def replayable(function: Callable[P, R]) -> Callable[P, R]:
     """Offer `function` to the job: `art-patch retrain --replay 3` may call it again with the same arguments.
 
-    The job repeats runs that have no siblings. At each gate it also repeats held-out runs, once with the candidate and
-    once with the champion.
+    The job repeats runs that have no siblings. At each gate it also repeats held-out runs, both with the candidate and
+    with the champion.
 
     Offer only a function that may safely run twice: its tools only read, or write into a sandbox. Each call of the
     function is one run of the agent. Inside a `trajectory()` in which no model was called so far, the call is that
@@ -62,10 +62,10 @@ def replayable(function: Callable[P, R]) -> Callable[P, R]:
         def answer(question: str) -> str: ...
 
     Args:
-        function: plain or async, at the top level of a module, or of a script that is started as a file.
+        function: a plain or async function, at the top level of a module or of a script that is started as a file.
 
     Raises:
-        ConfigError: if another process could not import the function, or if it yields.
+        ConfigError: if another process could not import the function, or if the function is a generator.
     """
     target = _target(function)
     inner = cast(Callable[..., Any], function)

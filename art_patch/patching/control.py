@@ -171,7 +171,7 @@ def patch(
     Args:
         project: name of the project. Each project has its own store and policies.
         home: directory that contains the directories of all projects.
-        store: URL of the database.
+        store: path or URL of the project's database. Default: a SQLite file in the project's directory.
         mode: `off`, `record`, `shadow`, `canary` or `route`. `art-patch mode` may overrule it while the app runs.
         match: the calls to patch: a glob of the model's name, `re:EXPRESSION`, or a function of the request body.
         sample_rate: share of trajectories that is recorded, 0 to 1.

@@ -93,8 +93,8 @@ class Upstream:
         A successful stream is returned open, for the caller to read; the body of every other response is in memory.
 
         Args:
-            surface: `/chat/completions`, `/completions` or `/responses`.
-            sent: the request for upstream.
+            surface: path of the call below the base URL: `/chat/completions`, `/completions` or `/responses`.
+            sent: the request to send if the call goes upstream.
             body: the parsed body of `sent`, from which the request to the engine is made.
             stream: whether the caller has asked for a stream.
 

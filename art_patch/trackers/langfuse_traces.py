@@ -48,7 +48,7 @@ class Langfuse(Otlp):
 
         Args:
             base_url: address of Langfuse, without a path.
-            service: `service.name` of the spans.
+            service: value of the attribute `service.name` of all spans.
             content: whether texts of people and models are sent.
         """
         root = base_url.rstrip("/")

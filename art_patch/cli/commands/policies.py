@@ -152,7 +152,7 @@ def watch(
 ) -> None:
     """Watch the policy that is being tested beside the champion, until the test promotes or rejects it.
 
-    A running `art-patch serve` does the same by itself. With `--json` each look at the test is printed as a line.
+    A running `art-patch serve` does the same by itself. With `--json` each look at the test is printed as one line.
 
     Exit codes: 0 promoted, still being tested, or nothing is tested; 4 rejected.
     """
