@@ -117,7 +117,7 @@ def _plain(text: str) -> str:
 def settings() -> str:
     """Return one section for each field of `Settings`: its text, its variable, its option, its default."""
     from art_patch._lib.option import Option
-    from art_patch.cli.options import setting_texts
+    from art_patch.cli.typed_options import setting_texts
     from art_patch.settings import Settings, variable_of
 
     lines = [

@@ -1,157 +1,31 @@
-"""Makes command-line options from dataclasses: each option is defined once, as a field of a dataclass.
+"""The options that several commands share: the project and its store, the filter of trajectories, the judge.
 
-In: a function whose parameters are dataclasses, arguments of Typer, or single values marked with `Option`. Out: a
-command. Its options are the marked fields of the dataclasses. When the command runs, it builds the dataclasses from the
-options and calls the function with them. At the end of the module are the dataclasses that several commands share: the
-project, the filter of trajectories, the judge.
+Each dataclass is a set of options (`typed_options` makes them), and its methods return what the options ask for.
 """
 
 from __future__ import annotations
 
-import ast
 import getpass
-import inspect
 import re
 import sqlite3
-import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
-from functools import cache, wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, get_args, get_origin, get_type_hints
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 from art_patch import grouping, rewards, settings, store, types
 from art_patch._lib.gc_pause import uncollected
 from art_patch._lib.option import Option
-from art_patch.cli.output import interrupted
+from art_patch.cli.typed_options import setting
 from art_patch.errors import ArtPatchError, ConfigError, StoreError, WrongProject
 
 if TYPE_CHECKING:
     from art_patch.settings import Settings
     from art_patch.store import Store
-
-# --- the mechanism ---
-
-
-class Only(NamedTuple):
-    """Makes only the named fields of a dataclass into options: `cycle: Annotated[CycleConfig, Only(("settle_s",))]`."""
-
-    names: tuple[str, ...]
-
-
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a command for Typer, with an option for each marked field of the dataclasses that `function` takes.
-
-    The returned function builds the dataclasses, calls `function`, and turns Ctrl-C into one line and exit code 130.
-    Python code may call it with the options as keyword arguments; options that are left out get their defaults.
-    """
-    parameters: dict[str, inspect.Parameter] = {}
-    records: dict[str, tuple[type, dict[str, str]]] = {}
-    hints = get_type_hints(function, include_extras=True)
-    for name, parameter in inspect.signature(function).parameters.items():
-        record, *marks = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
-        if not (isinstance(record, type) and is_dataclass(record)):
-            parameters[name] = _parameter(name, hints[name], parameter.default)
-            continue
-        records[name] = record, {}
-        only = next((mark.names for mark in marks if isinstance(mark, Only)), None)
-        for field, hint, mark, default in marked_fields(record):
-            if only is not None and field not in only:
-                continue
-            # Two records may have a field of one name, such as `samples`; the options' names differ.
-            key = mark.name.replace("-", "_") if field in parameters else field
-            parameters[key] = _parameter(key, hint, default, panel=getattr(record, "PANEL", None))
-            records[name][1][key] = field
-    # Python wants parameters without a default first; the sort is stable, so that `--help` keeps our order.
-    ordered = sorted(parameters.values(), key=lambda one: one.default is not inspect.Parameter.empty)
-    signature = inspect.Signature(ordered)
-
-    @wraps(function)
-    def run(*args: Any, **given: Any) -> None:
-        bound = signature.bind(*args, **given)
-        # Typer gives every option; Python code that calls the command leaves most of them out.
-        bound.apply_defaults()
-        values = bound.arguments
-        for name, (record, keys) in records.items():
-            values[name] = record(**{field: values.pop(key) for key, field in keys.items()})
-        try:
-            function(**values)
-        except KeyboardInterrupt:
-            # Typer would end the process without a word.
-            raise typer.Exit(interrupted()) from None
-
-    # Typer reads the signature and the annotations of what `__wrapped__` names, if that is there.
-    del run.__wrapped__
-    vars(run)["__signature__"] = signature
-    run.__annotations__ = {one.name: one.annotation for one in ordered}
-    return run
-
-
-@cache
-def marked_fields(record: type) -> tuple[tuple[str, Any, Option, Any], ...]:
-    """Return the name, type, `Option` and default of each field of a dataclass that is marked with an `Option`."""
-    found: list[tuple[str, Any, Option, Any]] = []
-    for field in fields(record):
-        # Field by field, and not with `get_type_hints`: types of fields that are no options may not be imported here.
-        base = next(each for each in record.__mro__ if field.name in vars(each).get("__annotations__", ()))
-        hint: Any = field.type
-        if isinstance(hint, str) and hint.startswith("Annotated["):
-            hint = eval(hint, vars(sys.modules[base.__module__]))
-        if (mark := _mark(hint)) is not None:
-            default = inspect.Parameter.empty if field.default is MISSING else field.default
-            found.append((field.name, hint, mark, default))
-    return tuple(found)
-
-
-def _mark(hint: Any) -> Option | None:
-    marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    return next((mark for mark in marks if isinstance(mark, Option)), None)
-
-
-def _parameter(key: str, hint: Any, default: Any, panel: str | None = None) -> inspect.Parameter:
-    """Return the parameter as Typer reads it; without a mark of ours it is Typer's already, such as an argument."""
-    if (mark := _mark(hint)) is not None:
-        name = mark.name or key.replace("_", "-")
-        variable = f"{settings.PREFIX}{name.replace('-', '_').upper()}" if mark.env is True else mark.env or None
-        # Always with an explicit name: Typer would add a `--no-...` to each boolean without one.
-        option = typer.Option(
-            f"--{name}/{mark.off}" if mark.off else f"--{name}", *mark.also, help=mark.help, envvar=variable,
-            min=mark.least, max=mark.most, metavar=mark.metavar, rich_help_panel=panel,
-        )  # fmt: skip
-        hint = Annotated[get_args(hint)[0], option]
-    return inspect.Parameter(key, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=hint)
-
-
-def setting(field: str) -> Option:
-    """Return the `Option` of a field of `Settings`; its help is the first sentence of the field's docstring."""
-    mark = next(each for each in settings.Settings.model_fields[field].metadata if isinstance(each, Option))
-    # What follows the first sentence is for the reference documentation, which has more room.
-    first = " ".join(setting_texts()[field].split()).partition(". ")[0].rstrip(".")
-    return replace(mark, help=f"{first}.", name=mark.name or field.replace("_", "-"))
-
-
-@cache
-def setting_texts() -> dict[str, str]:
-    """Return the docstring below each field of `Settings`, read from the source, because Python does not keep it."""
-    tree = ast.parse(inspect.getsource(settings))
-    (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Settings"]
-    texts: dict[str, str] = {}
-    for field, below in zip(found.body, found.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
-            texts[field.target.id] = inspect.cleandoc(str(ast.literal_eval(below.value)))
-    return texts
-
-
-def given_on_the_command_line(context: typer.Context, name: str) -> bool:
-    """Return whether the user typed the option; false if its value is from an environment variable or the default."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 @contextmanager

@@ -23,7 +23,8 @@ from art_patch import schedule as recipes
 from art_patch import store
 from art_patch.cli import output
 from art_patch.cli.commands.retrain import retrain
-from art_patch.cli.options import Option, Project, ProjectPlace, command, refuse_foreign
+from art_patch.cli.options import Project, ProjectPlace, refuse_foreign
+from art_patch.cli.typed_options import Option, command
 from art_patch.errors import Busy, ConfigError, GateRejected
 from art_patch.settings import Settings, variable_of
 

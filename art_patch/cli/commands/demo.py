@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from art_patch import demo as demonstration
 from art_patch.cli import output
-from art_patch.cli.options import Option, Output, command, setting
+from art_patch.cli.options import Output
+from art_patch.cli.typed_options import Option, command, setting
 from art_patch.settings import load_settings
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from art_patch import formats, pipeline, rewards
 from art_patch.cli import output
 from art_patch.cli.commands.policies import find_engine
 from art_patch.cli.commands.retrain import Replays, Suite
-from art_patch.cli.options import ActingProject, JudgeModel, Judging, Option, Output, command, make_judge
+from art_patch.cli.options import ActingProject, JudgeModel, Judging, Output, make_judge
+from art_patch.cli.typed_options import Option, command
 from art_patch.errors import ConfigError, EngineError, MalformedFile
 from art_patch.pipeline import CycleConfig
 from art_patch.settings import load_settings

@@ -15,7 +15,8 @@ import typer
 
 from art_patch import formats, rewards, store
 from art_patch.cli import output
-from art_patch.cli.options import ActingProject, Option, TrajectoryFilter, command, conditions, one_of
+from art_patch.cli.options import ActingProject, TrajectoryFilter, conditions, one_of
+from art_patch.cli.typed_options import Option, command
 from art_patch.errors import ConfigError
 from art_patch.types import Group
 

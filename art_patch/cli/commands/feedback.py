@@ -14,7 +14,8 @@ import typer
 
 from art_patch import feedback
 from art_patch.cli import output
-from art_patch.cli.options import ActingProject, Option, Project, command, extra, moment, setting
+from art_patch.cli.options import ActingProject, Project, extra, moment
+from art_patch.cli.typed_options import Option, command, setting
 from art_patch.errors import ConfigError
 
 if TYPE_CHECKING:

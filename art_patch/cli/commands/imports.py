@@ -11,7 +11,8 @@ import typer
 
 from art_patch import formats, store
 from art_patch.cli import output
-from art_patch.cli.options import ActingProject, Option, command, one_of
+from art_patch.cli.options import ActingProject, one_of
+from art_patch.cli.typed_options import Option, command
 from art_patch.errors import MalformedFile
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ import typer
 
 from art_patch import pipeline, promotion, serving, store
 from art_patch.cli import output
-from art_patch.cli.options import ActingProject, Option, Project, command, given_on_the_command_line, open_existing
+from art_patch.cli.options import ActingProject, Project, open_existing
+from art_patch.cli.typed_options import Option, command, given_on_the_command_line
 from art_patch.errors import ConfigError, EngineError, GateRejected
 
 if TYPE_CHECKING:

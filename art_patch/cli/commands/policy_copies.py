@@ -15,7 +15,8 @@ import typer
 from art_patch import policies as adapters
 from art_patch._lib.atomic_files import placing
 from art_patch.cli import output
-from art_patch.cli.options import ActingProject, Option, command
+from art_patch.cli.options import ActingProject
+from art_patch.cli.typed_options import Option, command
 from art_patch.errors import AdapterRejected, ConfigError, StoreError
 from art_patch.policies import Dtype
 

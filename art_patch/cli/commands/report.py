@@ -13,7 +13,8 @@ import typer
 from art_patch import insights, pipeline, rewards, store, trackers
 from art_patch.cli import output
 from art_patch.cli.commands.retrain import SETTLE_ONLY
-from art_patch.cli.options import Option, Project, RunFilter, command, make_embed, require_project
+from art_patch.cli.options import Project, RunFilter, make_embed, require_project
+from art_patch.cli.typed_options import Option, command
 from art_patch.errors import ConfigError
 from art_patch.pipeline import CycleConfig
 

@@ -14,17 +14,8 @@ import typer
 from art_patch import gate, pipeline, rewards, serving, store
 from art_patch.cli import output
 from art_patch.cli.commands.policies import canary_config
-from art_patch.cli.options import (
-    ActingProject,
-    Judging,
-    Only,
-    Option,
-    Project,
-    command,
-    make_embed,
-    open_existing,
-    setting,
-)
+from art_patch.cli.options import ActingProject, Judging, Project, make_embed, open_existing
+from art_patch.cli.typed_options import Only, Option, command, setting
 from art_patch.errors import ConfigError, EngineError, GateRejected
 from art_patch.grouping import ReplayConfig, ResampleConfig
 from art_patch.pipeline import CycleConfig

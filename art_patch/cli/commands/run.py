@@ -14,7 +14,8 @@ import typer
 from art_patch import patching, store
 from art_patch._lib.key_files import read_key
 from art_patch.cli import output
-from art_patch.cli.options import AppSettings, Option, Project, command, extra, refuse_foreign, setting
+from art_patch.cli.options import AppSettings, Project, extra, refuse_foreign
+from art_patch.cli.typed_options import Option, command, setting
 from art_patch.errors import CommandNotFound, ConfigError
 from art_patch.settings import load_settings
 

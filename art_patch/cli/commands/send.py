@@ -13,7 +13,8 @@ import typer
 from art_patch import trackers
 from art_patch.cli import output
 from art_patch.cli.commands.feedback import LANGFUSE_URL, langfuse_keys
-from art_patch.cli.options import SINCE, ActingProject, Option, RunFilter, command, conditions, extra
+from art_patch.cli.options import SINCE, ActingProject, RunFilter, conditions, extra
+from art_patch.cli.typed_options import Option, command
 
 if TYPE_CHECKING:
     from art_patch.settings import Settings

@@ -18,7 +18,8 @@ from art_patch import promotion, serving, store
 from art_patch._lib.key_files import ADMIN_KEY_FILE, key_for_apps, made_key, read_key
 from art_patch.cli import output
 from art_patch.cli.commands.policies import watch_beside
-from art_patch.cli.options import ActingProject, Option, Output, command
+from art_patch.cli.options import ActingProject, Output
+from art_patch.cli.typed_options import Option, command
 from art_patch.errors import ConfigError
 from art_patch.settings import load_settings
 

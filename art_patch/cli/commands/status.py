@@ -12,7 +12,8 @@ from art_patch import doctor as examinations
 from art_patch import rewards, serving, store, trackers, types
 from art_patch._lib.version import __version__
 from art_patch.cli import output
-from art_patch.cli.options import ActingProject, Option, Project, command, given_on_the_command_line, setting
+from art_patch.cli.options import ActingProject, Project
+from art_patch.cli.typed_options import Option, command, given_on_the_command_line, setting
 from art_patch.errors import ConfigError, EngineError
 from art_patch.settings import read_settings
 

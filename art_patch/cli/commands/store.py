@@ -14,8 +14,9 @@ import typer
 
 from art_patch import pipeline
 from art_patch.cli import output
-from art_patch.cli.options import ActingProject, Option, Project, command
+from art_patch.cli.options import ActingProject, Project
 from art_patch.cli.output import counted
+from art_patch.cli.typed_options import Option, command
 from art_patch.errors import ConfigError, StoreError
 from art_patch.types import CHALLENGERS
 

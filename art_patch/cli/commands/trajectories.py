@@ -11,7 +11,8 @@ import typer
 
 from art_patch import formats, store
 from art_patch.cli import output
-from art_patch.cli.options import Option, Project, TrajectoryFilter, command
+from art_patch.cli.options import Project, TrajectoryFilter
+from art_patch.cli.typed_options import Option, command
 from art_patch.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
