@@ -73,6 +73,11 @@ def test_python_blocks_run(blocks: list[Block], tmp_path: Path):
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
 
 
+def test_every_row_of_a_table_is_a_line():
+    pages = [*PAGES, *(ROOT / "examples").rglob("README.md"), *(ROOT / "integrations").rglob("README.md")]
+    assert not [page.name for page in pages for line in page.read_text().splitlines() if re.search(r"\S \|-+\|", line)]
+
+
 def test_blocks_that_are_not_run_compile():
     for block in all_blocks():
         if block.language == "python":

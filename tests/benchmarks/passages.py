@@ -8,10 +8,11 @@ Half of the passages come from the README, CONTRIBUTING, the pages and the folde
 docstrings. Each is given to a reader alone, without its file, and the reader says what it means; somebody who knows the
 code then says whether that is right. The seed is the commit's hash unless given, so a draw cannot be chosen.
 
-A passage of a page is a paragraph, an item of a list with the line that introduces the list, or a row of a table with
-the table's heading. A passage of the code is the docstring of a public class or function with the line that defines it,
-or a paragraph of a module's docstring with the module's name and its first line. Without `--json` the passages are
-printed one below the other; with it, the last line of stdout is one object with `seed`, `population` and `passages`.
+A passage of a page is a paragraph, an item of a list with the sentence that introduces the list, or a row of a table
+with the table's heading. A passage of the code is the docstring of a public class or function with the line that
+defines it, or a paragraph of a module's docstring with the module's name and its first line. Without `--json` the
+passages are printed one below the other; with it, the last line of stdout is one object with `seed`, `population` and
+`passages`.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def of_a_page(text: str) -> Iterator[str]:
         first, *items = _ITEM.split("\n" + "\n".join(lines))
         if first := first.strip():
             yield first
-            # A list is read below the line that ends with a colon; without such a line its items stand alone.
-            introduction = first.splitlines()[-1] if first.endswith(":") else ""
+            # A list is read below the sentence that ends with a colon; without such a sentence its items stand alone.
+            introduction = re.split(r"(?<=[.!?])\s+", first)[-1] if first.endswith(":") else ""
         yield from (f"{introduction}\n- {item.strip()}".strip() for item in items)
 
 
