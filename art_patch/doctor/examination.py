@@ -35,7 +35,6 @@ def examine(
     Args:
         settings: the settings that the app would run with.
         arguments: names of the settings that were given on the command line.
-        variables: the environment variables.
         wrong: error message about invalid environment variables, which `settings` ignores; `None` if all are valid.
     """
     found = environment.sources(settings, arguments, variables)

@@ -120,7 +120,7 @@ def gathering(description: str | None, total: int, max_exceptions: float, max_me
 
     Args:
         description: text beside the bar; `None` shows no bar.
-        total: number of rollouts.
+        total: number of rollouts that `run_all` will run, so that the bar knows its end.
         max_exceptions: number of rollouts that may raise, or their share if below 1.
         max_metrics: number of metrics beside the bar; `None` shows all.
     """

@@ -156,7 +156,7 @@ class TrainingApi:
             params: settings of the request: `temperature`, `max_tokens`, ...
 
         Raises:
-            ConfigError: `stream=True` is given.
+            ConfigError: `params` asks for a stream, which this call cannot return.
         """
         if params.get("stream"):
             raise ConfigError("create_completion appends whole answers; leave stream=True out")

@@ -174,7 +174,7 @@ def with_entry(crontab: str, directory: str, lines: str) -> str:
     same, byte for byte.
 
     Args:
-        directory: the project's directory.
+        directory: path of the project's directory, which the two comments contain.
         lines: the new lines; the last one ends with a line break.
 
     Raises:
