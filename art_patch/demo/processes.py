@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 import queue
+import subprocess
 import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -153,6 +155,16 @@ class Agent(Process):
             if done is not None:
                 done(len(results))
         return [results[key] for key in keys]
+
+    def stop(self, grace_s: float = 15.0) -> None:
+        """End the agent's input and wait until it has ended by itself; after `grace_s`, send SIGTERM, then SIGKILL."""
+        # SIGTERM ends a Python program without its exit handlers, so the calls that are not in the store yet were lost.
+        assert self.stdin is not None
+        with suppress(OSError):  # it died before it read its last line
+            self.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(grace_s)
+        super().stop(grace_s)
 
     def _read(self) -> None:
         assert self.stdout is not None

@@ -87,7 +87,7 @@ def test_a_canary_is_shown_given_up_and_never_tested_again(home: Path):
     wider = {"champion": "agent@0", "policy": "agent@1", "state": "canary", "percent": 20.0}
     assert said(home, "promote", "agent@1", "--canary", "20", "--reason", "looks good") == wider
     told = art_patch("rollback", "--reason", "no", home=home).stdout
-    assert told == "agent@1 is given up; agent@0 answers every session, in running apps within a second\n"
+    assert told == "agent@1 is rejected; agent@0 answers every session, in running apps within a second\n"
     says(art_patch("promote", "agent@1", home=home), 14, "stays that way")
     moves = said(home, "history", "-n", "3")["history"]
     assert [(m["policy"], m["from_state"], m["to_state"], m["reason"]) for m in moves] == [

@@ -23,3 +23,17 @@ def test_an_agent_that_reads_no_further_until_its_answers_are_read_hangs_nobody(
     with Agent(Program(SAYS_MUCH), tmp_path / "agent.py", {}, tmp_path / "agent.log") as agent:
         answers = agent.ask({"question": question} for question in questions)
     assert [answer["messages"] for answer in answers] == [[question] * 2 for question in questions]
+
+
+ENDS_IN_ORDER = """
+import atexit, pathlib, sys, time
+atexit.register(lambda: (time.sleep(0.3), pathlib.Path(sys.argv[0]).with_name("ended").touch()))
+for line in sys.stdin:
+    pass
+"""
+
+
+def test_an_agent_ends_by_itself_so_that_its_last_calls_are_recorded(tmp_path: Path):
+    with Agent(Program(ENDS_IN_ORDER), tmp_path / "agent.py", {}, tmp_path / "agent.log"):
+        pass
+    assert (tmp_path / "ended").exists()
