@@ -4,9 +4,10 @@ Candidate and champion answer the same turns of held-out scenarios, from the rec
 If the user marked a function as replayable, both policies repeat whole runs of its scenarios instead of single turns.
 The judge ranks the answers or runs of both policies in one group, without their names and in two orders. A paired test
 then compares the policies, with the scenario as its unit (`paired_test`). In doubt the gate rejects the candidate: if
-scenarios are too few, scores are missing, or the lower confidence bound of the difference is not above the margin. It
-also rejects a candidate that fails one check, however high its scores are: collapsed answers (`collapse`), a worse
-result than the champion's on the user's suite of prompts, or on a check of the user's.
+scenarios are too few, too many scores are missing (`max_unscored`), or the lower confidence bound of the difference is
+not above the margin. It also rejects a candidate that fails one check, however high its scores are. The checks look for
+collapsed answers (`collapse`). On the user's suite of prompts and on each check of the user's, the candidate must be
+proven to be worse than the champion by at most `max_worse`.
 """
 
 # pyright: reportUnusedImport=false

@@ -67,7 +67,7 @@ def collapse_findings(
 
 
 def failed_runs(repeated: Sequence[Repeated], config: GateConfig) -> tuple[Finding, ...]:
-    """Check that at most `max_worse` more of the candidate's runs end in an exception than of the champion's.
+    """Check that the candidate's share of runs that end in an exception exceeds the champion's by at most `max_worse`.
 
     The observed shares are compared, without a confidence bound: runs are few, and a bound would reject a candidate for
     a single failure by chance. If no runs were repeated, the result is empty.

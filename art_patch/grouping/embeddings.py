@@ -65,10 +65,11 @@ def embed_with(base_url: str, model: str, *, api_key: str | None = None, timeout
 
 
 def same_meaning(tasks: Mapping[str, Task], counts: Mapping[str, int], embed: Embed, similar: float) -> dict[str, str]:
-    """Return scenario key -> key of a more frequent scenario with the same meaning; a scenario without one is left out.
+    """Return scenario key -> key of another scenario with the same meaning, at least as frequent.
 
-    Scenarios are visited from the most to the least frequent. Each joins the most similar scenario that has not joined
-    another itself, because similarity does not add up along a chain.
+    A scenario without such another one is left out. Scenarios are visited from the most to the least frequent. Each
+    joins the most similar scenario that has not joined another itself, because similarity does not add up along a
+    chain.
 
     Args:
         tasks: scenario key -> one of its tasks.

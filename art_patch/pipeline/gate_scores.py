@@ -129,8 +129,9 @@ def check_findings(
 ) -> tuple[gate.Finding, ...]:
     """Return a finding for each score of the checks, and one for each check that fails too often.
 
-    A score's finding fails if the candidate is worse than the champion by more than `config.max_worse`. Turns without a
-    score are left out. If only one policy has scores on too many turns (`config.max_unscored`), the finding fails, too.
+    A score's finding passes if the test proves, at `config.level`, that the candidate is worse than the champion by at
+    most `config.max_worse` (a share of the check's range). Turns without a score are left out. If only one policy has
+    scores on too many turns (`config.max_unscored`), the finding fails, too.
     """
     range_of = {check.version: (check.lowest, check.highest) for check in checks}
     heard: dict[str, tuple[dict[int, float], dict[int, float]]] = defaultdict(lambda: ({}, {}))

@@ -152,7 +152,8 @@ class Reruns:
 
     Attributes:
         repeated: scenarios of which both policies completed all repetitions.
-        lost: one recorded turn for each scenario of which a repetition was begun and not completed; it has no score.
+        lost: one recorded turn for each scenario of which some repetition was begun, but not all were completed; such a
+            scenario has no score.
         erased: keys of scenarios whose recorded run was erased during the gate; the gate leaves them out.
         metrics: numbers of runs and scenarios, for the ledger; `None` if replays are switched off.
     """

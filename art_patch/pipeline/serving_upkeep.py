@@ -3,7 +3,7 @@
 The route, in the store, tells apps which server to call. If a project has several servers, the one that started last
 has the route. When it ends or stops answering, another server takes the route over. The old server may run on another
 machine and only be unreachable from here. In that case it takes the route back, and this server does not take it a
-second time.
+second time, unless the old server has answered from here in between.
 """
 
 from __future__ import annotations

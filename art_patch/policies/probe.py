@@ -97,8 +97,9 @@ def check_probe(
         dtype: Precision in which the server computes. The coarser precision of trainer and server sets the tolerance.
 
     Raises:
-        AdapterRejected: The difference is larger than rounding explains, a server's number is not finite, or the
-            server's numbers with the LoRA equal those of the base model (the LoRA is not applied).
+        AdapterRejected: The difference is larger than rounding explains; a server's number is not finite; or the LoRA
+            changed a number far more than rounding does, but the server's numbers are nearly those of its base model
+            (the LoRA is not applied).
     """
     if len(served) != len(probe.logprobs) or not all(math.isfinite(value) for value in served):
         raise AdapterRejected(f"{name}: the engine's log-probabilities are not finite. Drop this step.")

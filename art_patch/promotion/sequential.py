@@ -5,8 +5,9 @@ promote, or end without an answer. The policy under test, a canary or a shadow, 
 
 **Hypotheses.** For each signal in `SIGNALS`, the null hypothesis is that the policy under test is worse than the
 champion by at most the signal's tolerance. If the test rejects this hypothesis, the policy is rolled back. For rewards
-and feedback, a second null hypothesis is that the policy is better by at most `margin`. If the test rejects this one,
-the policy is promoted. If it rejects neither within `max_hours`, the test ends and nothing is promoted.
+and feedback, a second null hypothesis is that the policy is better by at most `margin`. If the test rejects this one, a
+canary is promoted as soon as both policies have answered `min_sessions` sessions; a shadow is never promoted. If
+neither happens within `max_hours`, the test ends and nothing is promoted.
 
 **Error rates**, each for all looks of one test together:
 

@@ -87,11 +87,14 @@ class LocalBackend:
         _open.add(self)
 
     async def register(self, model: Model[Any]) -> None:
-        """Open the model's project and start its engine, or use the one that runs; called by `model.register(backend)`.
+        """Open the store of the model's project; called by `model.register(backend)`.
+
+        For a `TrainableModel` it also starts the project's engine, or uses the one that runs.
 
         Raises:
-            ConfigError: the name of the model or its project is not allowed, or the project serves another base model.
-            EngineError: its engine does not start.
+            ConfigError: the name of the model or its project is not allowed; the project serves another model or
+                another base model; or an engine runs already, although options for a new one were given.
+            EngineError: the engine does not start.
         """
         runtime = self._runtime(model)
         if isinstance(model, TrainableModel):

@@ -1,8 +1,8 @@
 """The client of one model, a subclass of the OpenAI SDK's; `capture_auto_trajectory` records the calls made through it.
 
 In a request the model's name stands for the policy that is champion at that moment; `NAME@STEP` names one fixed policy.
-The client calls the engine's `/exact` routes, so each choice of an answer carries its exact tokens. A streamed answer
-carries no tokens, so it cannot be trained on.
+The client of a `TrainableModel` calls the engine's `/exact` routes, so each choice of an answer carries its exact
+tokens. A streamed answer carries no tokens, so it cannot be trained on.
 
 If the script also calls `patch()`, calls through this client are not recorded by it. The script hands in its
 trajectories itself, and a second recording would train on each of them twice.

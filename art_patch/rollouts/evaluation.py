@@ -54,7 +54,7 @@ class Evaluated:
         raised: number of runs that raised an exception.
         metrics: metric name -> its mean over scenarios; `reward` is one of the metrics.
         better_by: mean of this model's reward minus the first model's, over scenarios in which both have a reward;
-            `None` for the first model.
+            `None` for the first model, and without such a scenario.
         at_least: 95 % lower bound of that difference; `None` for the first model, and with too few scenarios for a
             bound.
         groups: the runs, in one group for each scenario.

@@ -260,12 +260,11 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         return history(self.runtime().directory, metric)
 
     async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> list[str]:
-        """Delete the files of all policies but the base model, the champion and the best.
+        """Delete the files of all former champions except the best policy, and return the deleted policies' names.
 
-        Return the deleted policies' names.
-
-        The best policy is the one with the highest mean of `best_checkpoint_metric` in the history. A deleted policy is
-        rejected in the ledger, so that it can never serve or be promoted again.
+        The base model, the champion and policies that were never champion are kept. The best policy is the one with the
+        highest mean of `best_checkpoint_metric` in the history, among the champion and the former champions. A deleted
+        policy is rejected in the ledger, so that it can never serve or be promoted again.
         """
         return await self.runtime().delete_checkpoints(best_checkpoint_metric)
 

@@ -58,7 +58,7 @@ class TrainResult:
     Attributes:
         step: step of the policy that is champion after the call.
         metrics: mean metrics of the groups, and the metrics of the update if one was made.
-        checkpoint_path: directory of the champion's adapter; `None` if the champion is the base model.
+        checkpoint_path: directory of the adapter that was champion at the end of the update; `None` for the base model.
         reason: why no update was made and the champion stayed the same; empty if an update was made.
     """
 

@@ -2,7 +2,7 @@
 
 `torchrun --nproc-per-node N -m art_patch.training JOB_DIRECTORY` runs the update in N such processes. In that case the
 store through which torchrun's processes connect listens on all network interfaces. Processes that `launch` starts
-connect through a file and listen on none.
+connect through a file, and exchange tensors over the loopback interface.
 """
 
 from __future__ import annotations

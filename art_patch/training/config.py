@@ -34,7 +34,8 @@ class TrainConfig:
             batches are computed one after another. The gradient equals that of one large batch, also in the numbers by
             which the loss is divided. A beginning that rows of several batches have in common is computed once in each
             of them. It needs `batch_size`. The memory is bounded by `micro_batch_tokens` in any case.
-        total_steps: Largest number of optimizer steps of an update, over all phases. `None`: `epochs` alone sets it.
+        total_steps: Largest number of optimizer steps of an update, over all phases. `None`: as many steps as `epochs`
+            passes over the data take.
         warmup_steps: Number of optimizer steps at the start of each phase over which the learning rate rises to its
             peak.
         start: "champion" continues the champion's LoRA. "base" begins a new LoRA, so everything that earlier updates
@@ -67,8 +68,8 @@ class TrainConfig:
         max_staleness: A trajectory is not trained on if its policy is more than this many steps behind the champion.
         max_kl_nats: The update ends before the first step at which KL(policy that sampled || policy in training) per
             token is above this. The result of the steps made until then is published. `None`: no limit.
-        max_clip_fraction: The update ends before the first step at which the share of tokens that are clipped by the
-            loss is above this. `None`: no limit, because a clipped token by itself does not change the policy.
+        max_clip_fraction: The update ends before the first step at which the share of tokens beyond the clip or the cap
+            of the loss is above this. `None`: no limit, because a token beyond the clip has no gradient.
         micro_batch_tokens: Number of distinct tokens that are computed at once. It bounds the memory, and changes
             results only by rounding.
         max_tokens: Largest number of tokens in a row; the rest of a longer row is cut off and not trained.

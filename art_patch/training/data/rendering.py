@@ -2,9 +2,9 @@
 
 Answers of upstream or of a person have no recorded ids and are rendered here. The prompt is rendered alone, and again
 with the answer appended. The answer's ids are the ids that the second rendering adds. This requires that text and ids
-of the second rendering begin with those of the first. The learned ids end with the first end-of-turn token, and the
-template may write only white space after it. For an answer without thoughts, the tokens that the template writes in
-their place are learned too, such as Qwen 3's empty block.
+of the second rendering begin with those of the first. The learned ids end with the answer's only end-of-turn token; an
+answer with two is rejected. The template may write only white space after this token. For an answer without thoughts,
+the tokens that the template writes in their place are learned too, such as Qwen 3's empty block.
 
 If the rendering with the answer does not begin with the rendered prompt, two remedies are tried:
 

@@ -181,8 +181,9 @@ class LossConfig:
             ratio with its gradient, so that the result has the gradient of the KL (DeepSeek-V3.2,
             https://arxiv.org/abs/2512.02556; the default in TRL). Without this factor k1 would have no gradient on
             average, and k3 would have the gradient of KL(reference || trained).
-        importance_cap: Each token's loss is multiplied by min(exp(old - recorded), importance_cap). This corrects for
-            tokens that another policy or engine sampled than the policy at the start of the update. `None`: off.
+        importance_cap: Each token's loss, without its KL term, is multiplied by the importance weight min(exp(old -
+            recorded), importance_cap). The weight corrects for tokens that another policy or engine sampled than the
+            policy at the start of the update. In `vespo` the weight is a factor of W instead. `None`: off.
         off_policy_nats: A bad trajectory is not learned from if the mean of (recorded - logprob) over its tokens is
             above this (DeepSeek-V3.2). The KL term still applies to it. `None`: off.
     """

@@ -5,6 +5,7 @@ loss of the token is
 
     loss = surrogate(w, A) * min(exp(old - recorded), importance_cap) + kl_coefficient * w * KL(trained || reference)
 
+The surrogate `gamma` has the importance weight, min(exp(old - recorded), importance_cap), in its W and not as a factor.
 The losses of all tokens are divided by the number that the aggregation names, and summed.
 `art_patch.training.losses.loss_config` lists surrogate, aggregation, level and paper of each loss. The test
 `test_loss_trl` checks that values and gradients equal those of TRL 1.16.
@@ -81,8 +82,9 @@ class LossMetrics:
         not_finite: Number of tokens dropped because one of their log-probabilities is not finite.
         clipped_low: Number of tokens with a negative advantage and no gradient, because their ratio is below
             `1 - clip_low`.
-        clipped_high: Number of tokens whose ratio is above `1 + clip_high` or `clip_max` (these have no gradient), or
-            above `ratio_cap` (these keep a gradient of bounded weight).
+        clipped_high: Number of tokens whose ratio is too high. These are tokens with a positive advantage above
+            `1 + clip_high` and with a negative one above `clip_max`, which have no gradient; and in `cispo` tokens
+            above `ratio_cap`, which keep a gradient of bounded weight.
         dropped_tokens: Number of tokens in trajectories dropped by `off_policy_nats`.
         dropped_trajectories: Number of trajectories dropped by `off_policy_nats`.
         kl_nats: k2 estimate of KL(policy that sampled || policy in training): half the squared log ratio.
