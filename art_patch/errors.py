@@ -42,19 +42,19 @@ class ConfigError(ArtPatchError):
 
 
 class WrongProject(ConfigError):
-    """The store belongs to another project, which the message names. Nothing was read from it or written to it."""
+    """The store belongs to another project, which the message names. No recorded data of it was read or changed."""
 
     exit_code = 18
 
 
 class GateRejected(ArtPatchError):
-    """The gate rejected the candidate, so the champion goes on serving. This is a result, not a malfunction."""
+    """The gate or a canary test rejected a policy, so the champion goes on serving. This is a result, no fault."""
 
     exit_code = 4
 
 
 class Busy(ArtPatchError):
-    """Another process is running a cycle on this store and holds the cycle's lock, so this one did not start."""
+    """Another process runs a cycle on this store, so this one did nothing; or it took over this cycle's lease."""
 
     exit_code = 5
 
@@ -129,7 +129,7 @@ class MalformedFile(ArtPatchError):
 
 
 class HubError(ArtPatchError):
-    """The model hub cannot be reached, or refused an upload or a download."""
+    """The model hub cannot be reached, or refused a request, such as an upload."""
 
     exit_code = 16
 

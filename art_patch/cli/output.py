@@ -191,7 +191,7 @@ class Bars:
 
 @contextmanager
 def bars(*, quiet: bool) -> Generator[Bars]:
-    """Show progress on stderr while the block runs: as bars on a terminal, else as lines, or not at all if `quiet`."""
+    """Show progress on stderr: as bars on a terminal, even if `quiet`; elsewhere as lines, or not at all if `quiet`."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = stderr()

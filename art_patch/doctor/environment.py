@@ -165,7 +165,7 @@ def libraries(installed: Installed) -> Finding:
 def sources(settings: Settings, arguments: Collection[str], environment: Mapping[str, str]) -> dict[str, Any]:
     """Return each setting as `{"value": ..., "source": ...}`; the source is `argument`, `environment` or `default`.
 
-    Keys and passwords are left out, because users show this report to others.
+    The judge's API key and the password in the store's URL are not shown, because users show this report to others.
     """
     # An empty variable counts as unset, as it does for `Settings`.
     variables = {name.upper() for name, value in environment.items() if value.strip()}

@@ -59,7 +59,7 @@ def feedback_url(
     """Return a link with which a person or an app scores a run. The server `art-patch feedback serve` answers it.
 
     Args:
-        trajectory_id: the run to score; default: the run of the surrounding `trajectory()` block.
+        trajectory_id: the run to score; default: the run that `current_trajectory()` returns.
         name: name of the score. `thumbs` takes 0 or 1, `reward` 0 to 1, any other name -1 to 1.
         expires_s: seconds for which the link is valid.
         base_url: address by which people reach the server. Default: `ART_PATCH_FEEDBACK_BASE_URL`, else the address of

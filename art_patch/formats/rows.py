@@ -85,7 +85,8 @@ def preference_rows(
 
     Args:
         rewards_G: the rewards of the G siblings; `None` for a sibling that is not scored.
-        all_pairs: whether to yield every pair of siblings. If false, only the best and the worst are paired.
+        all_pairs: whether to yield every pair of siblings with the same prompt. If false, only the best and the worst
+            sibling of each prompt are paired.
         margin: pairs whose rewards differ by this much or less are left out.
 
     Raises:

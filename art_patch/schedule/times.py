@@ -81,7 +81,7 @@ class Schedule:
     weekdays: tuple[int, ...]
 
     def as_cron(self) -> str:
-        """Return the five fields of a crontab line, without names and steps, which not every cron understands."""
+        """Return the five fields of a crontab line as every cron reads them: without names and steps, Sunday as 0."""
         full = (60, 24, 31, 12, 7)
         fields = (self.minutes, self.hours, self.days, self.months, self.weekdays)
         return " ".join(_listed(values, size, "-", 1) for values, size in zip(fields, full, strict=True))
