@@ -94,7 +94,7 @@ def surroundings() -> Ambient:
 
 
 def registered_around(here: Ambient) -> RegisteredSpan | None:
-    """Return the active OpenTelemetry span if an integration registered it; `None` inside a newer block of the app."""
+    """Return the active OpenTelemetry span if it is registered and no newer `trajectory()` or `span()` is inside it."""
     span = registered(trace.get_current_span().get_span_context().span_id)
     return span if span is not None and here.open in (None, span.open) and here.span_id == span.below else None
 

@@ -228,11 +228,11 @@ class _Captured:
 
 
 def bind(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a wrapper of `function` that runs in the trajectory, span and group in which `bind` was called.
+    """Return a wrapper of `function` that runs in the OpenTelemetry context in which `bind` was called.
 
-    After `patch()`, threads and thread pools inherit the trajectory of the code that starts them, but only until its
-    `with` block ends. A bound function keeps it after that, in whatever thread or task it is called. Use it for the
-    generator of a streamed answer, or for work in the background::
+    That context holds trajectory, span and group. After `patch()`, threads and thread pools inherit these from the code
+    that starts them, but only until its `with` block ends. A bound function keeps them after that, in whatever thread
+    or task it is called. Use it for the generator of a streamed answer, or for work in the background::
 
         return StreamingResponse(art.bind(answer)(question))
     """

@@ -1,8 +1,8 @@
 """The functions that control the process's one patch: `patch()`, `wrap()`, `unpatch()`, `status()` and `flush()`.
 
-A wrong argument raises `ConfigError`. With a wrong environment variable nothing is raised and the SDK stays unpatched.
-`status().degraded` then says so; it also names what fails in production: the store, the engine, or an SDK of an unknown
-version.
+A wrong argument raises `ConfigError`. With a wrong environment variable nothing is raised: that `patch()` changes
+nothing, and `status().degraded` says so. It also names what fails in production: the store, the engine, or an SDK of an
+unknown version.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Status(NamedTuple):
         fallbacks: number of recorded calls that should have been answered by a policy and were answered by upstream.
         shadowed: number of answers that policies gave in the background, in mode or state `shadow`.
         shadow_skipped: number of background calls that were not made: `shadow_per_minute` was used up, too many calls
-            were waiting, or the engine was failing.
+            were waiting, the engine was failing, or the policy was not to be asked any more.
         shadow_failed: number of background calls that a policy failed to answer.
         instrumented: the patched SDK with its version, and the integrations in use.
         bypasses: number of calls that a library sent without the OpenAI SDK, by the way it sent them. Calls of
@@ -176,7 +176,8 @@ def patch(
         match: the calls to patch: a glob of the model's name, `re:EXPRESSION`, or a function of the request body.
         sample_rate: share of trajectories that is recorded, 0 to 1.
         canary_percent: percentage of sessions that the champion answers in mode `canary`.
-        shadow_rate: share of calls, 0 to 1, that are also sent to the champion in the background in mode `shadow`.
+        shadow_rate: share of calls, 0 to 1, that are also sent in the background to the champion in mode `shadow`, or
+            to a policy in state `shadow`.
         shadow_per_minute: greatest number of background calls in a minute.
         base_url: address of the engine. Without it, the address that the engine wrote to the store is used.
         timeout_s: seconds that a caller waits for the champion's whole answer, or for the next chunk of its stream.
@@ -203,7 +204,7 @@ def wrap(client: T, **settings: Any) -> T:
     """Patch one client and the copies made of it, and return it. All other clients stay unpatched.
 
     A copy (`with_options`) is recognised by its connection pool, which it shares with the original. Therefore another
-    client with the same `http_client` is patched too. After `patch()` this function changes nothing, because every
+    client with the same `http_client` is patched too. After `patch()` only `settings` have an effect, because every
     client is patched already. `unpatch()` undoes it.
 
     Args:
@@ -295,7 +296,7 @@ def _refuse(wrong: str) -> None:
 
 
 def start(settings: Settings, *, everything: bool = True, **doubles: Any) -> Runtime:
-    """Patch the SDK with `settings` and return the new runtime. Tests pass stand-ins for parts of it in `doubles`."""
+    """Patch the SDK and return the runtime, a new one if `settings` changed. Tests pass stand-ins in `doubles`."""
     with _process.lock:
         entries = _process.integrations.wanted(settings.integrations)
         runtime = _process.runtime
@@ -362,7 +363,10 @@ def unpatch() -> None:
 
 
 def status() -> Status:
-    """Return the state and the counts of the patch. After `unpatch()` the counts stay until the next `patch()`."""
+    """Return the state and the counts of the patch.
+
+    After `unpatch()` the counts stay. A `patch()` with other settings starts the counts of calls at zero.
+    """
     runtime = _process.runtime
     if runtime is None:
         return Status(errors=faults.counts, degraded=_process.refused)

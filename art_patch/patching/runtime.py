@@ -2,8 +2,9 @@
 
 The target says which engine and policies calls may go to. `patch()` computes it from the route in the store, so that
 the very first call is routed; then the recorder's thread computes it again every `poll_interval_s`. A call only reads
-the attribute `target`. If the store is behind a network, only the recorder's thread reads it, because no call may wait
-for a network; until its first read, calls go upstream and their records give this reason.
+the attribute `target`. It reads the store itself in two cases: the recorder's thread does not run yet, or the engine
+answered 404. If the store is behind a network, only the recorder's thread reads it, because no call may wait for a
+network. Until its first read, calls go upstream; in mode `route` their records give this reason.
 """
 
 from __future__ import annotations
@@ -294,7 +295,7 @@ class Reporter:
         self._last: tuple[float, JSON] = (float("-inf"), {})
 
     def report(self, runtime: Runtime) -> None:
-        """Queue a report if the status has changed or the previous one is old. The recorder's thread calls this."""
+        """Queue a report, at most every 10 s if the status has changed, else every 60 s. The recorder's thread calls it."""
         from art_patch.types import AppReport  # making the class costs `patch()` a millisecond
 
         now, facts = time.monotonic(), self._facts(runtime)

@@ -118,7 +118,7 @@ def register(recorder: ProcessRecorder) -> None:
 
 
 def write_before_the_app_ends() -> None:
-    """Register the exit handler again, after all handlers of the app, so that it runs before them.
+    """Register the exit handler again, after the handlers that the app has registered so far: it runs before them.
 
     Exit handlers run in the reverse order of their registration. The app's tracer provider shuts down in such a
     handler, and a span that the recorder makes after that is lost.

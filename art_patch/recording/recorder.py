@@ -1,9 +1,10 @@
 """The queue between the app's threads and the store, and the thread behind it.
 
 The app's thread only runs `put()`: a size check and one append. It never waits, and may be called from anywhere, even
-from the garbage collector. The recorder's thread starts with the first call. It collects items for `flush_interval_s`,
-parses them, and writes them in batches; every `poll_interval_s` it also calls `on_tick`. Each call is either recorded,
-or dropped and counted, or still waiting. A forked child has an empty queue, new locks, its own thread and connection.
+from the garbage collector. The recorder's thread starts with the first call, or in `patch()` if the store is behind a
+network. It collects items for `flush_interval_s`, parses them, and writes them in batches; every `poll_interval_s` it
+also calls `on_tick`. Each call is either recorded, or dropped and counted, or still waiting. A forked child has an
+empty queue, new locks, its own thread and connection.
 """
 
 from __future__ import annotations

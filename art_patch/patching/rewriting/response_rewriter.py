@@ -3,7 +3,7 @@
 The SDK accepts HTML, `{}` and a stream that stops half-way as success, so an answer is checked before the app gets it.
 An answer that is not streamed must name the policy that was asked and have all choices; each choice needs a finish
 reason and a message with content (see `says_something`). White space is no content. The first event of a stream must be
-a chunk of that policy, and no byte of the stream reaches the app before it has content.
+a chunk of that policy, and no byte of the stream reaches the app before it has content or reasoning.
 
 Training needs token ids and log-probabilities, so the engine always sends them; here they are removed unless the app
 has asked for them. `model` becomes the name that the app used, and `system_fingerprint` names the policy.
@@ -38,7 +38,7 @@ class EmptyAnswer(InvalidAnswer):
 
 
 class TooSlow(InvalidAnswer):
-    """The engine's stream brought no content within `first_token_timeout_s`."""
+    """The first chunk of the engine's stream did not arrive within `first_token_timeout_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +177,10 @@ class StreamRewriter:
 
     Attributes:
         begun: whether the first chunk has arrived and was accepted.
-        started: whether the stream has brought content. Before that the app must get no byte, because the call may
-            still go upstream.
+        started: whether the stream has brought content, or for chat also reasoning. Before that the app must get no
+            byte, because the call may still go upstream.
         done: whether the engine has sent `[DONE]`.
-        unread: the bytes that the most recent `feed` has processed.
+        unread: the bytes that `feed` began to process last. If it fails, the app gets them unchanged.
     """
 
     def __init__(self, rewriter: ResponseRewriter) -> None:

@@ -1,10 +1,11 @@
 """Controls one call of the app from start to end: asks the champion, then upstream if it fails, and records the call.
 
 While a canary is tested, calls of a share of the sessions go to the canary in place of the champion; if the canary
-fails, the call goes upstream, not to the champion. `patching.sdk.wrapping` requests the next attempt, sends it and
+fails, the call goes upstream, not to the champion. Only if the engine answers 404 because the route has just changed,
+the call asks the policy that the new route names. `patching.sdk.wrapping` requests the next attempt, sends it and
 reports the outcome; its docstring shows the order of these steps. This module is the same for synchronous and
-asynchronous clients. Faults of art_patch never leave it (`faults.fault`). `InvalidAnswer` does, on purpose: the wrapper
-then reports that the attempt failed, and the call goes upstream.
+asynchronous clients. Faults of art_patch never leave it, except under pytest (`faults.fault`). `InvalidAnswer` does, on
+purpose: the wrapper then reports that the attempt failed, and the call goes upstream.
 """
 
 from __future__ import annotations

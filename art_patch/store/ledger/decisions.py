@@ -5,8 +5,9 @@ that running apps read. The table `promotions` has one row for each move, which 
 when, why, and the metrics behind it.
 
 If a policy is rejected and never served, its groups return to the state `scored`, and the next update trains on them
-again. After `MOST_TRIES` rejected candidates a group becomes `stale` and is not used again. Groups of a policy that
-serves, served or may still serve stay `trained`. The table `trainings` records which policy was trained on which group.
+again. After `MOST_TRIES` rejected candidates a group becomes `stale`, and with fewer than two runs left it becomes
+`dead`; neither is used again. Groups of a policy that serves, served or may still serve stay `trained`. The table
+`trainings` records which policy was trained on which group.
 """
 
 from __future__ import annotations

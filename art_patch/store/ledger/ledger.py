@@ -240,9 +240,10 @@ class Ledger:
         If the policy becomes champion, the old champion is retired, and the route sends calls to the new one. A policy
         in `shadow` or `canary` is the one under test in the route. If another policy becomes champion during the test,
         the policy under test is rejected, because the champion it was compared with no longer serves. If a policy is
-        rejected and never served, its groups become `scored` again, or `stale` if it was the third such candidate. A
-        change from `canary` to `canary` sets another share of the sessions and continues the test; each change to
-        `canary` records `percent_before` and `percent`.
+        rejected and never served, its groups become `scored` again: `stale` if it was the third such candidate, `dead`
+        if fewer than two of their runs are left. A group that another policy learned from, one that is not rejected or
+        that served, stays `trained`. A change from `canary` to `canary` sets another share of the sessions and
+        continues the test; each change to `canary` records `percent_before` and `percent`.
 
         Args:
             metrics: the numbers behind the decision. They are stored with the state change and added to the policy's
@@ -251,8 +252,8 @@ class Ledger:
 
         Raises:
             StoreError: if there is no such policy.
-            TransitionError: if `types.states` does not allow the change, if another policy is under test, or if the
-                canary has this share already.
+            TransitionError: if `types.states` does not allow the change, if there is no champion to test against, if
+                another policy is under test, or if the canary has this share already.
             ConfigError: if `percent` is missing for `canary`, or given for another state.
         """
         at = time.time() if now is None else now
