@@ -193,7 +193,8 @@ class Run:
     def end(self, output: object = None, *, error: BaseException | str | None = None) -> None:
         """Report that the run has ended, with its output or error.
 
-        If the run is part of the app's own trajectory, that trajectory continues and `output` is not stored.
+        If the run is part of the app's own trajectory, that trajectory continues, and `output` and `error` are not
+        stored.
         """
         if not self._open.used:
             return
@@ -245,7 +246,7 @@ class Inside:
 def guarded(place: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
     """Decorate a callback so that its exceptions never reach the app.
 
-    They are counted under `place` and logged once.
+    They are counted under `place`, and logged at most once a minute. Under pytest they are raised.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R | None]:

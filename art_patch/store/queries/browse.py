@@ -79,7 +79,7 @@ class Summary:
         completion_tokens: number of tokens in the answers of all calls.
         policies: names of the policies that answered the calls; `upstream` stands for the provider.
         trainable_calls: number of calls that can be trained on.
-        reward: the reward that training uses; `None` if the trajectory was not judged.
+        reward: the reward that training uses; `None` if neither the app, a user nor the judge gave one.
         opening: first words of the user; empty unless `Browser.summaries` was called with `openings`.
     """
 
