@@ -19,7 +19,7 @@ logger = logging.getLogger("art_patch")
 
 
 class Unstorable(Exception):
-    """The user's redaction function raised, which was counted as a fault; the item must not be stored."""
+    """The user's redaction function raised, which was counted and logged; the item must not be stored."""
 
 
 class Faults:

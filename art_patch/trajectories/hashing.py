@@ -1,8 +1,9 @@
 """Computes the id of each message in a conversation from the message's content and the id of the message before it.
 
 A message in its place is called a node. Its id is a 16-byte BLAKE2b hash of its parent's id and of its own canonical
-JSON. So if one conversation continues another, their common messages have the same ids. The recorder uses this to find
-the trajectory of a call, and the store to write each message once.
+JSON. So if one conversation continues another, their common messages have the same ids, and the store writes each
+message once. The recorder finds the trajectory of a call in the same way, with a hash of fewer fields
+(`recording.converting`).
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def followed(trajectory: Trajectory, call: Call) -> tuple[JSON, ...]:
 
 
 def offered_tools(trajectories: Iterable[Trajectory]) -> tuple[JSON, ...]:
-    """Return all tools that the app offered to the model in any call, each once, in the order of their first use."""
+    """Return all tools that the app offered to the model in any call, each once, in the order of their first offer."""
     tools: dict[bytes, JSON] = {}
     for trajectory in trajectories:
         for call in trajectory.calls:

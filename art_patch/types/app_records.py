@@ -36,17 +36,18 @@ UPSTREAM = None
 class TrajectoryInfo:
     """The description of a trajectory without its calls.
 
-    It is written when the trajectory begins, and again, with `ended_at`, when a `trajectory()` block ends.
+    It is written before the trajectory's first call or score, and again, with `ended_at`, when its block ends. A
+    trajectory without a call or score is not written.
 
     Attributes:
         id: uuid7 hex, the caller's own id, or the trace id of an OpenTelemetry trace.
         started_at: start of the first call or of the `trajectory()` block.
-        origin: how the trajectory was identified. `explicit`: by a `trajectory()` block. `otel`: by an active trace.
-            `stitched`: a call's prompt continues the conversation of an earlier call. `single`: one call that belongs
-            to no other. `shadow`: a copy of one call, made in the background. `imported`: read from a file.
-            `resampled`: new answers to one turn of another run. `span`: a copy of the part of another run that is
-            inside one of its spans.
-        ended_at: end of the `trajectory()` block; `None` for other origins, which have no explicit end.
+        origin: how the trajectory was identified. `explicit`: by a `trajectory()` block, an outermost `span()` or an
+            integration. `otel`: by an active trace. `stitched`: a call's prompt continues the conversation of an
+            earlier call. `single`: one call that belongs to no other. `shadow`: a copy of one call, made in the
+            background. `imported`: read from a file. `resampled`: a new answer to one turn of another run. `span`: a
+            copy of the part of another run that is inside one of its spans.
+        ended_at: end of the block, or of an integration's run; `None` if there was none or it has not ended.
         scenario_key: trajectories with the same key are the same task.
         group_key: the key that the app gave to `group()`; trajectories with the same key are siblings.
         metadata: JSON values that the app attached to the trajectory.

@@ -148,7 +148,7 @@ class StoreFiles:
             make_private(os.path.realpath(self.path))  # SQLite follows links
 
     def keep_private(self) -> None:
-        """Set mode 600 on the database file and SQLite's files beside it if this user owns them and others have rights."""
+        """Set mode 600 on the database file and SQLite's files beside it, if this user owns them and it is wider."""
         path = os.path.realpath(self.path)  # SQLite keeps its log beside the file itself
         for suffix in WITH_TRAFFIC:
             with suppress(OSError):
