@@ -295,7 +295,7 @@ class Reporter:
         self._last: tuple[float, JSON] = (float("-inf"), {})
 
     def report(self, runtime: Runtime) -> None:
-        """Queue a report: at most every 10 s if the status changed, else every 60 s. Called by the recorder's thread."""
+        """Queue a report: at most every 10 s if the status changed, else every 60 s. The recorder's thread calls it."""
         from art_patch.types import AppReport  # making the class costs `patch()` a millisecond
 
         now, facts = time.monotonic(), self._facts(runtime)

@@ -5,9 +5,9 @@ clients. In: HTTP requests under `/v1`. Out: the answers of upstream, or of the 
 
 Chat completions, completions and responses go through a patched client of the OpenAI SDK in the proxy's process, so
 mode, fallback, circuit breaker and record are those of `patching`. All other requests are forwarded to upstream.
-Upstream gets the caller's key, headers and body. The proxy sends a request to upstream only once; a caller that wants
-retries repeats the request itself. The caller's key is never recorded and never sent to the engine. If a caller
-disconnects, its call to upstream is cancelled.
+Upstream gets the caller's key, headers (except `x-art-...`) and body. The proxy sends a request to upstream only once;
+a caller that wants retries repeats the request itself. The caller's key is never recorded and never sent to the engine.
+If a caller disconnects, its call to upstream is cancelled.
 """
 
 # pyright: reportUnusedImport=false

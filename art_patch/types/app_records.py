@@ -102,8 +102,8 @@ class Score:
         value: a finite number; RULER's scores are between 0 and 1.
         source: `user`, `code`, `ruler`, or `combined` for a reward that was computed from other scores.
         comment: the judge's explanation or the user's words.
-        group_id: the group in which the judge ranked the trajectory; `None` for other scores. RULER's scores can be
-            compared within one group only.
+        group_id: the group in which the judge ranked the trajectory or a reward was combined; `None` for scores of
+            users and code. RULER's scores can be compared within one group only.
         rubric: version of the rubric that the judge used.
     """
 

@@ -82,7 +82,7 @@ class AppReport:
     """The state of the patch in one app process, which the process writes from time to time for `art-patch status`.
 
     Attributes:
-        id: host, process id and start time of the process.
+        id: `HOST:PID`, the host's name and the process id.
         facts: the result of `art_patch.status()` in the process.
     """
 

@@ -150,7 +150,10 @@ class Cohort:
         self._changed()
 
     def can_merge(self, other: Cohort) -> bool:
-        """Whether one padded batch of both cohorts costs less than two separate ones; False for different policies."""
+        """Whether one padded batch of both cohorts costs less than two separate ones.
+
+        False for different policies, and for a model whose cache cannot be shifted (sliding windows, recurrent states).
+        """
         if self.policy is not other.policy or not (self._plain and other._plain):
             return False
         # Cells of key/value cache that one step reads, apart and together (padding included).

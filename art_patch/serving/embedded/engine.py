@@ -119,7 +119,7 @@ class EmbeddedEngine:
 
         Raises:
             UnknownPolicy: the engine does not serve the policy.
-            Overloaded: the queue is full, or the engine is closing.
+            Overloaded: the queue is full, or the engine is closing or has failed.
         """
         with self._lock:
             policy = self._policies.get(policy_name)
@@ -142,7 +142,7 @@ class EmbeddedEngine:
 
         Raises:
             AdapterRejected: the adapter is not valid, or a policy of that name is served already.
-            Overloaded: another request is loading the same name now.
+            Overloaded: another request is loading the same name now, or the engine is closing or has failed.
         """
         check_name(name)
         with self._lock:

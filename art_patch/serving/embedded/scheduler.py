@@ -86,7 +86,7 @@ class Scheduler:
             return {"running": running, "waiting": len(self._waiting), "retired": len(self._retired)}
 
     def submit(self, generation: Generation, policy: Policy) -> None:
-        """Queues a request for `policy`; raises `Overloaded` if the queue is full or the scheduler is closing.
+        """Queues a request for `policy`; raises `Overloaded` if the queue is full or the scheduler is not `healthy`.
 
         The caller must hold `lock` from its look-up of the policy until this call returns, so that the policy is not
         freed meanwhile.
