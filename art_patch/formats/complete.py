@@ -106,7 +106,8 @@ def decode(line: Mapping[str, Any]) -> Bundle:
     """Return the bundle of one line. Calls without exact token ids are marked untrainable, even if the line does not.
 
     Raises:
-        MalformedFile: a field is unknown or has a wrong type; the message begins with the field's path.
+        MalformedFile: the line has another format than this release reads, or a field is unknown, missing or wrong; the
+            message names the format or the field's path.
     """
     # First of all: the rules of this version do not apply to fields of a later one.
     if line.get("format") != FORMAT:

@@ -57,7 +57,7 @@ def run_of(trajectory: Trajectory) -> Run:
     """Return the main conversation of a trajectory.
 
     Raises:
-        Unusable: no call was recorded, or only a part of the conversation was.
+        Unusable: no call was recorded, only a part of the conversation was, or the call is no chat.
     """
     call = main_call(trajectory)  # its messages hold the whole conversation
     if call is None or not call.messages:

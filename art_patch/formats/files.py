@@ -44,7 +44,7 @@ def writing(
     Args:
         path: name of the file; `-` is stdout.
         columns: the columns of a Parquet file. JSON lines have all keys of each row.
-        parquet: whether to write Parquet even if the name of the file does not end in `.parquet`.
+        parquet: whether to write Parquet. If false, JSON lines are written, whatever the name of the file.
         force: whether to replace an existing file.
 
     Raises:
