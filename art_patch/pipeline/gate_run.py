@@ -29,7 +29,7 @@ def run_gate(run: Cycle, candidate: Policy, champion: Policy) -> gate.Verdict:
 
     Raises:
         EngineError: the engine failed, or rendered a prompt that differs from the recorded one.
-        JudgeError: the judge scored nothing in one of the two orders.
+        JudgeError: the judge scored nothing in one of its orders.
     """
     # The candidate's step as seed: the same candidate is asked the same questions if a killed gate runs again.
     config, checks, seed = run.config.gate, run.config.checks, candidate.step

@@ -43,7 +43,7 @@ def judge_both(
         checked: scores that the user's checks gave to these runs.
 
     Raises:
-        JudgeError: the judge scored nothing in one of the two orders.
+        JudgeError: the judge scored nothing in one of its orders.
     """
     runs = [gate.blind_runs(one, new_id=new_id) for one in repeated]
     # A repeated run is scored like any run of the app: a reward by the app or by a check replaces the judge.

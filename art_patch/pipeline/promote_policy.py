@@ -2,7 +2,7 @@
 
 The policy under test, a canary or a shadow, is named `challenger` in the code. `art-patch serve`, `art-patch watch` and
 every cycle compare it with the champion, each in its own process. The ledger accepts one decision on a policy. A
-process that decides later gets a `TransitionError` and changes nothing.
+process that decides later changes nothing, and reports that another one has decided.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def evaluate(
         ConfigError: `policy` and `against` are the same.
         StoreError: there is no such policy, or no champion.
         EngineError: the engine failed, or cannot serve one of the two policies.
-        JudgeError: the judge scored nothing in one of the two orders.
+        JudgeError: the judge scored nothing in one of its orders.
     """
     with exclusive_cycle(store, adapters.parent, who=who) as held:
         ours, theirs = _policies(held.store, policy, against)

@@ -195,7 +195,8 @@ def make_job(
 ) -> training.TrainJob | None:
     """Return all inputs of an update (model, rows, settings); `None` if there is nothing to learn.
 
-    Groups from which nothing can be learned get the state `dead` or `stale`, so that no later update considers them.
+    Groups from which nothing can be learned get the state `dead` or `stale`, so that no later update considers them. If
+    the update also has demonstrations or pairs, these groups stay in it, because they may have given some of them.
 
     Args:
         target: directory in which the new policy will be published.

@@ -23,7 +23,7 @@ Each engine prepares messages, tools and arguments for the chat template in its 
 | text parts of a content | are joined without a separator | are joined by newlines |
 | keys of a message | are all passed on | only known keys are passed on; thoughts are passed under both of their names |
 | tool-call arguments that are not a JSON object | are passed on unchanged | are replaced by `{}` |
-| role `developer` | becomes `system` | stays if the template knows it; else all become one `system` message |
+| role `developer` | becomes `system` | stays if the template knows it; else joined with all `system` messages |
 | a tool | is passed on unchanged | known keys in vLLM's order; missing `description` and `parameters` are null |
 | tools if `tool_choice` is `none` | are hidden from the template | are shown to the template |
 
@@ -178,8 +178,8 @@ class Form:
 def template_arguments(params: JSON) -> dict[str, Any]:
     """Returns the variables that a call's `params` pass to the chat template, besides messages and tools.
 
-    They are those of `chat_template_kwargs`. A `reasoning_effort` is passed on too and sets `enable_thinking`, as vLLM
-    does it. Only vLLM knows this parameter.
+    They are those of `chat_template_kwargs`. A `reasoning_effort` is passed on too. As in vLLM, it sets
+    `enable_thinking` unless `chat_template_kwargs` does. Only vLLM knows this parameter.
     """
     given: Any = params.get("chat_template_kwargs")
     arguments: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}

@@ -26,7 +26,7 @@ class UpdateMetrics:
         trajectories: Number of trajectories in groups that were trained on (their advantage is not zero).
         trained_rows: Number of rows of these trajectories. It exceeds `trajectories` where conversations forked.
         tokens: Number of sampled tokens in these rows; each epoch trains all of them.
-        demonstrations: Number of rows that the imitation phase learned.
+        demonstrations: Number of rows in the job for the imitation phase.
         rehearsed: Number of known rows from which steps on groups drew some to imitate against forgetting.
         pairs: Number of pairs of a better and a worse row in the job.
         steps: Number of optimizer steps made.
