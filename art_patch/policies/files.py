@@ -180,8 +180,8 @@ def _check_file_set(name: str, files: set[str]) -> None:
 def read_verified(directory: Path, manifest: dict[str, Any], max_bytes: int) -> dict[str, bytes]:
     """Reads every file of an adapter, compares its sha256 with the manifest, and returns the contents by file name.
 
-    `max_bytes` limits the size of the weights file. Raises `AdapterRejected` if the files and the manifest differ, or if
-    a file is missing, unknown, unsafe or too large.
+    `max_bytes` limits the size of the weights file. Raises `AdapterRejected` if the files and the manifest differ, or
+    if a file is missing, unknown, unsafe or too large.
     """
     name = directory.name
     files = _list_files(name, directory) - {MANIFEST}

@@ -93,7 +93,7 @@ class Budget:
     within the limit. The limit on calls is never exceeded. The limit in USD can be exceeded, because the price of an
     answer is only known afterwards. So requests go one at a time until the first answer is paid for. From then on, a
     request is expected to exceed its estimate by the same factor as the most expensive answer so far. If later answers
-    exceed their estimates by a larger factor, the limit is exceeded by that much.
+    exceed their estimates by a larger factor, the limit can be exceeded by the difference.
 
     Args:
         max_usd: limit on the price of all requests together.

@@ -7,7 +7,8 @@ setting that the chosen loss does not use is an error too; it is not ignored. `a
 computes the losses.
 
 The surrogates use the ratio w. At level "token" it is exp(logprob - old) of the token. At level "sequence" it is the
-exponential of the mean of (logprob - old) over the token's trajectory:
+exponential of the mean of (logprob - old) over the token's trajectory. `old` is the log-probability under the policy at
+the start of the update, or the recorded one if `importance_cap` is off:
 
 | surrogate | a token's loss | its gradient becomes zero |
 |---|---|---|
@@ -158,7 +159,8 @@ class LossConfig:
     """Settings of the loss on groups. `None` means the value of the loss's paper (`LOSSES`), or "off" where stated.
 
     The ratio is the probability of a token under the policy in training, divided by its probability under the policy at
-    the start of the update. A bad trajectory has a negative advantage, a good one a positive advantage.
+    the start of the update. If `importance_cap` is off, it is divided by the recorded probability instead, that of the
+    policy that sampled the token. A bad trajectory has a negative advantage, a good one a positive advantage.
 
     Attributes:
         name: Name of the loss, a key of `LOSSES`.
