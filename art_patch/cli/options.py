@@ -215,7 +215,7 @@ class TrajectoryFilter(RunFilter):
 
 
 def conditions(chosen: store.Filter) -> dict[str, Any]:
-    """Return the conditions of a filter by name; the audit log notes them for each export."""
+    """Return the conditions of a filter by name; for each export the audit log notes the names, not the values."""
     return {name: value for name, value in asdict(chosen).items() if value is not None and name != "shadows"}
 
 

@@ -85,7 +85,7 @@ def patchers(installed: Installed) -> list[Finding]:
 
 
 def bypasses(installed: Installed) -> list[Finding]:
-    """Report installed packages that call models without the OpenAI SDK, so that their calls are not recorded."""
+    """Report installed packages with calls past the OpenAI SDK, so that the patch can neither record nor route them."""
     found = [
         Finding("bypasses", "warn", f"{one.package} {number}, not seen: {one.unseen}", one.cure)
         for one in BYPASSES

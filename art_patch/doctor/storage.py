@@ -45,7 +45,7 @@ def read_mounts() -> list[Mount]:
 
 
 def place(path: Path) -> Finding:
-    """Check that the store's file and its directory can be written, and that other users cannot read the file."""
+    """Check that the store's file and its directory can be written, and that others cannot read its files."""
     existing = _nearest(path.parent)
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
         return Finding("store", "bad", f"{path} cannot be written", "check its owner and mode")

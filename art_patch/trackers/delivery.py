@@ -56,7 +56,7 @@ def feed(
         progress: called after each page with the stage, the number of finished and of all runs, and a note.
         now: the current time in seconds since the epoch.
         adapters: directory of the project's policies; an adapter elsewhere is not sent, even if the store names it.
-        filters: the conditions of `wanted` by name, for the audit log.
+        filters: the conditions of `wanted` by name; the audit log notes the names only.
         again: whether to write items that were sent before too, because the tracker has lost them.
 
     Raises:
