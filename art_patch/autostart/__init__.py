@@ -1,9 +1,9 @@
 """Patches a Python program, and the programs that it starts, without a change in their code: `art-patch run`.
 
 In: settings. Out: environment variables with which every Python process imports our module `sitecustomize` at its
-start. This module calls `patch()` when the program imports the SDK or another library with an integration, and runs the
-`sitecustomize` that Python would have found without ours. Until then nothing else of art_patch is loaded, so a process
-that calls no model does not become slower.
+start. This module runs the `sitecustomize` that Python would have found without ours. When the program imports the SDK,
+or a known library that imports the SDK and has an integration, it calls `patch()`. Until then nothing else of art_patch
+is loaded, so a process that calls no model does not become slower.
 
 Python ignores `PYTHONPATH` with the options `-E` and `-I`, and `sitecustomize` with `-S`; a process that is started
 with one of them is not patched.

@@ -88,9 +88,9 @@ class Statements:
         self._whose = {table: self._compiled(self._set_whose(table), ("key",) * 5) for table in _WITH_WHOSE}
 
     def insert(self, connection: Connection, table: Table, rows: Sequence[Row]) -> None:
-        """Insert rows. If a key exists already, a span, score, correction or app report is replaced.
+        """Insert rows. If a key exists already, a score, correction or app report is replaced.
 
-        A trajectory is updated, and every other row stays as it is.
+        A span gets its new end, attributes and error, a trajectory is updated, and every other row stays as it is.
         """
         _run(connection, self._insert[table], rows)
 

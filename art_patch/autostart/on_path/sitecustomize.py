@@ -1,7 +1,7 @@
 """Python imports this at its start, because `art-patch run` put its directory on `PYTHONPATH`. Standard library only.
 
-Right before the program imports a library with an integration, this module patches the process, as `art_patch.patch()`
-does. If that fails, it writes one line to stderr, and the program goes on without the patch.
+Right before the program imports the SDK, or a library in `_OURS`, this module patches the process, as
+`art_patch.patch()` does. If that fails, it writes one line to stderr, and the program goes on without the patch.
 """
 
 from __future__ import annotations

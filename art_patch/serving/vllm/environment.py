@@ -195,7 +195,7 @@ def look(python: Path) -> Found | None:
 
 
 def build(root: Path, device: Device, tell: Callable[[str], None]) -> Found:
-    """Builds a new vLLM environment below `root` with pip; an earlier build for the same `device` is deleted first.
+    """Builds a new vLLM environment in `home_of(root, device)` with pip; an earlier build there is deleted first.
 
     Args:
         tell: called with a line of text for each step, to show the progress.
