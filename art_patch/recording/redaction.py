@@ -34,8 +34,8 @@ T = TypeVar("T")
 class Redactor:
     """Applies the setting `redact` to all texts of a record.
 
-    These are the texts of messages, tools, parameters, errors, comments, metadata, span attributes, names and tags. Field
-    names and ids stay.
+    These are the texts of messages, tools, parameters, errors, comments, metadata, span attributes, tags, and the names
+    of trajectories and spans. Field names and ids stay.
     """
 
     def __init__(self, redact: Redact) -> None:

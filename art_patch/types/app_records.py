@@ -36,8 +36,8 @@ UPSTREAM = None
 class TrajectoryInfo:
     """The description of a trajectory without its calls.
 
-    It is written before the trajectory's first call or score, and again, with `ended_at`, when its block ends. A
-    trajectory without a call or score is not written.
+    It is written before the trajectory's first call, score or correction, and again, with `ended_at`, when its block
+    ends. A `trajectory()` in which nothing is recorded is not written.
 
     Attributes:
         id: uuid7 hex, the caller's own id, or the trace id of an OpenTelemetry trace.

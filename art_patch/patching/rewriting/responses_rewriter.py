@@ -4,9 +4,9 @@ The SDK parses the JSON that is made here, so the app gets a genuine `Response`.
 repeats in its answer have the app's values. Ids are made here, and `model` is the name that the app used.
 `system_fingerprint` names the policy, as for chat: the SDK keeps that field, although the API does not have it.
 
-Each chunk of a stream is checked as for chat, and then becomes events of the Responses API; a chunk of reasoning becomes
-none. The first events are held back until the answer has content (see `says_something`). The final event holds the
-usage, so it is sent when the engine's stream ends.
+Each chunk of a stream is checked as for chat, and then becomes events of the Responses API. Reasoning becomes no event.
+The first events are held back until the answer has content (see `says_something`). The final event holds the usage, so
+it is sent when the engine's stream ends.
 """
 
 from __future__ import annotations
