@@ -1,6 +1,6 @@
 """Replaces the LLM judge in the demo by a Python rule, so that no large model is needed.
 
-And the control, `ShuffledJudge`.
+The control, `ShuffledJudge`, shuffles a judge's scores, so that a policy cannot learn from them.
 
 The stand-in receives over HTTP the same prompt that RULER sends to an LLM, and answers with the JSON of a judge. Each
 score comes from a plain Python rule on the sibling's complete transcript. So the demo runs the real prompt, client and
@@ -120,10 +120,7 @@ def _completion(model: str, messages: Sequence[Mapping[str, Any]], text: str) ->
 
 
 class ShuffledJudge:
-    """A judge whose scores are shuffled among siblings, so that a policy cannot learn from them.
-
-    Used as the control.
-    """
+    """The demo's control: a judge whose scores are shuffled among siblings, so that a policy cannot learn from them."""
 
     # Among siblings and not among transcripts. RULER shows answers that are alike once, and a random score of such a
     # transcript would be that of all its siblings. Common answers would then be rewarded by another rule than rare

@@ -45,7 +45,7 @@ _KNOWN = {"messages", "tools", "name", *_PARAMS}
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A recorded call of a held-out scenario; candidate and champion both answer its prompt again."""
+    """A prompt that candidate and champion both answer, as a call of a held-out scenario, or made from the suite."""
 
     scenario_key: str
     call: Call

@@ -46,8 +46,8 @@ class Answers:
 def resample(run: Cycle, champion: Policy, found: grouping.Grouping) -> None:
     """Let the champion answer turns of runs without siblings; write a group with all answers for each turn.
 
-    If the engine fails several times in a row, this step ends and the cycle goes on; the next cycle repeats the
-    remaining turns.
+    If the engine fails several times in a row, this step ends and the cycle goes on; the remaining turns wait for the
+    next cycle.
 
     Args:
         found: the result of the step `group`; it names the runs without siblings.

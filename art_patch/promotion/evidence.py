@@ -7,11 +7,13 @@ The policy under test, a canary or a shadow, is named `challenger` in the code.
 - **Call by call**: errors, fallbacks, times and empty answers are compared call by call. For a canary, an answer
   without text falls back to upstream, so it counts as a fallback; for a `shadow` it counts as an error. The signal
   `empty` counts answers that are cut off or one token long.
-- **Session by session**: rewards and feedback are compared session by session, because each session is assigned to one
-  policy as a whole and its calls are alike. A session with calls of both policies is left out.
-- **Within groups**: the judge's scores are compared within one group, because a rank has no meaning outside of it. A
-  group with runs of both policies is one block; a group with runs of one policy is left out. A session counts in one
-  block only: users differ, so the session's second group would count the same chance difference again.
+- **Session by session**: feedback, and rewards that the app or its user gave, are compared session by session, because
+  each session is assigned to one policy as a whole and its calls are alike. A session with calls of both policies is
+  left out.
+- **Within groups**: the judge's scores, and rewards that the project's rule combined of scores, are compared within one
+  group, because a rank has no meaning outside of it. A group with runs of both policies is one block; a group with runs
+  of one policy is left out. A session counts in one block only: users differ, so the session's second group would count
+  the same chance difference again.
 - **Changes of the canary's share.** The traffic between two changes is cut into blocks separately, and a session counts
   in the period in which it began. The block that is incomplete at a change is dropped, because the person who changed
   the share may have looked at its values. Complete blocks stay.
@@ -79,9 +81,9 @@ def blocks(observations: Iterable[Observation]) -> list[Block]:
 class Arm:
     """Counts of the calls and sessions of one policy, champion or policy under test, since the test began.
 
-    Each session counts once, and as failed if its newest call failed or fell back to upstream. The calls of a session
-    are alike, and a client that gets no answer retries, so calls are not counted singly. Taking the majority of a
-    session's calls instead would show a breakdown late in long sessions.
+    In `sessions` and `failed_sessions` each session counts once. It counts as failed if its newest call failed or fell
+    back to upstream. The calls of a session are alike, and a client that gets no answer retries, so the breakdown rule
+    counts sessions and not calls. The majority of a session's calls would show a breakdown late in long sessions.
     """
 
     calls: int = 0
