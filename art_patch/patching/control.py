@@ -1,8 +1,8 @@
 """The functions that control the process's one patch: `patch()`, `wrap()`, `unpatch()`, `status()` and `flush()`.
 
-A wrong argument raises `ConfigError`. With a wrong environment variable nothing is raised: that `patch()` changes
-nothing, and `status().degraded` says so. It also names what fails in production: the store, the engine, or an SDK of an
-unknown version.
+A wrong argument raises `ConfigError`. With a wrong environment variable nothing is raised: that call of `patch()`
+changes nothing, and `status().degraded` says so. It also names what fails in production: the store, the engine, or an
+SDK of an unknown version.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ _BY_URL: dict[str, Chat] = {f"/{path}": surface for path, surface in _BY_PATH.it
 
 
 def surface_of(options: Any) -> Chat | None:
-    """Return the surface of a request; `None` if its path, method or body is none that the patch handles."""
+    """Return the surface of a request; `None` if the patch does not handle its path, method or body."""
     url = options.url
     surface = _BY_URL.get(url) or _BY_PATH.get(url.partition("?")[0].strip("/"))
     if surface is None:

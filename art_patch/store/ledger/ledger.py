@@ -239,11 +239,14 @@ class Ledger:
 
         If the policy becomes champion, the old champion is retired, and the route sends calls to the new one. A policy
         in `shadow` or `canary` is the one under test in the route. If another policy becomes champion during the test,
-        the policy under test is rejected, because the champion it was compared with no longer serves. If a policy is
-        rejected and never served, its groups become `scored` again: `stale` if it was the third such candidate, `dead`
-        if fewer than two of their runs are left. A group that another policy learned from, one that is not rejected or
-        that served, stays `trained`. A change from `canary` to `canary` sets another share of the sessions and
-        continues the test; each change to `canary` records `percent_before` and `percent`.
+        the policy under test is rejected, because the champion it was compared with no longer serves.
+
+        If a policy is rejected and never served, its groups become `scored` again. Instead, a group becomes `stale` if
+        three rejected candidates learned from it, or `dead` if fewer than two of its runs are left. It stays `trained`
+        if another policy that learned from it has served or may still serve.
+
+        A change from `canary` to `canary` sets another share of the sessions and continues the test. Each change to
+        `canary` records `percent_before` and `percent`.
 
         Args:
             metrics: the numbers behind the decision. They are stored with the state change and added to the policy's
