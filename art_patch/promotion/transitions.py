@@ -65,7 +65,8 @@ def promote(ledger: Ledger, engine: Engine, name: str, *, who: str, reason: str,
     """Prove that the engine serves the policy, make it champion, and unload policies that are no longer needed.
 
     Raises:
-        EngineError: the engine cannot serve the policy; the old champion stays.
+        EngineError: the engine cannot serve the policy, and the old champion stays; or the new champion serves, but the
+            engine did not unload an older policy.
     """
     _check_known(ledger, name)
     ensure_loaded(engine, name)

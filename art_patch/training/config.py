@@ -67,9 +67,11 @@ class TrainConfig:
         max_grad_norm: Largest norm of an optimizer step's gradient; a larger gradient is scaled down to it.
         max_staleness: A trajectory is not trained on if its policy is more than this many steps behind the champion.
         max_kl_nats: The update ends before the first step at which KL(policy that sampled || policy in training) per
-            token is above this. The result of the steps made until then is published. `None`: no limit.
+            token is above this. The result of the steps made until then is published; if there is none, the update
+            fails. `None`: no limit.
         max_clip_fraction: The update ends before the first step at which the share of tokens beyond the clip or the cap
-            of the loss is above this. `None`: no limit, because a token beyond the clip has no gradient.
+            of the loss is above this, as with `max_kl_nats`. `None`: no limit, because a token beyond the clip has no
+            gradient.
         micro_batch_tokens: Number of distinct tokens that are computed at once. It bounds the memory, and changes
             results only by rounding.
         max_tokens: Largest number of tokens in a row; the rest of a longer row is cut off and not trained.
