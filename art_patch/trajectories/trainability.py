@@ -40,7 +40,7 @@ def _usage_differs(call: Call) -> bool:
 
 
 def _is_greedy(call: Call) -> bool:
-    """Return whether the temperature is below 0.01, where vLLM samples greedily instead."""
+    """Return whether the temperature is below 0.01. 0 is greedy, and vLLM raises any other such value to 0.01."""
     temperature = call.params.get("temperature")
     return isinstance(temperature, int | float) and temperature < _LOWEST_TEMPERATURE
 
