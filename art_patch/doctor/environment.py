@@ -35,7 +35,6 @@ _PATCHERS = (
 # Releases of litellm on PyPI that sent the machine's keys and passwords to strangers.
 _MALICIOUS = frozenset({"1.82.7", "1.82.8"})
 _INSTALL = 'pip install "art-patch[judge]"'
-_SECRET = frozenset({"judge_api_key"})
 
 
 def installed_version(package: str) -> str | None:
@@ -165,18 +164,19 @@ def libraries(installed: Installed) -> Finding:
 def sources(settings: Settings, arguments: Collection[str], environment: Mapping[str, str]) -> dict[str, Any]:
     """Return each setting as `{"value": ..., "source": ...}`; the source is `argument`, `environment` or `default`.
 
-    The judge's API key and the password in the store's URL are not shown, because users show this report to others.
+    Keys, secrets and the password in the store's URL are not shown, because users show this report to others.
     """
     # An empty variable counts as unset, as it does for `Settings`.
     variables = {name.upper() for name, value in environment.items() if value.strip()}
     found: dict[str, Any] = {}
-    for name in Settings.model_fields:
+    for name, field in Settings.model_fields.items():
         value = getattr(settings, name)
-        # People paste this report into issues, so it holds no key and no password.
-        if name in _SECRET and value is not None:
-            value = "set, not shown"
+        # People paste this report into issues, so it holds no key and no password. Settings that hold one are kept out
+        # of their `repr`, too, so a new one needs no second list.
         if name == "store" and value is not None:
             value = without_password(value)
+        elif not field.repr and value is not None:
+            value = "set, not shown"
         source = "default"
         if name in arguments:
             source = "argument"

@@ -20,7 +20,7 @@ from art_patch.doctor import Finding, engine, environment, storage
 from art_patch.errors import ConfigError, EngineError
 from art_patch.patching import BYPASSES
 from art_patch.serving import EngineClient, Found
-from art_patch.settings import load_settings
+from art_patch.settings import Settings, load_settings
 from art_patch.store import HEAD, open_store
 from art_patch.types import Route
 from tests.support.servers import Answer, StubServer, completion, error
@@ -84,6 +84,18 @@ def test_every_bypass_has_a_cure_in_one_line():
 
 
 # settings
+
+
+def test_no_key_and_no_secret_is_shown(monkeypatch: pytest.MonkeyPatch):
+    secret = "correct-horse-battery"
+    held = [name for name, field in Settings.model_fields.items() if not field.repr and name != "store"]
+    assert {"judge_api_key", "embeddings_api_key", "feedback_secret"} <= set(held)
+    for name in held:
+        monkeypatch.setenv(f"ART_PATCH_{name.upper()}", secret)
+    monkeypatch.setenv("ART_PATCH_STORE", f"postgresql+psycopg://me:{secret}@host/database")
+    found = environment.sources(load_settings(), [], os.environ)
+    assert secret not in json.dumps(found)
+    assert {found[name]["value"] for name in held} == {"set, not shown"}
 
 
 def test_settings_know_where_they_come_from(monkeypatch: pytest.MonkeyPatch):
