@@ -46,8 +46,8 @@ class Answers:
 def resample(run: Cycle, champion: Policy, found: grouping.Grouping) -> None:
     """Let the champion answer turns of runs without siblings; write a group with all answers for each turn.
 
-    If the engine fails several times in a row, this step ends and the cycle goes on; the remaining turns wait for the
-    next cycle.
+    If the engine fails three times in a row, this step ends and the cycle goes on; runs of which no turn was answered
+    again wait for the next cycle.
 
     Args:
         found: the result of the step `group`; it names the runs without siblings.
