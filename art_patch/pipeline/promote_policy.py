@@ -73,8 +73,7 @@ def act_on_verdict(run: Cycle, candidate: Policy, champion: Policy, verdict: gat
         won, reason = False, f"{present.name} serves since; it was tested against {champion.name}"
     if won:
         return _promote(run, champion, candidate, reason, metrics)
-    run.store.ledger.move(candidate.name, "rejected", who=run.who, reason=reason, metrics=metrics)
-    run.engine.unload(candidate.name)
+    promotion.reject(run.store.ledger, run.engine, candidate.name, who=run.who, reason=reason, metrics=metrics)
     return CycleReport("rejected", reason, present.name, candidate.name, run.metrics)
 
 

@@ -51,6 +51,29 @@ def test_a_challenger_stays_loaded_until_its_test_ends(store: Store):
     assert engine.served == ["agent@0", "agent@2"]
 
 
+@pytest.mark.parametrize("method", ["models", "unload"])
+def test_a_champion_is_promoted_though_the_engine_fails_while_it_clears_up(
+    store: Store, method: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody may read of a failure where the champion has changed."""
+    engine = Engine("agent@1")
+    challenge(store.ledger, engine, "agent@1", state="shadow", who="me", reason="try")
+    engine.load("agent@2")
+    served = engine.models()
+
+    def fail(*_: object) -> list[str]:
+        champion = store.ledger.champion()
+        if champion is not None and champion.name == "agent@2":
+            raise EngineError("the engine is down")
+        return served
+
+    monkeypatch.setattr(engine, method, fail)
+    assert promote(store.ledger, engine, "agent@2", who="me", reason="by hand").name == "agent@2"
+    champion = store.ledger.champion()
+    assert champion is not None
+    assert champion.name == "agent@2"
+
+
 def test_the_champion_is_loaded_first(store: Store):
     for step in (1, 2, 3):
         store.ledger.move(f"agent@{step}", "champion", who="me", reason="won")
