@@ -42,10 +42,9 @@ def command_line() -> str:
     ]
     for panel in PANELS:
         found = {name: each for name, each in root.commands.items() if each.rich_help_panel == panel}
-        names = ", ".join(
-            f"[{name}](#{name})" if not hasattr(each, "commands") else name for name, each in found.items()
-        )
-        lines += ["", f"**{panel}**: {names}"]
+        firsts = {name: "-".join(next(_commands(each, [name]))[0]) for name, each in found.items()}
+        links = ", ".join(f"[{name}](#{first})" for name, first in firsts.items())
+        lines += ["", f"**{panel}**: {links}"]
     for panel in PANELS:
         for name, each in root.commands.items():
             if each.rich_help_panel == panel:
@@ -57,7 +56,7 @@ def command_line() -> str:
 
 def _table(command: Any) -> list[str]:
     rows = [row for each in command.params if not getattr(each, "hidden", False) and (row := _parameter(each))]
-    return ["", "| argument or option | meaning | default | variable |", "|---|---|---|---|", *rows] if rows else []
+    return ["", "| argument or option | meaning |", "|---|---|", *rows] if rows else []
 
 
 def _commands(command: Any, words: list[str]) -> Iterator[tuple[list[str], Any]]:
@@ -82,8 +81,11 @@ def _parameter(parameter: Any) -> str:
     default = parameter.default
     known = not (default is None or callable(default) or default in ((), [], "", False) or _is_unset(default))
     envvar = parameter.envvar if isinstance(parameter.envvar, str) else ", ".join(parameter.envvar or ())
-    shown = f"`{getattr(default, 'value', default)}`" if known else "required" if parameter.required else ""
-    return _row(names, words, shown, f"`{envvar}`" if envvar else "")
+    if known:
+        words += f" Default: `{getattr(default, 'value', default)}`."
+    elif parameter.required:
+        words += " Required."
+    return _row(names, words + f" Variable: `{envvar}`." * bool(envvar))
 
 
 def _choices(parameter: Any) -> list[str]:
@@ -110,7 +112,9 @@ def _row(*cells: str) -> str:
 
 def _plain(text: str) -> str:
     """Return help as Markdown: without Rich's markup, and with angle brackets that no browser reads as tags."""
-    text = inspect.cleandoc(text.replace("\f", "").replace("\b", ""))
+    text = inspect.cleandoc(text.replace("\f", ""))
+    # Typer takes the indentation away by which an example is known.
+    text = re.sub(r"^art-patch .+$", r"```bash\n\g<0>\n```", text, flags=re.MULTILINE)
     return re.sub(r"\[/?(?:bold|italic|dim|red|green|yellow|cyan)\]", "", text).replace("<", "&lt;")
 
 
@@ -203,11 +207,23 @@ def _signature(name: str, found: Any) -> list[str]:
     if not callable(found):
         return []
     try:
-        shown = str(inspect.signature(found)).replace("art_patch.", "")
+        signature = inspect.signature(found)
     except (TypeError, ValueError):
         return []
+    if hasattr(found, "model_fields"):  # pydantic spells out whole unions; the source names them
+        written = {
+            name: text for each in reversed(found.__mro__) for name, text in inspect.get_annotations(each).items()
+        }
+        plain = [
+            each.replace(annotation=each.empty if str(text := written.get(name, "_")).startswith("_") else text)
+            for name, each in signature.parameters.items()
+        ]
+        signature = signature.replace(parameters=plain)
+    shown = str(signature).replace("art_patch.", "").replace("<factory>", "...")
+    shown = re.sub(r"""(?<=[:>] )(["'])(.*?)\1(?=[,)]| =|$)""", r"\2", shown)  # annotations are strings
     # `Annotated[int, Option(...)]` marks an option of the command line; here its type alone is of interest.
-    shown = re.sub(r"[\"']Annotated\[(.*?), Option\(.*?\)\][\"'](?= =)", r"'\1'", shown)
+    shown = re.sub(r"Annotated\[(.*?), \w+\(.*?\)\](?=,| =|\))", r"\1", shown)
+    shown = re.sub(r"<class '(\w+)'>", r"\1", shown)
     shown = re.sub(r" at 0x[0-9a-f]+", "", shown)
     text = f"art.{name}{shown}"
     if len(text) > 100:
