@@ -226,7 +226,7 @@ def _signature(name: str, found: Any) -> list[str]:
     shown = re.sub(r"<class '(\w+)'>", r"\1", shown)
     shown = re.sub(r" at 0x[0-9a-f]+", "", shown)
     text = f"art.{name}{shown}"
-    if len(text) > 100:
+    if len(text) > 80:
         inner = shown[1:].rpartition(")")
         text = f"art.{name}(\n    {', '.join(_split(inner[0]))}\n){inner[2]}".replace(", \n", ",\n")
     return ["```text", text, "```", ""]
