@@ -55,11 +55,7 @@ class Replay:
 
 
 def choose_replays(
-    lonely: Sequence[Trajectory],
-    config: ReplayConfig,
-    *,
-    keys: Mapping[str, str],
-    was_made: Callable[[str, int], bool],
+    lonely: Sequence[Trajectory], config: ReplayConfig, *, keys: Mapping[str, str], was_made: Callable[[str, int], bool]
 ) -> tuple[tuple[Replay, ...], dict[str, int]]:
     """Choose the runs to repeat, tasks with the oldest runs first; also return reason -> number of runs left out.
 

@@ -144,13 +144,7 @@ def turn_group(
     siblings = tuple(_sibling(turn, call, new_id, at) for call in (*given, *alternatives))
     if len({_answer(sibling) for sibling in siblings}) < 2:
         return None
-    return Group(
-        new_id(),
-        turn.scenario_key,
-        "resampled",
-        siblings,
-        followed=followed(turn.trajectory, turn.call),
-    )
+    return Group(new_id(), turn.scenario_key, "resampled", siblings, followed=followed(turn.trajectory, turn.call))
 
 
 def _sibling(turn: ResampleTurn, call: Call, new_id: Callable[[], str], at: float) -> Trajectory:

@@ -36,49 +36,33 @@ class Node:
     """A node of the tree of rows: a run of packed tokens in which no row forks.
 
     Positions are indices into the pack's list of distinct tokens.
-
-    Attributes:
-        start: Position of the node's first token.
-        stop: One past the position of the node's last token.
-        end: One past the position of the last token in the nodes below it; equals `stop` if there are none.
-        depth: Number of tokens in the nodes above it, which is the index of its first token in a row.
     """
 
-    start: int
-    stop: int
-    end: int
-    depth: int
+    start: int  # position of the node's first token
+    stop: int  # one past the position of the node's last token
+    end: int  # one past the position of the last token in the nodes below it; equals `stop` if there are none
+    depth: int  # number of tokens in the nodes above it, which is the index of its first token in a row
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The P distinct tokens of R rows, arranged as a tree.
+    """The P distinct tokens of R rows, arranged as a tree."""
 
-    Attributes:
-        ids_P: Token id of each distinct token.
-        depth_P: Index of each token in its row, which the model gets as position id.
-        nodes: Nodes of the tree in the order of their tokens, parents before children.
-        where_R: For each row, in the order given to `tree_of`, the index of each of its tokens among the P.
-    """
-
-    ids_P: Ids
-    depth_P: Ids
-    nodes: tuple[Node, ...]
+    ids_P: Ids  # token id of each distinct token
+    depth_P: Ids  # index of each token in its row, which the model gets as position id
+    nodes: tuple[Node, ...]  # nodes of the tree in the order of their tokens, parents before children
+    # For each row, in the order given to `tree_of`, the index of each of its tokens among the P.
     where_R: tuple[Ids, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A trajectory as the trainer computes it: its rows and its advantage.
+    """A trajectory as the trainer computes it: its rows and its advantage."""
 
-    Attributes:
-        rows: Token sequences of the trajectory, each with at least one sampled token. Every sampled token is in exactly
-            one of them.
-        advantage: The trajectory's reward relative to the mean of its group, perhaps divided by a spread.
-    """
-
+    # Token sequences of the trajectory, each with at least one sampled token. Every sampled token is in exactly one of
+    # them.
     rows: tuple[Row, ...]
-    advantage: float = 0.0
+    advantage: float = 0.0  # the trajectory's reward relative to the mean of its group, perhaps divided by a spread
 
     @property
     def sampled(self) -> int:
@@ -91,29 +75,20 @@ class Pack:
     """The input of one forward pass: the P distinct tokens of E examples, and N sampled tokens predicted at Q places.
 
     A place is a distinct token together with a temperature. At it the logits of the next token are computed.
-
-    Attributes:
-        tree: The distinct tokens that go through the model.
-        at_Q: Index among the P of the token at each place. A token stands here once for each temperature.
-        temperature_Q: Temperature by which the logits at each place are divided.
-        place_N: Index among the Q of the place from which each sampled token is predicted. Sampled tokens after the
-            same beginning share a place.
-        target_N: Token id of each sampled token.
-        recorded_N: Recorded log-probability of each sampled token.
-        example_N: Index among the E of the example that each sampled token belongs to.
-        advantage_E: Advantage of each example.
-        examples_E: Index of each example in the sequence given to `packs_of`.
     """
 
-    tree: Tree
+    tree: Tree  # the distinct tokens that go through the model
+    # Index among the P of the token at each place. A token stands here once for each temperature.
     at_Q: Ids
-    temperature_Q: Floats
+    temperature_Q: Floats  # temperature by which the logits at each place are divided
+    # Index among the Q of the place from which each sampled token is predicted. Sampled tokens after the same beginning
+    # share a place.
     place_N: Ids
-    target_N: Ids
-    recorded_N: Floats
-    example_N: Ids
-    advantage_E: NDArray[np.float64]
-    examples_E: Ids
+    target_N: Ids  # token id of each sampled token
+    recorded_N: Floats  # recorded log-probability of each sampled token
+    example_N: Ids  # index among the E of the example that each sampled token belongs to
+    advantage_E: NDArray[np.float64]  # advantage of each example
+    examples_E: Ids  # index of each example in the sequence given to `packs_of`
 
     @property
     def tokens(self) -> int:

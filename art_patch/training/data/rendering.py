@@ -50,17 +50,11 @@ _TEXTS = ("text", "input_text", "output_text", "refusal")
 
 @dataclass(frozen=True, slots=True)
 class Renderer:
-    """Renders calls to token ids as one engine does, with a base model's tokenizer.
+    """Renders calls to token ids as one engine does, with a base model's tokenizer."""
 
-    Attributes:
-        tokenizer: A transformers tokenizer that has a chat template.
-        family: The base model's family, which names its end-of-turn tokens and thinking tags.
-        engine: The engine whose preparation of messages and tools for the chat template is imitated.
-    """
-
-    tokenizer: Any
-    family: Family
-    engine: Engine = "embedded"
+    tokenizer: Any  # a transformers tokenizer that has a chat template
+    family: Family  # the base model's family, which names its end-of-turn tokens and thinking tags
+    engine: Engine = "embedded"  # the engine whose preparation of messages and tools for the chat template is imitated
 
     def prompt_ids(self, call: Call) -> tuple[int, ...]:
         """Returns the token ids of a call's prompt, as the engine would compute them.
@@ -164,15 +158,11 @@ def _shows(added: str, answer: JSON) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How one engine prepares a call's messages and tools for the chat template.
+    """How one engine prepares a call's messages and tools for the chat template."""
 
-    Attributes:
-        messages: Function from the call's messages and the template's text to the messages for the template.
-        tools: Function from a call to the tool definitions for the template.
-    """
-
+    # Function from the call's messages and the template's text to the messages for the template.
     messages: Callable[[Sequence[JSON], str], list[dict[str, Any]]]
-    tools: Callable[[Call], list[dict[str, Any]]]
+    tools: Callable[[Call], list[dict[str, Any]]]  # function from a call to the tool definitions for the template
 
 
 def template_arguments(params: JSON) -> dict[str, Any]:

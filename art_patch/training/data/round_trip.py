@@ -45,22 +45,14 @@ class Difference:
     """The first position at which a call's recorded tokens differ from the rendered or encoded tokens.
 
     Each token is given as its own text, so that white space and the borders between tokens are visible.
-
-    Attributes:
-        kind: The comparison that found the difference.
-        call_id: Id of the call whose tokens were compared.
-        place: Index of the first token that differs, from 0.
-        before: Up to six common tokens directly before the difference.
-        recorded: Up to six recorded tokens from the difference on.
-        rendered: Up to six rendered or encoded tokens from the difference on.
     """
 
-    kind: Kind
-    call_id: str
-    place: int
-    before: tuple[str, ...] = ()
-    recorded: tuple[str, ...] = ()
-    rendered: tuple[str, ...] = ()
+    kind: Kind  # the comparison that found the difference
+    call_id: str  # id of the call whose tokens were compared
+    place: int  # index of the first token that differs, from 0
+    before: tuple[str, ...] = ()  # up to six common tokens directly before the difference
+    recorded: tuple[str, ...] = ()  # up to six recorded tokens from the difference on
+    rendered: tuple[str, ...] = ()  # up to six rendered or encoded tokens from the difference on
 
     def as_text(self) -> str:
         """Returns four readable lines: the kind with call and position, and the tokens around the difference."""
@@ -71,22 +63,15 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class RoundTrips:
-    """Result of `check_round_trips`: counts of calls and differences, and a few examples.
+    """Result of `check_round_trips`: counts of calls and differences, and a few examples."""
 
-    Attributes:
-        calls: Number of calls that were checked.
-        unchecked: Number of trainable calls that were not checked because of `limit`.
-        exact: Number of checked calls without any difference.
-        engines: For each engine, the number of recorded prompts that equal the prompt rendered as this engine does it.
-        differences: Number of differences of each kind; one call may have several.
-        examples: At most five differences: the first of each kind, then the second of each kind, and so on.
-    """
-
-    calls: int
-    unchecked: int
-    exact: int
+    calls: int  # number of calls that were checked
+    unchecked: int  # number of trainable calls that were not checked because of `limit`
+    exact: int  # number of checked calls without any difference
+    # For each engine, the number of recorded prompts that equal the prompt rendered as this engine does it.
     engines: Mapping[Engine, int]
-    differences: Mapping[Kind, int]
+    differences: Mapping[Kind, int]  # number of differences of each kind; one call may have several
+    # At most five differences: the first of each kind, then the second of each kind, and so on.
     examples: tuple[Difference, ...]
 
     @property

@@ -32,20 +32,14 @@ TRUNCATED = "the answer was cut off at its length limit"  # the reason if `learn
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence of T tokens for training, in which the sampled tokens are marked.
+    """One sequence of T tokens for training, in which the sampled tokens are marked."""
 
-    Attributes:
-        ids_T: Token ids of the whole sequence.
-        sampled_T: Whether the policy sampled the token; only sampled tokens are trained.
-        logprobs_T: Log-probability of each sampled token under the policy that sampled it, at its temperature; 0 for
-            the other tokens.
-        temperature_T: Sampling temperature of each sampled token; 1 for the other tokens.
-    """
-
-    ids_T: tuple[int, ...]
-    sampled_T: tuple[bool, ...]
+    ids_T: tuple[int, ...]  # token ids of the whole sequence
+    sampled_T: tuple[bool, ...]  # whether the policy sampled the token; only sampled tokens are trained
+    # Log-probability of each sampled token under the policy that sampled it, at its temperature; 0 for the other
+    # tokens.
     logprobs_T: tuple[float, ...]
-    temperature_T: tuple[float, ...]
+    temperature_T: tuple[float, ...]  # sampling temperature of each sampled token; 1 for the other tokens
 
     @property
     def sampled(self) -> int:
@@ -55,46 +49,33 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A prompt and the answer to it as token ids; the A tokens of the answer are learned.
+    """A prompt and the answer to it as token ids; the A tokens of the answer are learned."""
 
-    Attributes:
-        prompt_ids: Token ids of the prompt.
-        answer_ids_A: Token ids of the answer.
-        logprobs_A: Log-probability of each answer token under the policy that sampled it; 0 if the answer comes from
-            upstream or from a person.
-        temperature: Temperature at which the answer was sampled.
-        truncated: Whether the answer was cut off at its length limit.
-    """
-
-    prompt_ids: tuple[int, ...]
-    answer_ids_A: tuple[int, ...]
+    prompt_ids: tuple[int, ...]  # token ids of the prompt
+    answer_ids_A: tuple[int, ...]  # token ids of the answer
+    # Log-probability of each answer token under the policy that sampled it; 0 if the answer comes from upstream or from
+    # a person.
     logprobs_A: tuple[float, ...]
-    temperature: float = 1.0
-    truncated: bool = False
+    temperature: float = 1.0  # temperature at which the answer was sampled
+    truncated: bool = False  # whether the answer was cut off at its length limit
 
 
 @dataclass(frozen=True, slots=True)
 class RowsReport:
-    """Counts of what became of a trajectory's calls; the reports of several trajectories can be added.
+    """Counts of what became of a trajectory's calls; the reports of several trajectories can be added."""
 
-    Attributes:
-        rows: Number of rows (token sequences) that have a sampled token within `max_tokens`.
-        forks: Number of calls that began a new row because their prompt extended no earlier row; the first call of a
-            trajectory is not counted.
-        tokens: Number of sampled tokens in the rows; these are trained.
-        cut_tokens: Number of sampled tokens that are not trained because they stand after `max_tokens`.
-        truncated_tokens: Number of sampled tokens that are not trained because their answer was cut off at its length
-            limit; 0 unless `learn_truncated` is false.
-        other_choices: Number of answers (of calls with `n` above 1) that the app did not continue with; not trained.
-        left_out: Number of calls of which no token is trained, by reason.
-    """
-
-    rows: int = 0
+    rows: int = 0  # number of rows (token sequences) that have a sampled token within `max_tokens`
+    # Number of calls that began a new row because their prompt extended no earlier row; the first call of a trajectory
+    # is not counted.
     forks: int = 0
-    tokens: int = 0
-    cut_tokens: int = 0
+    tokens: int = 0  # number of sampled tokens in the rows; these are trained
+    cut_tokens: int = 0  # number of sampled tokens that are not trained because they stand after `max_tokens`
+    # Number of sampled tokens that are not trained because their answer was cut off at its length limit; 0 unless
+    # `learn_truncated` is false.
     truncated_tokens: int = 0
+    # Number of answers (of calls with `n` above 1) that the app did not continue with; not trained.
     other_choices: int = 0
+    # Number of calls of which no token is trained, by reason.
     left_out: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def __add__(self, other: RowsReport) -> RowsReport:

@@ -40,15 +40,10 @@ _NOT_IMITATED: Reasons = (
 
 @dataclass(frozen=True, slots=True)
 class Demonstrations:
-    """Result of `demonstrations`: the answers that the policy will imitate.
+    """Result of `demonstrations`: the answers that the policy will imitate."""
 
-    Attributes:
-        rows: Token sequences in which the tokens of the answers are marked as sampled.
-        left_out: Number of calls whose answers are not imitated, by reason.
-    """
-
-    rows: tuple[Row, ...]
-    left_out: Mapping[str, int]
+    rows: tuple[Row, ...]  # token sequences in which the tokens of the answers are marked as sampled
+    left_out: Mapping[str, int]  # number of calls whose answers are not imitated, by reason
 
 
 def demonstrations(
@@ -146,29 +141,20 @@ def _put_right(
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A better and a worse row (token sequence) that begin with the same prompt, for preference learning.
+    """A better and a worse row (token sequence) that begin with the same prompt, for preference learning."""
 
-    Attributes:
-        chosen: The row with the better answer or run.
-        rejected: The row with the worse answer or run.
-        source: What decided which is better: a person's correction, or the rewards of a group.
-    """
-
-    chosen: Row
-    rejected: Row
+    chosen: Row  # the row with the better answer or run
+    rejected: Row  # the row with the worse answer or run
+    # What decided which is better: a person's correction, or the rewards of a group.
     source: Literal["correction", "group"]
 
 
 @dataclass(frozen=True, slots=True)
 class Preferences:
-    """Result of `preferences`: the pairs to learn from.
+    """Result of `preferences`: the pairs to learn from."""
 
-    Attributes:
-        pairs: First the pairs made from corrections, then the pairs made from groups.
-        left_out: Number of runs that cannot be in a pair, and of prompts whose siblings gave no pair, by reason.
-    """
-
-    pairs: tuple[Pair, ...]
+    pairs: tuple[Pair, ...]  # first the pairs made from corrections, then the pairs made from groups
+    # Number of runs that cannot be in a pair, and of prompts whose siblings gave no pair, by reason.
     left_out: Mapping[str, int]
 
 
@@ -183,12 +169,7 @@ class _Sibling:
 
 
 def preferences(
-    scored: Iterable[Scored],
-    corrections: Iterable[Corrected],
-    renderer: Renderer,
-    *,
-    margin: float,
-    max_tokens: int,
+    scored: Iterable[Scored], corrections: Iterable[Corrected], renderer: Renderer, *, margin: float, max_tokens: int
 ) -> Preferences:
     """Returns pairs of a better and a worse answer from corrections, and of a better and a worse run from groups.
 

@@ -49,15 +49,10 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """The trees of token sequences (rows) that one forward pass computes.
+    """The trees of token sequences (rows) that one forward pass computes."""
 
-    Attributes:
-        nodes: Nodes of all trees; their numbers are positions among the P packed tokens.
-        depth_P: Index of each packed token in its row, as a tensor on the model's device.
-    """
-
-    nodes: tuple[Node, ...]
-    depth_P: Tensor
+    nodes: tuple[Node, ...]  # nodes of all trees; their numbers are positions among the P packed tokens
+    depth_P: Tensor  # index of each packed token in its row, as a tensor on the model's device
 
 
 @dataclass(frozen=True, slots=True)

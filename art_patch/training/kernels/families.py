@@ -29,15 +29,10 @@ _ROUTER = re.compile(r"(^|\.)(gate|\w*router\w*|\w+_gate)(\.|$)")
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """The tags that chat templates write around a model's thoughts.
+    """The tags that chat templates write around a model's thoughts."""
 
-    Attributes:
-        open: The text that a template writes before the thoughts.
-        close: The text that a template writes between the thoughts and the answer.
-    """
-
-    open: str
-    close: str
+    open: str  # the text that a template writes before the thoughts
+    close: str  # the text that a template writes between the thoughts and the answer
 
 
 # As Qwen 3 and DeepSeek write it. Models without thoughts never meet it.
@@ -46,22 +41,16 @@ THINK = Thinking("<think>\n", "\n</think>\n\n")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Models that have the same layer names and follow the same conventions in their chat templates.
+    """Models that have the same layer names and follow the same conventions in their chat templates."""
 
-    Attributes:
-        name: Name of the family, which people read.
-        model_types: The values of `config.model_type` that belong to the family.
-        targets: A module gets a LoRA if its name ends with one of these. If empty, every linear layer of the
-            transformer blocks except routers gets one.
-        end_of_turn: Tokens that end an answer, besides the tokenizer's own end-of-sequence token.
-        thinking: Tags around thoughts; `None` if the chat templates use none. Templates with such tags remove the
-            thoughts of earlier answers, so the prompt of the next turn does not begin with the tokens of this turn.
-    """
-
-    name: str
-    model_types: tuple[str, ...]
+    name: str  # name of the family, which people read
+    model_types: tuple[str, ...]  # the values of `config.model_type` that belong to the family
+    # A module gets a LoRA if its name ends with one of these. If empty, every linear layer of the transformer blocks
+    # except routers gets one.
     targets: tuple[str, ...]
-    end_of_turn: tuple[str, ...] = ()
+    end_of_turn: tuple[str, ...] = ()  # tokens that end an answer, besides the tokenizer's own end-of-sequence token
+    # Tags around thoughts; `None` if the chat templates use none. Templates with such tags remove the thoughts of
+    # earlier answers, so the prompt of the next turn does not begin with the tokens of this turn.
     thinking: Thinking | None = None
 
 
@@ -92,20 +81,8 @@ FAMILIES: tuple[Family, ...] = (
         (*_ATTENTION, "shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj"),
         end_of_turn=("<|im_end|>",),
     ),
-    Family(
-        "Qwen 3",
-        ("qwen3",),
-        (*_ATTENTION, *_MLP),
-        end_of_turn=("<|im_end|>",),
-        thinking=THINK,
-    ),
-    Family(
-        "Qwen 3 MoE",
-        ("qwen3_moe",),
-        _ATTENTION,
-        end_of_turn=("<|im_end|>",),
-        thinking=THINK,
-    ),
+    Family("Qwen 3", ("qwen3",), (*_ATTENTION, *_MLP), end_of_turn=("<|im_end|>",), thinking=THINK),
+    Family("Qwen 3 MoE", ("qwen3_moe",), _ATTENTION, end_of_turn=("<|im_end|>",), thinking=THINK),
     Family(
         "Llama 3 and Mistral",
         ("llama", "mistral"),
@@ -121,12 +98,7 @@ FAMILIES: tuple[Family, ...] = (
         thinking=THINK,
     ),
     Family("Gemma 2", ("gemma2",), (*_ATTENTION, *_MLP), end_of_turn=("<end_of_turn>",)),
-    Family(
-        "Gemma 3",
-        ("gemma3_text", "gemma3"),
-        (*_ATTENTION, *_MLP),
-        end_of_turn=("<end_of_turn>",),
-    ),
+    Family("Gemma 3", ("gemma3_text", "gemma3"), (*_ATTENTION, *_MLP), end_of_turn=("<end_of_turn>",)),
 )
 
 # Of every other model that `AutoModelForCausalLM` loads.

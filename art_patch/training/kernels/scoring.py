@@ -40,17 +40,11 @@ CHUNK_LOGITS = 1 << 25  # logits held at once: 128 MiB in fp32
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Scores of the N sampled tokens of a pack.
+    """Scores of the N sampled tokens of a pack."""
 
-    Attributes:
-        logprob_N: Log-probability of each sampled token at its own sampling temperature, with gradient.
-        entropy_N: Entropy in nats of the distribution from which each token was drawn, without gradient.
-        computed: Number of tokens that went through the model.
-    """
-
-    logprob_N: Tensor
-    entropy_N: Tensor
-    computed: int
+    logprob_N: Tensor  # log-probability of each sampled token at its own sampling temperature, with gradient
+    entropy_N: Tensor  # entropy in nats of the distribution from which each token was drawn, without gradient
+    computed: int  # number of tokens that went through the model
 
 
 class Scorer:

@@ -40,30 +40,19 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Sibling:
-    """A trajectory of a group in a job, with its advantage.
+    """A trajectory of a group in a job, with its advantage."""
 
-    Attributes:
-        trajectory_id: Id of the trajectory in the store.
-        example: The trajectory's rows (token sequences) and its advantage, which is 0 if there are no rows.
-        on_policy: Whether the policy at the start of the update sampled all of the trajectory's answers.
-    """
-
-    trajectory_id: str
-    example: Example
-    on_policy: bool
+    trajectory_id: str  # id of the trajectory in the store
+    example: Example  # the trajectory's rows (token sequences) and its advantage, which is 0 if there are no rows
+    on_policy: bool  # whether the policy at the start of the update sampled all of the trajectory's answers
 
 
 @dataclass(frozen=True, slots=True)
 class TrainGroup:
-    """A group in a job, for training or for evaluation, with all its siblings.
+    """A group in a job, for training or for evaluation, with all its siblings."""
 
-    Attributes:
-        id: Id of the group in the store.
-        siblings: The trajectories of the group with their advantages.
-    """
-
-    id: str
-    siblings: tuple[Sibling, ...]
+    id: str  # id of the group in the store
+    siblings: tuple[Sibling, ...]  # the trajectories of the group with their advantages
 
     @property
     def teaches(self) -> bool:
@@ -73,37 +62,26 @@ class TrainGroup:
 
 @dataclass(frozen=True, slots=True)
 class TrainJob:
-    """The complete input of an update. A row is one token sequence with its learned tokens marked as sampled.
+    """The complete input of an update. A row is one token sequence with its learned tokens marked as sampled."""
 
-    Attributes:
-        base: Model directory or hub id of the base model.
-        base_sha256: The base model's fingerprint, which is written into the manifest of the new policy.
-        parent: Adapter directory of the champion; `None` if the champion is the base model itself.
-        target: Directory where the new policy is published, `adapters/NAME@STEP`.
-        config: Settings of the update.
-        groups: Groups to train on by the rewards of their siblings. A group whose rewards are all equal is ignored.
-        demonstrations: Rows of answers to imitate.
-        rehearsal: Rows of earlier runs with a high reward. If `config.rehearse_from` is set, each step on groups also
-            imitates a few rows drawn from these and from `demonstrations`.
-        pairs: Pairs of a better and a worse row.
-        evaluation: Groups that are never trained on. The policy is evaluated on them if `config.eval_steps` is set.
-        others: Ids of trajectories that are in no group but from which some of the rows were made.
-        mean_reward: Mean reward of all scored trajectories, shown in progress lines; `None` if none was scored.
-        metrics: Counts for people, as JSON values: what the job was made from and what was left out.
-    """
-
-    base: str
-    base_sha256: str
-    parent: Path | None
-    target: Path
-    config: TrainConfig
+    base: str  # model directory or hub id of the base model
+    base_sha256: str  # the base model's fingerprint, which is written into the manifest of the new policy
+    parent: Path | None  # adapter directory of the champion; `None` if the champion is the base model itself
+    target: Path  # directory where the new policy is published, `adapters/NAME@STEP`
+    config: TrainConfig  # settings of the update
+    # Groups to train on by the rewards of their siblings. A group whose rewards are all equal is ignored.
     groups: tuple[TrainGroup, ...] = ()
-    demonstrations: tuple[Row, ...] = ()
+    demonstrations: tuple[Row, ...] = ()  # rows of answers to imitate
+    # Rows of earlier runs with a high reward. If `config.rehearse_from` is set, each step on groups also imitates a few
+    # rows drawn from these and from `demonstrations`.
     rehearsal: tuple[Row, ...] = ()
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[Pair, ...] = ()  # pairs of a better and a worse row
+    # Groups that are never trained on. The policy is evaluated on them if `config.eval_steps` is set.
     evaluation: tuple[TrainGroup, ...] = ()
-    others: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()  # ids of trajectories that are in no group but from which some of the rows were made
+    # Mean reward of all scored trajectories, shown in progress lines; `None` if none was scored.
     mean_reward: float | None = None
+    # Counts for people, as JSON values: what the job was made from and what was left out.
     metrics: JSON = field(default_factory=dict[str, Any])
 
     @property

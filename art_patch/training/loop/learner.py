@@ -85,23 +85,16 @@ class Learner:
 
 @dataclass(slots=True)
 class TrainState:
-    """Progress of an update, as a checkpoint stores it; the checkpoint uses the same field names.
+    """Progress of an update, as a checkpoint stores it; the checkpoint uses the same field names."""
 
-    Attributes:
-        done: Number of optimizer steps of the plan that were made.
-        stopped: Why the update ends before the end of its plan; `None` if it does not.
-        gap_nats: Largest difference between recorded and computed log-probability before the first step (see
-            `StartScores`).
-        why_not_shared: Why the model computes token sequences one by one (see `Scorer.why_apart`); `None` if it
-            computes common beginnings once.
-        history: Metrics of each step that was made.
-    """
-
-    done: int = 0
-    stopped: str | None = None
+    done: int = 0  # number of optimizer steps of the plan that were made
+    stopped: str | None = None  # why the update ends before the end of its plan; `None` if it does not
+    # Largest difference between recorded and computed log-probability before the first step (see `StartScores`).
     gap_nats: float | None = None
+    # Why the model computes token sequences one by one (see `Scorer.why_apart`); `None` if it computes common
+    # beginnings once.
     why_not_shared: str | None = None
-    history: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    history: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # metrics of each step that was made
 
 
 def read_train_state(directory: Path) -> tuple[TrainState, Arrays]:

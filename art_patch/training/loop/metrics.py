@@ -21,72 +21,50 @@ class UpdateMetrics:
     """Metrics of a whole update.
 
     A row is one token sequence. The phases of an update are imitation, preferences and groups.
-
-    Attributes:
-        trajectories: Number of trajectories in groups that were trained on (their advantage is not zero).
-        trained_rows: Number of rows of these trajectories. It exceeds `trajectories` where conversations forked.
-        tokens: Number of sampled tokens in these rows; each epoch trains all of them.
-        demonstrations: Number of rows in the job for the imitation phase.
-        rehearsed: Number of known rows from which steps on groups drew some to imitate against forgetting.
-        pairs: Number of pairs of a better and a worse row in the job.
-        steps: Number of optimizer steps made.
-        stopped: Why the update ended before the end of its plan; `None` if it completed the plan.
-        loss: Mean loss over the steps of the last phase.
-        kl_nats: k2 estimate of KL(policy that sampled || policy in training) per token, in the last epoch on groups.
-        reference_kl_nats: KL(trained || reference) per token, in the last epoch on groups; 0 without a reference.
-        clip_fraction: Share of tokens that the clip or cap of the loss affected, over all epochs on groups.
-        effective_share: Effective sample size of the importance weights divided by the number of tokens, in the last
-            epoch on groups.
-        not_finite: Number of tokens dropped because a log-probability was not finite, over all epochs on groups.
-        rehearse_nll_nats: Mean negative log-likelihood of the rehearsed tokens, in the last epoch on groups; 0 if none
-            was rehearsed.
-        entropy_nats: Mean entropy over the trained tokens, in the last epoch of the last phase.
-        grad_norm: Mean norm of the gradient before clipping, over the steps of the last phase.
-        logprob_gap_nats: Largest difference between recorded and computed log-probability before the first step, over
-            tokens that the policy at the start sampled. A large value means that trainer and server do not compute the
-            same. `None` if that policy sampled no token of the data.
-        computed_tokens: Number of tokens that went through the model in all steps.
-        distinct_tokens: Number of tokens that would go through the model if each common beginning of rows in a pack
-            were computed once; equals `computed_tokens` if it was.
-        shared_ratio: Number of tokens in the rows divided by `computed_tokens`; 3 means that sharing saved two thirds.
-        why_not_shared: Why common beginnings were computed again for each row; `None` if they were computed once.
-        tokens_per_s: Computed tokens per second, over all steps.
-        eval_loss: Loss of the published policy on the evaluation groups (see `gradients.evaluate`); `None` if it was
-            not evaluated.
-        eval_kl_nats: KL(policy that sampled || published policy) per token on the evaluation groups; `None` if it was
-            not evaluated.
-        eval_gain_nats: How much likelier the published policy made the better runs of the evaluation groups (see
-            `gradients.evaluate`); `None` if it was not evaluated.
-        history: Metrics of each optimizer step, as `step_metrics` returns them.
     """
 
-    trajectories: int
+    trajectories: int  # number of trajectories in groups that were trained on (their advantage is not zero)
+    # Number of rows of these trajectories. It exceeds `trajectories` where conversations forked.
     trained_rows: int
-    tokens: int
-    demonstrations: int
-    rehearsed: int
-    pairs: int
-    steps: int
-    stopped: str | None
-    loss: float
+    tokens: int  # number of sampled tokens in these rows; each epoch trains all of them
+    demonstrations: int  # number of rows in the job for the imitation phase
+    rehearsed: int  # number of known rows from which steps on groups drew some to imitate against forgetting
+    pairs: int  # number of pairs of a better and a worse row in the job
+    steps: int  # number of optimizer steps made
+    stopped: str | None  # why the update ended before the end of its plan; `None` if it completed the plan
+    loss: float  # mean loss over the steps of the last phase
+    # k2 estimate of KL(policy that sampled || policy in training) per token, in the last epoch on groups.
     kl_nats: float
-    reference_kl_nats: float
-    clip_fraction: float
+    reference_kl_nats: float  # KL(trained || reference) per token, in the last epoch on groups; 0 without a reference
+    clip_fraction: float  # share of tokens that the clip or cap of the loss affected, over all epochs on groups
+    # Effective sample size of the importance weights divided by the number of tokens, in the last epoch on groups.
     effective_share: float
-    not_finite: int
+    not_finite: int  # number of tokens dropped because a log-probability was not finite, over all epochs on groups
+    # Mean negative log-likelihood of the rehearsed tokens, in the last epoch on groups; 0 if none was rehearsed.
     rehearse_nll_nats: float
-    entropy_nats: float
-    grad_norm: float
+    entropy_nats: float  # mean entropy over the trained tokens, in the last epoch of the last phase
+    grad_norm: float  # mean norm of the gradient before clipping, over the steps of the last phase
+    # Largest difference between recorded and computed log-probability before the first step, over tokens that the
+    # policy at the start sampled. A large value means that trainer and server do not compute the same. `None` if that
+    # policy sampled no token of the data.
     logprob_gap_nats: float | None
-    computed_tokens: int
+    computed_tokens: int  # number of tokens that went through the model in all steps
+    # Number of tokens that would go through the model if each common beginning of rows in a pack were computed once;
+    # equals `computed_tokens` if it was.
     distinct_tokens: int
+    # Number of tokens in the rows divided by `computed_tokens`; 3 means that sharing saved two thirds.
     shared_ratio: float
+    # Why common beginnings were computed again for each row; `None` if they were computed once.
     why_not_shared: str | None
-    tokens_per_s: float
+    tokens_per_s: float  # computed tokens per second, over all steps
+    # Loss of the published policy on the evaluation groups (see `gradients.evaluate`); `None` if it was not evaluated.
     eval_loss: float | None
+    # KL(policy that sampled || published policy) per token on the evaluation groups; `None` if it was not evaluated.
     eval_kl_nats: float | None
+    # How much likelier the published policy made the better runs of the evaluation groups (see `gradients.evaluate`);
+    # `None` if it was not evaluated.
     eval_gain_nats: float | None
-    history: tuple[JSON, ...] = field(repr=False)
+    history: tuple[JSON, ...] = field(repr=False)  # metrics of each optimizer step, as `step_metrics` returns them
 
 
 def step_metrics(step: Step, sums: Mapping[str, float], rehearsed: Mapping[str, float]) -> dict[str, Any]:

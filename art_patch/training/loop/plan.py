@@ -29,41 +29,27 @@ _REHEARSED = 8
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step of the plan.
+    """One optimizer step of the plan."""
 
-    Attributes:
-        phase: "imitate" for demonstrations, "prefer" for pairs, or "groups".
-        number: Number of the step within its phase, from 0.
-        epoch: Number of the pass over the phase's items, from 0.
-        last: Whether this is the last step of its phase, or of the update.
-        items: Indices of the demonstrations, pairs or lessons (groups) that the step learns from.
-        rehearsed: Indices into the job's `rehearsed` rows, which the step imitates as well against forgetting.
-    """
-
-    phase: PhaseName
-    number: int
-    epoch: int
-    last: bool
-    items: tuple[int, ...]
+    phase: PhaseName  # "imitate" for demonstrations, "prefer" for pairs, or "groups"
+    number: int  # number of the step within its phase, from 0
+    epoch: int  # number of the pass over the phase's items, from 0
+    last: bool  # whether this is the last step of its phase, or of the update
+    items: tuple[int, ...]  # indices of the demonstrations, pairs or lessons (groups) that the step learns from
+    # Indices into the job's `rehearsed` rows, which the step imitates as well against forgetting.
     rehearsed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """A group with different rewards, as input of the loss.
+    """A group with different rewards, as input of the loss."""
 
-    Attributes:
-        examples: The siblings that go through the model: those whose advantage is not 0, or all siblings if the loss
-            has a KL term.
-        on_policy: For each of `examples`, whether the policy at the start of the update sampled all of it.
-        tokens: Number of sampled tokens in the rows of all siblings, also of those not in `examples`.
-        trajectories: Number of siblings that have a sampled token, also of those not in `examples`.
-    """
-
+    # The siblings that go through the model: those whose advantage is not 0, or all siblings if the loss has a KL term.
     examples: tuple[Example, ...]
+    # For each of `examples`, whether the policy at the start of the update sampled all of it.
     on_policy: tuple[bool, ...]
-    tokens: int
-    trajectories: int
+    tokens: int  # number of sampled tokens in the rows of all siblings, also of those not in `examples`
+    trajectories: int  # number of siblings that have a sampled token, also of those not in `examples`
 
 
 def lessons_of(job: TrainJob) -> tuple[Lesson, ...]:

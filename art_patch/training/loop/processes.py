@@ -48,15 +48,10 @@ def silently(done: int, total: int, note: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """One process's place among the processes of an update, and the collective operations between them.
+    """One process's place among the processes of an update, and the collective operations between them."""
 
-    Attributes:
-        rank: Number of this process, from 0.
-        size: Number of all processes of the update.
-    """
-
-    rank: int = 0
-    size: int = 1
+    rank: int = 0  # number of this process, from 0
+    size: int = 1  # number of all processes of the update
 
     @property
     def first(self) -> bool:

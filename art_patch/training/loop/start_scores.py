@@ -31,26 +31,23 @@ class StartScores:
 
     Each field but `gap_nats` has one tensor for each example (a trajectory or a pair), with the sampled tokens of all
     its rows (token sequences) in order.
-
-    Attributes:
-        old: Log-probabilities of the trajectories in the training groups, under the policy at the start of the update.
-        reference: Log-probabilities of the same trajectories under the reference policy; `None` unless the loss has a
-            KL term.
-        pairs: Log-probabilities of the learned tokens of each pair, first the better row's and then the worse row's,
-            under the policy at the start.
-        gap_nats: Largest difference between recorded and computed log-probability, over tokens that the policy at the
-            start sampled. A large value means that trainer and server do not compute the same. `None` if that policy
-            sampled no token of the data.
-        eval_old: Log-probabilities of the evaluation groups' trajectories, under the policy at the start.
-        eval_reference: Log-probabilities of the evaluation groups' trajectories, under the reference policy; `None`
-            unless the loss has a KL term.
     """
 
+    # Log-probabilities of the trajectories in the training groups, under the policy at the start of the update.
     old: tuple[Tensor, ...]
+    # Log-probabilities of the same trajectories under the reference policy; `None` unless the loss has a KL term.
     reference: tuple[Tensor, ...] | None
+    # Log-probabilities of the learned tokens of each pair, first the better row's and then the worse row's, under the
+    # policy at the start.
     pairs: tuple[Tensor, ...]
+    # Largest difference between recorded and computed log-probability, over tokens that the policy at the start
+    # sampled. A large value means that trainer and server do not compute the same. `None` if that policy sampled no
+    # token of the data.
     gap_nats: float | None
+    # Log-probabilities of the evaluation groups' trajectories, under the policy at the start.
     eval_old: tuple[Tensor, ...] = ()
+    # Log-probabilities of the evaluation groups' trajectories, under the reference policy; `None` unless the loss has a
+    # KL term.
     eval_reference: tuple[Tensor, ...] | None = None
 
 

@@ -101,22 +101,15 @@ def _spread(rewards: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The definition of one loss, an entry of `LOSSES`.
+    """The definition of one loss, an entry of `LOSSES`."""
 
-    Attributes:
-        paper: Web address of the paper that proposed the loss.
-        surrogate: Which formula gives the loss of one token; the module's docstring lists the formulas.
-        aggregation: By which number the sum of the token losses is divided; the module's docstring lists them.
-        levels: The levels ("token" or "sequence") at which the probability ratio may be computed. The first is the
-            paper's.
-        settings: The fields of `LossConfig` that this loss uses, with the paper's values.
-    """
-
-    paper: str
-    surrogate: SurrogateName
+    paper: str  # web address of the paper that proposed the loss
+    surrogate: SurrogateName  # which formula gives the loss of one token; the module's docstring lists the formulas
+    # By which number the sum of the token losses is divided; the module's docstring lists them.
     aggregation: Aggregation
+    # The levels ("token" or "sequence") at which the probability ratio may be computed. The first is the paper's.
     levels: tuple[Level, ...]
-    settings: Mapping[str, float]
+    settings: Mapping[str, float]  # the fields of `LossConfig` that this loss uses, with the paper's values
 
 
 def _clip(low: float, high: float) -> dict[str, float]:

@@ -48,65 +48,45 @@ class LossInput:
 
     The tokens of all rows of a trajectory count as one sequence. Log-probabilities are in nats, at the temperature at
     which the token was sampled.
-
-    Attributes:
-        logprob_N: Log-probability under the policy in training, with gradient.
-        old_N: Log-probability under the policy at the start of the update; `recorded_N` if that was not computed.
-        recorded_N: Log-probability under the policy that sampled the token, as it was recorded.
-        advantage_N: Advantage of the token's trajectory.
-        trajectory_N: Number (int64) of the token's trajectory, at least 0 and below `trajectories_in_step`.
-        tokens_in_step: Number of sampled tokens in the whole optimizer step.
-        trajectories_in_step: Number of trajectories with a sampled token in the whole optimizer step.
-        reference_N: Log-probability under the reference policy. Required if `kl_coefficient` is not 0. If it is given
-            with coefficient 0, the KL is computed for the metrics only.
-        entropy_N: Entropy in nats of the distribution from which the token was drawn; used for the metrics only.
     """
 
-    logprob_N: Tensor
-    old_N: Tensor
-    recorded_N: Tensor
-    advantage_N: Tensor
-    trajectory_N: Tensor
-    tokens_in_step: int
-    trajectories_in_step: int
+    logprob_N: Tensor  # log-probability under the policy in training, with gradient
+    old_N: Tensor  # log-probability under the policy at the start of the update; `recorded_N` if that was not computed
+    recorded_N: Tensor  # log-probability under the policy that sampled the token, as it was recorded
+    advantage_N: Tensor  # advantage of the token's trajectory
+    trajectory_N: Tensor  # number (int64) of the token's trajectory, at least 0 and below `trajectories_in_step`
+    tokens_in_step: int  # number of sampled tokens in the whole optimizer step
+    trajectories_in_step: int  # number of trajectories with a sampled token in the whole optimizer step
+    # Log-probability under the reference policy. Required if `kl_coefficient` is not 0. If it is given with coefficient
+    # 0, the KL is computed for the metrics only.
     reference_N: Tensor | None = None
+    # Entropy in nats of the distribution from which the token was drawn; used for the metrics only.
     entropy_N: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LossMetrics:
-    """Metrics of a micro-batch as sums over its tokens; `a + b` gives the metrics of both micro-batches together.
+    """Metrics of a micro-batch as sums over its tokens; `a + b` gives the metrics of both micro-batches together."""
 
-    Attributes:
-        tokens: Number of tokens whose log-probabilities are finite. The other sums are over these tokens.
-        not_finite: Number of tokens dropped because one of their log-probabilities is not finite.
-        clipped_low: Number of tokens with a negative advantage and no gradient, because their ratio is below
-            `1 - clip_low`.
-        clipped_high: Number of tokens whose ratio is too high. These are tokens with a positive advantage above
-            `1 + clip_high` and with a negative one above `clip_max`, which have no gradient; and in `cispo` tokens
-            above `ratio_cap`, which keep a gradient of bounded weight.
-        dropped_tokens: Number of tokens in trajectories dropped by `off_policy_nats`.
-        dropped_trajectories: Number of trajectories dropped by `off_policy_nats`.
-        kl_nats: k2 estimate of KL(policy that sampled || policy in training): half the squared log ratio.
-        reference_kl_nats: Estimate of KL(trained || reference) as `kl_estimator` says, multiplied by the ratio; 0
-            without a reference.
-        entropy_nats: Entropy of the distributions from which the tokens were drawn; 0 if `entropy_N` is not given.
-        weight: Weight of the token before any clip: ratio times min(exp(old - recorded), importance_cap).
-        weight_squared: Square of each token's `weight`, which `effective_share` needs.
-        gap_nats: Largest |logprob - recorded|. This is no sum: `a + b` keeps the larger value.
-    """
-
+    # Number of tokens whose log-probabilities are finite. The other sums are over these tokens.
     tokens: int = 0
-    not_finite: int = 0
+    not_finite: int = 0  # number of tokens dropped because one of their log-probabilities is not finite
+    # Number of tokens with a negative advantage and no gradient, because their ratio is below `1 - clip_low`.
     clipped_low: int = 0
+    # Number of tokens whose ratio is too high. These are tokens with a positive advantage above `1 + clip_high` and
+    # with a negative one above `clip_max`, which have no gradient; and in `cispo` tokens above `ratio_cap`, which keep
+    # a gradient of bounded weight.
     clipped_high: int = 0
-    dropped_tokens: int = 0
-    dropped_trajectories: int = 0
-    kl_nats: float = 0.0
+    dropped_tokens: int = 0  # number of tokens in trajectories dropped by `off_policy_nats`
+    dropped_trajectories: int = 0  # number of trajectories dropped by `off_policy_nats`
+    kl_nats: float = 0.0  # k2 estimate of KL(policy that sampled || policy in training): half the squared log ratio
+    # Estimate of KL(trained || reference) as `kl_estimator` says, multiplied by the ratio; 0 without a reference.
     reference_kl_nats: float = 0.0
+    # Entropy of the distributions from which the tokens were drawn; 0 if `entropy_N` is not given.
     entropy_nats: float = 0.0
-    weight: float = 0.0
-    weight_squared: float = 0.0
+    weight: float = 0.0  # weight of the token before any clip: ratio times min(exp(old - recorded), importance_cap)
+    weight_squared: float = 0.0  # square of each token's `weight`, which `effective_share` needs
+    # Largest |logprob - recorded|. This is no sum: `a + b` keeps the larger value.
     gap_nats: float = 0.0
 
     def __add__(self, other: LossMetrics) -> LossMetrics:

@@ -18,26 +18,17 @@ from torch.nn.functional import logsigmoid
 
 @dataclass(frozen=True, slots=True)
 class SftInput:
-    """Input of the imitation loss for one micro-batch.
+    """Input of the imitation loss for one micro-batch."""
 
-    Attributes:
-        logprob_N: Log-probability of each learned token under the model, with gradient.
-        tokens_in_step: Number of learned tokens in the whole optimizer step.
-    """
-
-    logprob_N: Tensor
-    tokens_in_step: int
+    logprob_N: Tensor  # log-probability of each learned token under the model, with gradient
+    tokens_in_step: int  # number of learned tokens in the whole optimizer step
 
 
 @dataclass(frozen=True, slots=True)
 class SftMetrics:
-    """Metrics of the imitation loss for one micro-batch.
+    """Metrics of the imitation loss for one micro-batch."""
 
-    Attributes:
-        nll_nats: Sum of the negative log-likelihoods of the micro-batch's learned tokens.
-    """
-
-    nll_nats: float
+    nll_nats: float  # sum of the negative log-likelihoods of the micro-batch's learned tokens
 
 
 def sft_loss(batch: SftInput) -> tuple[Tensor, SftMetrics]:
@@ -63,22 +54,15 @@ class PreferenceInput:
     """Input of the preference loss for one micro-batch of P pairs of a better and a worse row (token sequence).
 
     The log-probability of a row is the sum over its learned tokens (`sums_R`).
-
-    Attributes:
-        chosen_P: Log-probability of the better rows under the model, with gradient.
-        rejected_P: Log-probability of the worse rows under the model, with gradient.
-        chosen_reference_P: Log-probability of the better rows under the policy that the update starts from.
-        rejected_reference_P: Log-probability of the worse rows under the policy that the update starts from.
-        beta: The beta of DPO. The larger it is, the nearer the model stays to the policy that the update starts from.
-        pairs_in_step: Number of pairs in the whole optimizer step.
     """
 
-    chosen_P: Tensor
-    rejected_P: Tensor
-    chosen_reference_P: Tensor
-    rejected_reference_P: Tensor
+    chosen_P: Tensor  # log-probability of the better rows under the model, with gradient
+    rejected_P: Tensor  # log-probability of the worse rows under the model, with gradient
+    chosen_reference_P: Tensor  # log-probability of the better rows under the policy that the update starts from
+    rejected_reference_P: Tensor  # log-probability of the worse rows under the policy that the update starts from
+    # The beta of DPO. The larger it is, the nearer the model stays to the policy that the update starts from.
     beta: float
-    pairs_in_step: int
+    pairs_in_step: int  # number of pairs in the whole optimizer step
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +71,13 @@ class PreferenceMetrics:
 
     The reward of a row (token sequence) is DPO's implicit reward: beta times the difference between the row's
     log-probability under the model and under the policy that the update starts from.
-
-    Attributes:
-        right: Number of pairs whose better row has the higher reward.
-        margin: Reward of the better row minus the reward of the worse row.
-        chosen_reward: Reward of the better row. If it becomes negative, the better answers have become less likely.
-        rejected_reward: Reward of the worse row.
     """
 
-    right: int
-    margin: float
+    right: int  # number of pairs whose better row has the higher reward
+    margin: float  # reward of the better row minus the reward of the worse row
+    # Reward of the better row. If it becomes negative, the better answers have become less likely.
     chosen_reward: float
-    rejected_reward: float
+    rejected_reward: float  # reward of the worse row
 
 
 def preference_loss(batch: PreferenceInput) -> tuple[Tensor, PreferenceMetrics]:
