@@ -19,163 +19,46 @@ from typing import TYPE_CHECKING
 
 from art_patch._lib.version import __version__ as __version__
 
+# Packed by hand: one name a line would spread three lists over three pages.
+# fmt: off
+# isort: off
 __all__ = [
-    "Agent",
-    "ArtPatchError",
-    "Busy",
-    "ConfigError",
-    "EngineError",
-    "Environment",
-    "Evaluation",
-    "GRPOTrainer",
-    "GateRejected",
-    "GymnasiumEnvironment",
-    "History",
-    "IllegalAction",
-    "JudgeError",
-    "LocalBackend",
-    "LossConfig",
-    "Messages",
-    "MessagesAndChoices",
-    "Model",
-    "PettingZooEnvironment",
-    "StoreError",
-    "Tools",
-    "TrainConfig",
-    "TrainResult",
-    "TrainableModel",
-    "TrainingApi",
-    "TrainingError",
-    "Trajectory",
-    "TrajectoryGroup",
-    "auto_trajectory",
-    "bind",
-    "capture_auto_trajectory",
-    "correct",
-    "current_trajectory",
-    "evaluate",
-    "feedback_url",
-    "flush",
-    "gather_trajectories",
-    "gather_trajectory_groups",
-    "group",
-    "limit_concurrency",
-    "patch",
-    "replayable",
-    "retry",
-    "reward",
-    "same_policy",
-    "score",
-    "span",
-    "start",
-    "status",
-    "suppress",
-    "trajectory",
-    "unpatch",
-    "wrap",
+    "Agent", "ArtPatchError", "Busy", "ConfigError", "EngineError", "Environment", "Evaluation", "GRPOTrainer",
+    "GateRejected", "GymnasiumEnvironment", "History", "IllegalAction", "JudgeError", "LocalBackend", "LossConfig",
+    "Messages", "MessagesAndChoices", "Model", "PettingZooEnvironment", "StoreError", "Tools", "TrainConfig",
+    "TrainResult", "TrainableModel", "TrainingApi", "TrainingError", "Trajectory", "TrajectoryGroup",
+    "auto_trajectory", "bind", "capture_auto_trajectory", "correct", "current_trajectory", "evaluate", "feedback_url",
+    "flush", "gather_trajectories", "gather_trajectory_groups", "group", "limit_concurrency", "patch", "replayable",
+    "retry", "reward", "same_policy", "score", "span", "start", "status", "suppress", "trajectory", "unpatch", "wrap",
 ]
 
 if TYPE_CHECKING:
     from art_patch.context import (
-        bind,
-        correct,
-        current_trajectory,
-        group,
-        replayable,
-        reward,
-        score,
-        span,
-        suppress,
-        trajectory,
+        bind, correct, current_trajectory, group, replayable, reward, score, span, suppress, trajectory,
     )
     from art_patch.errors import (
-        ArtPatchError,
-        Busy,
-        ConfigError,
-        EngineError,
-        GateRejected,
-        JudgeError,
-        StoreError,
-        TrainingError,
+        ArtPatchError, Busy, ConfigError, EngineError, GateRejected, JudgeError, StoreError, TrainingError,
     )
     from art_patch.feedback import feedback_url
     from art_patch.patching import flush, patch, status, unpatch, wrap
     from art_patch.rollouts import (
-        Agent,
-        Environment,
-        Evaluation,
-        GRPOTrainer,
-        GymnasiumEnvironment,
-        History,
-        IllegalAction,
-        LocalBackend,
-        Messages,
-        MessagesAndChoices,
-        Model,
-        PettingZooEnvironment,
-        Tools,
-        TrainableModel,
-        TrainingApi,
-        TrainResult,
-        Trajectory,
-        TrajectoryGroup,
-        auto_trajectory,
-        capture_auto_trajectory,
-        evaluate,
-        gather_trajectories,
-        gather_trajectory_groups,
-        limit_concurrency,
-        retry,
-        same_policy,
-        start,
+        Agent, Environment, Evaluation, GRPOTrainer, GymnasiumEnvironment, History, IllegalAction, LocalBackend,
+        Messages, MessagesAndChoices, Model, PettingZooEnvironment, Tools, TrainableModel, TrainingApi, TrainResult,
+        Trajectory, TrajectoryGroup, auto_trajectory, capture_auto_trajectory, evaluate, gather_trajectories,
+        gather_trajectory_groups, limit_concurrency, retry, same_policy, start,
     )
     from art_patch.training import LossConfig, TrainConfig
 else:
-    _CONTEXT = (
-        "bind",
-        "correct",
-        "current_trajectory",
-        "group",
-        "replayable",
-        "reward",
-        "score",
-        "span",
-        "suppress",
-        "trajectory",
-    )
-    _HOME = dict.fromkeys(_CONTEXT, "context") | {"feedback_url": "feedback"}
-    _HOME |= dict.fromkeys(("flush", "patch", "status", "unpatch", "wrap"), "patching")
-    _HOME |= {"TrainConfig": "training.config", "LossConfig": "training.losses.loss_config"}
-    _ROLLOUTS = (
-        "Agent",
-        "Environment",
-        "Evaluation",
-        "GRPOTrainer",
-        "GymnasiumEnvironment",
-        "History",
-        "IllegalAction",
-        "LocalBackend",
-        "Messages",
-        "MessagesAndChoices",
-        "Model",
-        "PettingZooEnvironment",
-        "Tools",
-        "TrainResult",
-        "TrainableModel",
-        "TrainingApi",
-        "Trajectory",
-        "TrajectoryGroup",
-        "auto_trajectory",
-        "capture_auto_trajectory",
-        "evaluate",
-        "gather_trajectories",
-        "gather_trajectory_groups",
-        "limit_concurrency",
-        "retry",
-        "same_policy",
-        "start",
-    )
-    _HOME |= dict.fromkeys(_ROLLOUTS, "rollouts")
+    # Module -> its public names. Every other name of `__all__` is one of `rollouts`.
+    _NAMES = {
+        "context": "bind correct current_trajectory group replayable reward score span suppress trajectory",
+        "errors": "ArtPatchError Busy ConfigError EngineError GateRejected JudgeError StoreError TrainingError",
+        "feedback": "feedback_url",
+        "patching": "flush patch status unpatch wrap",
+        "training.config": "TrainConfig",
+        "training.losses.loss_config": "LossConfig",
+    }
+    _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
     def __getattr__(name):
         if name not in __all__:
@@ -185,7 +68,7 @@ else:
         from art_patch._lib.gc_pause import uncollected
 
         with uncollected():
-            value = getattr(import_module(f"{__name__}.{_HOME.get(name, 'errors')}"), name)
+            value = getattr(import_module(f"{__name__}.{_HOME.get(name, 'rollouts')}"), name)
         globals()[name] = value
         return value
 

@@ -17,8 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from threading import RLock
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from opentelemetry import context as otel
 from opentelemetry import trace
@@ -35,9 +34,6 @@ class Ambient:
 
     Attributes:
         open: the innermost trajectory; `None` outside of every trajectory.
-        span_id: id of the innermost span.
-        group_key: key of the innermost `group()`.
-        suppressed: whether the code is inside `suppress()`.
         outer: the surroundings of the nearest outer block that has not ended; `None` if there is none.
         thread: id of the thread that entered the innermost block; 0 for a copy that no thread entered and that so
             never ends.
@@ -55,9 +51,9 @@ class Ambient:
         self.thread = 0
         self.ended = False
 
-    def copy(self) -> Self:
+    def copy(self) -> Ambient:
         """Return a copy for a nested block. The caller changes the copy before it enters the block."""
-        new = type(self)()
+        new = Ambient()
         new.open, new.span_id = self.open, self.span_id
         new.group_key, new.suppressed = self.group_key, self.suppressed
         return new
@@ -70,8 +66,6 @@ class Identity:
     Attributes:
         trajectory: the explicit trajectory, or that of the active OpenTelemetry trace. With `None` the recorder looks
             for an earlier conversation that the call extends (stitching).
-        span_id: id of the innermost span.
-        group_key: key of the surrounding `group()`.
         suppressed: whether the call is inside `suppress()`, and so neither recorded nor routed.
         otel_context: the OpenTelemetry context in which the call started, for the span that `recording` makes of it;
             `None` if the app's own instrumentation has made a span of this call already.
@@ -95,7 +89,7 @@ def surroundings() -> Ambient:
 
 def registered_around(here: Ambient) -> RegisteredSpan | None:
     """Return the active OpenTelemetry span if it is registered and no newer `trajectory()` or `span()` is inside it."""
-    span = registered(trace.get_current_span().get_span_context().span_id)
+    span = _spans.get(trace.get_current_span().get_span_context().span_id)
     return span if span is not None and here.open in (None, span.open) and here.span_id == span.below else None
 
 
@@ -121,7 +115,7 @@ def identify(*, using: bool = True, call: bool = False) -> Identity:
     if active.is_valid and is_call_span(span):
         # The surroundings of the instrumented call count: the parent of that span, which may be `None`.
         active, context = getattr(span, "parent", None), None
-    known = None if active is None else registered(active.span_id)
+    known = None if active is None else _spans.get(active.span_id)
     # A registered span says more than its trace, unless a block of the app opened another trajectory inside it.
     if known is not None and here.open in (None, known.open):
         known.open.used = known.open.used or using
@@ -152,8 +146,7 @@ def enter(now: Ambient) -> Entered:
     # A block that has ended is skipped, so that it is not kept alive by those inside it.
     now.outer, now.thread = _open_ones(was), threading.get_ident()
     inside = otel.set_value(_KEY, now, before)
-    # The token is not kept; `leave` says why.
-    otel.attach(inside)
+    otel.attach(inside)  # the token is not kept; `leave` says why
     return Entered(before, inside, was, now)
 
 
@@ -178,11 +171,8 @@ def ambient_of(context: Context) -> Ambient:
 
 
 def to_carry() -> Ambient | None:
-    """Return the surroundings (trajectory, span, group) that a new thread inherits from the running code, if any."""
-    here = otel.get_current().get(_KEY)
-    if not isinstance(here, Ambient):
-        return None
-    here = _in_force(here)
+    """Return the surroundings that a new thread inherits from the running code, if any."""
+    here = surroundings()
     return None if here is _NOTHING else here
 
 
@@ -203,9 +193,7 @@ def lasting() -> Context:
 
 def _in_force(here: Ambient) -> Ambient:
     """Return the part of `here` that holds in this thread."""
-    if not here.ended or here.thread == threading.get_ident():
-        return here
-    return _open_ones(here) or _NOTHING
+    return here if not here.ended or here.thread == threading.get_ident() else _open_ones(here) or _NOTHING
 
 
 def _open_ones(here: Ambient) -> Ambient | None:
@@ -241,9 +229,9 @@ _MARKS: tuple[tuple[str, frozenset[str] | None], ...] = (
 def is_call_span(span: Any) -> bool:
     """Return whether an OpenTelemetry span stands for one call of a model, by its attributes."""
     attributes: Mapping[str, Any] | None = getattr(span, "attributes", None)
-    if not attributes:
-        return False
-    return any(name in attributes and (values is None or attributes[name] in values) for name, values in _MARKS)
+    return bool(attributes) and any(
+        name in attributes and (values is None or attributes[name] in values) for name, values in _MARKS
+    )
 
 
 MOST_SPANS = 10_000
@@ -290,11 +278,11 @@ class RegisteredSpan(NamedTuple):
 
 _spans: OrderedDict[int, RegisteredSpan] = OrderedDict()
 # Re-entrant: the garbage collector may end a span, by closing its generator, while this thread begins another one.
-_lock = RLock()
+_lock = threading.RLock()
 
 
 def register(span_id: int, span: RegisteredSpan) -> None:
-    """Remember to which trajectory and step an OpenTelemetry span belongs, by the span's id."""
+    """Remember to which trajectory and step the OpenTelemetry span with this id belongs."""
     with _lock:
         _spans[span_id] = span
         if len(_spans) > MOST_SPANS:
@@ -305,8 +293,3 @@ def forget(span_id: int) -> None:
     """Forget a registered OpenTelemetry span that has ended."""
     with _lock:
         _spans.pop(span_id, None)
-
-
-def registered(span_id: int) -> RegisteredSpan | None:
-    """Return the trajectory and step that were registered for an OpenTelemetry span; `None` if none were."""
-    return _spans.get(span_id)

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from art_patch._lib.faults import faults, is_fault
 from art_patch._lib.ids import new_id
@@ -37,7 +37,6 @@ from art_patch.types import JSON, REPLAY, Score, SpanInfo, SpanKind, TrajectoryI
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_Keep: TypeAlias = "Callable[[SpanInfo], None]"
 
 MOST_CHARS = 4096
 # Limits of one step: items of a list or object, and levels of nesting.
@@ -54,35 +53,26 @@ _BYTES = (bytes, bytearray)
 class Step:
     """A part of a run with a beginning and an end: a node, a tool call, a handoff to another agent.
 
-    Attributes:
-        run: the run that the step is a part of.
-        id: id of the step; its child steps name it as their parent.
+    Its child steps name its `id` as their parent.
     """
 
-    __slots__ = ("_attributes", "_keep", "_known", "id", "run")
+    __slots__ = ("_attributes", "_known", "id", "run")
 
-    def __init__(self, run: Run, known: tuple[str, str | None, SpanKind], attributes: JSON, keep: _Keep) -> None:
+    def __init__(self, run: Run, known: tuple[str, str | None, SpanKind], attributes: JSON) -> None:
         self.run = run
         self.id = new_id()
         self._known = (*known, time.time())
         self._attributes: JSON | None = attributes  # `None` once the step has ended
-        self._keep = keep
 
     def end(self, output: object = None, *, error: BaseException | str | None = None, **attributes: object) -> None:
-        """Report that the step has ended. Only the first report counts; later ones are ignored.
-
-        Args:
-            output: the value that the step returned.
-            error: the exception or message of a step that failed.
-            attributes: further attributes of the step's span.
-        """
+        """Report that the step has ended, with further `attributes` of its span. Only the first report counts."""
         begun_with, self._attributes = self._attributes, None
         if begun_with is None:
             return
         known = {**begun_with, **_json_values(output=output, **attributes)}
         name, parent_id, kind, began = self._known
-        error = described(error)
-        self._keep(SpanInfo(self.id, self.run.id, name, began, parent_id, time.time(), kind, known, error))
+        said = described(error)
+        self.run.keep(SpanInfo(self.id, self.run.id, name, began, parent_id, time.time(), kind, known, said))
 
 
 class Run:
@@ -136,17 +126,11 @@ class Run:
     def step(
         self, name: str, kind: SpanKind = "span", *, parent: Step | None = None, input: object = None, **known: object
     ) -> Step:
-        """Begin a step of the run.
+        """Begin a step, by the name of its node, tool or agent. Without a `parent` it is at the run's top level.
 
-        Args:
-            name: name of the node, tool or agent.
-            kind: kind of the step's span.
-            parent: the step that contains this one. Without it, the step is at the top level of the run.
-            input: the value that the step was given.
-            known: further attributes of the step's span.
+        `known` are further attributes of the step's span.
         """
-        above = self._below if parent is None else parent.id
-        return Step(self, (name, above, kind), _json_values(input=input, **known), self._keep)
+        return Step(self, (name, self._id_of(parent), kind), _json_values(input=input, **known))
 
     def inside(self, step: Step | None = None) -> Inside:
         """Return a context manager that makes the SDK's calls inside its block belong to the run, and to `step`.
@@ -154,18 +138,13 @@ class Run:
         Callbacks that cannot use a `with` block call its methods `enter()` and `leave()`.
         """
         now = ambient.Ambient()
-        now.open, now.group_key = self._open, self._group_key
-        now.span_id = self._below if step is None else step.id
+        now.open, now.group_key, now.span_id = self._open, self._group_key, self._id_of(step)
         return Inside(now)
 
     def take_span(self, span_id: int, step: Step | None = None) -> None:
         """Register an OpenTelemetry span that begins now, so that calls inside it belong to this run, and to `step`."""
-        ambient.register(
-            span_id,
-            ambient.RegisteredSpan(
-                self._open, self._below if step is None else step.id, ambient.surroundings().span_id
-            ),
-        )
+        below = ambient.surroundings().span_id
+        ambient.register(span_id, ambient.RegisteredSpan(self._open, self._id_of(step), below))
 
     @staticmethod
     def drop_span(span_id: int) -> None:
@@ -180,7 +159,7 @@ class Run:
         # Not `score()`, which raises: a framework's odd value must not reach the app as an error.
         if math.isfinite(value):
             short = None if comment is None else comment[:MOST_CHARS]
-            self._keep(Score(new_id(), self.id, name, float(value), "code", time.time(), comment=short))
+            self.keep(Score(new_id(), self.id, name, float(value), "code", time.time(), comment=short))
 
     def know(self, *, session_id: str | None = None, user_id: str | None = None) -> None:
         """Add ids that the framework reports after the run has begun. They are stored when the run ends.
@@ -208,11 +187,15 @@ class Run:
             emit(replace(whole, ended_at=time.time(), attributes=_json_values(output=output), error=described(error)))
         emit(replace(self._open.info, ended_at=time.time(), error=described(error)))
 
-    def _keep(self, record: SpanInfo | Score) -> None:
-        if not self._open.used:  # the run is stored once it has a call, and then with this record
+    def _id_of(self, step: Step | None) -> str | None:
+        return self._below if step is None else step.id
+
+    def keep(self, record: SpanInfo | Score) -> None:
+        """Store a step that has ended, or a score."""
+        if self._open.used:
+            emit(*self._open.waited(), record)
+        else:  # the run is stored once it has a call, and then with this record
             self._open.waiting.append(record)
-            return
-        emit(*self._open.waited(), record)
 
 
 class Inside:
@@ -234,9 +217,7 @@ class Inside:
         if entered is not None:
             ambient.leave(entered)
 
-    def __enter__(self) -> None:
-        """Make the calls inside the block belong to the run."""
-        self.enter()
+    __enter__ = enter
 
     def __exit__(self, *_: object) -> None:
         """Restore the surroundings from before the block."""

@@ -39,7 +39,7 @@ _PASSAGE: ContextVar[Passage | None] = ContextVar("art_patch_passage", default=N
 
 @contextmanager
 def passing(passage: Passage) -> Generator[None]:
-    """Open the passage while the block runs, which sends a call without the OpenAI SDK."""
+    """Open the passage while the block runs, which sends a call."""
     token = _PASSAGE.set(passage)
     passage.open = True
     try:
@@ -74,10 +74,8 @@ class OwnCall:
         """
         if answer is not None and not self._exchange.is_finished:
             self._exchange.saw(answer.encode() if isinstance(answer, str) else answer)
-        if error is not None:
-            self._exchange.finish("failed", described(error))
-        else:
-            self._exchange.finish("closed" if answer is None else "complete")
+        ended = "failed" if error is not None else "closed" if answer is None else "complete"
+        self._exchange.finish(ended, described(error))
 
 
 def record_call(body: Mapping[str, Any], *, api: Api = "chat") -> OwnCall | None:
@@ -89,10 +87,7 @@ def record_call(body: Mapping[str, Any], *, api: Api = "chat") -> OwnCall | None
     """
     passage = _PASSAGE.get()
     # Outside of a passage the patch sees the call itself, and it would be recorded twice.
-    if passage is None or not passage.open:
-        return None
-    who = identify(call=True)
-    if who.suppressed:
+    if passage is None or not passage.open or (who := identify(call=True)).suppressed:
         return None
     exchange = begin_exchange(body, who.trajectory, who.span_id, who.group_key, who.otel_context)
     if exchange is None:

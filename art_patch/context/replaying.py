@@ -12,7 +12,6 @@ replayed raises `ConfigError` where it is decorated. No call of the function eve
 
 from __future__ import annotations
 
-import functools
 import inspect
 import json
 import os
@@ -20,11 +19,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 from art_patch._lib.faults import faults
 from art_patch.context.ambient import surroundings
-from art_patch.context.scopes import noted_run
+from art_patch.context.scopes import carry, noted_run
 from art_patch.errors import ConfigError
 from art_patch.recording import redacts
 from art_patch.types import JSON, REPLAY
@@ -67,21 +66,11 @@ def replayable(function: Callable[P, R]) -> Callable[P, R]:
     Raises:
         ConfigError: if another process could not import the function, or if the function is a generator.
     """
-    target = _target(function)
-    inner = cast(Callable[..., Any], function)
-
-    def plain(*args: Any, **kwargs: Any) -> Any:
-        with _scope(inner.__name__, target, args, kwargs):
-            return inner(*args, **kwargs)
-
-    async def coroutine(*args: Any, **kwargs: Any) -> Any:
-        with _scope(inner.__name__, target, args, kwargs):
-            return await inner(*args, **kwargs)
-
-    run = functools.wraps(function)(coroutine if inspect.iscoroutinefunction(function) else plain)
+    target, name = _target(function), function.__name__
+    run = carry(function, lambda args, kwargs: _scope(name, target, args, kwargs))
     # Looked up by name: the module's attribute may be wrapped in other decorators by then.
-    _offered[inner.__module__, inner.__qualname__] = run
-    return cast(Callable[P, R], run)
+    _offered[function.__module__, function.__qualname__] = run
+    return run
 
 
 def offered(module: str, name: str) -> Callable[..., Any] | None:

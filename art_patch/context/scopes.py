@@ -11,14 +11,13 @@ consumer's code; decorate the generator in place of the block.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
+from functools import partial, wraps
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 from opentelemetry import context as otel
 from opentelemetry.context.context import Context
@@ -34,92 +33,66 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
+_End: TypeAlias = Callable[[BaseException | None], None]
+Begun: TypeAlias = tuple[ambient.Ambient, T, _End]
+
+
 class Scope(Generic[T]):
     """A context manager and a decorator. `with` gives a `T`. The same thread may enter one scope again, also nested."""
 
-    def __init__(self, *arguments: Any) -> None:
-        self._arguments = arguments
+    def __init__(self, begin: Callable[[], Begun[T]]) -> None:
+        """`begin()` returns the surroundings inside, the value for the app, and a function to call at the end."""
+        self._begin = begin
         # A list, because one object may be entered again before it is left, for example by recursion.
-        self._entered: list[tuple[ambient.Entered, T]] = []
-
-    def _open(self) -> tuple[ambient.Ambient, T]:
-        raise NotImplementedError
-
-    def _closed(self, opened: T, error: BaseException | None) -> None:
-        """Record the end."""
-
-    def _fresh(self) -> Self:
-        return type(self)(*self._arguments)
+        self._entered: list[tuple[ambient.Entered, _End]] = []
 
     def __enter__(self) -> T:
         """Begin the scope."""
-        now, opened = self._open()
-        self._entered.append((ambient.enter(now), opened))
-        return opened
+        now, given, end = self._begin()
+        self._entered.append((ambient.enter(now), end))
+        return given
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         """End the scope, and record the error if there is one. The error is never swallowed."""
-        entered, opened = self._entered.pop()
+        entered, end = self._entered.pop()
         ambient.leave(entered)
-        self._closed(opened, error)
+        end(error)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return `function` such that each of its calls runs in a scope of its own."""
-        return carry(function, self._fresh)
+        return carry(function, lambda args, kwargs: Scope(self._begin))
 
 
-class _Trajectory(Scope[TrajectoryInfo]):
-    def __init__(self, id: str | None, given: dict[str, Any]) -> None:
-        super().__init__(id, given)
-        self._id = id
-        self._given = given
-        self._open_ones: list[ambient.OpenTrajectory] = []
+def _begin_trajectory(id: str | None, given: dict[str, Any]) -> Begun[TrajectoryInfo]:
+    now = ambient.surroundings().copy()
+    info = TrajectoryInfo(id or new_id(), time.time(), "explicit", group_key=now.group_key, **given)
+    run = ambient.OpenTrajectory(info)
+    # A trajectory begins without a span: those around it belong to another trajectory.
+    now.open, now.span_id = run, None
 
-    def _open(self) -> tuple[ambient.Ambient, TrajectoryInfo]:
-        here = ambient.surroundings()
-        info = TrajectoryInfo(self._id or new_id(), time.time(), "explicit", group_key=here.group_key, **self._given)
-        opened = ambient.OpenTrajectory(info)
-        self._open_ones.append(opened)
-        now = here.copy()
-        # A trajectory begins without a span: those around it belong to another trajectory.
-        now.open, now.span_id = opened, None
-        return now, info
-
-    def _closed(self, opened: TrajectoryInfo, error: BaseException | None) -> None:
-        run = self._open_ones.pop()
+    def end(error: BaseException | None) -> None:
         if run.used:
-            emit(*run.waited(), replace(opened, ended_at=time.time(), error=described(error)))
+            emit(*run.waited(), replace(info, ended_at=time.time(), error=described(error)))
+
+    return now, info, end
 
 
-class _Span(Scope[str]):
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self._name = name
-        self._spans: list[tuple[ambient.OpenTrajectory | None, SpanInfo, bool]] = []
+def _begin_span(name: str) -> Begun[str]:
+    here, began_at = ambient.surroundings(), time.time()
+    around = ambient.registered_around(here)
+    run = here.open if around is None else around.open
+    info = ambient.identify(using=False).trajectory if run is None else run.info
+    # Outside of everything, this span is the trajectory, and its end is the trajectory's end.
+    roots = info is None
+    if info is None:
+        info = TrajectoryInfo(new_id(), began_at, "explicit", name=name, group_key=here.group_key)
+        run = ambient.OpenTrajectory(info)
+    parent_id = here.span_id if around is None else around.step_id
+    part = SpanInfo(new_id(), info.id, name, began_at, parent_id=parent_id)
+    now = here.copy()
+    now.open, now.span_id = run, part.id
 
-    def _open(self) -> tuple[ambient.Ambient, str]:
-        here, now = ambient.surroundings(), time.time()
-        around = ambient.registered_around(here)
-        opened = here.open if around is None else around.open
-        info = None if opened is None else opened.info
-        if info is None:
-            info = ambient.identify(using=False).trajectory
-        # Outside of everything, this span is the trajectory, and its end is the trajectory's end.
-        roots = info is None
-        if info is None:
-            info = TrajectoryInfo(new_id(), now, "explicit", name=self._name, group_key=here.group_key)
-            opened = ambient.OpenTrajectory(info)
-        parent_id = here.span_id if around is None else around.step_id
-        part = SpanInfo(new_id(), info.id, self._name, now, parent_id=parent_id)
-        self._spans.append((opened, part, roots))
-        inside = here.copy()
-        inside.open, inside.span_id = opened, part.id
-        return inside, part.id
-
-    def _closed(self, opened: str, error: BaseException | None) -> None:
-        run, part, roots = self._spans.pop()
+    def end(error: BaseException | None) -> None:
         if run is not None and not run.used:
             return  # a trajectory without a call leaves no row, and neither does its span
         ended_at = time.time()
@@ -127,19 +100,14 @@ class _Span(Scope[str]):
         if roots and run is not None:
             emit(*run.waited(), replace(run.info, ended_at=ended_at, error=described(error)))
 
+    return now, part.id, end
 
-class _Marked(Scope[None]):
-    """Changes one attribute of the surroundings."""
 
-    def __init__(self, attribute: str, value: str | bool) -> None:
-        super().__init__(attribute, value)
-        self._attribute = attribute
-        self._value = value
-
-    def _open(self) -> tuple[ambient.Ambient, None]:
-        now = ambient.surroundings().copy()
-        setattr(now, self._attribute, self._value)
-        return now, None
+def _begin_marked(attribute: str, value: str | bool) -> Begun[None]:
+    """Change one attribute of the surroundings."""
+    now = ambient.surroundings().copy()
+    setattr(now, attribute, value)
+    return now, None, lambda _: None
 
 
 def trajectory(
@@ -177,12 +145,12 @@ def trajectory(
         "tags": (tags,) if isinstance(tags, str) else tuple(tags),
         "metadata": {key: value for key, value in (metadata or {}).items() if key != REPLAY},
     }
-    return _Trajectory(id, given)
+    return Scope(partial(_begin_trajectory, id, given))
 
 
 def noted_run(name: str, noted: JSON) -> Scope[TrajectoryInfo]:
     """Return a `trajectory()` scope whose metadata holds the target and arguments that `replayable()` noted."""
-    return _Trajectory(None, {"name": name, "metadata": noted})
+    return Scope(partial(_begin_trajectory, None, {"name": name, "metadata": noted}))
 
 
 def span(name: str) -> Scope[str]:
@@ -190,7 +158,7 @@ def span(name: str) -> Scope[str]:
 
     Outside of every trajectory and OpenTelemetry trace, the outermost span also is a new trajectory.
     """
-    return _Span(name)
+    return Scope(partial(_begin_span, name))
 
 
 def group(key: str) -> Scope[None]:
@@ -203,28 +171,27 @@ def group(key: str) -> Scope[None]:
     """
     if not key:
         raise ConfigError("group(key) must not be empty; give the task's own key, such as its ticket number")
-    return _Marked("group_key", key)
+    return Scope(partial(_begin_marked, "group_key", key))
 
 
 def suppress() -> Scope[None]:
     """Make calls inside go upstream without being recorded or routed: for evaluations, judges and health checks."""
-    return _Marked("suppressed", True)
+    return Scope(partial(_begin_marked, "suppressed", True))
 
 
-class _Captured:
-    """Puts a context that was captured elsewhere in force."""
+class _Stage:
+    """Puts a context in force that was captured elsewhere, and keeps what the block makes of it for the next block."""
 
     def __init__(self, inside: Context) -> None:
         self._inside = inside
-        self._before: Context | None = None
 
     def __enter__(self) -> None:
-        self._before = otel.get_current()
+        self._outside = otel.get_current()
         otel.attach(self._inside)
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            otel.attach(self._before)
+        self._inside = otel.get_current()
+        otel.attach(self._outside)
 
 
 def bind(function: Callable[P, R]) -> Callable[P, R]:
@@ -238,123 +205,105 @@ def bind(function: Callable[P, R]) -> Callable[P, R]:
     """
     # Taken now and not when the function is called: the block may have ended by then.
     inside = ambient.lasting()
-    return carry(function, lambda: _Captured(inside))
+    return carry(function, lambda args, kwargs: _Stage(inside))
 
 
-OpenScope = Callable[[], AbstractContextManager[object]]
+Args: TypeAlias = tuple[Any, ...]
+Kwargs: TypeAlias = dict[str, Any]
+OpenScope: TypeAlias = Callable[[Args, Kwargs], AbstractContextManager[object]]
 
 
 def carry(function: Callable[P, R], open_scope: OpenScope) -> Callable[P, R]:
-    """Return a wrapper of `function`: each call of it runs inside a new scope, which `open_scope()` makes."""
+    """Return a wrapper of `function`: each call runs inside a scope of its own, `open_scope(args, kwargs)`."""
     inner = cast(Callable[..., Any], function)
 
     def plain(*args: Any, **kwargs: Any) -> Any:
-        with open_scope():
+        with open_scope(args, kwargs):
             return inner(*args, **kwargs)
 
     async def coroutine(*args: Any, **kwargs: Any) -> Any:
-        with open_scope():
+        with open_scope(args, kwargs):
             return await inner(*args, **kwargs)
 
     def generator(*args: Any, **kwargs: Any) -> Any:
-        return _drive(inner, args, kwargs, open_scope)
+        return _drive(inner, args, kwargs, open_scope(args, kwargs))
 
     def async_generator(*args: Any, **kwargs: Any) -> Any:
-        return _drive_async(inner, args, kwargs, open_scope)
+        return _drive_async(inner, args, kwargs, open_scope(args, kwargs))
 
+    run: Callable[..., Any] = plain
     if inspect.isasyncgenfunction(function):
-        run: Callable[..., Any] = async_generator
+        run = async_generator
     elif inspect.iscoroutinefunction(function):
         run = coroutine
     elif inspect.isgeneratorfunction(function):
         run = generator
-    else:
-        run = plain
-    return cast(Callable[P, R], functools.wraps(function)(run))
+    return cast(Callable[P, R], wraps(function)(run))
 
 
-class _Stage:
-    """Holds the context of a generator's body, which is in force only while the body runs."""
+class _Staged:
+    """Enters and leaves the scope of a generator's body; `with ... as` gives the stage that the body runs on."""
 
-    def __init__(self) -> None:
-        self._inside = otel.get_current()
+    def __init__(self, scope: AbstractContextManager[object]) -> None:
+        self._stage, self._scope = _Stage(otel.get_current()), scope
 
-    def run(self, step: Callable[..., Any], *args: Any) -> Any:
-        outside = otel.get_current()
-        otel.attach(self._inside)
-        try:
-            return step(*args)
-        finally:
-            self._inside = otel.get_current()
-            otel.attach(outside)
+    def __enter__(self) -> _Stage:
+        with self._stage:
+            self._scope.__enter__()
+        return self._stage
 
-    async def run_async(self, step: Callable[[], Awaitable[Any]]) -> Any:
-        outside = otel.get_current()
-        otel.attach(self._inside)
-        try:
-            return await step()
-        finally:
-            self._inside = otel.get_current()
-            otel.attach(outside)
+    def __exit__(self, *error: Any) -> None:
+        with self._stage:
+            self._scope.__exit__(*error)
 
 
+# `send`, `throw` and `close` of the consumer are passed to the body, as `yield from` would do; but that runs the body
+# in the consumer's context.
 def _drive(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], open_scope: OpenScope
+    function: Callable[..., Any], args: Args, kwargs: Kwargs, scope: AbstractContextManager[object]
 ) -> Generator[Any, Any, Any]:
-    stage, scope = _Stage(), open_scope()
-    stage.run(scope.__enter__)
-    try:
+    with _Staged(scope) as stage:
         body = function(*args, **kwargs)
-        # `send`, `throw` and `close` of the consumer are passed to the body, as `yield from` would do; but that runs
-        # the body in the consumer's context.
-        step: Callable[[], Any] = functools.partial(next, body)
+        step: Callable[[], Any] = partial(next, body)
         while True:
             try:
-                item = stage.run(step)
+                with stage:
+                    item = step()
             except StopIteration as stop:
-                result = stop.value
-                break
+                return stop.value
             try:
                 sent = yield item
             except GeneratorExit:
                 # The consumer has closed the generator. Its body is closed inside the scope, where its `finally` blocks
                 # belong.
-                stage.run(body.close)
+                with stage:
+                    body.close()
                 raise
             except BaseException as error:
-                step = functools.partial(body.throw, error)
+                step = partial(body.throw, error)
             else:
-                step = functools.partial(body.send, sent)
-    except BaseException as error:
-        stage.run(scope.__exit__, type(error), error, error.__traceback__)
-        raise
-    stage.run(scope.__exit__, None, None, None)
-    return result
+                step = partial(body.send, sent)
 
 
 async def _drive_async(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], open_scope: OpenScope
+    function: Callable[..., Any], args: Args, kwargs: Kwargs, scope: AbstractContextManager[object]
 ) -> AsyncGenerator[Any, Any]:
-    stage, scope = _Stage(), open_scope()
-    stage.run(scope.__enter__)
-    try:
+    with _Staged(scope) as stage:
         body = function(*args, **kwargs)
         step: Callable[[], Awaitable[Any]] = body.__anext__
         while True:
             try:
-                item = await stage.run_async(step)
+                with stage:
+                    item = await step()
             except StopAsyncIteration:
-                break
+                return
             try:
                 sent = yield item
             except GeneratorExit:
-                await stage.run_async(body.aclose)
+                with stage:
+                    await body.aclose()
                 raise
             except BaseException as error:
-                step = functools.partial(body.athrow, error)
+                step = partial(body.athrow, error)
             else:
-                step = functools.partial(body.asend, sent)
-    except BaseException as error:
-        stage.run(scope.__exit__, type(error), error, error.__traceback__)
-        raise
-    stage.run(scope.__exit__, None, None, None)
+                step = partial(body.asend, sent)

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import wrapt
 from opentelemetry import context as otel
@@ -33,23 +33,16 @@ _POOLS = "concurrent.futures.thread"
 _OURS = "art_patch-"
 
 
-class _Site(NamedTuple):
-    owner: type
-    name: str
-    original: Any
-    wrapper: Any
-
-
 class _Carrier:
-    """Puts the wrappers on `threading` and takes them off."""
-
     def __init__(self) -> None:
         self.on = False
         self._hooked = False
-        self._sites: list[_Site] = []
+        # Class -> name of the method that was replaced, the original and our wrapper.
+        self._sites: dict[type, tuple[str, Any, Any]] = {}
         self._lock = threading.RLock()
 
     def put_on(self) -> None:
+        """Patch `Thread.start` and `ThreadPoolExecutor.submit`, so that threads and jobs inherit the trajectory."""
         with self._lock:
             self.on = True
             self._wrap(threading.Thread, "start", _starting)
@@ -61,12 +54,13 @@ class _Carrier:
                 wrapt.register_post_import_hook(self._wrap_pools, _POOLS)
 
     def take_off(self) -> None:
+        """Restore the original functions. A wrapper that other code has wrapped again stays, and only calls through."""
         with self._lock:
             self.on = False
-            for site in tuple(self._sites):
-                if site.owner.__dict__.get(site.name) is site.wrapper:
-                    setattr(site.owner, site.name, site.original)
-                    self._sites.remove(site)
+            for owner, (name, original, wrapper) in tuple(self._sites.items()):
+                if owner.__dict__.get(name) is wrapper:
+                    setattr(owner, name, original)
+                    del self._sites[owner]
 
     def _wrap_pools(self, module: Any) -> None:
         pool = getattr(module, "ThreadPoolExecutor", None)
@@ -77,7 +71,7 @@ class _Carrier:
         with self._lock:
             # gevent replaces `Thread` by a subclass, before or after this.
             owner = next((base for base in kind.__mro__ if name in base.__dict__), kind)
-            if any(site.owner is owner for site in self._sites):
+            if owner in self._sites:
                 return
             try:
                 original = owner.__dict__[name]
@@ -89,17 +83,11 @@ class _Carrier:
             except Exception as error:
                 faults.trouble("context.threads", error)
             else:
-                self._sites.append(_Site(owner, name, original, wrapper))
+                self._sites[owner] = (name, original, wrapper)
 
 
-def carry_threads_on() -> None:
-    """Patch `Thread.start` and `ThreadPoolExecutor.submit`, so that threads and jobs inherit the trajectory."""
-    _carrier.put_on()
-
-
-def carry_threads_off() -> None:
-    """Restore the original functions. A wrapper that other code has wrapped again stays, and only calls through."""
-    _carrier.take_off()
+_carrier = _Carrier()
+carry_threads_on, carry_threads_off = _carrier.put_on, _carrier.take_off
 
 
 def _starting(original: Any) -> Callable[..., None]:
@@ -182,6 +170,3 @@ def _is_of_interpreters(pool: object) -> bool:
     # Python 3.14 has a thread pool whose jobs are pickled and run in other interpreters.
     found = getattr(sys.modules.get("concurrent.futures.interpreter"), "InterpreterPoolExecutor", None)
     return isinstance(found, type) and isinstance(pool, found)
-
-
-_carrier = _Carrier()
