@@ -1,8 +1,9 @@
 """The tables, as SQLAlchemy Core metadata: the only list of their columns. ../README.md says what each is for.
 
 A new store is made from this metadata. A store of an earlier release is migrated (`migrations/`), and a test checks
-that both have the same tables. Times are seconds since the epoch. Ids are text of any length, because apps choose some
-of them and PostgreSQL would refuse an id that is longer than its column allows.
+that both have the same tables. A column is NOT NULL unless it says `null`. Times are seconds since the epoch. Ids are
+text of any length, because apps choose some of them and PostgreSQL would refuse an id that is longer than its column
+allows.
 
 Every row names the project and the agent that it belongs to. Rows of shared content (messages, token blocks, tools)
 name only the project. The project is part of every key, so two projects can use the same names, ids and content hashes.
@@ -10,23 +11,11 @@ name only the project. The project is part of every key, so two projects can use
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Boolean,
-    Column,
-    Float,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    Table,
-    Text,
-    UniqueConstraint,
-    text,
-)
+import sqlalchemy as sa
+from sqlalchemy import JSON, Column, Float, Index, Integer, LargeBinary, Table, Text
 
 # Newest migration. A store at another revision is migrated, or refused if the revision is unknown.
 HEAD = "0001"
@@ -34,10 +23,18 @@ HEAD = "0001"
 # The columns that say whose row it is. `Database.write` hands their values to each insert.
 SCOPE = ("project_id", "agent_id")
 
-metadata = MetaData()
+metadata = sa.MetaData()
 
+# The options of a column that is no plain NOT NULL one.
+_key, _null, _default = (
+    partial(Column, primary_key=True),
+    partial(Column, nullable=True),
+    partial(Column, nullable=False),
+)
+
+_Hash = LargeBinary(16)
 # Numbers that providers or apps choose. SQLite's integers have 64 bits anyway.
-_Count = Integer().with_variant(BigInteger, "postgresql")
+_Count = Integer().with_variant(sa.BigInteger, "postgresql")
 
 
 def columns_of(table: Table, record: Any) -> list[Column[Any]]:
@@ -54,17 +51,24 @@ def _from_connection(name: str) -> Any:
     return default
 
 
-def _table(name: str, *columns: Column[Any] | Index, shared: bool = False, of_agent: bool = False) -> Table:
+def _table(name: str, /, *indexes: Index, shared: bool = False, of_agent: bool = False, **columns: Any) -> Table:
     """Return a table whose rows belong to a project and, unless its agents have them in `shared` use, to an agent.
 
-    With `of_agent` the agent is part of the key: two agents of a project have a row each.
+    With `of_agent` the agent is part of the key: two agents of a project have a row each. A column is given by its type
+    or, if it has options, as a `Column` without a name.
     """
-    keys = [column for column in columns if isinstance(column, Column) and column.primary_key]
-    numbered = any(column.autoincrement is True for column in keys)  # the database's own number is a key by itself
+    named = [_named(column, kind) for column, kind in columns.items()]
+    numbered = any(column.autoincrement is True for column in named)  # the database's own number is a key by itself
     # The project comes last in a key: an id is nearly unique by itself, so it has to lead the index. SQLite keeps the
     # integers 0 and 1 in the header of a row, so both columns together cost two bytes in a store of one project.
     scope = [_scope("project_id", not numbered)] + ([] if shared else [_scope("agent_id", of_agent)])
-    return Table(name, metadata, *columns, *scope)
+    return Table(name, metadata, *named, *scope, *indexes)
+
+
+def _named(name: str, kind: Any) -> Column[Any]:
+    column = kind if isinstance(kind, Column) else Column(kind, nullable=False)
+    column.name = column.key = name
+    return column
 
 
 def _scope(name: str, in_key: bool) -> Column[int]:
@@ -74,7 +78,7 @@ def _scope(name: str, in_key: bool) -> Column[int]:
 
 def _where(name: str, column: str, condition: str) -> Index:
     """Return a partial index. SQLAlchemy has an option of its own for it for each database."""
-    return Index(name, column, sqlite_where=text(condition), postgresql_where=text(condition))
+    return Index(name, column, sqlite_where=sa.text(condition), postgresql_where=sa.text(condition))
 
 
 projects = Table(
@@ -90,290 +94,147 @@ agents = Table(
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("project_id", Integer, nullable=False),
     Column("name", Text),  # NULL until the first policy is kept: it is the NAME of `NAME@STEP`
-    UniqueConstraint("project_id", "name", name="agents_name"),
+    sa.UniqueConstraint("project_id", "name", name="agents_name"),
 )
 
 nodes = _table(
     "nodes",
-    Column("id", LargeBinary(16), primary_key=True),
-    Column("parent", LargeBinary(16), nullable=False),
-    Column("body", LargeBinary, nullable=False),
     Index("nodes_parent", "parent"),  # the garbage collector asks whether a message has messages below it
-    shared=True,
-)
+    id=_key(_Hash), parent=_Hash, body=LargeBinary, shared=True,
+)  # fmt: skip
 
 token_blocks = _table(
-    "token_blocks",
-    Column("id", LargeBinary(16), primary_key=True),
-    Column("parent", LargeBinary(16), nullable=False),
-    Column("ids", LargeBinary, nullable=False),
-    Index("token_blocks_parent", "parent"),
-    shared=True,
+    "token_blocks", Index("token_blocks_parent", "parent"), id=_key(_Hash), parent=_Hash, ids=LargeBinary, shared=True
 )
 
-blobs = _table(
-    "blobs",
-    Column("id", LargeBinary(16), primary_key=True),
-    Column("body", LargeBinary, nullable=False),
-    shared=True,
-)
+blobs = _table("blobs", id=_key(_Hash), body=LargeBinary, shared=True)
 
 trajectories = _table(
     "trajectories",
-    Column("id", Text, primary_key=True),
-    Column("origin", Text, nullable=False),
-    Column("started_at", Float, nullable=False),
-    Column("ended_at", Float),
-    Column("last_call_at", Float),
-    Column("name", Text),
-    Column("scenario_key", Text),
-    Column("group_key", Text),
-    Column("session_id", Text),
-    Column("user_id", Text),
-    Column("tags", JSON, nullable=False),
-    Column("metadata", JSON, nullable=False),
-    Column("error", Text),
-    Column("group_id", Text),  # set by the job when it forms groups; the app never writes it
     # Partial indexes hold only the rows that a query looks for: most trajectories are grouped, and have no user.
     _where("trajectories_ungrouped", "last_call_at", "group_id IS NULL"),
     _where("trajectories_user", "user_id", "user_id IS NOT NULL"),
     _where("trajectories_session", "session_id", "session_id IS NOT NULL"),
     Index("trajectories_recent", "last_call_at"),
     Index("trajectories_group", "group_id"),
-)
+    id=_key(Text), origin=Text, started_at=Float, ended_at=_null(Float), last_call_at=_null(Float),
+    name=_null(Text), scenario_key=_null(Text), group_key=_null(Text), session_id=_null(Text), user_id=_null(Text),
+    tags=JSON, metadata=JSON, error=_null(Text),
+    group_id=_null(Text),  # set by the job when it forms groups; the app never writes it
+)  # fmt: skip
 
 spans = _table(
     "spans",
-    Column("id", Text, primary_key=True),
-    Column("trajectory_id", Text, nullable=False),
-    Column("parent_id", Text),
-    Column("name", Text, nullable=False),
-    Column("started_at", Float, nullable=False),
-    Column("ended_at", Float),
-    Column("kind", Text, nullable=False, server_default="span"),
-    Column("attributes", JSON, nullable=False, server_default="{}"),
-    Column("error", Text),
     Index("spans_trajectory", "trajectory_id"),
-)
+    id=_key(Text), trajectory_id=Text, parent_id=_null(Text), name=Text, started_at=Float, ended_at=_null(Float),
+    kind=_default(Text, server_default="span"), attributes=_default(JSON, server_default="{}"), error=_null(Text),
+)  # fmt: skip
 
 calls = _table(
     "calls",
-    Column("id", Text, primary_key=True),
-    Column("trajectory_id", Text, nullable=False),
-    Column("span_id", Text),
-    Column("started_at", Float, nullable=False),
-    Column("duration_ms", Float, nullable=False),
-    Column("ttft_ms", Float),
-    Column("requested_model", Text, nullable=False),
-    Column("policy", Text),
-    Column("prompt", LargeBinary(16), nullable=False),
-    Column("tools", LargeBinary(16)),  # no index: only the garbage collector asks, and it reads all calls
-    Column("params", JSON, nullable=False),
-    Column("prompt_token_ids", LargeBinary),  # the ids after the last whole block; NULL if no ids are known
-    Column("prompt_tokens", _Count, nullable=False),
-    Column("completion_tokens", _Count, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("error", Text),
-    Column("fallback", Text),
-    Column("untrainable", Text),
-    Column("api", Text, nullable=False, server_default="chat"),
-    Column("shadow_of", Text),
-    Column("prompt_block", LargeBinary(16)),
-    Column("session_id", Text),  # of its trajectory, and the user too: online tests count calls by session
-    Column("user_id", Text),
     Index("calls_trajectory", "trajectory_id", "started_at"),
     Index("calls_started", "started_at"),
     Index("calls_prompt", "prompt"),
     _where("calls_prompt_block", "prompt_block", "prompt_block IS NOT NULL"),
-)
+    id=_key(Text), trajectory_id=Text, span_id=_null(Text),
+    started_at=Float, duration_ms=Float, ttft_ms=_null(Float),
+    requested_model=Text, policy=_null(Text),
+    prompt=_Hash,
+    tools=_null(_Hash),  # no index: only the garbage collector asks, and it reads all calls
+    params=JSON,
+    prompt_token_ids=_null(LargeBinary),  # the ids after the last whole block; NULL if no ids are known
+    prompt_tokens=_Count, completion_tokens=_Count,
+    status=Text, error=_null(Text), fallback=_null(Text), untrainable=_null(Text),
+    api=_default(Text, server_default="chat"), shadow_of=_null(Text), prompt_block=_null(_Hash),
+    session_id=_null(Text), user_id=_null(Text),  # its trajectory's: online tests count calls by session
+)  # fmt: skip
 
 choices = _table(
     "choices",
-    Column("call_id", Text, primary_key=True),
-    Column("index", _Count, primary_key=True),
-    Column("answer", LargeBinary(16), nullable=False),
-    Column("finish_reason", Text),
-    Column("token_ids", LargeBinary),
-    Column("logprobs", LargeBinary),
     Index("choices_answer", "answer"),
-)
+    call_id=_key(Text), index=_key(_Count), answer=_Hash, finish_reason=_null(Text),
+    token_ids=_null(LargeBinary), logprobs=_null(LargeBinary),
+)  # fmt: skip
 
-scenarios = _table(
-    "scenarios",
-    Column("key", Text, primary_key=True),
-    Column("held_out", Boolean, nullable=False),
-    Column("first_seen_at", Float, nullable=False),
-)
+scenarios = _table("scenarios", key=_key(Text), held_out=sa.Boolean, first_seen_at=Float)
 
 groups = _table(
     "groups",
-    Column("id", Text, primary_key=True),
-    Column("scenario_key", Text, nullable=False),
-    Column("how", Text, nullable=False),
-    Column("held_out", Boolean, nullable=False),
-    Column("created_at", Float, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("reason", Text),
-    Column("policy", Text),
-    Column("claimed_by", Text),  # a worker, until `claimed_until` (seconds since the epoch)
-    Column("claimed_until", Float),
     Index("groups_state", "state", "held_out"),
-)
+    id=_key(Text), scenario_key=Text, how=Text, held_out=sa.Boolean, created_at=Float,
+    state=Text, reason=_null(Text), policy=_null(Text),
+    claimed_by=_null(Text), claimed_until=_null(Float),  # a worker, until this time
+)  # fmt: skip
 
 # No foreign keys: rows arrive in any order from many processes, and lineage outlives data. `verify` checks references.
-trainings = _table(
-    "trainings",
-    Column("policy", Text, primary_key=True),
-    Column("group_id", Text, primary_key=True),
-    Index("trainings_group", "group_id"),
-)
+trainings = _table("trainings", Index("trainings_group", "group_id"), policy=_key(Text), group_id=_key(Text))
 
 trained_rows = _table(
     "trained_rows",
-    Column("policy", Text, primary_key=True),
-    Column("call_id", Text, primary_key=True),
-    Column("choice", _Count, primary_key=True),
-    Column("trajectory_id", Text, nullable=False),
-    Column("group_id", Text, nullable=False),
-    Column("advantage", Float, nullable=False),
-    Column("weight", Float, nullable=False),
     Index("trained_rows_trajectory", "trajectory_id"),
-)
+    policy=_key(Text), call_id=_key(Text), choice=_key(_Count),
+    trajectory_id=Text, group_id=Text, advantage=Float, weight=Float,
+)  # fmt: skip
 
 scores = _table(
     "scores",
-    Column("id", Text, primary_key=True),
-    Column("trajectory_id", Text, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("value", Float, nullable=False),
-    Column("source", Text, nullable=False),
-    Column("at", Float, nullable=False),
-    Column("comment", Text),
-    Column("group_id", Text),
-    Column("rubric", Text),
-    Column("judge", Text),
-    Column("session_id", Text),  # of its trajectory, as in `calls`
-    Column("user_id", Text),
     Index("scores_trajectory", "trajectory_id"),
-)
+    id=_key(Text), trajectory_id=Text, name=Text, value=Float, source=Text, at=Float,
+    comment=_null(Text), group_id=_null(Text), rubric=_null(Text), judge=_null(Text),
+    session_id=_null(Text), user_id=_null(Text),  # its trajectory's, as in `calls`
+)  # fmt: skip
 
 judgements = _table(
     "judgements",
-    Column("id", Text, primary_key=True),
-    Column("group_id", Text),
-    Column("at", Float, nullable=False),
-    Column("judge", Text, nullable=False),
-    Column("rubric", Text, nullable=False),
-    Column("purpose", Text, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("reason", Text),
-    Column("calls", _Count, nullable=False),
-    Column("prompt_tokens", _Count, nullable=False),
-    Column("completion_tokens", _Count, nullable=False),
-    Column("cost_usd", Float),
-    Column("facts", JSON, nullable=False),
     Index("judgements_group", "group_id"),
     Index("judgements_at", "at"),
-)
+    id=_key(Text), group_id=_null(Text), at=Float,
+    judge=Text, rubric=Text, purpose=Text, state=Text, reason=_null(Text),
+    calls=_Count, prompt_tokens=_Count, completion_tokens=_Count, cost_usd=_null(Float), facts=JSON,
+)  # fmt: skip
 
 corrections = _table(
     "corrections",
-    Column("id", Text, primary_key=True),
-    Column("trajectory_id", Text, nullable=False),
-    Column("call_id", Text),
-    Column("at", Float, nullable=False),
-    Column("source", Text, nullable=False),
-    Column("message", JSON, nullable=False),
-    Column("comment", Text),
     Index("corrections_trajectory", "trajectory_id"),
-)
+    id=_key(Text), trajectory_id=Text, call_id=_null(Text),
+    at=Float, source=Text, message=JSON, comment=_null(Text),
+)  # fmt: skip
 
 policies = _table(
     "policies",
-    Column("name", Text, primary_key=True),
-    Column("base", Text, nullable=False),
-    Column("base_sha256", Text, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("created_at", Float, nullable=False),
-    Column("path", Text),
-    Column("parent", Text),
-    Column("metrics", JSON, nullable=False),
-)
+    name=_key(Text), base=Text, base_sha256=Text, state=Text, created_at=Float,
+    path=_null(Text), parent=_null(Text), metrics=JSON,
+)  # fmt: skip
 
 promotions = _table(
     "promotions",
-    Column("id", Integer, primary_key=True, autoincrement=True),
-    Column("policy", Text, nullable=False),
-    Column("from_state", Text),
-    Column("to_state", Text, nullable=False),
-    Column("at", Float, nullable=False),
-    Column("who", Text, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("metrics", JSON, nullable=False),
-)
+    id=_key(Integer, autoincrement=True), policy=Text, from_state=_null(Text), to_state=Text,
+    at=Float, who=Text, reason=Text, metrics=JSON,
+)  # fmt: skip
 
 audit = _table(
     "audit",
-    Column("id", Integer, primary_key=True, autoincrement=True),
-    Column("at", Float, nullable=False),
-    Column("who", Text, nullable=False),
-    Column("action", Text, nullable=False),
-    Column("detail", JSON, nullable=False),
-    Column("previous", Text, nullable=False),
-    Column("hash", Text, nullable=False),
-)
+    id=_key(Integer, autoincrement=True), at=Float, who=Text, action=Text, detail=JSON, previous=Text, hash=Text,
+)  # fmt: skip
 
-exports = _table(
-    "exports",
-    Column("id", Text, primary_key=True),
-    Column("at", Float, nullable=False),
-    Column("who", Text, nullable=False),
-    Column("path", Text, nullable=False),
-    Column("format", Text, nullable=False),
-    Column("trajectories", _Count, nullable=False),
-)
+exports = _table("exports", id=_key(Text), at=Float, who=Text, path=Text, format=Text, trajectories=_Count)
 
-export_members = _table(
-    "export_members",
-    Column("trajectory_id", Text, primary_key=True),
-    Column("export_id", Text, primary_key=True),
-)
+export_members = _table("export_members", trajectory_id=_key(Text), export_id=_key(Text))
 
 sent = _table(
     "sent",
-    Column("target", Text, primary_key=True),
-    Column("item", Text, primary_key=True),
-    Column("trajectory_id", Text),
-    Column("digest", Text, nullable=False),
-    Column("at", Float, nullable=False),
     Index("sent_trajectory", "trajectory_id"),
-)
+    target=_key(Text), item=_key(Text), trajectory_id=_null(Text), digest=Text, at=Float,
+)  # fmt: skip
 
-apps = _table(
-    "apps",
-    Column("id", Text, primary_key=True),
-    Column("at", Float, nullable=False),
-    Column("facts", JSON, nullable=False),
-)
+apps = _table("apps", id=_key(Text), at=Float, facts=JSON)
 
-control = _table(
-    "control",
-    Column("key", Text, primary_key=True),
-    Column("value", Text, nullable=False),
-    Column("updated_at", Float, nullable=False),
-    of_agent=True,
-)
+control = _table("control", key=_key(Text), value=Text, updated_at=Float, of_agent=True)
 
 leases = _table(
     "leases",
-    Column("name", Text, primary_key=True),
-    Column("token", _Count, nullable=False),  # grows with each owner; a write of an old owner is refused by it
-    Column("beat", _Count, nullable=False),
-    Column("owner", Text),
-    Column("host", Text),
-    Column("pid", _Count),
-    Column("boot", Text),
-    Column("started", Text),
-    Column("renewed_at", Float),
-    of_agent=True,
-)
+    name=_key(Text),
+    token=_Count,  # grows with each owner; a write of an old owner is refused by it
+    beat=_Count, owner=_null(Text), host=_null(Text), pid=_null(_Count), boot=_null(Text), started=_null(Text),
+    renewed_at=_null(Float), of_agent=True,
+)  # fmt: skip
