@@ -13,13 +13,14 @@ from hashlib import blake2b
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Column, Connection, Table, and_, bindparam, case, func, literal_column, or_, select, update
+import sqlalchemy as sa
+from sqlalchemy import Column, Connection, Table, bindparam, func, literal_column, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from art_patch.store.schema import tables
 from art_patch.store.schema.codec import blocks, pack_ids, pack_logprobs, rest, squeeze, squeeze_ids, uint32
 from art_patch.trajectories import ROOT, chain, verbatim
-from art_patch.types import AppReport, Call, Correction, Record, Score, SpanInfo, TrajectoryInfo
+from art_patch.types import AppReport, Call, Choice, Correction, Record, Score, SpanInfo, TrajectoryInfo
 
 Row = tuple[Any, ...]
 
@@ -57,10 +58,11 @@ _encode_anything = json.JSONEncoder(default=repr).encode
 
 _MAX_INTEGER = (1 << 63) - 1
 
+# Tables that repeat their trajectory's session and user.
+_WITH_WHOSE = (tables.calls, tables.scores)
+
 # Session and user of a trajectory.
 Whose = tuple[str | None, str | None]
-
-_NOBODYS: Whose = (None, None)
 
 
 class Statements:
@@ -117,24 +119,24 @@ class Statements:
         old, new = table.c, statement.excluded
         keep = ("ended_at", "name", "scenario_key", "group_key", "session_id", "user_id", "error")
         changes: dict[str, Any] = {name: func.coalesce(new[name], old[name]) for name in keep}
-        changes["last_call_at"] = case((_later(old, new.last_call_at), new.last_call_at), else_=old.last_call_at)
+        changes["last_call_at"] = sa.case((_later(old, new.last_call_at), new.last_call_at), else_=old.last_call_at)
         # A single call that another one extended is single no longer; every other origin is final.
-        changes["origin"] = case((old.origin == literal_column("'single'"), new.origin), else_=old.origin)
+        changes["origin"] = sa.case((old.origin == literal_column("'single'"), new.origin), else_=old.origin)
         return self._text(statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=changes), table)
 
     def _set_last_call(self) -> Any:
         table, at = tables.trajectories, bindparam("at")
-        return update(table).where(self._is(table.c.id, "id"), _later(table.c, at)).values(last_call_at=at)
+        return sa.update(table).where(self._is(table.c.id, "id"), _later(table.c, at)).values(last_call_at=at)
 
     def _set_whose(self, table: Table) -> Any:
         its = tables.trajectories.c
         query = {name: select(its[name]).where(self._is(its.id, "key")) for name in ("session_id", "user_id")}
         right = {name: found.scalar_subquery() for name, found in query.items()}
         wrong = or_(*(table.c[name].is_distinct_from(value) for name, value in right.items()))
-        return update(table).where(self._is(table.c.trajectory_id, "key"), wrong).values(right)
+        return sa.update(table).where(self._is(table.c.trajectory_id, "key"), wrong).values(right)
 
     def _is(self, column: Column[Any], parameter: str) -> Any:
-        return and_(column == bindparam(parameter), column.table.c.project_id == self._scope["project_id"])
+        return sa.and_(column == bindparam(parameter), column.table.c.project_id == self._scope["project_id"])
 
     def _text(self, statement: Any, table: Table) -> str:
         scope = {name: value for name, value in self._scope.items() if name in table.c}
@@ -147,10 +149,6 @@ class Statements:
         return str(compiled)
 
 
-# Tables that repeat their trajectory's session and user.
-_WITH_WHOSE = (tables.calls, tables.scores)
-
-
 def _later(trajectory: Any, at: Any) -> Any:
     return or_(trajectory.last_call_at.is_(None), trajectory.last_call_at < at)
 
@@ -161,7 +159,12 @@ def _run(connection: Connection, statement: str, rows: Sequence[Row]) -> None:
 
 
 class Batch:
-    """A batch of records, converted to rows for each table of the store."""
+    """A batch of records, converted to rows for each table of the store.
+
+    Args:
+        seen: whether a message or a block of ids is in the database already.
+        announced: what was written of a trajectory, if this process did it.
+    """
 
     def __init__(
         self,
@@ -169,12 +172,6 @@ class Batch:
         seen: Callable[[bytes], bool],
         announced: Callable[[str], TrajectoryInfo | None],
     ) -> None:
-        """Make rows of `records`.
-
-        Args:
-            seen: whether a message or a block of ids is in the database already.
-            announced: what was written of a trajectory, if this process did it.
-        """
         self._seen = seen
         self._announced = announced
         self.new: dict[bytes, None] = {}
@@ -211,7 +208,7 @@ class Batch:
         # for each other, so they come in the order of their keys. Nobody else writes these calls and choices.
         for table, rows in self._rows.items():
             in_order = table in (tables.calls, tables.choices)
-            statements.insert(connection, table, rows if in_order else sorted(rows, key=_first))
+            statements.insert(connection, table, rows if in_order else sorted(rows, key=itemgetter(0)))
         # Trajectories whose record came in an earlier batch only get a later end of the last call.
         others = sorted(self._last_call_at.keys() - {row[0] for row in known})
         statements.end(connection, [(self._last_call_at[key], key, self._last_call_at[key]) for key in others])
@@ -221,76 +218,28 @@ class Batch:
         self._rows[table].append(_IN_ORDER[table](values))
 
     def _add(self, record: SpanInfo | Score | Correction | AppReport) -> None:
-        table = _TABLES[type(record)]
-        values = {name: _plain(getattr(record, name)) for name in COLUMNS[table] if hasattr(record, name)}
+        values = _values(record)
         if isinstance(record, Score):
             values["session_id"], values["user_id"] = self._whose_is(values["trajectory_id"])
-        self._row(table, values)
+        self._row(_TABLES[type(record)], values)
 
     def _trajectory(self, info: TrajectoryInfo) -> Row:
-        key = _text(info.id)
-        values = {
-            "id": key,
-            "origin": info.origin,
-            "started_at": info.started_at,
-            "ended_at": info.ended_at,
-            "last_call_at": self._last_call_at.get(key),
-            "name": _text(info.name),
-            "scenario_key": _text(info.scenario_key),
-            "group_key": _text(info.group_key),
-            "session_id": _text(info.session_id),
-            "user_id": _text(info.user_id),
-            "tags": _json(info.tags),
-            "metadata": _json(info.metadata),
-            "error": _text(info.error),
-        }
+        values = _values(info)
+        values["last_call_at"] = self._last_call_at.get(values["id"])
         return _IN_ORDER[tables.trajectories](values)
 
     def _add_call(self, call: Call) -> None:
         prompt = self._chain(call.messages, ROOT)
         for choice in call.choices:
-            self._row(
-                tables.choices,
-                {
-                    "call_id": call.id,
-                    "index": _whole(choice.index),
-                    "answer": self._chain((choice.message,), prompt),
-                    "finish_reason": _text(choice.finish_reason),
-                    "token_ids": pack_ids(choice.token_ids),
-                    "logprobs": pack_logprobs(choice.logprobs),
-                },
-            )
-        block, ids = self._ids(call.prompt_token_ids)
-        trajectory_id = _text(call.trajectory_id)
-        session_id, user_id = self._whose_is(trajectory_id)
-        self._row(
-            tables.calls,
-            {
-                "id": call.id,
-                "trajectory_id": trajectory_id,
-                "span_id": call.span_id,
-                "started_at": call.started_at,
-                "duration_ms": call.duration_ms,
-                "ttft_ms": call.ttft_ms,
-                "requested_model": _text(call.requested_model),
-                "policy": _text(call.policy),
-                "prompt": prompt,
-                "tools": self._blob(call.tools),
-                "params": _json(call.params),
-                "prompt_token_ids": ids,
-                "prompt_tokens": _whole(call.prompt_tokens),
-                "completion_tokens": _whole(call.completion_tokens),
-                "status": call.status,
-                "error": _text(call.error),
-                "fallback": _text(call.fallback),
-                "untrainable": _text(call.untrainable),
-                "api": call.api,
-                "shadow_of": call.shadow_of,
-                "prompt_block": block,
-                "session_id": session_id,
-                "user_id": user_id,
-            },
-        )
+            values = _values(choice)
+            values |= {"call_id": call.id, "answer": self._chain((choice.message,), prompt)}
+            values |= {"token_ids": pack_ids(choice.token_ids), "logprobs": pack_logprobs(choice.logprobs)}
+            self._row(tables.choices, values)
+        values = _values(call)
+        trajectory_id = values["trajectory_id"]
+        values["prompt_block"], values["prompt_token_ids"] = self._ids(call.prompt_token_ids)
+        values["session_id"], values["user_id"] = self._whose_is(trajectory_id)
+        self._row(tables.calls, values | {"prompt": prompt, "tools": self._blob(call.tools)})
         ended_at = call.started_at + call.duration_ms / 1000
         self._last_call_at[trajectory_id] = max(ended_at, self._last_call_at.get(trajectory_id, 0.0))
 
@@ -346,20 +295,8 @@ class Batch:
         return key
 
 
-_TABLES: Mapping[type, Table] = {
-    SpanInfo: tables.spans,
-    Score: tables.scores,
-    Correction: tables.corrections,
-    AppReport: tables.apps,
-}
-
-
 def _whose(info: TrajectoryInfo | None) -> Whose:
-    return _NOBODYS if info is None else (_text(info.session_id), _text(info.user_id))
-
-
-def _first(row: Row) -> Any:
-    return row[0]
+    return (None, None) if info is None else (_text(info.session_id), _text(info.user_id))
 
 
 def _json(value: Mapping[str, Any] | Sequence[Any]) -> str:
@@ -382,10 +319,37 @@ def _whole(value: int) -> int:
     return max(-_MAX_INTEGER, min(value, _MAX_INTEGER))
 
 
-def _plain(value: Any) -> Any:
-    """Return any value of a record as a column holds it: containers as JSON."""
-    if isinstance(value, str):
-        return _text(value)
-    if isinstance(value, int):
-        return _whole(value)
-    return _json(value) if isinstance(value, (Mapping, tuple)) else value
+_TABLES: Mapping[type, Table] = {
+    TrajectoryInfo: tables.trajectories,
+    SpanInfo: tables.spans,
+    Call: tables.calls,
+    Choice: tables.choices,
+    Score: tables.scores,
+    Correction: tables.corrections,
+    AppReport: tables.apps,
+}
+
+# How a field is written, by the type of its column. Numbers and `None` are written as they are, and what is kept in
+# bytes (`LargeBinary`) is no plain field.
+_WRITTEN: Mapping[type, Callable[[Any], Any] | None] = {
+    sa.Text: _text,
+    sa.Integer: _whole,
+    sa.JSON: _json,
+    sa.Float: None,
+}
+_FIELDS = {
+    record: [
+        (column.name, _WRITTEN[type(column.type)])
+        for column in tables.columns_of(table, record)
+        if type(column.type) in _WRITTEN
+    ]
+    for record, table in _TABLES.items()
+}
+
+
+def _values(record: Record | Choice) -> dict[str, Any]:
+    """Return the fields of a record as the columns of the same name hold them."""
+    fields = _FIELDS[type(record)]
+    return {
+        name: getattr(record, name) if written is None else written(getattr(record, name)) for name, written in fields
+    }

@@ -8,7 +8,6 @@ that block.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 import threading
@@ -61,20 +60,25 @@ def parse(body: bytes | str) -> Any:
         return json.loads(body)
 
 
-def little_endian(values: array[int] | array[float]) -> bytes:
-    """Return the array's bytes in little-endian order, whatever the order of this machine."""
+def _little_endian(values: array[Any]) -> array[Any]:
+    """Turn the array's bytes from this machine's order into little-endian order, or back."""
     if sys.byteorder == "big":  # a store may be copied to another machine
         values.byteswap()
-    return values.tobytes()
+    return values
 
 
 def uint32(ids: Iterable[int]) -> bytes:
     """Return token ids as bytes: little-endian uint32, uncompressed."""
-    return little_endian(array("I", ids))
+    return _little_endian(array("I", ids)).tobytes()
+
+
+def ids_of(body: bytes) -> tuple[int, ...]:
+    """Decode the result of `uint32` to token ids as integers."""
+    return tuple(_little_endian(array("I", body)))
 
 
 def squeeze_ids(ids: bytes) -> bytes:
-    """Compress the bytes of `uint32`: all first bytes of the ids, then all second bytes, and so on."""
+    """Compress the bytes of `uint32`."""
     # First all low bytes, then all second bytes, and so on: the high bytes are nearly all zero and compress to nothing.
     return squeeze(ids[::4] + ids[1::4] + ids[2::4] + ids[3::4])
 
@@ -99,30 +103,17 @@ def unpack_ids(body: bytes | None) -> tuple[int, ...] | None:
     return None if body is None else ids_of(expand_ids(body))
 
 
-def ids_of(body: bytes) -> tuple[int, ...]:
-    """Decode the result of `uint32` to token ids as integers."""
-    ids = array("I", body)
-    if sys.byteorder == "big":
-        ids.byteswap()
-    return tuple(ids)
-
-
 def pack_logprobs(logprobs: Iterable[float] | None) -> bytes | None:
     """Encode log-probabilities as float32; `None` stays `None`.
 
     The relative error is 6e-8, far below the difference between two kernels that compute the same log-probability.
     """
-    return None if logprobs is None else little_endian(array("f", logprobs))
+    return None if logprobs is None else _little_endian(array("f", logprobs)).tobytes()
 
 
 def unpack_logprobs(body: bytes | None) -> tuple[float, ...] | None:
     """Decode the result of `pack_logprobs` to log-probabilities; `None` stays `None`."""
-    if body is None:
-        return None
-    values = array("f", body)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return tuple(values)
+    return None if body is None else tuple(_little_endian(array("f", body)))
 
 
 # Ids per block. Smaller blocks make more rows. Larger blocks leave longer rests, which no two calls share.
@@ -155,4 +146,4 @@ def rest(ids: bytes) -> bytes:
 def run_key(trajectory_id: str) -> str:
     """Return the key in the table `trainings` for a run that a policy was trained on without a group."""
     # A hash, because this row outlives the run, and an id that the app chose may hold personal data.
-    return "run:" + hashlib.blake2b(trajectory_id.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return "run:" + blake2b(trajectory_id.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
