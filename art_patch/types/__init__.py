@@ -34,8 +34,7 @@ if TYPE_CHECKING:
         TrajectoryInfo,
     )
     from art_patch.types.calls import AppReport, Call, Choice, Record
-    from art_patch.types.jobs import Group, Judgement, Policy, TrainedRow, Trajectory
-    from art_patch.types.states import CHALLENGERS, MOVES, check_move
+    from art_patch.types.jobs import CHALLENGERS, MOVES, Group, Judgement, Policy, TrainedRow, Trajectory, check_move
     from art_patch.types.traffic import ArmCall, ArmTraffic, RunValue, Served, Usage
 else:
     # Python takes a millisecond to make such a class. So the modules that `patch()` does not need are loaded when they
@@ -43,13 +42,10 @@ else:
     __getattr__ = lazily(
         __name__,
         {
-            "app_records": (
-                "Api COPIES CallStatus Correction JSON Mode Origin "
-                "PolicyState REPLAY Route Score SpanInfo SpanKind TrajectoryInfo UPSTREAM"
-            ),
+            "app_records": "Api COPIES CallStatus Correction JSON Mode Origin PolicyState REPLAY Route Score SpanInfo "
+            "SpanKind TrajectoryInfo UPSTREAM",
             "calls": "AppReport Call Choice Record",
-            "jobs": "Group Judgement Policy TrainedRow Trajectory",
+            "jobs": "CHALLENGERS Group Judgement MOVES Policy TrainedRow Trajectory check_move",
             "traffic": "ArmCall ArmTraffic RunValue Served Usage",
-            "states": "CHALLENGERS MOVES check_move",
         },
     )

@@ -1,10 +1,25 @@
-"""Records that the training job makes from stored calls: trajectories, groups, judgements and policies."""
+"""Records that the training job makes from stored calls: trajectories, groups, judgements and policies.
+
+The states of a policy and the allowed changes between them (moves) are one table, which the store enforces.
+
+::
+
+    (new) -> candidate -> shadow -> canary -> champion <-> retired -> rejected
+                 |           |       |  ^
+                 |           |       +--+ another share of the sessions
+                 +-----------+-------+--> rejected
+
+The states `shadow` and `canary` may be skipped. A policy's weights never change; only its state does. At most one
+policy is champion, and at most one is under test on the app's traffic, in state `shadow` or `canary`. A change from
+`canary` to `canary` sets another share of the sessions. Every change is recorded with its author, time and reason.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from art_patch.errors import TransitionError
 from art_patch.types.app_records import JSON, PolicyState, Score, SpanInfo, TrajectoryInfo
 from art_patch.types.calls import Call
 
@@ -107,7 +122,7 @@ class Policy:
         name: `NAME@STEP`, under which it is served; no other policy ever gets this name.
         base: model directory or hub id of the base.
         base_sha256: fingerprint of the base (`policies.base_fingerprint`).
-        state: `candidate`, `shadow`, `canary`, `champion`, `retired` or `rejected` (`types.states`).
+        state: `candidate`, `shadow`, `canary`, `champion`, `retired` or `rejected` (`MOVES`).
         path: adapter directory; `None` for step 0, which is the base model alone.
         parent: name of the policy that the update started from.
         metrics: numbers of its training, its gate and its canary test.
@@ -131,3 +146,40 @@ class Policy:
     def step(self) -> int:
         """The part `STEP` of the policy's name `NAME@STEP`: 0 is the base model."""
         return int(self.name.rpartition("@")[2])
+
+
+MOVES: dict[PolicyState | None, tuple[PolicyState, ...]] = {
+    None: ("candidate", "champion"),  # straight to champion only for step 0, the base model
+    "candidate": ("shadow", "canary", "champion", "rejected"),
+    "shadow": ("canary", "champion", "rejected"),
+    "canary": ("canary", "champion", "rejected"),  # to itself: with another share of the sessions
+    "champion": ("retired",),
+    "retired": ("champion", "rejected"),  # to champion: a rollback
+    "rejected": (),
+}
+
+CHALLENGERS: tuple[PolicyState, ...] = ("shadow", "canary")
+"""States of a policy that is tested on the app's traffic."""
+
+
+def check_move(policy: str, before: PolicyState | None, after: PolicyState) -> None:
+    """Check that a policy may change from state `before` (`None`: it is new) to `after`.
+
+    Raises:
+        TransitionError: if it may not. The message names the states that it may change to.
+    """
+    allowed = MOVES[before]
+    if after in allowed:
+        return
+    if before == after:
+        raise TransitionError(f"{policy} is already {after}; nothing to do")
+    where = f"is {before}" if before else "is new"
+    can = f"it may only become {_either(allowed)}" if allowed else "it stays that way: train a new candidate"
+    if before == "champion":
+        can += ", which `art-patch rollback` does, or the promotion of another policy"
+    raise TransitionError(f"{policy} {where} and cannot become {after}; {can}")
+
+
+def _either(states: tuple[PolicyState, ...]) -> str:
+    *most, last = states
+    return f"{', '.join(most)} or {last}" if most else last

@@ -255,7 +255,7 @@ class Ledger:
 
         Raises:
             StoreError: if there is no such policy.
-            TransitionError: if `types.states` does not allow the change, if there is no champion to test against, if
+            TransitionError: if `types.MOVES` does not allow the change, if there is no champion to test against, if
                 another policy is under test, or if the canary has this share already.
             ConfigError: if `percent` is missing for `canary`, or given for another state.
         """

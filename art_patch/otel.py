@@ -1,4 +1,7 @@
-"""Pure functions that turn a call and its trajectory into attributes of OpenTelemetry's generative AI conventions."""
+"""Turns calls and trajectories into span attributes of OpenTelemetry's conventions for generative AI (`gen_ai.*`).
+
+https://opentelemetry.io/docs/specs/semconv/gen-ai/
+"""
 
 from __future__ import annotations
 
