@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 import logging
 import threading
@@ -21,7 +20,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from art_patch._lib.asgi import Caller, Gone, Pairs
 from art_patch._lib.http_server import is_loopback, listen, serve, url_of
@@ -29,9 +28,11 @@ from art_patch.context import group, trajectory
 from art_patch.errors import ConfigError
 from art_patch.patching import flush, patch, status, unpatch
 from art_patch.proxy.upstream import KEY, TRAJECTORY, Sent, Unreachable, Upstream, caller_context, first, for_caller
-from art_patch.serving import PageGuard, error_body
+from art_patch.serving import KeyGuard, PageGuard, error_body
 
 FLUSH_S = 10.0
+
+_NO_KEY = "the proxy's key is missing or wrong; send it as the header x-art-key"
 
 
 def run_proxy(
@@ -121,7 +122,7 @@ def build_app(base_url: str, *, key: str | None = None, names: Collection[str] |
         routes=[Route("/health", _health), Route(f"{PREFIX}/{{rest:path}}", gateway)],
         middleware=[
             Middleware(PageGuard, names=names, json_paths=[f"{PREFIX}{surface}" for surface in SURFACES]),
-            *([Middleware(_KeyGuard, key=key)] if key else []),
+            *([Middleware(KeyGuard, KEY, key, _NO_KEY)] if key else []),
         ],
         exception_handlers={HTTPException: _http_error, Exception: _server_error},
         lifespan=lifespan,
@@ -229,24 +230,6 @@ def _parse(content: bytes) -> dict[str, Any] | None:
         except (ValueError, RecursionError):
             return None
     return cast(dict[str, Any], value) if isinstance(value, dict) else None
-
-
-class _KeyGuard:
-    """Refuses requests without the proxy's key."""
-
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        self._app = app
-        self._key = key.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != "/health":
-            # Compared in constant time, so that timing tells nothing about the key.
-            given = first(scope["headers"], KEY) or b""
-            if not hmac.compare_digest(given, self._key):
-                message = "the proxy's key is missing or wrong; send it as the header x-art-key"
-                await JSONResponse(error_body(401, message), status_code=401)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

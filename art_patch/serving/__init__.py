@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from art_patch.serving.contract import Engine, Served
     from art_patch.serving.embedded.engine import EmbeddedEngine
     from art_patch.serving.embedded.scheduler import EngineLimits
-    from art_patch.serving.request_checks import PageGuard, error_body
+    from art_patch.serving.request_checks import KeyGuard, PageGuard, error_body
     from art_patch.serving.server import run_server
     from art_patch.serving.vllm.engine import VllmEngine
     from art_patch.serving.vllm.environment import (
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         gpus,
         home_of,
         share_out,
-    )
+    )  # fmt: skip
     from art_patch.serving.vllm.process import VllmOptions, check_extra, check_rank
 else:
     __getattr__ = lazily(
@@ -43,7 +43,7 @@ else:
             "contract": "Engine Served",
             "embedded.engine": "EmbeddedEngine",
             "embedded.scheduler": "EngineLimits",
-            "request_checks": "PageGuard error_body",
+            "request_checks": "KeyGuard PageGuard error_body",
             "server": "run_server",
             "vllm.engine": "VllmEngine",
             "vllm.environment": "BUILD Choice Found build built choose find_vllm gpus home_of share_out",

@@ -34,11 +34,11 @@ JSON content type with 415.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from art_patch.errors import EngineError
+from art_patch.errors import AdapterRejected, EngineError
 
 MAX_BODY_BYTES = 64 << 20
 """Largest number of bytes in a request body; a larger body is refused with 413."""
@@ -55,18 +55,35 @@ class Overloaded(EngineError):
     """The engine cannot take a request now: its queue is full, or it is starting or closing."""
 
 
+def unknown_model(name: str, served: Sequence[str]) -> UnknownPolicy:
+    """Returns, without raising it, the error for a chat request to a policy that is not among those `served`."""
+    return UnknownPolicy(f"The model `{name}` does not exist. Served models: {', '.join(served)}.")
+
+
+def check_new(name: str, served: Sequence[str]) -> None:
+    """Raises `AdapterRejected` if a policy to load has the name of one that is `served` already."""
+    if name in served:
+        raise AdapterRejected(
+            f"{name} is served already and a policy never changes. Publish the new weights as the next step."
+        )
+
+
+def check_unload(name: str, served: Sequence[str]) -> None:
+    """Raises `AdapterRejected` if `name` is the base, the first of `served`; `UnknownPolicy` if it is none of them."""
+    if name == served[0]:
+        raise AdapterRejected(f"{name} is the base model and cannot be unloaded. Stop the server instead.")
+    if name not in served:
+        raise UnknownPolicy(f"The adapter `{name}` is not served. Served models: {', '.join(served)}.")
+
+
 class Served(Protocol):
     """The methods of an engine that the HTTP server in its own process calls (`art_patch.serving.server`)."""
 
-    @property
-    def base_policy(self) -> str:
-        """Name under which the base model without a LoRA is served, `NAME@0`."""
-        ...
+    base_policy: str
+    """Name under which the base model without a LoRA is served, `NAME@0`."""
 
-    @property
-    def adapters_root(self) -> Path:
-        """Directory that holds the published adapters, as a resolved path."""
-        ...
+    adapters_root: Path
+    """Directory that holds the published adapters, as a resolved path."""
 
     @property
     def max_model_len(self) -> int:
@@ -100,12 +117,7 @@ class Served(Protocol):
         ...
 
     async def unload(self, name: str) -> None:
-        """Stops accepting requests for the policy `name`; its running requests finish.
-
-        Raises:
-            UnknownPolicy: the engine does not serve the policy.
-            AdapterRejected: `name` is the base model, which cannot be unloaded.
-        """
+        """Stops accepting requests for the policy `name`; running ones finish. Raises as `check_unload` does."""
         ...
 
     def close(self) -> None:

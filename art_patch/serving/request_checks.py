@@ -8,20 +8,25 @@ caller a different answer than it asked for.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from art_patch._lib.asgi import Caller, Gone
 from art_patch._lib.http_server import is_loopback
 from art_patch.serving.contract import MAX_BODY_BYTES
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]\\]+)(?::\d+)?")
+_LARGE_BODY_BYTES = 64 << 10  # reading more than this on the event loop would hold up all streams
+
+T = TypeVar("T")
 
 
 class ApiError(Exception):
@@ -99,26 +104,44 @@ def parse_body(body: bytes) -> Any:
         raise ApiError(400, f"the body is not JSON ({error})") from error
 
 
-async def read_body(receive: Receive) -> bytes | None:
-    """Reads a complete request body; returns `None` if the caller disconnects before it is complete.
-
-    Raises:
-        ApiError: 413; the body is larger than `MAX_BODY_BYTES`.
-    """
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        part = message.get("body", b"")
+async def read_body(caller: Caller) -> bytes:
+    """Reads a complete request body; raises `Gone`, or an `ApiError` (413) if it exceeds `MAX_BODY_BYTES`."""
+    body = bytearray()
+    async for chunk in caller.chunks():
+        body += chunk
         # Counted while it arrives: a body without a Content-Length could otherwise fill the memory.
-        size += len(part)
-        if size > MAX_BODY_BYTES:
+        if len(body) > MAX_BODY_BYTES:
             raise ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
-        parts.append(part)
-        if not message.get("more_body"):
-            return b"".join(parts)
+    return bytes(body)
+
+
+class ChatRoute(Generic[T]):
+    """ASGI application that answers chat completions; an engine adds how it understands a body and answers it.
+
+    If the caller disconnects, its request is cancelled. Plain ASGI, because every chat request passes through it.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one chat-completion request; the server turns what it raises into an error response."""
+        caller = Caller(scope, receive, send)
+        if caller.method != "POST":
+            raise ApiError(405, "use POST")
+        try:
+            body = await read_body(caller)
+            # Small bodies are read here: a thread costs more than it saves.
+            read = asyncio.to_thread(self.understand, body) if len(body) > _LARGE_BODY_BYTES else None
+            request = self.understand(body) if read is None else await read
+            await caller.while_here(self.answer(caller, request))
+        except Gone:
+            pass
+
+    def understand(self, body: bytes) -> T:
+        """Checks a request body and returns what `answer` needs of it; may run in any thread."""
+        raise NotImplementedError
+
+    async def answer(self, caller: Caller, request: T) -> None:
+        """Sends the answer to a request; cancelled if the caller disconnects."""
+        raise NotImplementedError
 
 
 def short(value: object) -> str:
@@ -184,17 +207,15 @@ class PageGuard:
 
 
 class KeyGuard:
-    """ASGI middleware that answers 401 to a request without the API key, on every route but `/health`."""
+    """ASGI middleware that answers 401 with `message` to a request without the key, on every route but `/health`."""
 
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
-        self._app = app
-        self._api_key = api_key
+    def __init__(self, app: ASGIApp, header: bytes, value: str, message: str, code: str | None = None) -> None:
+        self._app, self._header, self._value, self._message, self._code = app, header, value, message, code
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request without the key with 401, or passes the request on to the application."""
-        if scope["type"] == "http" and scope["path"] != "/health" and not shows_key(scope, self._api_key):
-            message = "The API key is missing or wrong. Send it as `Authorization: Bearer KEY`."
-            response = JSONResponse(error_body(401, message, code="invalid_api_key"), status_code=401)
+        """Answers a request whose `header` is not `value` with 401, or passes the request on to the application."""
+        if scope["type"] == "http" and scope["path"] != "/health" and not _shows(scope, self._header, self._value):
+            response = JSONResponse(error_body(401, self._message, code=self._code), status_code=401)
             await response(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -202,9 +223,13 @@ class KeyGuard:
 
 def shows_key(scope: Scope, key: str) -> bool:
     """Whether a request carries `key` in the header `Authorization: Bearer KEY`."""
-    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    return _shows(scope, b"authorization", f"Bearer {key}")
+
+
+def _shows(scope: Scope, header: bytes, value: str) -> bool:
+    given = next((value for name, value in scope["headers"] if name == header), b"")
     # Takes the same time wherever the two differ, so that no caller can guess a key byte by byte.
-    return hmac.compare_digest(cast(bytes, given), f"Bearer {key}".encode())
+    return hmac.compare_digest(cast(bytes, given), value.encode())
 
 
 def _is_loopback(name: str) -> bool:

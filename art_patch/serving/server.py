@@ -25,21 +25,16 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from art_patch._lib.asgi import Caller, Gone
 from art_patch._lib.http_server import bind, is_loopback, serve, url_of
 from art_patch._lib.key_files import ADMIN_KEY_FILE
 from art_patch.errors import AdapterRejected
 from art_patch.serving.contract import EXACT_PREFIX, Overloaded, Served, UnknownPolicy
-from art_patch.serving.request_checks import (
-    ApiError,
-    KeyGuard,
-    PageGuard,
-    parse_body,
-    read_body,
-    shows_key,
-)
+from art_patch.serving.request_checks import ApiError, KeyGuard, PageGuard, parse_body, read_body, shows_key
 from art_patch.trajectories import hang
 
 _CHAT, _LOAD, _UNLOAD = "/v1/chat/completions", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+_NO_KEY = "The API key is missing or wrong. Send it as `Authorization: Bearer KEY`."
 _NO_ADMIN = (
     "loading and unloading policies needs the project's key; send the content of its file "
     f"{ADMIN_KEY_FILE} as `Authorization: Bearer KEY`, or run `art-patch` as the user and in the home of the server"
@@ -99,6 +94,7 @@ def build_app(
         await engine.unload(body["lora_name"])
         return PlainTextResponse(f"Success: {body['lora_name']} is no longer served.")
 
+    key_guard = Middleware(KeyGuard, b"authorization", f"Bearer {api_key}", _NO_KEY, "invalid_api_key")
     return Starlette(
         routes=[
             Route("/health", health),
@@ -111,7 +107,7 @@ def build_app(
         ],
         middleware=[  # the first is the outermost: a web page is refused before its key is looked at
             Middleware(PageGuard, names=names, json_paths=(_CHAT, f"{EXACT_PREFIX}{_CHAT}", _LOAD, _UNLOAD)),
-            *([Middleware(KeyGuard, api_key=api_key)] if api_key else []),
+            *([key_guard] if api_key else []),
         ],
         exception_handlers=dict.fromkeys(
             (ApiError, HTTPException, AdapterRejected, UnknownPolicy, Overloaded, Exception), _respond
@@ -231,7 +227,8 @@ def _refusal(request: Request, error: Exception) -> ApiError:
             code = "adapter_rejected" if error.final else "adapter_unavailable"
             return ApiError(400, str(error), param="lora_name", code=code)
         case UnknownPolicy():
-            return ApiError(404, str(error), param="lora_name", code="model_not_found")
+            param = "model" if request.url.path.endswith(_CHAT) else "lora_name"
+            return ApiError(404, str(error), param=param, code="model_not_found")
         case Overloaded():
             return ApiError(503, str(error), code="overloaded")
         case _:
@@ -263,8 +260,9 @@ class ExactRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one chat-completion request over ASGI."""
         began, started_at = time.perf_counter(), time.time()
-        body = await read_body(receive)
-        if body is None:
+        try:
+            body = await read_body(Caller(scope, receive, send))
+        except Gone:
             return
         asked = _object(body)
         if asked is None:  # not a JSON object: the engine's own route answers with the error

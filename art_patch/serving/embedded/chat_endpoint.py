@@ -1,9 +1,9 @@
-"""`POST /v1/chat/completions` of the embedded engine, in plain ASGI because every chat request passes through it.
+"""`POST /v1/chat/completions` of the embedded engine.
 
-`ChatEndpoint` reads the body, checks it, renders the prompt, starts a generation and sends its pieces to the client, as
-one JSON body or as server-sent events. If the client disconnects, its generation is cancelled. If a stream fails after
-it has begun, the endpoint sends an error event and ends the stream without `[DONE]`, so that no client takes a partial
-answer for a complete one.
+`ChatEndpoint` checks the body, renders the prompt, starts a generation and sends its pieces to the client, as one JSON
+body or as server-sent events. If the client disconnects, its generation is cancelled. If a stream fails after it has
+begun, the endpoint sends an error event and ends the stream without `[DONE]`, so that no client takes a partial answer
+for a complete one.
 
 `ChatResponse` formats the pieces. Streamed and unstreamed answers go through the same `OutputText`, so the chunks of a
 stream add up to the unstreamed answer. With `return_token_ids` the response uses vLLM's field names: `prompt_token_ids`
@@ -12,7 +12,6 @@ at the top level (in a stream on each choice's first chunk), `token_ids` on each
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import time
@@ -20,21 +19,19 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
-
-from art_patch.serving.contract import Overloaded, UnknownPolicy
+from art_patch._lib.asgi import Caller
+from art_patch.serving.contract import unknown_model
 from art_patch.serving.embedded.chat_request import ChatRequest, parse_chat_request
-from art_patch.serving.embedded.generation import EngineReason, Generation, GenerationCancelled, GenerationFailed, Piece
+from art_patch.serving.embedded.generation import EngineReason, Generation, GenerationFailed, Piece
 from art_patch.serving.embedded.text import OutputText, PromptEncoder, PromptError, ToolCall
-from art_patch.serving.request_checks import ApiError, error_body, parse_body, read_body
+from art_patch.serving.request_checks import ApiError, ChatRoute, error_body, parse_body
 
 JSON = dict[str, Any]
 
-_LARGE_BODY_BYTES = 64 << 10  # tokenising more than this on the event loop would hold up all streams
 _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
-class ChatEndpoint:
+class ChatEndpoint(ChatRoute[tuple[ChatRequest, list[int]]]):
     """ASGI application that answers the embedded engine's chat completions; one instance answers all requests."""
 
     def __init__(
@@ -49,47 +46,30 @@ class ChatEndpoint:
         self._prompts, self._max_model_len, self._max_rows = prompts, max_model_len, max_rows
         self._policies, self._submit = policies, submit
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one chat-completion request over ASGI."""
-        try:
-            if scope["method"] != "POST":
-                raise ApiError(405, "use POST")
-            body = await read_body(receive)
-            if body is None:
-                return
-            if len(body) > _LARGE_BODY_BYTES:
-                request, prompt_ids = await asyncio.to_thread(self._understand, body)
-            else:
-                request, prompt_ids = self._understand(body)
-            generation = self._start(request, prompt_ids)
-        except ApiError as error:
-            await _send_json(send, error.status, error.body())
-            return
-        # ASGI reports a disconnection only to a task that waits in `receive`.
-        watcher = asyncio.create_task(_cancel_on_disconnect(receive, generation))
-        response = ChatResponse(request, prompt_ids, self._prompts)
-        try:
-            if request.stream:
-                await _stream(send, request, response, generation)
-            else:
-                await _send_json(send, 200, response.whole([piece async for piece in generation]))
-        except GenerationFailed as error:
-            await _send_json(send, 500, error_body(500, str(error), code="engine_error"))
-        except (GenerationCancelled, OSError):
-            pass  # no client is left to answer
-        finally:
-            watcher.cancel()
-            generation.cancel()  # frees the rows if this ended early, else does nothing
-
-    def _understand(self, body: bytes) -> tuple[ChatRequest, list[int]]:
+    def understand(self, body: bytes) -> tuple[ChatRequest, list[int]]:
+        """Returns the checked request and the token ids of its prompt."""
         request = parse_chat_request(parse_body(body))
-        if request.model not in self._policies():
-            raise self._unknown(request.model)
+        if request.model not in (served := self._policies()):
+            raise unknown_model(request.model, served)
         try:
-            prompt_ids = self._prompts.encode(request.messages, request.tools, request.template_kwargs)
+            return request, self._prompts.encode(request.messages, request.tools, request.template_kwargs)
         except PromptError as error:
             raise ApiError(400, str(error), param="messages") from error
-        return request, prompt_ids
+
+    async def answer(self, caller: Caller, request: tuple[ChatRequest, list[int]]) -> None:
+        """Generates an answer and sends it; frees its rows if the caller disconnects."""
+        asked, prompt_ids = request
+        generation = self._start(asked, prompt_ids)
+        response = ChatResponse(asked, prompt_ids, self._prompts)
+        try:
+            if asked.stream:
+                await _stream(caller, asked, response, generation)
+            else:
+                await _send_json(caller, 200, response.whole([piece async for piece in generation]))
+        except GenerationFailed as error:
+            await _send_json(caller, 500, error_body(500, str(error), code="engine_error"))
+        finally:
+            generation.cancel()  # frees the rows if this ended early, else does nothing
 
     def _start(self, request: ChatRequest, prompt_ids: list[int]) -> Generation:
         room = self._max_model_len - len(prompt_ids)
@@ -109,55 +89,34 @@ class ChatEndpoint:
         # Without a limit of the caller's the answer may fill the rest of the context, as at OpenAI.
         params = dataclasses.replace(request.params, max_tokens=request.max_tokens or room)
         generation = Generation(prompt_ids, params, stream=request.stream)
-        try:
-            self._submit(request.model, generation)
-        # It was served when the request was checked, and may have been unloaded while the prompt was rendered.
-        except UnknownPolicy as error:
-            raise self._unknown(request.model) from error
-        except Overloaded as error:
-            raise ApiError(503, str(error), code="overloaded") from error
+        self._submit(request.model, generation)
         return generation
 
-    def _unknown(self, model: str) -> ApiError:
-        served = ", ".join(self._policies())
-        message = f"The model `{model}` does not exist. Served models: {served}."
-        return ApiError(404, message, param="model", code="model_not_found")
 
-
-async def _stream(send: Send, request: ChatRequest, response: ChatResponse, generation: Generation) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+async def _stream(caller: Caller, request: ChatRequest, response: ChatResponse, generation: Generation) -> None:
+    await caller.begin(200, _STREAM_HEADERS)
     # One state a choice: their pieces arrive interleaved.
     states = [ChoiceState(response.text()) for _ in range(request.params.n)]
-    await _send_events(send, [response.first_chunk(index) for index in range(request.params.n)])
+    await _send_events(caller, [response.first_chunk(index) for index in range(request.params.n)])
     try:
         async for piece in generation:
-            await _send_events(send, response.chunks(piece, states[piece.index]))
+            await _send_events(caller, response.chunks(piece, states[piece.index]))
     except GenerationFailed as error:
-        await _send_events(send, [error_body(500, str(error), code="engine_error")])
-        await send({"type": "http.response.body", "body": b""})
+        await _send_events(caller, [error_body(500, str(error), code="engine_error")])
+        await caller.end()
         return
     if request.include_usage:
-        await _send_events(send, [response.usage_chunk()])
-    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+        await _send_events(caller, [response.usage_chunk()])
+    await caller.end(b"data: [DONE]\n\n")
 
 
-async def _cancel_on_disconnect(receive: Receive, generation: Generation) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    generation.cancel()
-
-
-async def _send_events(send: Send, events: Sequence[dict[str, Any]]) -> None:
+async def _send_events(caller: Caller, events: Sequence[JSON]) -> None:
     if events:
-        body = b"".join(b"data: " + _dump(event) + b"\n\n" for event in events)
-        await send({"type": "http.response.body", "body": body, "more_body": True})
+        await caller.write(b"".join(b"data: " + _dump(event) + b"\n\n" for event in events))
 
 
-async def _send_json(send: Send, status: int, content: dict[str, Any]) -> None:
-    body = _dump(content)
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+async def _send_json(caller: Caller, status: int, content: JSON) -> None:
+    await caller.answer(status, [(b"content-type", b"application/json")], _dump(content))
 
 
 def _dump(content: dict[str, Any]) -> bytes:

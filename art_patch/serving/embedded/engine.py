@@ -16,18 +16,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from art_patch.errors import AdapterRejected, ConfigError, ModelNotFound
-from art_patch.policies import (
-    BaseModel,
-    Probe,
-    ValidatedAdapter,
-    check_name,
-    check_probe,
-    read_base_model,
-    resolve_model_dir,
-    validate_adapter,
-)
-from art_patch.serving.contract import Overloaded, UnknownPolicy
+from art_patch import policies
+from art_patch.errors import ConfigError, ModelNotFound
+from art_patch.serving.contract import Overloaded, check_new, check_unload, unknown_model
 from art_patch.serving.embedded.chat_endpoint import ChatEndpoint
 from art_patch.serving.embedded.generation import Generation
 from art_patch.serving.embedded.lora_bank import make_bank
@@ -42,39 +33,28 @@ class EmbeddedEngine:
         self,
         model: Any,
         tokenizer: Any,
-        base: BaseModel,
-        *,
-        name: str = "agent",
+        base: policies.BaseModel,
+        name: str,
         adapters_root: str | os.PathLike[str],
-        limits: EngineLimits | None = None,
-        merge: bool | None = None,
+        limits: EngineLimits,
+        merge: bool | None,
     ) -> None:
-        """Takes over a loaded model and starts the scheduler.
-
-        Args:
-            model: a causal language model in eval mode; only the engine may use it from now on.
-            base: the checkpoint that the model was loaded from.
-            name: name of the policies; the base model without a LoRA is served as `NAME@0`.
-            adapters_root: directory that holds the published adapters.
-            merge: true keeps a merged copy of the weights for each LoRA, false uses PEFT's layers; `None` lets
-                `make_bank` choose.
-        """
-        self.limits = limits or EngineLimits()
+        """Takes over a loaded model in eval mode and starts the scheduler; `from_pretrained` loads the model, too."""
+        self.limits = limits
         self.base = base
-        self.base_policy = check_name(f"{name}@0")
-        self.prompts = PromptEncoder(tokenizer)
+        self.base_policy = policies.check_name(f"{name}@0")
         # A model without position embeddings (recurrent, ALiBi) names no limit.
         context = int(getattr(model.config, "max_position_embeddings", 0) or 1 << 30)
-        self.max_model_len = min(context, self.limits.max_model_len or context)
+        self.max_model_len = min(context, limits.max_model_len or context)
         self.adapters_root = Path(adapters_root).resolve()
         self._model = model
         self._bank = make_bank(model, merge)
         self._policies = {self.base_policy: Policy(self.base_policy)}
         self._loading: set[str] = set()
-        stop_ids = _stop_ids(model, tokenizer)
-        self._scheduler = Scheduler(model, self._bank, self.prompts, stop_ids, self.limits)
+        self.prompts = PromptEncoder(tokenizer)
+        self._scheduler = Scheduler(model, self._bank, self.prompts, _stop_ids(model, tokenizer), limits)
         self._lock = self._scheduler.lock
-        self.chat = ChatEndpoint(self.prompts, self.max_model_len, self.limits.max_rows, self.policies, self.submit)
+        self.chat = ChatEndpoint(self.prompts, self.max_model_len, limits.max_rows, self.policies, self.submit)
 
     @classmethod
     def from_pretrained(
@@ -92,13 +72,18 @@ class EmbeddedEngine:
 
         Args:
             base: directory of the base model, or its Hugging Face id.
+            name: name of the policies; the base model without a LoRA is served as `NAME@0`.
+            adapters_root: directory that holds the published adapters.
             device: torch device: `auto`, `cpu`, `cuda`, `cuda:1`, ...; `auto` is CUDA if there is any, else the CPU.
-            dtype: number type of the weights: `auto`, `float32`, `bfloat16` or `float16`; see `load_model` for `auto`.
+            dtype: number type of the weights: `float32`, `bfloat16`, `float16` or `auto`, which is float32 on the CPU
+                and the checkpoint's own type on other devices.
+            merge: true keeps a merged copy of the weights for each LoRA, false uses PEFT's layers; `None` lets
+                `make_bank` choose.
         """
-        directory = resolve_model_dir(base)
-        checkpoint = read_base_model(directory)
-        model, tokenizer = load_model(directory, device=device, dtype=dtype)
-        return cls(model, tokenizer, checkpoint, name=name, adapters_root=adapters_root, limits=limits, merge=merge)
+        directory = policies.resolve_model_dir(base)
+        checkpoint = policies.read_base_model(directory)
+        model, tokenizer = _load_model(directory, device=device, dtype=dtype)
+        return cls(model, tokenizer, checkpoint, name, adapters_root, limits or EngineLimits(), merge)
 
     @property
     def healthy(self) -> bool:
@@ -111,7 +96,7 @@ class EmbeddedEngine:
             return list(self._policies)
 
     def stats(self) -> dict[str, int]:
-        """Returns three counts: rows being decoded, waiting requests, unloaded policies that still answer requests."""
+        """Returns the counts of `Scheduler.stats`."""
         return self._scheduler.stats()
 
     def submit(self, policy_name: str, generation: Generation) -> None:
@@ -124,14 +109,12 @@ class EmbeddedEngine:
         with self._lock:
             policy = self._policies.get(policy_name)
             if policy is None:
-                raise UnknownPolicy(
-                    f"The model `{policy_name}` does not exist. Served models: {', '.join(self._policies)}."
-                )
+                raise unknown_model(policy_name, self.policies())
             # Under the same lock as the look-up: the policy cannot be retired and freed in between.
             self._scheduler.submit(generation, policy)
 
     async def start(self) -> None:
-        """Does nothing, because the constructor has started the scheduler already."""
+        """Does nothing: the constructor has started the scheduler."""
 
     async def stop(self) -> None:
         """Stops the scheduler's thread; unfinished requests fail, as with `close`."""
@@ -144,19 +127,16 @@ class EmbeddedEngine:
             AdapterRejected: the adapter is not valid, or a policy of that name is served already.
             Overloaded: another request is loading the same name now, or the engine is closing or has failed.
         """
-        check_name(name)
+        policies.check_name(name)
         with self._lock:
             if name in self._loading:  # 503 and not a refusal: on the next try it is served or refused with the reason
                 raise Overloaded(f"{name} is being loaded; try again in a moment")
-            if name in self._policies:
-                raise AdapterRejected(
-                    f"{name} is served already and a policy never changes. Publish the new weights as the next step."
-                )
+            check_new(name, self.policies())
             self._loading.add(name)
         try:
             # Validation reads and hashes whole files: in a thread, so that streams go on.
             adapter = await asyncio.to_thread(
-                validate_adapter, self.adapters_root, name, self.base, max_rank=self.limits.max_lora_rank
+                policies.validate_adapter, self.adapters_root, name, self.base, max_rank=self.limits.max_lora_rank
             )
             # Only the scheduler's thread may touch the model, and between two steps no forward is half done.
             await asyncio.wrap_future(self._scheduler.command(lambda: self._add(adapter)))
@@ -166,19 +146,15 @@ class EmbeddedEngine:
 
     async def unload(self, name: str) -> None:
         """Stops serving a policy: new requests for it fail, running ones finish, then its memory is freed."""
-        if name == self.base_policy:
-            raise AdapterRejected(f"{name} is the base model and cannot be unloaded. Stop the server instead.")
         with self._lock:
-            policy = self._policies.pop(name, None)
-            if policy is None:
-                raise UnknownPolicy(f"The adapter `{name}` is not served. Served models: {', '.join(self._policies)}.")
-            self._scheduler.retire(policy)
+            check_unload(name, self.policies())
+            self._scheduler.retire(self._policies.pop(name))
 
     def close(self) -> None:
         """Stops the scheduler's thread; unfinished requests fail. A second call does nothing."""
         self._scheduler.close()
 
-    def _add(self, adapter: ValidatedAdapter) -> None:
+    def _add(self, adapter: policies.ValidatedAdapter) -> None:
         name = self._bank.add(adapter)
         # Proven before its name is served: no request may meet an adapter that computes something else.
         try:
@@ -186,19 +162,16 @@ class EmbeddedEngine:
         except BaseException:
             self._bank.remove(name)  # the refused adapter must not keep its memory
             raise
-        policy = Policy(adapter.name, name)
         with self._lock:
-            self._policies[adapter.name] = policy
+            self._policies[adapter.name] = Policy(adapter.name, name)
 
-    def _prove(self, adapter: ValidatedAdapter, name: str) -> None:
-        probe = adapter.probe
-        if probe is None:
-            return
-        served = self._score(name, probe)
-        dtype = str(self._model.dtype).removeprefix("torch.")
-        check_probe(adapter.name, probe, served, self._score(None, probe), dtype=dtype)
+    def _prove(self, adapter: policies.ValidatedAdapter, name: str) -> None:
+        if (probe := adapter.probe) is not None:
+            dtype = str(self._model.dtype).removeprefix("torch.")
+            served = self._score(name, probe)
+            policies.check_probe(adapter.name, probe, served, self._score(None, probe), dtype=dtype)
 
-    def _score(self, name: str | None, probe: Probe) -> list[float]:
+    def _score(self, name: str | None, probe: policies.Probe) -> list[float]:
         self._bank.activate(name)
         ids_1T = torch.tensor([probe.token_ids], device=self._model.device)
         targets_T1 = torch.tensor(probe.targets, device=self._model.device)[:, None]
@@ -210,8 +183,7 @@ class EmbeddedEngine:
 def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     # Qwen, for one, ends a turn with one token and a text with another: the generation config names both, the tokenizer
     # only the first.
-    config = getattr(model, "generation_config", None)
-    ids: Any = getattr(config, "eos_token_id", None)
+    ids: Any = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     found = set(ids) if isinstance(ids, list) else {ids}
     return frozenset(int(token_id) for token_id in found | {tokenizer.eos_token_id} if token_id is not None)
 
@@ -219,18 +191,13 @@ def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_model(directory: Path, *, device: str = "auto", dtype: str = "auto") -> tuple[Any, Any]:
-    """Loads a causal language model and its tokenizer from a directory, ready for inference.
-
-    Args:
-        device: `auto` is CUDA if there is any, else the CPU.
-        dtype: `auto` is float32 on the CPU and the checkpoint's own number type on other devices.
-    """
+def _load_model(directory: Path, *, device: str, dtype: str) -> tuple[Any, Any]:
+    """Loads a causal language model and its tokenizer, ready for inference; `from_pretrained` explains the options."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if dtype not in {"auto", *_DTYPES}:
         raise ConfigError(f"dtype {dtype!r} is unknown. Use auto, {', '.join(_DTYPES)}.")
-    # Half precision is slow on many CPUs, and `MergedBank` is exact in float32 only.
+    # Half precision is slow on many CPUs, and a merged bank is exact in float32 only.
     if dtype == "auto" and device == "cpu":
         dtype = "float32"
     disable_progress_bar()  # a server's log is no place for it

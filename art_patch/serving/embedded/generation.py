@@ -22,10 +22,6 @@ class GenerationFailed(Exception):
     """The engine could not finish a request; the message is safe to show to the caller."""
 
 
-class GenerationCancelled(Exception):
-    """The HTTP endpoint cancelled the request, because its client disconnected."""
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling settings of one request: temperature, limits, stop strings, number of choices."""
@@ -83,13 +79,10 @@ class Generation:
         return self
 
     async def __anext__(self) -> Piece:
-        """Waits for the next piece; raises `GenerationFailed` or `GenerationCancelled`."""
+        """Waits for the next piece; raises `GenerationFailed` if the engine could not finish the request."""
         if not self._pieces:
-            # Checked only here: pieces that have arrived are given out even after a cancellation.
             if not self._unfinished:
                 raise StopAsyncIteration
-            if self.cancelled:
-                raise GenerationCancelled
             self._waiter = self.loop.create_future()
             await self._waiter
         piece = self._pieces.popleft()
@@ -108,8 +101,6 @@ class Generation:
     def cancel(self) -> None:
         """Cancels the request; the scheduler drops its rows from the batch before the next decode step."""
         self.cancelled = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(GenerationCancelled())
 
 
 @dataclass(slots=True, eq=False)

@@ -1,7 +1,7 @@
 """The LoRAs loaded into one model, of which at most one is active: two implementations of one interface.
 
-`PeftBank` keeps the LoRA matrices beside the base weights, as they were trained, and works with every number type and
-model size. `MergedBank` keeps, for each policy, a merged copy of the adapted weights, and activates a policy by
+`_PeftBank` keeps the LoRA matrices beside the base weights, as they were trained, and works with every number type and
+model size. `_MergedBank` keeps, for each policy, a merged copy of the adapted weights, and activates a policy by
 pointing the modules at its copy. `make_bank` chooses between them.
 
 The scheduler's thread owns the bank and calls it only between two forward passes. Adapters are validated before they
@@ -37,10 +37,7 @@ class LoraBank(Protocol):
 
 
 def make_bank(model: Any, merge: bool | None = None) -> LoraBank:
-    """Returns the bank that is faster for this model: merged for a small float32 model, else PEFT.
-
-    `merge` overrides the choice: true for `MergedBank`, false for `PeftBank`.
-    """
+    """Returns the bank that is faster for this model: merged for a small float32 one, else PEFT; `merge` overrides."""
     # Merged, a call of a small model takes a fifth less CPU (measured at 0.45M parameters, 32 clients): there LoRA's
     # many small products cost as much as the model itself. But merging is exact in float32 only, and each policy costs
     # a copy of the adapted weights.
@@ -48,11 +45,11 @@ def make_bank(model: Any, merge: bool | None = None) -> LoraBank:
         weights: list[torch.Tensor] = list(model.parameters())
         size = sum(weight.numel() * weight.element_size() for weight in weights)
         merge = size <= _MERGE_UP_TO_BYTES and all(weight.dtype == torch.float32 for weight in weights)
-    return MergedBank(model) if merge else PeftBank(model)
+    return _MergedBank(model) if merge else _PeftBank(model)
 
 
-class MergedBank:
-    """A LoRA bank that keeps, for each policy, a merged copy of every weight that the policy's adapter changes."""
+class _MergedBank:
+    """Keeps, for each policy, a merged copy of every weight that the policy's adapter changes."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -62,7 +59,6 @@ class MergedBank:
         self._merged: dict[str, dict[Any, torch.Tensor]] = {}
 
     def add(self, adapter: ValidatedAdapter) -> str:
-        """Merges an adapter into copies of the base weights; returns its internal name."""
         merged: dict[Any, torch.Tensor] = {}
         for name, sides in adapter.lora_tensors().items():
             module = self._model.get_submodule(name)
@@ -75,7 +71,6 @@ class MergedBank:
         return f"lora_{self._added}"
 
     def activate(self, name: str | None) -> None:
-        """Points the adapted modules at the copies of one adapter, or with `None` at the base weights."""
         if name == self._active:
             return
         merged = self._merged[name] if name is not None else {}
@@ -85,16 +80,12 @@ class MergedBank:
         self._active = name
 
     def remove(self, name: str) -> None:
-        """Deletes an adapter's copies of the weights and activates the base weights."""
         self.activate(None)
         del self._merged[name]
 
 
-class PeftBank:
-    """A LoRA bank that uses PEFT's layers.
-
-    PEFT's layers are injected with the first adapter, so a model that never gets an adapter stays unchanged.
-    """
+class _PeftBank:
+    """Uses PEFT's layers, injected with the first adapter: a model that never gets an adapter stays unchanged."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -103,7 +94,6 @@ class PeftBank:
         self._layers: list[Any] = []
 
     def add(self, adapter: ValidatedAdapter) -> str:
-        """Injects PEFT layers for an adapter and copies its weights into them; returns its internal name."""
         from peft import inject_adapter_in_model
         from peft.tuners.lora import LoraLayer
 
@@ -123,12 +113,10 @@ class PeftBank:
         return name
 
     def activate(self, name: str | None) -> None:
-        """Switches PEFT's layers to one adapter, or with `None` turns all of them off."""
         if name != self._active:
             self._switch(name)
 
     def remove(self, name: str) -> None:
-        """Deletes an adapter from every PEFT layer; afterwards no adapter is active."""
         self._switch(None)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PEFT warns that it picks another active adapter; all are disabled

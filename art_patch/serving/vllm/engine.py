@@ -21,7 +21,7 @@ from art_patch._lib.atomic_files import placing
 from art_patch._lib.process import is_alive, own_name
 from art_patch.errors import AdapterRejected, EngineError
 from art_patch.policies import CONFIG, WEIGHTS, BaseModel, ValidatedAdapter, check_name, validate_adapter
-from art_patch.serving.contract import Overloaded, UnknownPolicy
+from art_patch.serving.contract import Overloaded, check_new, check_unload, unknown_model
 from art_patch.serving.vllm.forward import Forward
 from art_patch.serving.vllm.process import VllmOptions, VllmProcess, command_line, sweep, variables_of
 from art_patch.serving.vllm.replica import Loaded, Poisoned, Replica, Unreachable
@@ -144,10 +144,7 @@ class VllmEngine:
         """
         check_name(name)
         async with self._lock:
-            if name in self.policies():
-                raise AdapterRejected(
-                    f"{name} is served already and a policy never changes. Publish the new weights as the next step."
-                )
+            check_new(name, self.policies())
             adapter = await asyncio.to_thread(
                 validate_adapter, self.adapters_root, name, self.base, max_rank=self._options.max_lora_rank
             )
@@ -165,13 +162,9 @@ class VllmEngine:
 
     async def unload(self, name: str) -> None:
         """Stops serving a policy: new requests for it fail, running ones finish, then the replicas unload it."""
-        if name == self.base_policy:
-            raise AdapterRejected(f"{name} is the base model and cannot be unloaded. Stop the server instead.")
-        policy = self._policies.pop(name, None)
-        if policy is None:
-            raise UnknownPolicy(f"The adapter `{name}` is not served. Served models: {', '.join(self.policies())}.")
-        # Popped already, so that no new request gets it; the replicas drop it when the last running one is done.
-        self._leaving[name] = policy
+        check_unload(name, self.policies())
+        # Popped, so that no new request gets it; the replicas drop it when the last running one is done.
+        policy = self._leaving[name] = self._policies.pop(name)
         task = asyncio.create_task(self._drop(policy))
         self._draining.add(task)
         task.add_done_callback(self._draining.discard)
@@ -181,7 +174,7 @@ class VllmEngine:
         """Keeps the policy `name` loaded while the block answers a request; raises `UnknownPolicy` if it is unknown."""
         policy = self._base_loaded if name == self.base_policy else self._policies.get(name)
         if policy is None:
-            raise UnknownPolicy(f"The model `{name}` does not exist. Served models: {', '.join(self.policies())}.")
+            raise unknown_model(name, self.policies())
         policy.running += 1
         try:
             yield policy

@@ -7,7 +7,6 @@ the response, so that no client takes a partial answer for a complete one.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,22 +14,19 @@ from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import aiohttp
-from starlette.types import Receive, Scope, Send
 
-from art_patch._lib.asgi import Caller, Gone
+from art_patch._lib.asgi import Caller
 from art_patch.errors import EngineError
-from art_patch.serving.contract import MAX_BODY_BYTES, UnknownPolicy
-from art_patch.serving.request_checks import ApiError, parse_body, refuse_unsupported
+from art_patch.serving.request_checks import ApiError, ChatRoute, parse_body, refuse_unsupported
 from art_patch.serving.vllm.replica import NOT_A_NUMBER, Loaded, Replica
 
 _log = logging.getLogger(__name__)
 
-_LARGE_BODY_BYTES = 64 << 10  # parsing more than this on the event loop would hold up all streams
 _HEADERS = {"Content-Type": "application/json"}
 _PASSED = ("content-type", "content-length", "cache-control")
 
 
-class Forward:
+class Forward(ChatRoute[tuple[bytes, str, bytes]]):
     """ASGI application that answers chat completions by forwarding them to vLLM; one instance answers all requests."""
 
     def __init__(
@@ -42,33 +38,23 @@ class Forward:
         """Takes the methods of `VllmEngine` that it needs; the engine itself imports this module."""
         self._answering, self._choose, self._reload = answering, choose, reload
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one chat-completion request over ASGI."""
-        caller = Caller(scope, receive, send)
-        try:
-            if caller.method != "POST":
-                raise ApiError(405, "use POST")
-            body = await _read(caller)
-            # Small bodies are parsed here: a thread costs more than it saves.
-            read = asyncio.to_thread(_understand, body) if len(body) > _LARGE_BODY_BYTES else None
-            model, conversation = _understand(body) if read is None else await read
-            await caller.while_here(self._answer(caller, body, model, conversation))
-        except ApiError as error:
-            if not caller.started:
-                await caller.refuse(error.status, error.body())
-        except Gone:
-            pass
+    def understand(self, body: bytes) -> tuple[bytes, str, bytes]:
+        """Returns the body, the name of the policy that is asked, and the conversation's beginning."""
+        parsed = parse_body(body)
+        if not isinstance(parsed, dict):
+            raise ApiError(400, "the body must be a JSON object")
+        fields = cast("dict[str, Any]", parsed)
+        return body, check_request(fields), conversation_of(fields)
 
-    async def _answer(self, caller: Caller, body: bytes, model: str, conversation: bytes) -> None:
+    async def answer(self, caller: Caller, request: tuple[bytes, str, bytes]) -> None:
+        """Asks one replica after another until the caller has its answer."""
+        body, model, conversation = request
         tried: list[Replica] = []
-        try:
-            with self._answering(model) as policy:
-                while (replica := self._choose(conversation, tried)) is not None:
-                    if await self._ask(caller, replica, policy, body):
-                        return
-                    tried.append(replica)
-        except UnknownPolicy as error:
-            raise ApiError(404, str(error), param="model", code="model_not_found") from error
+        with self._answering(model) as policy:
+            while (replica := self._choose(conversation, tried)) is not None:
+                if await self._ask(caller, replica, policy, body):
+                    return
+                tried.append(replica)
         raise ApiError(503, "no vLLM takes requests just now; it is being started again", code="overloaded")
 
     async def _ask(self, caller: Caller, replica: Replica, policy: Loaded, body: bytes, *, again: bool = True) -> bool:
@@ -118,26 +104,6 @@ async def _pass_on(caller: Caller, response: Any) -> None:
     async for chunk in response.content.iter_any():
         await caller.write(chunk)
     await caller.end()
-
-
-async def _read(caller: Caller) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    async for part in caller.chunks():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _understand(body: bytes) -> tuple[str, bytes]:
-    """Returns the name of the policy that is asked, and the conversation's beginning."""
-    parsed = parse_body(body)
-    if not isinstance(parsed, dict):
-        raise ApiError(400, "the body must be a JSON object")
-    fields = cast("dict[str, Any]", parsed)
-    return check_request(fields), conversation_of(fields)
 
 
 # Other fields are refused: vLLM ignores fields that it does not know, so an answer could silently differ from what was
