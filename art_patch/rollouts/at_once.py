@@ -1,9 +1,8 @@
 """Runs many rollouts at the same time, each in its own task, counts their results and shows a bar on stderr.
 
 A rollout that raises does not end the others. Its exception is counted and carries the newest trajectory that the
-rollout had made. `max_exceptions` rollouts may raise (a value below 1 is a share of them). If one more raises, its
-exception is raised to the caller. In that case, and if the caller is cancelled, the rollouts that still run are
-cancelled and their end is awaited, so that none keeps running in the background.
+rollout had made. If more than `max_exceptions` raise, the last exception is raised to the caller. In that case, and if
+the caller is cancelled, the rollouts that still run are cancelled and their end is awaited.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ def bar(description: str | None, total: int) -> Generator[Callable[..., object]]
 
     Nothing is shown if `description` is `None` or if stderr is not a terminal or notebook.
     """
-    display = None if description is None else _begin_bar()
-    if display is None:
+    if description is None or (display := _begin_bar()) is None:
         yield _show_nothing
         return
     task = display.add_task(description, total=total, note="")
@@ -42,7 +40,10 @@ def bar(description: str | None, total: int) -> Generator[Callable[..., object]]
     finally:
         # The finished bar stays as it is until the last one ends, with its clock stopped.
         display.stop_task(task)
-        _end_bar(display)
+        _display[0][1] -= 1
+        if not _display[0][1]:
+            _display.clear()
+            display.stop()
 
 
 def _show_nothing(**_: object) -> None: ...
@@ -65,27 +66,16 @@ def _begin_bar() -> Any:
     return _display[0][0]
 
 
-def _end_bar(display: Any) -> None:
-    _display[0][1] -= 1
-    if not _display[0][1]:
-        _display.clear()
-        display.stop()
-
-
 class _Gathering:
     """The rollouts of one gathering, counted."""
 
-    def __init__(self, show: Callable[..., object], total: int, max_exceptions: float, max_metrics: int | None) -> None:
-        self._show = show
-        self._total = total
-        self._max_exceptions = max_exceptions
-        self._max_metrics = max_metrics
+    def __init__(self, show: Callable[..., object], allowed: float, max_metrics: int | None) -> None:
+        self._show, self._allowed, self._max_metrics = show, allowed, max_metrics
         self._exceptions = 0
         self._sums: dict[str, float] = {}
         self._counts: Counter[str] = Counter()
 
     def add(self, trajectory: Trajectory) -> None:
-        """Count a trajectory's metrics."""
         tokens = [sampled_tokens(choice) for choice in trajectory.choices()]
         known = [count for count in tokens if count is not None]
         if known and len(known) == len(tokens):  # a sum over some of its choices would look like a short rollout
@@ -97,17 +87,14 @@ class _Gathering:
     def failed(self, error: BaseException) -> None:
         """Count an exception; raise it if too many have raised, or if it ends the program (`KeyboardInterrupt`)."""
         self._exceptions += 1
-        share = 0 < self._max_exceptions < 1
-        allowed = self._max_exceptions * self._total if share else self._max_exceptions
-        if not isinstance(error, Exception) or self._exceptions > allowed:
+        if not isinstance(error, Exception) or self._exceptions > self._allowed:
             raise error
 
     def advance(self) -> None:
         """Show one more rollout and the means so far."""
-        means = {name: self._sums[name] / self._counts[name] for name in self._sums}
-        shown = list(means.items())[: self._max_metrics]
+        shown = [(name, total / self._counts[name]) for name, total in self._sums.items()][: self._max_metrics]
         if self._exceptions:
-            shown.append(("exceptions", self._exceptions))
+            shown.append(("exceptions", float(self._exceptions)))
         self._show(advance=1, note=" ".join(f"{name}={value:.3g}" for name, value in shown))
 
 
@@ -126,8 +113,9 @@ def gathering(description: str | None, total: int, max_exceptions: float, max_me
     """
     if not max_exceptions >= 0:  # written so that NaN is refused, too
         raise ConfigError(f"max_exceptions={max_exceptions} must be 0 or more, or a share below 1")
+    allowed = max_exceptions * total if max_exceptions < 1 else max_exceptions
     with bar(description, total) as shown:
-        token = _here.set(_Gathering(shown, total, max_exceptions, max_metrics))
+        token = _here.set(_Gathering(shown, allowed, max_metrics))
         try:
             yield
         finally:
@@ -159,22 +147,19 @@ async def run_all(rollouts: Sequence[Any]) -> list[Any]:
             elif not isinstance(error, Exception):
                 raise
             return error
-        if around is not None:
-            whole = [found] if isinstance(found, Trajectory) else list(found)
-            for trajectory in whole:
-                around.add(trajectory)
-            around.advance()
-            return found if isinstance(found, BaseModel) else whole  # a trajectory or a group; else a list of them
-        return found
+        if around is None:
+            return found
+        whole = [found] if isinstance(found, Trajectory) else list(found)
+        for trajectory in whole:
+            around.add(trajectory)
+        around.advance()
+        return found if isinstance(found, BaseModel) else whole  # a trajectory or a group; else a list of them
 
     return await at_once([one(rollout) for rollout in rollouts])
 
 
 async def at_once(coroutines: Sequence[Any]) -> list[Any]:
-    """Run coroutines like `asyncio.gather`.
-
-    If one raises or the call is cancelled, cancel the others and wait for them.
-    """
+    """Run coroutines like `asyncio.gather`; if one raises or the call is cancelled, cancel the others and wait."""
     tasks = [asyncio.ensure_future(each) for each in coroutines]
     try:
         return list(await asyncio.gather(*tasks))

@@ -10,9 +10,10 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 from openai.types.chat import ChatCompletion
 
@@ -26,18 +27,12 @@ from art_patch.settings import load_settings
 from art_patch.training import TrainConfig
 from art_patch.types import Policy
 
-if TYPE_CHECKING:
-    from os import PathLike
-
 # Weak, so that a backend that the script has dropped is not kept alive until the interpreter ends.
 _open: weakref.WeakSet[LocalBackend] = weakref.WeakSet()
 
 
 class LocalBackend:
-    """Runs engines and trainers on this machine for registered models.
-
-    As a context manager it ends them with the block.
-    """
+    """Runs engines and trainers on this machine for registered models; as a context manager it ends them."""
 
     def __init__(
         self,
@@ -124,11 +119,11 @@ class LocalBackend:
             runtime.close()
 
     def __enter__(self) -> Self:
-        """Return the backend; the end of the `with` block closes it."""
+        """Return the backend itself."""
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Close the backend, which ends its engines and trainers."""
+        """Close the backend."""
         self.close()
 
     def _runtime(self, model: Model[Any]) -> ModelRuntime:
@@ -150,9 +145,7 @@ class TrainingApi:
     async def create_completion(
         self, trajectory: Trajectory, *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
     ) -> ChatCompletion:
-        """Ask the model to continue a trajectory.
-
-        Append the first choice to the trajectory, and return the full answer.
+        """Ask the model to continue a trajectory, append the first choice to it, and return the full answer.
 
         Args:
             tools: tools to offer from this request on; without it the trajectory's own tools are offered.
@@ -180,10 +173,7 @@ class TrainingApi:
         *,
         eval_groups: Iterable[TrajectoryGroup] = (),
     ) -> TrainResult:
-        """Update the model from groups of rollouts.
-
-        Arguments, result and errors are those of `TrainableModel.train`.
-        """
+        """Update the model from groups of rollouts, with arguments, result and errors of `TrainableModel.train`."""
         return await self.model.runtime().train(groups, config, eval_groups=eval_groups)
 
 
@@ -201,17 +191,13 @@ async def start(
     Raises:
         ConfigError: the backend is another string than `"local"`, or options are given together with a `LocalBackend`.
     """
-    if isinstance(backend, LocalBackend):
-        if options:
-            raise ConfigError(f"{', '.join(options)}: give options to the LocalBackend itself")
-        await model.register(backend)
-        async with model.openai_client():
-            yield TrainingApi(model)
-        return
-    if backend != "local":
+    given = isinstance(backend, LocalBackend)
+    if given and options:
+        raise ConfigError(f"{', '.join(options)}: give options to the LocalBackend itself")
+    if not given and backend != "local":
         raise ConfigError(f'there is no backend {backend!r}; write backend="local", or give a LocalBackend')
-    with LocalBackend(**options) as own:
-        await model.register(own)
+    with nullcontext(backend) if given else LocalBackend(**options) as used:
+        await model.register(used)
         async with model.openai_client():
             yield TrainingApi(model)
 

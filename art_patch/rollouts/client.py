@@ -30,6 +30,7 @@ from art_patch.errors import ConfigError
 from art_patch.rollouts.decorators import Gates
 from art_patch.rollouts.trajectory import History, Trajectory, remember
 from art_patch.trajectories import canonical
+from art_patch.types import JSON
 
 MOST_AT_ONCE = 256
 """Most requests in flight for one client. Further ones wait in this process, without a socket or a timeout."""
@@ -70,10 +71,7 @@ class ModelClient(AsyncOpenAI):
     with_options = copy  # the SDK's alias would still name its own `copy`
 
     async def post(self, path: str, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Send a request of the SDK; in a chat completion the model's name becomes that of its current policy.
-
-        All calls of the SDK go through this method. Requests to other paths are sent unchanged.
-        """
+        """Send a request of the SDK; in a chat completion the model's name becomes that of its current policy."""
         # All resources of the SDK go through `post`, streams, raw responses and `.parse()` included.
         await _hold(self._client)
         body = kwargs.get("body")
@@ -96,9 +94,8 @@ class ModelClient(AsyncOpenAI):
         body = {**asked, "model": lane.policy() if asked["model"] == lane.name else asked["model"]}
         with lane.gates.at("") as gate:
             async with gate:
-                sent: dict[str, Any] = kwargs | {"body": body}
                 with suppress():
-                    answer: Any = await super().post(_CHAT, **sent)
+                    answer: Any = await cast(Any, super()).post(_CHAT, **{**kwargs, "body": body})
         # `with_raw_response` gives a response that keeps what it has parsed, so the caller gets the same object.
         whole = answer.parse() if isinstance(answer, LegacyAPIResponse) else answer
         if isinstance(whole, ChatCompletion) and whole.choices:
@@ -163,15 +160,11 @@ def auto_trajectory(*, required: bool = False) -> Trajectory | None:
 
 
 def capture(messages: Sequence[Any], choice: Choice, tools: Sequence[Any] | None) -> None:
-    """Append a request and its answer to the trajectory that `capture_auto_trajectory` is recording.
-
-    Does nothing outside of `capture_auto_trajectory`.
-    """
+    """Append a request and its answer to the trajectory that `capture_auto_trajectory` is recording, if it is."""
     trajectory: Trajectory | None = CAPTURED.get()
     if trajectory is None:
         return
-    offered = list(tools) if tools else None
-    asked = list(messages)
+    offered, asked = list(tools) if tools else None, list(messages)
     if not trajectory.messages_and_choices:
         trajectory.messages_and_choices, trajectory.tools = [*asked, choice], offered
         return
@@ -185,12 +178,9 @@ def capture(messages: Sequence[Any], choice: Choice, tools: Sequence[Any] | None
 
 
 def _goes_on(history: History, asked: Sequence[Any]) -> bool:
-    said = history.messages()
-    return len(said) <= len(asked) and all(
-        _same(mine, theirs) for mine, theirs in zip(said, asked[: len(said)], strict=True)
-    )
-
-
-def _same(mine: Any, theirs: Any) -> bool:
+    said, begun = history.messages(), asked[: len(history.messages_and_choices)]
     # Canonical: a message that went through an SDK object has nulls and a key order of its own.
-    return isinstance(theirs, Mapping) and canonical(mine) == canonical(theirs)
+    return len(said) == len(begun) and all(
+        isinstance(theirs, Mapping) and canonical(cast("JSON", mine)) == canonical(theirs)
+        for mine, theirs in zip(said, begun, strict=True)
+    )

@@ -38,22 +38,22 @@ def retry(
     if max_attempts < 1:
         raise ConfigError(f"max_attempts={max_attempts} must be at least 1, which calls once and never again")
 
-    def wait_after(function: Callable[..., Any], error: Exception, attempt: int) -> float:
-        if on_retry is not None:
-            on_retry(error, attempt)
-        else:
-            name = getattr(function, "__name__", repr(function))
-            _log.warning("%s failed, call %d of %d: %s", name, attempt, max_attempts, error)
-        return delay * backoff_factor ** (attempt - 1)
-
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        def wait_after(error: Exception, attempt: int) -> float:
+            if on_retry is not None:
+                on_retry(error, attempt)
+            else:
+                name = getattr(function, "__name__", repr(function))
+                _log.warning("%s failed, call %d of %d: %s", name, attempt, max_attempts, error)
+            return delay * backoff_factor ** (attempt - 1)
+
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
             for attempt in range(1, max_attempts):
                 try:
                     return function(*args, **kwargs)
                 except exceptions as error:
-                    time.sleep(wait_after(function, error, attempt))
+                    time.sleep(wait_after(error, attempt))
             return function(*args, **kwargs)  # outside of the loop, so that its exception is the caller's
 
         @functools.wraps(function)
@@ -62,7 +62,7 @@ def retry(
                 try:
                     return await cast("Awaitable[Any]", function(*args, **kwargs))
                 except exceptions as error:
-                    await asyncio.sleep(wait_after(function, error, attempt))
+                    await asyncio.sleep(wait_after(error, attempt))
             return await cast("Awaitable[Any]", function(*args, **kwargs))
 
         return cast("Callable[P, R]", awaited) if inspect.iscoroutinefunction(function) else called
@@ -88,11 +88,9 @@ class Gates:
         try:
             yield gate
         finally:
-            users = self._open[place][1] - 1
-            if users:
-                self._open[place] = gate, users
-            else:
-                del self._open[place]  # else one would stay for every scenario there ever was
+            _, users = self._open.pop(place)
+            if users > 1:  # else one would stay for every scenario there ever was
+                self._open[place] = gate, users - 1
 
 
 def limit_concurrency(

@@ -33,15 +33,10 @@ _DPI = 150
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A metric's mean over scenarios; `nan` if no run has the metric.
+    """A metric's mean over scenarios; `nan` if no run has the metric."""
 
-    Attributes:
-        value: the mean of the scenarios' means.
-        within: half the width of the 95 % confidence interval; `nan` for a single scenario.
-    """
-
-    value: float
-    within: float
+    value: float  # the mean of the scenarios' means
+    within: float  # half the width of the 95 % confidence interval; `nan` for a single scenario
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +78,7 @@ class Evaluation:
 
     def __getitem__(self, model: str) -> Evaluated:
         """Return the results of the model of this name; raises a `KeyError` if it was not evaluated."""
-        for each in self.models:
-            if each.model == model:
-                return each
-        raise KeyError(model)
+        return {each.model: each for each in self.models}[model]
 
     def to_json(self) -> dict[str, Any]:
         """Return the results as a JSON object; a number that is unknown (`nan` or `None`) becomes `null`."""
@@ -94,35 +86,29 @@ class Evaluation:
         def number(value: float | None) -> float | None:
             return None if value is None or not math.isfinite(value) else value
 
-        return {
-            "scenarios": self.scenarios,
-            "models": [
-                {
-                    "model": each.model,
-                    "runs": each.runs,
-                    "raised": each.raised,
-                    "metrics": {
-                        name: {"mean": number(mean.value), "within": number(mean.within)}
-                        for name, mean in each.metrics.items()
-                    },
-                    "better_by": number(each.better_by),
-                    "at_least": number(each.at_least),
-                }
-                for each in self.models
-            ],
-        }
+        def metric(mean: Mean) -> dict[str, float | None]:
+            return {"mean": number(mean.value), "within": number(mean.within)}
+
+        models = [
+            {
+                "model": each.model,
+                "runs": each.runs,
+                "raised": each.raised,
+                "metrics": {name: metric(mean) for name, mean in each.metrics.items()},
+                "better_by": number(each.better_by),
+                "at_least": number(each.at_least),
+            }
+            for each in self.models
+        ]
+        return {"scenarios": self.scenarios, "models": models}
 
     def table(self, *metrics: str) -> str:
-        """Return a text table with a row for each model.
-
-        `metrics` names the columns; without names the table shows the reward and all metrics.
-        """
+        """Return a text table with a row for each model, and columns for the given metrics or else for all."""
         from rich.box import SIMPLE_HEAD
         from rich.console import Console
         from rich.table import Table
 
-        # Models may have different metrics; the columns are all of them, in the order of their first appearance.
-        shown = list(metrics) or list(dict.fromkeys(name for each in self.models for name in each.metrics))
+        shown = list(metrics) or self._metrics()
         raised = any(each.raised for each in self.models)
         drawn = Table(box=SIMPLE_HEAD)
         drawn.add_column("model")
@@ -141,17 +127,14 @@ class Evaluation:
         note = f"  {self.scenarios} scenarios; +- and `at least` are 95 % limits, {runs} of a scenario count once"
         return "\n".join([*lines, note])
 
+    def _metrics(self) -> list[str]:
+        # Models may have different metrics: all of them, in the order of their first appearance.
+        return list(dict.fromkeys(name for each in self.models for name in each.metrics))
+
     def plot(
-        self,
-        path: str | Path,
-        *,
-        metric: str = "reward",
-        title: str = "",
-        curve: Sequence[tuple[int, float]] = (),
+        self, path: str | Path, *, metric: str = "reward", title: str = "", curve: Sequence[tuple[int, float]] = ()
     ) -> Path:
         """Draw one metric to a PNG file: the models' means as bars, and optionally a curve over steps.
-
-        Needs matplotlib.
 
         Args:
             path: the PNG file, which is also the return value; its directory is created if needed.
@@ -164,8 +147,7 @@ class Evaluation:
         path = Path(path)
         bars = [each for each in self.models if metric in each.metrics]
         if not bars:
-            known = ", ".join(dict.fromkeys(name for each in self.models for name in each.metrics))
-            raise ConfigError(f"no model has a metric {metric!r}; there are: {known}")
+            raise ConfigError(f"no model has a metric {metric!r}; there are: {', '.join(self._metrics())}")
         try:
             from matplotlib.figure import Figure
         except ImportError:
@@ -177,19 +159,15 @@ class Evaluation:
         axes: Any = page.subplots(1, 2 if curve else 1, sharey=bool(curve), width_ratios=[2, 1] if curve else None)
         left, right = axes if curve else (None, axes)
         if left is not None:
-            steps, values = zip(*curve, strict=True)
-            left.plot(steps, values, color=_OTHER, linewidth=2, marker="o", markersize=4)
+            left.plot(*zip(*curve, strict=True), color=_OTHER, linewidth=2, marker="o", markersize=4)
             left.set_title("training", color=_INK, fontsize=9)
             right.set_title("evaluation", color=_INK, fontsize=9)
             left.set_xlabel("step")
-            left.set_ylabel(metric)
             left.xaxis.get_major_locator().set_params(integer=True)
-        else:
-            right.set_ylabel(metric)
+            _quiet(left)
+        (left or right).set_ylabel(metric)
         _draw_bars(right, bars, metric)
-        for each in (left, right):
-            if each is not None:
-                _quiet(each)
+        _quiet(right)
         page.suptitle(title or metric, color=_INK, fontsize=11)
         path.parent.mkdir(parents=True, exist_ok=True)
         page.savefig(path, dpi=_DPI)
@@ -213,9 +191,7 @@ async def evaluate(
         models: models to compare, such as `await model.checkpoint(step)` for an earlier policy, or `Model(...)` for
             another provider's model.
         runs: number of runs of each scenario by each model.
-        pbar_desc: text beside the progress bar; `None` shows no bar.
-        max_exceptions: number of rollouts that may raise, or their share if below 1; the exception of one more is
-            raised here.
+        pbar_desc: as for `gather_trajectories`, like `max_exceptions`.
 
     Raises:
         ConfigError: no scenario or no model is given, or two models have the same name.
@@ -251,9 +227,8 @@ def _evaluated(
         differences = [ours - theirs for ours, theirs in pairs if ours is not None and theirs is not None]
         if differences:
             better_by = fmean(differences)
-            bound = lower_bound(differences, _LEVEL)
             # The bound is infinite where too few scenarios allow no claim.
-            at_least = bound if math.isfinite(bound) else None
+            at_least = bound if math.isfinite(bound := lower_bound(differences, _LEVEL)) else None
     return Evaluated(
         model=name,
         runs=len(runs),
@@ -290,16 +265,9 @@ def _draw_bars(axes: Any, bars: Sequence[Evaluated], metric: str) -> None:
     colours = [_FIRST, *[_OTHER] * (len(bars) - 1)]
     axes.bar(places, [mean.value for mean in means], yerr=within, color=colours, width=0.6, capsize=3, ecolor=_INK)
     for place, mean, above in zip(places, means, within, strict=True):
-        axes.annotate(
-            f"{mean.value:.3g}",
-            # Above the zero line in any case, where it does not cover the bar of a negative mean.
-            (place, max(0.0, mean.value + above)),
-            xytext=(0, 3),
-            textcoords="offset points",
-            ha="center",
-            color=_INK,
-            fontsize=9,
-        )
+        # Above the zero line in any case, where it does not cover the bar of a negative mean.
+        at = {"xy": (place, max(0.0, mean.value + above)), "xytext": (0, 3), "textcoords": "offset points"}
+        axes.annotate(f"{mean.value:.3g}", **at, ha="center", color=_INK, fontsize=9)
     axes.margins(y=0.12)
     axes.set_xticks(places, [each.model.replace("@", "\n@") for each in bars])  # names are long, bars are narrow
 

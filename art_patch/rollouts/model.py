@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
@@ -34,7 +34,6 @@ class Backend(Protocol):
 
     async def register(self, model: Model[Any]) -> None:
         """Open the model's store, start its engine if it is trained, and bind a `ModelRuntime` to the model."""
-        ...
 
     async def promote(self, model: TrainableModel[Any], policy: str) -> Policy:
         """Make the policy `NAME@STEP` of the model the champion, and return it."""
@@ -42,7 +41,6 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """End every engine and trainer process that the backend started."""
-        ...
 
 
 class Model(BaseModel, Generic[ConfigT]):
@@ -58,6 +56,7 @@ class Model(BaseModel, Generic[ConfigT]):
     """
 
     model_config = ConfigDict(extra="forbid")
+    trainable: ClassVar[bool] = False
 
     name: str
     project: str
@@ -70,11 +69,6 @@ class Model(BaseModel, Generic[ConfigT]):
     _runtime: ModelRuntime | None = PrivateAttr(None)
     _client: ModelClient | None = PrivateAttr(None)
     _loop: asyncio.AbstractEventLoop | None = PrivateAttr(None)  # the loop that the client's connections belong to
-
-    @property
-    def trainable(self) -> bool:
-        """Whether the model can be trained: False here, True for a `TrainableModel`."""
-        return False
 
     def backend(self) -> Backend:
         """Return the backend that the model is registered with; raises a `ConfigError` if it is not registered."""
@@ -92,10 +86,7 @@ class Model(BaseModel, Generic[ConfigT]):
         self._runtime = runtime
 
     def runtime(self) -> ModelRuntime:
-        """Return the runtime that holds the model's store, engine and trainer.
-
-        Raises a `ConfigError` if the model is not registered.
-        """
+        """Return the model's store, engine and trainer; raises a `ConfigError` if the model is not registered."""
         if self._runtime is None:
             raise self._not_registered()
         return self._runtime
@@ -111,8 +102,8 @@ class Model(BaseModel, Generic[ConfigT]):
             loop = None
         # Connections belong to the loop that opened them, so a second `asyncio.run` needs a second client.
         if self._client is None or (self._loop is not None and loop is not None and loop is not self._loop):
-            key = self.inference_api_key or "none"
             lane = Lane(self.name, self.get_inference_name, self._policy_changed)
+            key = self.inference_api_key or "none"
             self._client = ModelClient(lane=lane, base_url=self._address(), api_key=key)
         # A client that was made before its loop belongs to the first loop that asks for it.
         self._loop = loop or self._loop
@@ -156,11 +147,15 @@ class Model(BaseModel, Generic[ConfigT]):
 
 
 class TrainableModel(Model[ConfigT], Generic[ConfigT]):
-    """A model that is trained; its policy of step 0 is the base model."""
+    """A model that is trained; its policy of step 0 is the base model.
+
+    Attributes:
+        base_model: model directory or Hugging Face id.
+    """
+
+    trainable: ClassVar[bool] = True
 
     base_model: str
-    """Model directory or Hugging Face id."""
-
     _internal_config: Any = PrivateAttr(None)  # scripts for OpenPipe ART set it
 
     def __init__(
@@ -183,11 +178,6 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         super().__init__(**fields)
         self._internal_config = _internal_config
         self._refuse_internal_config()
-
-    @property
-    def trainable(self) -> bool:
-        """Whether the model can be trained; always True."""
-        return True
 
     async def register(self, backend: Backend) -> None:
         """Register the model with a backend, which starts its engine or uses the one that runs.
@@ -247,13 +237,8 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         """
         name = self.get_inference_name(step)
         await self.runtime().ensure(name)
-        return Model(
-            name=name,
-            project=self.project,
-            config=self.config,
-            inference_base_url=self.inference_base_url,
-            inference_api_key=self.inference_api_key,
-        )
+        served_at = {"inference_base_url": self.inference_base_url, "inference_api_key": self.inference_api_key}
+        return Model(name=name, project=self.project, config=self.config, **served_at)
 
     async def history(self, metric: str) -> list[tuple[int, float]]:
         """Return a (step, mean value) pair for each step at which a metric such as `val/reward` was logged, by step."""

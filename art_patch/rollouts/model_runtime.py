@@ -1,8 +1,7 @@
 """The store, the engine and the trainer that one registered model of a training script uses on this machine.
 
-The methods of a registered model (`train`, `log`, `promote`, ...) do their work here; `Model`, `TrainableModel` and
-`LocalBackend` call them directly. If an engine serves the project already, it is used; otherwise `art-patch serve` is
-started, which ends together with this process.
+The methods of a registered model (`train`, `log`, `promote`, ...) do their work here. If an engine serves the project
+already, it is used; otherwise `art-patch serve` is started, which ends together with this process.
 """
 
 from __future__ import annotations
@@ -18,14 +17,11 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from art_patch import errors
+from art_patch import errors, policies, promotion
 from art_patch._lib.key_files import engine_key
 from art_patch.errors import ConfigError, EngineError, StoreError
-from art_patch.policies import base_fingerprint, check_name, remove_adapter, resolve_model_dir
-from art_patch.promotion import ensure_loaded, promote, reject
 from art_patch.rollouts import records
 from art_patch.rollouts.at_once import bar
 from art_patch.rollouts.processes import SELF, ScriptChild, Trainer
@@ -96,13 +92,10 @@ class ModelRuntime:
             base: model directory or Hugging Face id of the base model; `None` for a model that is never trained.
             engine: options of `art-patch serve`, for an engine that this runtime starts.
         """
-        check_name(f"{name}@0")
+        policies.check_name(f"{name}@0")
         self.serves = ""
-        self.directory: Path = settings.directory
-        self._settings = settings
-        self._name = name
-        self._base = base
-        self._options = dict(engine)
+        self.directory = settings.directory
+        self._settings, self._name, self._base, self._options = settings, name, base, dict(engine)
         # One thread talks to the store, in the order in which it is asked, so no event loop waits for a database.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="art-patch-store")
         self._closed = False
@@ -113,7 +106,10 @@ class ModelRuntime:
         if settings.store is not None:  # never on a command line, where every user of the machine can read its password
             self._environment["ART_PATCH_STORE"] = settings.store
         self._trainer = Trainer(self._environment, self.directory / "train.log")
-        self._who = _who()
+        try:
+            self._who = f"{getpass.getuser()} (by hand)"
+        except (KeyError, OSError):  # a container without a passwd entry
+            self._who = "unknown (by hand)"
 
     async def on_store_thread(self, function: Callable[[], T]) -> T:
         """Run a function on the one thread that uses the store; raises a `ConfigError` after `close`."""
@@ -127,11 +123,9 @@ class ModelRuntime:
 
         Raises a `ConfigError` if the project serves another model, or if options were given and an engine runs already.
         """
-        ledger, base = self._open_store().ledger, self._base or ""
-        champion = ledger.champion()
+        champion, base, joined = self._open_store().ledger.champion(), self._base or "", None
         if champion is not None:
             self._check_same_model(champion, base)
-        joined = None
         if self._engine is None or self._engine.poll() is not None:  # else the model was registered before
             joined = None if champion is None else self._joined(champion)
             if joined is None:
@@ -150,7 +144,11 @@ class ModelRuntime:
     ) -> TrainResult:
         """Write the groups into the store and train on them in the trainer's process; see `TrainableModel.train`."""
         groups, evaluation, config = list(trajectory_groups), list(eval_groups), config or TrainConfig()
-        _check_evaluation(groups, evaluation, config)
+        require_evaluation(config, [group for group in evaluation if group.trajectories])
+        # By identity: two rollouts may well say the same.
+        learned = {id(trajectory) for group in groups for trajectory in group}
+        if any(id(trajectory) in learned for group in evaluation for trajectory in group):
+            raise ConfigError("a trajectory is in eval_groups and is learned from, too; evaluate on others")
         self._check_learnable(groups)
         began = await self.champion()
         metrics = records.metrics_of(groups)
@@ -167,7 +165,8 @@ class ModelRuntime:
         if found["reason"]:
             _log.warning("%s learned nothing: %s; %s serves on", self._name, found["reason"], found["champion"])
         else:
-            metrics |= {name: float(value) for name in _METRICS if _is_number(value := found["metrics"].get(name))}
+            known = {name: value for name in _METRICS if isinstance(value := found["metrics"].get(name), int | float)}
+            metrics |= {name: float(value) for name, value in known.items() if math.isfinite(value)}
             if others and not found["metrics"]["evaluation"]["groups"]:
                 _log.warning("nothing was evaluated: %s", found["metrics"]["evaluation"]["left_out"])
         # Asked anew instead of taken from `found`: another script may have promoted a policy since.
@@ -187,7 +186,8 @@ class ModelRuntime:
         if self._champion().name != name:
             ledger = self._opened().ledger
             with self._engine_for(name) as engine:
-                promote(ledger, engine, name, who=self._who, reason="gone back to by hand; no gate was asked")
+                reason = "gone back to by hand; no gate was asked"
+                promotion.promote(ledger, engine, name, who=self._who, reason=reason)
         return self._champion()
 
     @_on_store_thread
@@ -200,27 +200,26 @@ class ModelRuntime:
             known = ", ".join(each.name for each in ledger.policies() if each.path or not each.step)
             raise StoreError(f"there is no policy {name} in the project {self._settings.project!r}; there are: {known}")
         with self._engine_for(name) as engine:
-            ensure_loaded(engine, name)
+            promotion.ensure_loaded(engine, name)
 
     @_on_store_thread
     def delete_checkpoints(self, best_metric: str) -> list[str]:
         """Reject policies in the ledger and delete their files; see `TrainableModel.delete_checkpoints`."""
         ledger = self._opened().ledger
-        mine = [policy for policy in ledger.policies() if policy.model == self._name]
-        left = [policy for policy in mine if policy.state == "retired" and policy.path]
-        steps = [policy.step for policy in (*left, self._champion())]
-        best = records.best_step(self.directory, best_metric, steps)
+        left = [each for each in ledger.policies() if (each.model, each.state) == (self._name, "retired") and each.path]
+        best = records.best_step(self.directory, best_metric, [policy.step for policy in (*left, self._champion())])
         gone = [policy for policy in left if policy.step != best]
+        reason = f"not the best by {best_metric}; deleted"
         # All are rejected before the first file goes: from then on no process promotes or loads one of them.
         with EngineClient.of_route(self._settings, ledger.route()) or nullcontext() as engine:
             for policy in gone:
-                reject(ledger, engine, policy.name, who=self._who, reason=f"not the best by {best_metric}; deleted")
+                promotion.reject(ledger, engine, policy.name, who=self._who, reason=reason)
         for policy in gone:
             # The path is made of the name, and the name is checked: any process that may write the store could have
             # written `../..` there.
-            check_name(policy.name)
+            policies.check_name(policy.name)
             with suppress(OSError):
-                remove_adapter(self._settings.adapters, policy.name)
+                policies.remove_adapter(self._settings.adapters, policy.name)
         return [policy.name for policy in gone]
 
     def close(self) -> None:
@@ -243,11 +242,13 @@ class ModelRuntime:
             if not group.trajectories:  # every rollout raised
                 continue
             found = records.translate(group, about=about, held_out=state != "scored", at=now)
-            for begin in range(0, len(found.records), _RECORDS_A_WRITE):
-                store.write(found.records[begin : begin + _RECORDS_A_WRITE])
+            # A trajectory before its calls and scores, which refer to it.
+            rows = [row for each in found.trajectories for row in (each.info, *each.calls, *each.scores)]
+            for begin in range(0, len(rows), _RECORDS_A_WRITE):
+                store.write(rows[begin : begin + _RECORDS_A_WRITE])
             # Last, so that a group that exists is complete.
-            store.ledger.add_groups([found.group], state=state, now=now)
-            ids.append(found.group.id)
+            store.ledger.add_groups([found], state=state, now=now)
+            ids.append(found.id)
         return ids
 
     @_on_store_thread
@@ -282,18 +283,16 @@ class ModelRuntime:
     def _joined(self, champion: Policy) -> tuple[str, str | None] | None:
         """Return the address and the key of an engine that serves the project already; `None` if no engine answers."""
         route = self._opened().ledger.route()
-        base_url = self._settings.base_url or route.base_url
-        if base_url is None:
+        if (base_url := self._settings.base_url or route.base_url) is None:
             return None
         key = engine_key(route.key_file, self._settings.directory, self._settings.engine_key_file)
         with EngineClient(base_url, key) as engine:
             if not engine.health():
                 return None
         if self._options:
-            given = ", ".join(sorted(self._options))
             raise ConfigError(
                 f"an engine serves {champion.name} at {base_url} already, with its own options; stop it, "
-                f"or leave out: {given}"
+                f"or leave out: {', '.join(sorted(self._options))}"
             )
         return base_url, key
 
@@ -320,9 +319,9 @@ class ModelRuntime:
                 f"the project {self._settings.project!r} serves {champion.model!r} already, and has one model; "
                 f"give {self._name!r} a project of its own"
             )
-        base = resolve_model_dir(named)
+        base = policies.resolve_model_dir(named)
         # The fingerprint reads all weights, so it is only computed where the paths differ.
-        if str(base.absolute()) != champion.base and base_fingerprint(base) != champion.base_sha256:
+        if str(base.absolute()) != champion.base and policies.base_fingerprint(base) != champion.base_sha256:
             raise ConfigError(
                 f"{champion.name} was trained on {champion.base}, which is not {named}; name that base, or give the "
                 "model another project"
@@ -341,24 +340,3 @@ class ModelRuntime:
 
     def _not_registered(self) -> ConfigError:
         return ConfigError(f"{self._name} is not registered; call `await model.register(backend)` first")
-
-
-def _check_evaluation(
-    groups: Sequence[TrajectoryGroup], evaluation: Sequence[TrajectoryGroup], config: TrainConfig
-) -> None:
-    require_evaluation(config, [group for group in evaluation if group.trajectories])
-    # By identity: two rollouts may well say the same.
-    learned = {id(trajectory) for group in groups for trajectory in group}
-    if any(id(trajectory) in learned for group in evaluation for trajectory in group):
-        raise ConfigError("a trajectory is in eval_groups and is learned from, too; evaluate on others")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _who() -> str:
-    try:
-        return f"{getpass.getuser()} (by hand)"
-    except (KeyError, OSError):  # a container without a passwd entry
-        return "unknown (by hand)"

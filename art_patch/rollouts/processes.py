@@ -83,12 +83,8 @@ class Trainer:
     """
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
-        """Create the trainer; the first update starts its process.
-
-        `environment` holds the variables that name the project; the process's stderr is appended to `log`.
-        """
-        self._environment = environment
-        self._log = log
+        """Create the trainer; `environment` names the project, and the process's stderr is appended to `log`."""
+        self._environment, self._log = environment, log
         self._child: ScriptChild | None = None
         self._one = threading.Lock()
 
@@ -99,14 +95,14 @@ class Trainer:
         *,
         who: str,
         progress: Progress,
-        evaluation: Sequence[str] = (),
+        evaluation: Sequence[str],
     ) -> dict[str, Any]:
         """Train on groups in the store, evaluate on others, and return the fields of the update's record.
 
         `groups` and `evaluation` are ids of groups. An error of the update is raised here, too; if the process ends
         before it answers, a `TrainingError` is raised.
         """
-        request = {"groups": list(groups), "evaluation": list(evaluation), "config": asdict(config), "who": who}
+        request = {"groups": groups, "evaluation": evaluation, "config": asdict(config), "who": who}
         try:
             return await asyncio.to_thread(self._update, request, progress)
         except asyncio.CancelledError:
@@ -120,10 +116,8 @@ class Trainer:
             if self._child is None or self._child.poll() is not None:
                 self._child = ScriptChild(SELF, (), self._environment, self._log)
             child = self._child
-            try:
+            with suppress(OSError):  # the process has ended, which `read` tells, too
                 child.send(request)
-            except OSError:
-                raise self._died(child) from None
             # Any number of progress lines, then one that ends the update.
             while (answer := child.read()) is not None:
                 if "done" in answer:
@@ -132,13 +126,9 @@ class Trainer:
                     failed = answer["failed"]
                     raise getattr(errors, failed["type"], TrainingError)(failed["message"])
                 progress(*answer["progress"])
-            raise self._died(child)
-
-    def _died(self, child: ScriptChild) -> TrainingError:
-        child.stop()
-        return TrainingError(
-            f"the trainer's process ended; nothing was published. {self._log} says: {child.last_words()}"
-        )
+            child.stop()
+            said = child.last_words()
+            raise TrainingError(f"the trainer's process ended; nothing was published. {self._log} says: {said}")
 
     def close(self) -> None:
         """End the trainer's process; an update that is running is lost."""

@@ -1,11 +1,9 @@
 """Converts a script's rollouts to the store's records, as a recorded agent has them, and to lines of `history.jsonl`.
 
 - Each choice becomes a call: its prompt is all messages before it, and its tokens are those that the choice carries. A
-  choice that did not come through the model's own client carries no tokens. As for a recorded call,
-  `trajectories.why_untrainable` decides whether the call can be trained on.
+  choice that did not come through the model's own client carries no tokens, so it is not trained on.
 - A conversation without a choice becomes one call that is not trained on, so that it can be read and exported.
-- The reward becomes the score `reward` of source `code`, and each metric becomes a score of its own. A NaN is not
-  stored as a score.
+- The reward and each metric become scores of source `code`. A NaN is not stored as a score.
 - Siblings share a scenario: the group's `scenario_id`, or the one that all its trajectories have, else a hash of the
   task's text.
 
@@ -20,7 +18,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -35,7 +33,6 @@ from art_patch.trajectories import exact_of, why_untrainable
 from art_patch.types import JSON, REPLAY, Call, Score
 
 HISTORY = "history.jsonl"
-REWARD = "reward"
 SCENARIO = "scenario_id"
 """Key under which a group's or a trajectory's metadata names its scenario."""
 
@@ -48,19 +45,8 @@ class Siblings(Protocol):
     metadata: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Translated:
-    """A group converted to store records.
-
-    Write `records` (trajectories, calls, scores) before `group`, which refers to them.
-    """
-
-    group: types.Group
-    records: tuple[types.Record, ...]
-
-
-def translate(group: Siblings, *, about: JSON, held_out: bool, at: float) -> Translated:
-    """Convert a group of a script to store records with new ids; rollouts that raised are left out.
+def translate(group: Siblings, *, about: JSON, held_out: bool, at: float) -> types.Group:
+    """Convert a group of a script to a store record with new ids; rollouts that raised are left out.
 
     Args:
         about: metadata for each trajectory; where keys are equal, the group's metadata wins over it, and the
@@ -69,20 +55,15 @@ def translate(group: Siblings, *, about: JSON, held_out: bool, at: float) -> Tra
         at: time for records that have no time of their own, in seconds since the epoch.
     """
     group_id = new_id(at)
-    siblings = [_recorded(each, {**about, **group.metadata}, at) for each in group.trajectories]
+    siblings = tuple(_recorded(each, {**about, **group.metadata}, group_id, at) for each in group.trajectories)
     # Without a scenario the group stands alone; an empty key would make siblings of all such groups.
     scenario = _scenario(group, siblings) or f"group:{group_id}"
-    siblings = [replace(each, info=replace(each.info, group_key=group_id)) for each in siblings]
-    # A trajectory before its calls and scores, which refer to it.
-    records = tuple(record for each in siblings for record in (each.info, *each.calls, *each.scores))
-    return Translated(types.Group(group_id, scenario, "group_key", tuple(siblings), held_out=held_out), records)
+    return types.Group(group_id, scenario, "group_key", siblings, held_out=held_out)
 
 
-def _recorded(trajectory: Trajectory, about: JSON, at: float) -> types.Trajectory:
-    if math.isinf(trajectory.reward):
-        raise ConfigError(
-            f"a reward of {trajectory.reward} cannot be learned from; give a finite number ({trajectory})"
-        )
+def _recorded(trajectory: Trajectory, about: JSON, group_id: str, at: float) -> types.Trajectory:
+    if math.isinf(reward := trajectory.reward):
+        raise ConfigError(f"a reward of {reward} cannot be learned from; give a finite number ({trajectory})")
     key = new_id(at)
     began = trajectory.start_time.timestamp()
     calls = tuple(call for history in trajectory.histories() for call in _calls(history, key, began))
@@ -92,6 +73,7 @@ def _recorded(trajectory: Trajectory, about: JSON, at: float) -> types.Trajector
         started_at=min((call.started_at for call in calls), default=began),
         origin="explicit",
         ended_at=at,
+        group_key=group_id,
         # A script's metadata must not name a function for the job to call.
         metadata={key: value for key, value in {**about, **trajectory.metadata}.items() if key != REPLAY} | logs,
     )
@@ -99,53 +81,43 @@ def _recorded(trajectory: Trajectory, about: JSON, at: float) -> types.Trajector
 
 
 def _calls(history: History, trajectory_id: str, began: float) -> list[Call]:
-    said = history.messages()
+    items, said = history.messages_and_choices, cast("Sequence[JSON]", history.messages())
     # By attribute and not by class: choices of other SDKs are answers, too, only without exact tokens.
-    places = [place for place, item in enumerate(history.messages_and_choices) if hasattr(item, "message")]
+    places = [place for place, item in enumerate(items) if hasattr(item, "message")]
     if not places:  # no choice: the last answer stands for the conversation, if there is one
         places = [place for place, message in enumerate(said) if message["role"] == "assistant"][-1:]
-    return [
-        _call(history.messages_and_choices[place], cast("Sequence[JSON]", said), place, history, trajectory_id, began)
-        for place in places
-    ]
-
-
-def _call(item: Any, said: Sequence[JSON], place: int, history: History, trajectory_id: str, began: float) -> Call:
-    exact = exact_of(item) if isinstance(item, SdkChoice) else None
-    finish = item.finish_reason if isinstance(item, SdkChoice) else None
-    answer = types.Choice(
-        index=0,
-        message=said[place],
-        finish_reason=finish,
-        token_ids=None if exact is None else exact.token_ids,
-        logprobs=None if exact is None else exact.logprobs,
-    )
+    tools = tuple(cast("Sequence[JSON]", history.tools or ()))
     # A choice without exact tokens brings no time, policy or parameters; the defaults say so.
-    call = Call(
-        id=new_id(),
-        trajectory_id=trajectory_id,
-        started_at=began if exact is None else exact.started_at,
-        requested_model="" if exact is None else exact.policy.partition("@")[0],
-        messages=tuple(said[:place]),
-        choices=(answer,),
-        tools=tuple(cast("Sequence[JSON]", history.tools or ())),
-        params={} if exact is None else exact.params,
-        duration_ms=0.0 if exact is None else exact.duration_ms,
-        policy=None if exact is None else exact.policy,
-        prompt_token_ids=None if exact is None else exact.prompt_token_ids,
-        prompt_tokens=0 if exact is None else exact.prompt_tokens,
-        completion_tokens=len(answer.token_ids or ()),
-    )
+    calls = [Call(new_id(), trajectory_id, began, "", tuple(said[:place]), tools=tools) for place in places]
+    return [_answered(call, items[place], said[place]) for call, place in zip(calls, places, strict=True)]
+
+
+def _answered(call: Call, item: Any, message: JSON) -> Call:
+    exact = exact_of(item) if isinstance(item, SdkChoice) else None
+    answer = types.Choice(0, message, item.finish_reason if isinstance(item, SdkChoice) else None)
+    if exact is not None:
+        answer = replace(answer, token_ids=exact.token_ids, logprobs=exact.logprobs)
+        call = replace(
+            call,
+            started_at=exact.started_at,
+            requested_model=exact.policy.partition("@")[0],
+            params=exact.params,
+            duration_ms=exact.duration_ms,
+            policy=exact.policy,
+            prompt_token_ids=exact.prompt_token_ids,
+            prompt_tokens=exact.prompt_tokens,
+            completion_tokens=len(exact.token_ids or ()),
+        )
+    call = replace(call, choices=(answer,))
     # The verdict is part of the record, so that every reader of the store sees the same.
     return replace(call, untrainable=why_untrainable(call))
 
 
 def _scores(trajectory: Trajectory, key: str, at: float) -> tuple[Score, ...]:
     # The reward comes last, so a metric of the same name cannot replace it.
-    values: Mapping[str, float] = {**trajectory.metrics, REWARD: trajectory.reward}
-    return tuple(
-        Score(new_id(at), key, name, float(value), "code", at) for name, value in values.items() if math.isfinite(value)
-    )
+    values = trajectory.metrics | {"reward": trajectory.reward}
+    finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
+    return tuple(Score(new_id(at), key, name, value, "code", at) for name, value in finite.items())
 
 
 def _scenario(group: Siblings, siblings: Sequence[types.Trajectory]) -> str | None:
@@ -192,7 +164,7 @@ def note(directory: Path, *, step: int, split: str, metrics: Mapping[str, float]
 
 
 def history(directory: Path, metric: str) -> list[tuple[int, float]]:
-    """Return (step, mean value) of a metric for each step whose lines have the metric, in order of the steps."""
+    """Return (step, mean value) of a metric, by step, for each step that has the metric."""
     values: defaultdict[int, list[float]] = defaultdict(list)
     for line in _lines(directory / HISTORY):
         if isinstance(value := line.get(metric), int | float):
@@ -201,13 +173,10 @@ def history(directory: Path, metric: str) -> list[tuple[int, float]]:
 
 
 def best_step(directory: Path, metric: str, steps: Iterable[int]) -> int | None:
-    """Return the step, among `steps`, with the highest mean of a metric; `None` if no step has the metric.
-
-    Of several steps with the same mean it returns the latest.
-    """
+    """Return the step, among `steps`, with the highest mean of a metric; `None` if no step has the metric."""
     means = dict(history(directory, metric))
     # Of equal means the latest step, which has learned more.
-    return max((step for step in steps if step in means), key=lambda step: (means[step], step), default=None)
+    return max(means.keys() & set(steps), key=lambda step: (means[step], step), default=None)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

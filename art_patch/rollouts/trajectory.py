@@ -1,6 +1,4 @@
-"""The class `Trajectory`: the conversations and the reward of one rollout.
-
-Fields and methods are those of OpenPipe ART.
+"""The class `Trajectory`, with OpenPipe ART's fields and methods: the conversations and the reward of one rollout.
 
 `messages_and_choices` holds messages in the format of the OpenAI SDK, and the SDK's `Choice` object for each answer
 that may be trained on. An answer that is given as a plain message is only context. Other conversations of the rollout
@@ -47,10 +45,6 @@ def _read_item(item: Any) -> Any:
     return item
 
 
-def _unknown_reward(value: Any) -> Any:
-    return math.nan if value is None else value  # NaN is `null` in JSON
-
-
 def _read_tools(given: Iterable[Any] | None) -> list[Any] | None:
     return None if given is None else list(given)
 
@@ -67,7 +61,7 @@ _Tools = Annotated[Tools | None, _by(_read_tools)]
 
 def messages_of(history: Iterable[Any]) -> Messages:
     """Return a history as the messages of a request; each choice becomes the assistant message that it holds."""
-    return [cast(ChatCompletionMessageParam, _message(item)) for item in history]
+    return [cast(Message, _message(item)) for item in history]
 
 
 def _message(item: Any) -> Mapping[str, Any]:
@@ -100,7 +94,7 @@ class History(BaseModel):
     tools: _Tools = None
 
     def messages(self) -> Messages:
-        """Return the conversation as the messages of a request, with choices as assistant messages."""
+        """Return the conversation as messages of a request."""
         return messages_of(self.messages_and_choices)
 
 
@@ -122,7 +116,7 @@ class Trajectory(BaseModel):
     messages_and_choices: _Said = Field(default_factory=list)
     tools: _Tools = None
     additional_histories: list[History] = Field(default_factory=list[History])
-    reward: Annotated[float, BeforeValidator(_unknown_reward)]
+    reward: Annotated[float, BeforeValidator(lambda given: math.nan if given is None else given)]  # NaN in JSON: `null`
     metrics: dict[str, float | int | bool] = Field(default_factory=dict)
     metadata: dict[str, Any] = Field(default_factory=dict)
     logs: list[str] = Field(default_factory=list)
@@ -130,23 +124,22 @@ class Trajectory(BaseModel):
     start_time: datetime = Field(default_factory=datetime.now, exclude=True)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Add the new trajectory to the list of those that the running rollout has made; called by pydantic."""
-        made = MADE_HERE.get()
-        if made is not None:
+        """Note that the running rollout has made this trajectory; called by pydantic."""
+        if (made := MADE_HERE.get()) is not None:
             made.append(self)
 
     def messages(self) -> Messages:
-        """Return the main conversation as the messages of a request, with choices as assistant messages."""
+        """Return the main conversation as messages of a request."""
         return messages_of(self.messages_and_choices)
 
     def histories(self) -> list[History]:
-        """Return all conversations of the rollout as `History` objects, the main one first."""
+        """Return all conversations of the rollout, the main one first."""
         # `model_construct` copies nothing: appending to this history appends to the trajectory.
         main = History.model_construct(messages_and_choices=self.messages_and_choices, tools=self.tools)
         return [main, *self.additional_histories]
 
     def choices(self) -> list[Choice]:
-        """Return the choices of all conversations, in order: the answers that may be trained on."""
+        """Return the choices of all conversations, in order."""
         items = (item for history in self.histories() for item in history.messages_and_choices)
         return [item for item in items if isinstance(item, Choice)]
 
@@ -191,17 +184,12 @@ class Trajectory(BaseModel):
 
 
 class Failure(BaseModel):
-    """Record of a rollout that raised an exception.
+    """Record of a rollout that raised an exception."""
 
-    Attributes:
-        type: name of the exception's class.
-        trajectory: the newest trajectory that the rollout had made when it raised, or `None`.
-    """
-
-    type: str
+    type: str  # name of the exception's class
     message: str
     traceback: str
-    trajectory: Trajectory | None = None
+    trajectory: Trajectory | None = None  # the newest that the rollout had made when it raised
 
 
 def remember(error: BaseException, trajectory: Trajectory | None) -> None:

@@ -52,8 +52,7 @@ class _Meta(type(BaseModel)):
         logs: Iterable[str] = (),
     ) -> TrajectoryGroup | PendingGroup:
         """Return the group, or a `PendingGroup` if any of `trajectories` is awaitable."""
-        # Read once, because a generator cannot be read a second time.
-        given = list(trajectories)
+        given = list(trajectories)  # read once: a generator cannot be read a second time
         rest: dict[str, Any] = {"metadata": metadata, "exceptions": list(exceptions), "logs": list(logs)}
         # One coroutine makes the group pending; finished trajectories beside it are taken as they are.
         if any(isinstance(each, Awaitable) for each in given):
@@ -101,7 +100,7 @@ class TrajectoryGroup(BaseModel, metaclass=_Meta):
 
     def as_group(self) -> Group:
         """Return the group as the `Group` record that the judge takes; nothing is stored."""
-        return translate(self, about={}, held_out=False, at=time.time()).group
+        return translate(self, about={}, held_out=False, at=time.time())
 
     def ranked(self, scored: Group) -> Self:
         """Return a copy of the group with the judge's scores as rewards; `ruler_score_group` calls it.
@@ -109,19 +108,17 @@ class TrajectoryGroup(BaseModel, metaclass=_Meta):
         The former reward becomes the metric `independent_reward`, and the judge's score also becomes the metric
         `ruler_score`. The judge's comment is appended to the trajectory's `logs`.
         """
-        judged = [
-            _judged(trajectory, sibling.scores[-1])
-            for trajectory, sibling in zip(self.trajectories, scored.trajectories, strict=True)
-        ]
+        pairs = zip(self.trajectories, scored.trajectories, strict=True)
+        judged = [_judged(trajectory, sibling.scores[-1]) for trajectory, sibling in pairs]
         # A copy, so that the script may judge the same group again with another rubric.
         return self.model_copy(update={"trajectories": judged})
 
     def __iter__(self) -> Iterator[Trajectory]:  # type: ignore[override]
-        """Iterate over the group's trajectories, without the exceptions."""
+        """Iterate over the trajectories, without the exceptions."""
         return iter(self.trajectories)
 
     def __len__(self) -> int:
-        """Return the number of trajectories in the group, without the exceptions."""
+        """Return the number of trajectories, without the exceptions."""
         return len(self.trajectories)
 
 
@@ -141,20 +138,19 @@ class PendingGroup:
     """Rollouts that have not started; awaiting the object runs them and returns their `TrajectoryGroup`."""
 
     def __init__(self, given: list[Any], rest: dict[str, Any]) -> None:
-        """Create the object from awaitable rollouts (`given`) and the other arguments of the group (`rest`)."""
-        self.given = given
-        self._rest = rest
+        self._given = given  # the rollouts
+        self._rest = rest  # the group's other arguments
 
     def __len__(self) -> int:
         """Return the number of rollouts that will run."""
-        return len(self.given)
+        return len(self._given)
 
     def __await__(self) -> Generator[Any, Any, TrajectoryGroup]:
         """Run the rollouts at the same time, and return their group."""
         return self._run().__await__()
 
     async def _run(self) -> TrajectoryGroup:
-        found: list[Trajectory | BaseException] = await run_all(self.given)
+        found: list[Trajectory | BaseException] = await run_all(self._given)
         return TrajectoryGroup(found, **self._rest)
 
 
@@ -211,9 +207,7 @@ async def gather_trajectory_groups(
 
     Args:
         groups: `TrajectoryGroup(rollout(...) for ...)`, or coroutines that each return a group.
-        pbar_desc: text beside the progress bar; `None` shows no bar.
-        max_exceptions: number of rollouts that may raise, or their share if below 1; the exception of one more is
-            raised here.
+        pbar_desc: as for `gather_trajectories`, like `max_exceptions`.
         max_metrics: number of metrics shown beside the bar; `None` shows all.
         after_each: coroutine function that is called with each group when it is complete, for example to judge it. Its
             result takes the group's place in the list: one group, a list of groups, or `None` to drop the group.

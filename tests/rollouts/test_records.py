@@ -29,7 +29,7 @@ def test_each_choice_is_a_call_with_its_prompt_and_its_tokens():
     found = translate(
         art.TrajectoryGroup([run], metadata={"scenario_id": 3}), about={"step": 2}, held_out=False, at=20.0
     )
-    (recorded,) = found.group.trajectories
+    (recorded,) = found.trajectories
     first, second, other = recorded.calls
     assert [asdict(call) | {"id": ""} for call in recorded.calls[:1]] == [
         {
@@ -50,9 +50,9 @@ def test_each_choice_is_a_call_with_its_prompt_and_its_tokens():
         ("won", 1.0, "code"), ("reward", 0.5, "code"),
     ]  # fmt: skip
     assert recorded.info.metadata == {"step": 2, "scenario_id": 3, "game": 7}
-    assert (found.group.scenario_key, found.group.how, found.group.held_out) == ("scenario:3", "group_key", False)
-    assert recorded.info.group_key == found.group.id
-    assert len(found.records) == 1 + 3 + 2
+    assert (found.scenario_key, found.how, found.held_out) == ("scenario:3", "group_key", False)
+    assert recorded.info.group_key == found.id
+    assert (len(recorded.calls), len(recorded.scores)) == (3, 2)
     assert first.choices[0].token_ids == (4, 5)
 
 
@@ -62,12 +62,13 @@ def test_a_scenario_without_a_name_is_known_by_its_words():
             art.Trajectory(messages_and_choices=[{"role": "user", "content": each}, choice()], reward=1.0)
             for each in contents
         ]
-        return translate(art.TrajectoryGroup(runs), about={}, held_out=True, at=1.0).group.scenario_key
+        return translate(art.TrajectoryGroup(runs), about={}, held_out=True, at=1.0).scenario_key
 
     assert scenario("how many plums?") == scenario("how many plums?", "other") != scenario("how many pears?")
     nothing = art.TrajectoryGroup([art.Trajectory(reward=math.nan)])
     found = translate(nothing, about={}, held_out=True, at=1.0)
-    assert (found.group.scenario_key, len(found.records)) == (f"group:{found.group.id}", 1)
+    assert found.scenario_key == f"group:{found.id}"
+    assert not found.trajectories[0].calls and not found.trajectories[0].scores
     with pytest.raises(art.ConfigError, match="finite"):
         translate(art.TrajectoryGroup([art.Trajectory(reward=math.inf)]), about={}, held_out=False, at=1.0)
 

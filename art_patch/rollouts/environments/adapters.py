@@ -119,38 +119,35 @@ class GymnasiumEnvironment(_InWords):
         Args:
             make: the `gymnasium` environment's id, or a function that creates the environment.
             actions: names of the actions, from the lowest number on; without them actions are named by their numbers.
-            options: arguments with which the environment is created; `render_mode="ansi"` makes its drawing the text of
-                a state, if it has one.
+            options: arguments with which the environment is created; `render_mode="ansi"` shows its drawing.
         """
         super().__init__(instructions, actions, attempts, illegal_reward)
-        self._make_it, self._options = make, options
+        self._make: Any = make
+        self._options = options
         self._made: Any = None
 
     def reset(self, seed: int) -> Observation:
         """Start an episode with this seed and return its first state."""
-        if self._made is None:
-            self._made = self._make()
+        if self._made is None and isinstance(self._make, str):
+            import gymnasium
+
+            self._made = gymnasium.make(self._make, **self._options)
+        elif self._made is None:
+            self._made = self._make(**self._options)
         observation, info = self._made.reset(seed=seed)
         return observe(self._made, observation, info, self._made.action_space)
 
     def step(self, action: Any) -> Step[Observation]:
         """Play one action; return the next state, the reward, whether the episode is done, and the info."""
         observation, reward, terminated, truncated, info = self._made.step(action)
-        ended = {**info, "terminated": bool(terminated), "truncated": bool(truncated)}
         state = observe(self._made, observation, info, self._made.action_space)
-        return state, float(reward), bool(terminated or truncated), ended
+        ended = {"terminated": bool(terminated), "truncated": bool(truncated)}
+        return state, float(reward), any(ended.values()), {**info, **ended}
 
     def close(self) -> None:
-        """Close the `gymnasium` environment and free its resources."""
+        """Close the `gymnasium` environment."""
         if self._made is not None:
             self._made.close()
-
-    def _make(self) -> Any:
-        if not isinstance(self._make_it, str):
-            return self._make_it(**self._options)
-        import gymnasium
-
-        return gymnasium.make(self._make_it, **self._options)
 
 
 Turn = tuple[Observation, float, bool]
@@ -194,8 +191,7 @@ class PettingZooEnvironment(_InWords):
                 observation. A coroutine function runs on the event loop, any other in the game's thread. The default is
                 `random_action`.
             actions: names of the actions, from the lowest number on; without them actions are named by their numbers.
-            options: arguments with which the game is created; `render_mode="ansi"` makes its drawing the text of a
-                state, if it has one.
+            options: arguments with which the game is created; `render_mode="ansi"` shows its drawing.
         """
         super().__init__(instructions, actions, attempts, illegal_reward)
         self.random = random.Random()
@@ -256,9 +252,8 @@ class PettingZooEnvironment(_InWords):
         self.random.seed(seed)
         players = list(self._game.possible_agents)
         if self._named is not None and self._named not in players:
-            raise ConfigError(
-                f"player={self._named!r} is not in the game; choose one of: {', '.join(map(str, players))}"
-            )
+            known = ", ".join(map(str, players))
+            raise ConfigError(f"player={self._named!r} is not in the game; choose one of: {known}")
         self._player = players[seed % len(players)] if self._named is None else self._named
 
     def _look(self) -> Turn:
@@ -283,8 +278,7 @@ def random_action(environment: PettingZooEnvironment, state: Observation) -> Any
 def same_policy(agent: Agent) -> Callable[[PettingZooEnvironment, Observation], Awaitable[Any]]:
     """Return a function that plays the other players with the agent's own model, for self-play.
 
-    Each move is a new conversation of its own. If the model's answer is not a legal action, a random legal action is
-    played.
+    Each move is a conversation of its own. If the model's answer is no legal action, a random one is played.
     """
 
     async def other(environment: PettingZooEnvironment, state: Observation) -> Any:

@@ -10,7 +10,7 @@
 - **Plain or async.** `reset`, `step` and `close` may be coroutine functions. Plain methods of one environment all run
   in one thread of its own, so they may be slow, and may hold objects that are bound to one thread.
 
-One environment object plays one episode at a time, and is then reused for the next episode.
+An environment plays one episode at a time, and is then reused for the next.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import asyncio
 import copy
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import copy_context
-from typing import Any, Generic, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from art_patch.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
-P = ParamSpec("P")
 T = TypeVar("T")
 StateT = TypeVar("StateT")
 ActionT = TypeVar("ActionT")
@@ -96,15 +96,13 @@ class OwnThread:
         # a connection to SQLite, a window.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="art-patch-environment")
 
-    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
         """Call the function in the thread and return its result; if the caller is cancelled, the call runs on."""
         # `run_in_executor` does not carry context variables over, as `asyncio.to_thread` does.
-        context = copy_context()
-        return await asyncio.get_running_loop().run_in_executor(
-            self._executor, lambda: context.run(function, *args, **kwargs)
-        )
+        call = partial(copy_context().run, function, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
 
-    def end(self, last: Callable[[], None] | None = None) -> None:
+    def end(self, last: Callable[[], object] | None = None) -> None:
         """Let the thread finish its queued calls, then call `last` and end; does not wait for any of that."""
         if last is not None:
             self._executor.submit(last)
@@ -142,13 +140,11 @@ class Worker:
             self._thread.end()
         elif inspect.iscoroutinefunction(environment.close):
             self._thread.end()
-            try:
+            with _logged(environment):
                 await environment.close()
-            except Exception:  # the script's own code; the episode's result, or its error, must not be lost for it
-                _log_unclosed(environment)
         else:
             # Behind a call that may still run: a cancelled episode leaves its thread in the middle of `step`.
-            self._thread.end(lambda: _close(environment))
+            self._thread.end(_logged(environment)(environment.close))
 
 
 class EnvironmentPool:
@@ -176,39 +172,34 @@ class EnvironmentPool:
             self._free.append(worker)
 
     async def close(self) -> None:
-        """Close all environments that are not playing an episode."""
+        """Close all environments that are not playing."""
         while self._free:
             await self._free.pop().close()
 
 
 def maker_of(environment: Environment[Any, Any] | Make) -> Make:
-    """Return a function that creates environments.
+    """Return a function that creates environments: `environment` itself, or one that makes deep copies of it.
 
-    That is `environment` itself if it is a class or a function; if it is an environment, the result makes deep copies
-    of it. Raises a `ConfigError` if it cannot be copied.
+    Raises a `ConfigError` if it cannot be copied.
     """
     if not isinstance(environment, Environment):
         if not callable(environment):
             raise ConfigError(f"environment={environment!r} is no Environment; give one, or a function that makes one")
         return environment
-    original: Environment[Any, Any] = environment
+    copied = partial(copy.deepcopy, environment)
     try:
-        # Tried once here, so that the script hears of it before the first episode.
-        copy.deepcopy(original)
+        copied()  # tried once here, so that the script hears of it before the first episode
     except Exception as error:  # of the script's own __deepcopy__, or of locks and files, which have no copies
         raise ConfigError(
-            f"{type(original).__name__} cannot be copied for episodes that run at once ({error}); "
+            f"{type(environment).__name__} cannot be copied for episodes that run at once ({error}); "
             "give its class, or a function without arguments that makes one"
         ) from error
-    return lambda: copy.deepcopy(original)
+    return copied
 
 
-def _close(environment: Environment[Any, Any]) -> None:
+@contextmanager
+def _logged(environment: Environment[Any, Any]) -> Generator[None]:
     try:
-        environment.close()
-    except Exception:  # as above
-        _log_unclosed(environment)
-
-
-def _log_unclosed(environment: Environment[Any, Any]) -> None:
-    _log.warning("%s did not close", type(environment).__name__, exc_info=True)
+        yield
+    except Exception:  # the script's own code; the episode's result, or its error, must not be lost for it
+        _log.warning("%s did not close", type(environment).__name__, exc_info=True)

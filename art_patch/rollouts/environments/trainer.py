@@ -28,19 +28,12 @@ from openai.types.chat.chat_completion import Choice
 
 from art_patch._lib.atomic_files import replacing
 from art_patch.errors import ConfigError
-from art_patch.rollouts.environments.environment import (
-    Environment,
-    EnvironmentPool,
-    IllegalAction,
-    Make,
-    Step,
-    Worker,
-    maker_of,
-)
+from art_patch.rollouts.environments import environment as environments
+from art_patch.rollouts.environments.environment import Environment, Worker
 from art_patch.rollouts.model import Model, TrainableModel
 from art_patch.rollouts.model_runtime import TrainResult
 from art_patch.rollouts.trajectory import History, Trajectory, remember
-from art_patch.rollouts.trajectory_group import TrajectoryGroup, gather_trajectory_groups
+from art_patch.rollouts.trajectory_group import PendingGroup, TrajectoryGroup, gather_trajectory_groups
 from art_patch.training import TrainConfig
 
 
@@ -55,30 +48,24 @@ class Agent:
     """
 
     def __init__(self, model: Model[Any], *, keeps_history: bool = True, **params: Any) -> None:
-        """Create an agent that plays with `model`; the other arguments are explained at the class."""
-        self.model = model
-        self.keeps_history = keeps_history
-        self.params = params
+        """Create an agent; its arguments are explained at the class."""
+        self.model, self.keeps_history, self.params = model, keeps_history, params
 
     def begin(self, instructions: str) -> Trajectory:
-        """Return the trajectory of a new episode, with the environment's instructions as its system message.
-
-        Its reward is NaN until the episode has ended.
-        """
+        """Return the trajectory of a new episode, with the environment's instructions as its system message."""
         first: list[Any] = [{"role": "system", "content": instructions}] if instructions else []
         return Trajectory(messages_and_choices=first, reward=math.nan)
 
     async def select_action(self, state: str, trajectory: Trajectory) -> str:
         """Send a state to the model and return its answer, which the environment reads as an action.
 
-        Args:
-            state: the state as text; after an illegal action the error message precedes it.
-            trajectory: the trajectory of the episode; this method appends the state and the answer to it.
+        Both are appended to the episode's trajectory. After an illegal action, `state` begins with the error message.
         """
         conversation = trajectory.histories()[-1].messages_and_choices
         # The first state stands in the main conversation; each later one opens a conversation of its own.
         if not self.keeps_history and trajectory.choices():
-            instructions = [each for each in trajectory.messages_and_choices[:1] if _is_system(each)]
+            first: list[Any] = trajectory.messages_and_choices[:1]
+            instructions: list[Any] = [each for each in first if isinstance(each, dict) and each["role"] == "system"]
             trajectory.additional_histories.append(History(messages_and_choices=instructions))
             conversation = trajectory.additional_histories[-1].messages_and_choices
         conversation.append({"role": "user", "content": state})
@@ -91,16 +78,12 @@ class Agent:
         answer: Any = await self.model.openai_client().chat.completions.create(
             model=self.model.name, messages=conversation.messages(), **self.params
         )
-        choice: Choice = answer.choices[0]
-        conversation.messages_and_choices.append(choice)
-        return choice
+        conversation.messages_and_choices.append(answer.choices[0])
+        return answer.choices[0]
 
 
 async def play(worker: Worker, agent: Agent, seed: int, *, max_steps: int) -> Trajectory:
-    """Play one episode until it is done or has `max_steps` steps.
-
-    Raises the errors of the environment and the agent.
-    """
+    """Play one episode until it is done or has `max_steps` steps."""
     environment = await worker.environment()
     if environment.attempts < 1:
         raise ConfigError(f"attempts={environment.attempts} of {type(environment).__name__} must be at least 1")
@@ -135,10 +118,9 @@ async def _play(
 
 async def _one_step(
     environment: Environment[Any, Any], worker: Worker, agent: Agent, trajectory: Trajectory, state: Any
-) -> Step[Any] | None:
+) -> environments.Step[Any] | None:
     """Ask until an action is legal and take it; return `None` if no answer is a legal action."""
-    described: str = await worker.call(environment.describe, state)
-    asked = described
+    asked = described = await worker.call(environment.describe, state)
     for _ in range(environment.attempts):
         answer = await agent.select_action(asked, trajectory)
         try:
@@ -149,13 +131,9 @@ async def _one_step(
         try:
             return await worker.call(environment.step, action)
         # Only this error: a ValueError of `step` is a mistake of the environment, which may have changed its state.
-        except IllegalAction as error:
+        except environments.IllegalAction as error:
             asked = f"{error}\n\n{described}"
     return None
-
-
-def _is_system(item: Any) -> bool:
-    return isinstance(item, dict) and item.get("role") == "system"
 
 
 class GRPOTrainer:
@@ -168,7 +146,7 @@ class GRPOTrainer:
     def __init__(
         self,
         agent: Agent,
-        environment: Environment[Any, Any] | Make,
+        environment: Environment[Any, Any] | environments.Make,
         learning_rate: float | None = None,
         batch_size: int | None = None,
         episodes_per_batch: int = 64,
@@ -204,8 +182,10 @@ class GRPOTrainer:
         """
         self.agent = agent
         self.updates = 0
-        self._make = maker_of(environment)
-        self._config = _config(config or TrainConfig(), learning_rate, batch_size, kl_penalty)
+        self._make = environments.maker_of(environment)
+        given = {"learning_rate": learning_rate, "batch_size": batch_size, "kl_penalty": kl_penalty}
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        self._config = replace(config or TrainConfig(), **changes)
         # A group of one has nothing to be compared with; 0 groups fail the check below.
         self._groups, rest = divmod(episodes_per_batch, group_size) if group_size >= 2 else (0, 0)
         if self._groups < 1 or rest:
@@ -218,10 +198,9 @@ class GRPOTrainer:
                 raise ConfigError(f"{name}={value} must be at least 1")
         if seeds is not None and not seeds:
             raise ConfigError("seeds is empty; leave it out, or give at least one")
-        self._group_size, self._max_steps = group_size, max_episode_length
-        self._seeds = seeds
+        self._group_size, self._max_steps, self._seeds = group_size, max_episode_length, seeds
         self._parallel, self._max_exceptions = parallel, max_exceptions
-        self._begun = 0
+        self._begun = 0  # number of seeds used so far
 
     async def collect_episodes(self, seeds: Iterable[int] | None = None) -> list[TrajectoryGroup]:
         """Play episodes, many at the same time, with a progress bar; return a group of `group_size` episodes per seed.
@@ -231,26 +210,23 @@ class GRPOTrainer:
                 trainer plays its next training seeds; pass those groups to `update_policy`.
 
         Raises:
-            Exception: more than `max_exceptions` episodes raised; it is the exception of the last one, and running
-                episodes are cancelled.
+            Exception: more than `max_exceptions` episodes raised; it is the last one's, and the others are cancelled.
         """
         chosen = self._next_seeds() if seeds is None else list(seeds)
-        pool = EnvironmentPool(self._make, self._parallel)
+        pool = environments.EnvironmentPool(self._make, self._parallel)
 
         async def episode(seed: int) -> Trajectory:
             async with pool.one() as worker:
                 return await play(worker, self.agent, seed, max_steps=self._max_steps)
 
+        def group(seed: int) -> PendingGroup:
+            # The seed names the scenario, so groups of one seed are the same scenario in every update.
+            episodes = (episode(seed) for _ in range(self._group_size))
+            return TrajectoryGroup(episodes, metadata={"scenario_id": f"seed {seed}"})
+
         try:
             return await gather_trajectory_groups(
-                (
-                    TrajectoryGroup(
-                        # The seed names the scenario, so groups of one seed are the same scenario in every update.
-                        (episode(seed) for _ in range(self._group_size)),
-                        metadata={"scenario_id": f"seed {seed}"},
-                    )
-                    for seed in chosen
-                ),
+                (group(seed) for seed in chosen),
                 pbar_desc=f"episodes, update {self.updates}",
                 max_exceptions=self._max_exceptions,
             )
@@ -277,8 +253,6 @@ class GRPOTrainer:
 
     async def load_checkpoint(self, path: str | PathLike[str]) -> None:
         """Promote the policy that `save_checkpoint` wrote down, and restore the trainer's counters.
-
-        No policy is deleted.
 
         Raises:
             ConfigError: the file is not a checkpoint of this model.
@@ -323,25 +297,13 @@ def write_checkpoint(path: str | PathLike[str], checkpoint: Checkpoint) -> Path:
 
 
 def read_checkpoint(path: str | PathLike[str], *, model: str) -> Checkpoint:
-    """Read a file that `write_checkpoint` wrote.
-
-    Raises:
-        ConfigError: the file is missing or damaged, or its policy belongs to another model than `model`.
-    """
+    """Read a checkpoint file; a `ConfigError` says that it is missing, damaged, or of another model than `model`."""
     try:
         found: Any = json.loads(Path(path).read_text())
         checkpoint = Checkpoint(str(found["policy"]), int(found["updates"]), int(found["begun"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path} is no checkpoint ({error}); give a file that GRPOTrainer.save_checkpoint wrote"
-        ) from error
+        why = f"{path} is no checkpoint ({error}); give a file that GRPOTrainer.save_checkpoint wrote"
+        raise ConfigError(why) from error
     if checkpoint.policy.rpartition("@")[0] != model:
         raise ConfigError(f"{path} is of {checkpoint.policy}; {model} cannot go back to it")
     return checkpoint
-
-
-def _config(
-    config: TrainConfig, learning_rate: float | None, batch_size: int | None, kl_penalty: float | None
-) -> TrainConfig:
-    given: dict[str, Any] = {"learning_rate": learning_rate, "batch_size": batch_size, "kl_penalty": kl_penalty}
-    return replace(config, **{name: value for name, value in given.items() if value is not None})
