@@ -5,7 +5,7 @@ Ids sort by time, so rows written together are neighbours in a database index.
 
 from __future__ import annotations
 
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Any, cast
 
 from uuid_utils import uuid7
@@ -31,6 +31,11 @@ def replay_id(of: str, number: int) -> str:
     """
     # A trajectory's id may be any text of the user's, lone surrogates included; those have no UTF-8.
     return blake2b(f"{of}/replay/{number}".encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
+
+
+def derived_id(*what: str) -> str:
+    """Return a hash of these strings as an id, so that what is made of the same strings again replaces the earlier."""
+    return sha256("\0".join(what).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _uuid7_at(nanoseconds: int) -> Any:

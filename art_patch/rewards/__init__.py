@@ -1,11 +1,10 @@
 """Rewards: scores each sibling of a group, and combines a sibling's scores into one reward.
 
 `judge` is RULER, an LLM judge. Its files in the order of the data: `question` selects what the judge is shown, `prompt`
-writes it as messages, `client` sends them over HTTP, `cost` keeps the budget, `verdict` parses the answer. `ruler`
-calls them for many groups; `ruler_api` offers the judge as functions for users of OpenPipe ART. `defences` looks for
-signs that the judge was fooled, and measures how good a judge is. `checks` runs the user's scoring functions, `scores`
-reads stored scores, and `combine` computes the reward. Importing this folder does not import litellm; asking the judge
-does.
+writes it as messages, `client` sends them over HTTP within a budget, `verdict` parses the answer. `ruler` calls them
+for many groups; `ruler_api` offers the judge as functions for users of OpenPipe ART. `defences` looks for signs that
+the judge was fooled, and measures how good a judge is. `checks` runs the user's scoring functions, and `combine`
+computes the reward by a rule of `criteria`. Importing this folder does not import litellm; asking the judge does.
 """
 
 # pyright: reportUnusedImport=false
@@ -14,35 +13,32 @@ from __future__ import annotations
 from art_patch.rewards.checks import Check, Checked, load_checks, run_checks
 from art_patch.rewards.combine import (
     COMBINED,
+    PEOPLE,
     REWARD_NAME,
     REWARD_SOURCES,
     RULER,
+    SCORE_NAME,
+    SCORE_SOURCE,
     Combination,
+    disagreement,
     kept_scores,
-    load_combination,
+    newest,
     rewards_G,
+    satisfaction_G,
+    with_scores,
 )
+from art_patch.rewards.criteria import load_combination
 from art_patch.rewards.defences.batch import JudgedBatch, OrderedJudge, judge_batch
 from art_patch.rewards.defences.labelled import BUILTIN, JudgeMetrics, Labelled, measure, read_labelled
 from art_patch.rewards.defences.suspicion import DefenceConfig
-from art_patch.rewards.judge.cost import Budget, price_usd
+from art_patch.rewards.judge.client import Budget, price_usd
 from art_patch.rewards.judge.prompt import DEFAULT_RUBRIC, Rubric, load_rubric, read_prompt
 from art_patch.rewards.judge.question import Order
-from art_patch.rewards.judge.ruler import Judge, OnScored, Plan
+from art_patch.rewards.judge.ruler import Judge, JudgeReport, OnScored, Plan
 from art_patch.rewards.judge.ruler_api import (
     TrajectoryScore,
     ruler,
     ruler_score_group,
     ruler_score_group_sync,
     ruler_sync,
-)
-from art_patch.rewards.judge.verdict import JudgeReport
-from art_patch.rewards.scores import (
-    PEOPLE,
-    SCORE_NAME,
-    SCORE_SOURCE,
-    disagreement,
-    newest,
-    satisfaction_G,
-    with_scores,
 )

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any, NamedTuple, cast
 
+from art_patch._lib.ids import derived_id
 from art_patch.errors import ConfigError
-from art_patch.rewards.scores import derived_id
 from art_patch.types import Score, Trajectory
 
 SOURCE = "code"

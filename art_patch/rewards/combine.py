@@ -1,149 +1,129 @@
-"""Computes a trajectory's reward from its stored scores, by the one rule that the project chose. Pure.
-
-A project chooses one of these rules with `ART_PATCH_REWARD`. Scores that the rule does not use are stored and shown,
-but do not change the reward.
-
-- `ruler`, the default: the reward is the score named `reward` that the user or the user's code gave. If there is none,
-  it is the RULER score that the judge gave in this group; if there is none either, there is no reward. The rule looks
-  at one trajectory at a time. If only some siblings have a `reward`, the user's scale and RULER's 0..1 mix in one
-  group: give rewards from 0 to 1, or give them to all siblings.
-- `criteria`: the reward is a weighted mean of criteria. Each criterion has a weight, and a rule that computes a value
-  from 0 to 1. A score named `reward` is not used. The default criteria are `accuracy` (0.4), `efficiency` (0.3),
-  `completeness` (0.2) and `satisfaction` (0.1).
-- `module:function`: a function of the user's computes the rewards. It takes a `Group` whose siblings hold all their
-  scores, and returns for each sibling, in order, a finite number or `None`.
+"""Computes a trajectory's reward from its stored scores, by the one rule that the project chose (`criteria`). Pure.
 
 `None` means that a trajectory has no reward; it never counts as zero. A reward of the rule `ruler` is not stored again,
 because it is a stored score already. Rewards of the other two rules are stored (`kept_scores`) as a score named
 `reward` with the source `combined`; the rule `criteria` also stores the value of each criterion.
 `store/queries/browse.py` reads the same rewards in SQL. In names, G is the number of siblings in a group.
+
+A trajectory may have several scores with the same name and source. The newest one counts; of two with the same time, it
+is the one that comes later in the trajectory's `scores`. A score that is not a finite number is ignored.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from itertools import combinations
+from typing import Any
 
+from art_patch._lib.ids import derived_id
 from art_patch.errors import ConfigError
-from art_patch.rewards.checks import load_function, version_of
-from art_patch.rewards.scores import derived_id, judged_G, newest, satisfaction_G, with_scores
-from art_patch.trajectories import chosen_choice, main_call, transcript
-from art_patch.types import COPIES, JSON, Group, Score, Trajectory
+from art_patch.types import Group, Score, Trajectory
+
+# Name and source of the judge's scores.
+SCORE_NAME = "ruler"
+SCORE_SOURCE = "ruler"
+
+# Names of scores that people give through `art.score` and the links of `art.feedback_url`; their source is `user`.
+PEOPLE = ("thumbs", "rating", "satisfaction", "feedback")
+
+# Name and sources of a reward that the user or the user's code gave.
+REWARD_NAME = "reward"
+REWARD_SOURCES = ("user", "code")
+# Source of a reward that a combination made of other scores.
+COMBINED = "combined"
 
 # Source and name of a criterion's stored values, such as `criterion.accuracy`.
 SOURCE = "criteria"
 PREFIX = "criterion."
 
-# Siblings whose accuracy is at most this far below the best sibling's got equally far.
-COMPARABLE = 0.1
-# Below this accuracy a sibling has not solved the task, and saved effort is no merit.
-REACHED = 0.5
-
-# Takes a group whose siblings hold all their scores; returns 0..1 or `None` for each of the G siblings, in order.
+# Takes a group whose siblings hold all their scores; returns a number or `None` for each of the G siblings, in order.
 Rule = Callable[[Group], Sequence[float | None]]
 
-_ENTRY = re.compile(r"(?P<name>[\w.-]+)=(?P<weight>[\d.]+)(@(?P<rule>[\w.]+:[\w.]+))?")
+# --- stored scores ---
 
 
-def accuracy_G(group: Group) -> tuple[float | None, ...]:
-    """Return how well each sibling did its task: the score of the check `accuracy`, else the judge's in this group.
+def with_scores(group: Group, scores: Iterable[Score]) -> Group:
+    """Return the group with these scores added to its siblings; scores of other trajectories are ignored."""
+    further: dict[str, list[Score]] = {}
+    for score in scores:
+        further.setdefault(score.trajectory_id, []).append(score)
+    if not further:
+        return group
+    siblings = (replace(each, scores=(*each.scores, *further.get(each.id, ()))) for each in group.trajectories)
+    return replace(group, trajectories=tuple(siblings))
 
-    A score of that check outside of 0..1 is ignored.
+
+def newest(trajectory: Trajectory, name: str, sources: Collection[str], *, group_id: str | None = None) -> float | None:
+    """Return the value of the newest score with this name and one of these sources, or `None`.
+
+    `group_id` restricts the search to scores that were given in that group, because a judge compares the siblings of
+    one group only.
     """
-    checked = (newest(each, "accuracy", ("code",)) for each in group.trajectories)
-    both = zip(checked, judged_G(group), strict=True)
-    return tuple(check if check is not None and 0 <= check <= 1 else judge for check, judge in both)
+    found: Score | None = None
+    for score in trajectory.scores:
+        if score.name != name or score.source not in sources or not math.isfinite(score.value):
+            continue
+        if (group_id is None or score.group_id == group_id) and (found is None or score.at >= found.at):
+            found = score
+    return None if found is None else found.value
 
 
-def efficiency_G(group: Group) -> tuple[float | None, ...]:
-    """Return how little effort each sibling needed, compared with the sibling that needed least.
+def judged_G(group: Group) -> tuple[float | None, ...]:
+    """Return the judge's score of each of the G siblings, given in this very group; `None` if it gave none."""
+    return tuple(newest(each, SCORE_NAME, (SCORE_SOURCE,), group_id=group.id) for each in group.trajectories)
 
-    Three efforts are measured: tokens written by the model, calls, and tool calls. The value is the mean of `(least +
-    1) / (own + 1)` over the three, so twice the least effort gives about 0.5. Tokens are left out if a server did not
-    count them.
 
-    Only siblings that did the task about equally well are compared: accuracy at least 0.5, and at most 0.1 below the
-    best. The other siblings get 0, because a short wrong answer must not win. If no sibling reaches 0.5, all values are
-    `None`.
+def satisfaction_G(group: Group) -> tuple[float | None, ...]:
+    """Return how satisfied people were with each of the G siblings, from 0 to 1; `None` without feedback.
+
+    Thumbs are stored as 0 and 1 or as -1 and 1, ratings as 0..1 or -1..1. So a negative value counts as 0, and a value
+    outside of -1..1 is ignored, because its scale is unknown. If a sibling has feedback under several names, their mean
+    counts.
     """
-    accuracy = accuracy_G(group)
-    best = max((value for value in accuracy if value is not None), default=0.0)
-    if best < REACHED:
-        return (None,) * len(accuracy)
-    bar = max(REACHED, best - COMPARABLE) - 1e-9
-    compared = {
-        each.id: _efforts(each)
-        for each, value in zip(group.trajectories, accuracy, strict=True)
-        if value is not None and value >= bar
-    }
-    counted = all(efforts[0] for efforts in compared.values())
-    # Index 0 are the tokens. Prompt tokens are not counted: the number of calls stands for them.
-    efforts = {key: values if counted else values[1:] for key, values in compared.items()}
-    least = [min(column) for column in zip(*efforts.values(), strict=True)]
-
-    def value_of(sibling: Trajectory) -> float:
-        own = efforts.get(sibling.id)
-        if own is None:
-            return 0.0
-        return sum((low + 1) / (mine + 1) for low, mine in zip(least, own, strict=True)) / len(least)
-
-    return tuple(
-        None if value is None else value_of(each) for each, value in zip(group.trajectories, accuracy, strict=True)
-    )
+    return tuple(map(_satisfaction, group.trajectories))
 
 
-def _efforts(trajectory: Trajectory) -> tuple[int, int, int]:
-    """Return tokens written, calls, tool calls."""
-    tools = 0
-    for position, call in enumerate(trajectory.calls):
-        used = chosen_choice(call, trajectory.calls[position + 1 :])
-        tools += 0 if used is None else len(used.message.get("tool_calls") or ())
-    return sum(call.completion_tokens for call in trajectory.calls), len(trajectory.calls), tools
+def _satisfaction(trajectory: Trajectory) -> float | None:
+    said = (newest(trajectory, name, ("user",)) for name in PEOPLE)
+    values = [max(value, 0.0) for value in said if value is not None and -1 <= value <= 1]
+    return sum(values) / len(values) if values else None
 
 
-def completeness_G(group: Group) -> tuple[float | None, ...]:
-    """Return for each sibling whether its run was finished properly, from 0 to 1.
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """How many pairs of siblings the judge orders the other way round than people's feedback does."""
 
-    The value is 0 if the run has no final answer, or its `trajectory()` block ended with an exception. Otherwise it is
-    1, halved for each of these faults: the final answer was cut off (`finish_reason` is not `stop`); a call failed or
-    was cancelled; a tool call has no result.
+    pairs: int = 0  # pairs of siblings with different feedback and a judge's score for both
+    against: int = 0  # pairs that the judge orders the other way round
+    tied: int = 0  # pairs with equal scores of the judge
+    groups: int = 0  # groups that these pairs are from
 
-    If the sibling is only a single turn or a part of a run (`types.COPIES`), a final answer that calls a tool is no
-    fault.
+    @property
+    def share(self) -> float | None:
+        """Share of the pairs that the judge orders the other way round than people do; `None` without pairs."""
+        return self.against / self.pairs if self.pairs else None
+
+
+def disagreement(groups: Iterable[Group]) -> Disagreement:
+    """Count the pairs of siblings that the judge and people's feedback order differently.
+
+    A pair consists of siblings of one group, because scores of different groups cannot be compared.
     """
-    return tuple(map(_completeness, group.trajectories))
+    pairs: list[tuple[bool, bool]] = []  # whether the judge's order is the reverse, and whether it has none
+    counted = 0
+    for group in groups:
+        both = zip(satisfaction_G(group), judged_G(group), strict=True)
+        known = [(people, judge) for people, judge in both if people is not None and judge is not None]
+        found = [((a - b) * (x - y) < 0, x == y) for (a, x), (b, y) in combinations(known, 2) if a != b]
+        pairs += found
+        counted += bool(found)
+    return Disagreement(len(pairs), sum(against for against, _ in pairs), sum(tied for _, tied in pairs), counted)
 
 
-def _completeness(trajectory: Trajectory) -> float:
-    call = main_call(trajectory)
-    if call is None or not call.choices or trajectory.info.error is not None:
-        return 0.0
-    *before, last = transcript(trajectory)
-    goes_on = trajectory.info.origin in COPIES and bool(last.get("tool_calls"))
-    if not (goes_on or last.get("content") or last.get("refusal")):
-        return 0.0
-    finish = min(call.choices, key=lambda choice: choice.index).finish_reason
-    faults = (
-        finish not in (("stop", "tool_calls") if goes_on else ("stop",)),
-        any(each.status != "ok" for each in trajectory.calls),
-        _has_open_tool_call(before if goes_on else [*before, last]),
-    )
-    return 0.5 ** sum(faults)
-
-
-def _has_open_tool_call(messages: Sequence[JSON]) -> bool:
-    made = {
-        cast("Mapping[str, Any]", call).get("id")
-        for message in messages
-        for call in message.get("tool_calls") or ()
-        if isinstance(call, Mapping)
-    }
-    return bool(made - {message.get("tool_call_id") for message in messages} - {None})
+# --- rewards ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,79 +141,61 @@ class Criterion:
 
         Raises `ConfigError` if the rule does not return a number from 0 to 1, or `None`, for each sibling.
         """
-        values = tuple(self.rule(group))
-        if len(values) != len(group.trajectories):
-            raise ConfigError(
-                f"the rule of criterion {self.name!r} gave {len(values)} values for {len(group.trajectories)} "
-                "siblings; it must give one for each, in their order, None for none"
-            )
+        values = _one_each(self.rule, group, f"the rule of criterion {self.name!r}", "values")
         for value in values:
-            if value is not None and not (math.isfinite(value) and 0 <= value <= 1):
+            if value is not None and not 0 <= value <= 1:
                 raise ConfigError(
                     f"the rule of criterion {self.name!r} gave {value}; values go from 0 to 1, or are None"
                 )
         return values
 
 
-DEFAULT_CRITERIA = (
-    # Required, because a run that does nothing gets all the others for free.
-    Criterion("accuracy", 0.4, accuracy_G, required=True, version="1"),
-    Criterion("efficiency", 0.3, efficiency_G, version="1"),
-    Criterion("completeness", 0.2, completeness_G, version="1"),
-    Criterion("satisfaction", 0.1, satisfaction_G, version="1"),
-)
+def _one_each(rule: Rule, group: Group, what: str, unit: str) -> tuple[float | None, ...]:
+    values = tuple(rule(group))
+    if len(values) != len(group.trajectories):
+        raise ConfigError(
+            f"{what} gave {len(values)} {unit} for {len(group.trajectories)} siblings; "
+            "it must give one for each, in their order, None for none"
+        )
+    return values
 
 
-def load_criteria(text: str | None) -> tuple[Criterion, ...]:
-    """Return the default criteria, changed by a setting such as `accuracy=1,brevity=0.2@my_rules:brevity`.
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """A rule that computes rewards from scores, as a project chose it, with its name and version."""
 
-    This example gives `accuracy` the weight 1 and adds a criterion that the function `brevity` in `my_rules` computes.
-    A weight of 0 removes a criterion. Raises `ConfigError` if no criterion is left, or an entry cannot be parsed.
+    name: str  # `ruler`, `criteria` or `module:function`
+    rule: Rule
+    criteria: tuple[Criterion, ...] = ()  # those that the rule weighs, if any
+    version: str = "1"  # of the rule, stored with its results
+
+
+def _given_or_ruler_G(group: Group) -> tuple[float | None, ...]:
+    given = (newest(each, REWARD_NAME, REWARD_SOURCES) for each in group.trajectories)
+    return tuple(judged if own is None else own for own, judged in zip(given, judged_G(group), strict=True))
+
+
+RULER = Combination("ruler", _given_or_ruler_G)
+
+
+def rewards_G(
+    group: Group, scores: Iterable[Score] = (), *, combination: Combination = RULER
+) -> tuple[float | None, ...]:
+    """Return a finite reward or `None` for each of the G siblings, in the order of `group.trajectories`.
+
+    Args:
+        group: siblings with their stored scores.
+        scores: scores that are not stored yet; scores of trajectories outside the group are ignored.
+        combination: the project's rule (`load_combination`).
+
+    Raises:
+        ConfigError: a user's function did not return a finite number or `None` for each sibling.
     """
-    known = {criterion.name: criterion for criterion in DEFAULT_CRITERIA}
-    for entry in filter(None, map(str.strip, (text or "").split(","))):
-        match = _ENTRY.fullmatch(entry)
-        try:
-            name, weight = (match["name"], float(match["weight"])) if match else ("", math.nan)
-        except ValueError:
-            name, weight = "", math.nan
-        if match is None or not math.isfinite(weight):
-            raise ConfigError(
-                f"criterion {entry!r} cannot be read; write name=weight or name=weight@module:function, "
-                "several separated by commas"
-            )
-        if match["rule"]:
-            rule = load_function(match["rule"], what=f"criterion {name!r}")
-            required = name in known and known[name].required
-            known[name] = Criterion(name, weight, rule, required, version_of(rule))
-        elif name in known:
-            known[name] = replace(known[name], weight=weight)
-        else:
-            raise ConfigError(
-                f"criterion {name!r} has no rule; write {name}={weight:g}@module:function, or one of {', '.join(known)}"
-            )
-    chosen = tuple(criterion for criterion in known.values() if criterion.weight > 0)
-    if not chosen:
-        raise ConfigError("no criterion has a weight above 0, so nothing could be rewarded")
-    return chosen
-
-
-def weighted_G(group: Group, criteria: Sequence[Criterion]) -> tuple[float | None, ...]:
-    """Return each sibling's weighted mean of the criteria, from 0 to 1, or `None` if it has no reward.
-
-    A sibling has no reward if a required criterion has no value for it, or if no criterion has. A missing value of
-    another criterion neither raises nor lowers the mean: its weight goes to the other criteria in proportion.
-    """
-    values = [criterion.values_G(group) for criterion in criteria]
-    return tuple(_mean(criteria, of_one) for of_one in zip(*values, strict=True))
-
-
-def _mean(criteria: Sequence[Criterion], values: Sequence[float | None]) -> float | None:
-    if any(one.required and one.weight > 0 and value is None for one, value in zip(criteria, values, strict=True)):
-        return None
-    present = [(one.weight, value) for one, value in zip(criteria, values, strict=True) if value is not None]
-    whole = sum(weight for weight, _ in present)
-    return sum(weight * value for weight, value in present) / whole if whole > 0 else None
+    rewards = _one_each(combination.rule, with_scores(group, scores), f"reward {combination.name!r}", "numbers")
+    for reward in rewards:
+        if reward is not None and not math.isfinite(reward):
+            raise ConfigError(f"reward {combination.name!r} gave {reward}; give a finite number, or None for none")
+    return rewards
 
 
 def criterion_scores(group: Group, criteria: Sequence[Criterion], *, now: float | None = None) -> tuple[Score, ...]:
@@ -252,90 +214,14 @@ def criterion_scores(group: Group, criteria: Sequence[Criterion], *, now: float 
     return tuple(scores)
 
 
-REWARD_NAME = "reward"
-REWARD_SOURCES = ("user", "code")
-# Source of a reward that a combination made of other scores.
-COMBINED = "combined"
-
-
-@dataclass(frozen=True, slots=True)
-class Combination:
-    """A rule that computes rewards from scores, as a project chose it, with its name and version."""
-
-    name: str  # `ruler`, `criteria` or `module:function`
-    rule: Callable[[Group], Sequence[float | None]]  # takes a group whose siblings hold all their scores
-    criteria: tuple[Criterion, ...] = ()  # those that the rule weighs, if any
-    version: str = "1"  # of the rule, stored with its results
-
-
-def _given_or_ruler_G(group: Group) -> tuple[float | None, ...]:
-    given = (newest(each, REWARD_NAME, REWARD_SOURCES) for each in group.trajectories)
-    return tuple(judged if own is None else own for own, judged in zip(given, judged_G(group), strict=True))
-
-
-RULER = Combination("ruler", _given_or_ruler_G)
-
-
-def weighted(criteria: Sequence[Criterion]) -> Combination:
-    """Return the combination `criteria`, whose reward is the weighted mean of the given criteria."""
-    whole = tuple(criteria)
-    version = hashlib.sha256(repr([(one.name, one.weight, one.version) for one in whole]).encode()).hexdigest()[:12]
-    return Combination("criteria", lambda group: weighted_G(group, whole), whole, version)
-
-
-def load_combination(name: str = "ruler", *, criteria: str | None = None) -> Combination:
-    """Return the combination that the setting `reward` names; `criteria` is the setting of the same name.
-
-    Raises `ConfigError` if one of the settings cannot be parsed.
-    """
-    if name == "ruler":
-        return RULER
-    if name == "criteria":
-        return weighted(load_criteria(criteria))
-    if ":" not in name:
-        raise ConfigError(f"reward {name!r} is not ruler, criteria or module:function (ART_PATCH_REWARD)")
-    rule = load_function(name, what="reward")
-    return Combination(name, rule, version=version_of(rule))
-
-
-def rewards_G(
-    group: Group, scores: Iterable[Score] = (), *, combination: Combination | str = RULER
-) -> tuple[float | None, ...]:
-    """Return a finite reward or `None` for each of the G siblings, in the order of `group.trajectories`.
-
-    Args:
-        group: siblings with their stored scores.
-        scores: scores that are not stored yet; scores of trajectories outside the group are ignored.
-        combination: the project's rule, or the name of a rule.
-
-    Raises:
-        ConfigError: a user's function did not return a finite number or `None` for each sibling, or no rule has that
-            name.
-    """
-    if isinstance(combination, str):
-        combination = load_combination(combination)
-    rewards = tuple(combination.rule(with_scores(group, scores)))
-    if len(rewards) != len(group.trajectories):
-        raise ConfigError(
-            f"reward {combination.name!r} gave {len(rewards)} numbers for {len(group.trajectories)} siblings; "
-            "it must give one for each, in their order, None for none"
-        )
-    for reward in rewards:
-        if reward is not None and not math.isfinite(reward):
-            raise ConfigError(f"reward {combination.name!r} gave {reward}; give a finite number, or None for none")
-    return rewards
-
-
 def kept_scores(
-    group: Group, scores: Iterable[Score] = (), *, combination: Combination | str = RULER, now: float | None = None
+    group: Group, scores: Iterable[Score] = (), *, combination: Combination = RULER, now: float | None = None
 ) -> tuple[Score, ...]:
     """Return the scores to store for a group's rewards: the rewards and each criterion's values; empty for `ruler`.
 
     When they are stored, they replace the group's earlier rewards, and earlier values of the same rules. `now` is the
     time of the scores (`Score.at`).
     """
-    if isinstance(combination, str):
-        combination = load_combination(combination)
     if combination is RULER:
         return ()
     at = time.time() if now is None else now

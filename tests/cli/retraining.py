@@ -8,7 +8,7 @@ import sys
 import art_patch.pipeline.cycle
 import art_patch.training.loop.update  # noqa: F401 - for the fork server
 from art_patch.cli.app import run_app
-from art_patch.rewards.judge.cost import load_litellm
+from art_patch.rewards.judge.client import load_litellm
 
 load_litellm()
 

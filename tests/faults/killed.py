@@ -21,7 +21,7 @@ import art_patch.training.loop.update
 from art_patch.demo.judge import STAND_IN_MODEL
 from art_patch.pipeline import CycleConfig, retrain
 from art_patch.rewards import Judge
-from art_patch.rewards.judge.cost import load_litellm
+from art_patch.rewards.judge.client import load_litellm
 from art_patch.serving import EngineClient
 from art_patch.store import Ledger, open_store
 from tests.support.engines import ADMIN_KEY

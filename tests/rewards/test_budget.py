@@ -12,7 +12,7 @@ import pytest
 
 from art_patch.errors import ConfigError, JudgeError
 from art_patch.rewards import Budget, Judge
-from art_patch.rewards.judge.cost import BudgetUsedUp
+from art_patch.rewards.judge.client import BudgetUsedUp
 from art_patch.types import Group, Judgement
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

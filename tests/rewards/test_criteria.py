@@ -11,16 +11,15 @@ import pytest
 
 from art_patch.errors import ConfigError
 from art_patch.rewards import RULER, disagreement, kept_scores, load_combination, rewards_G, satisfaction_G
-from art_patch.rewards.combine import (
+from art_patch.rewards.combine import Disagreement, criterion_scores
+from art_patch.rewards.criteria import (
     DEFAULT_CRITERIA,
     accuracy_G,
     completeness_G,
-    criterion_scores,
     efficiency_G,
     load_criteria,
     weighted_G,
 )
-from art_patch.rewards.scores import Disagreement
 from art_patch.types import Call, Choice, Group, Score, Trajectory, TrajectoryInfo
 
 ASK = {"role": "user", "content": "how many plums?"}
@@ -128,13 +127,13 @@ def test_the_weighted_mean_by_hand():
         pytest.approx((0.4 * 0.9 + 0.3 * 1.0 + 0.2 * 0.5) / 0.9),
         None,
     )
-    assert rewards_G(group, combination="criteria") == weighted_G(group, DEFAULT_CRITERIA)
+    assert rewards_G(group, combination=load_combination("criteria")) == weighted_G(group, DEFAULT_CRITERIA)
 
 
 def test_a_lazy_wrong_answer_does_not_win():
     right = given(run_of("right", tokens=400, tools=4), 0.9)
     lazy = given(run_of("lazy", tokens=1), 0.2)
-    best, worst = rewards_G(group_of(right, lazy), combination="criteria")
+    best, worst = rewards_G(group_of(right, lazy), combination=load_combination("criteria"))
     assert best is not None
     assert worst is not None
     assert best > worst
@@ -155,9 +154,9 @@ def test_values_are_kept_side_by_side_and_replaced():
 def test_what_is_kept_of_a_combination():
     group = group_of(given(run_of("a"), 0.9), run_of("b"))
     assert kept_scores(group, combination=RULER) == ()
-    *_, result = kept_scores(group, combination="criteria", now=5.0)
+    *_, result = kept_scores(group, combination=load_combination("criteria"), now=5.0)
     assert (result.trajectory_id, result.name, result.source, result.comment) == ("a", "reward", "combined", "criteria")
-    assert result.value == rewards_G(group, combination="criteria")[0]
+    assert result.value == rewards_G(group, combination=load_combination("criteria"))[0]
     # What was kept is no reward of the user's, and does not come back into any rule.
     assert rewards_G(group, [replace(result, value=0.1)]) == (0.9, None)
     only_accuracy = load_combination("criteria", criteria="efficiency=0,completeness=0,satisfaction=0")
@@ -224,7 +223,7 @@ def test_a_combination_of_ones_own(rules: None):
     assert (kept.value, kept.comment, kept.rubric) == (2, "my_rules:best", mine.version)
     for nonsense, words in (("few", "0 numbers"), ("nan", "gave nan")):
         with pytest.raises(ConfigError, match=words):
-            rewards_G(group, combination=f"my_rules:{nonsense}")
+            rewards_G(group, combination=load_combination(f"my_rules:{nonsense}"))
     with pytest.raises(ConfigError, match="is not ruler, criteria"):
         load_combination("best")
 

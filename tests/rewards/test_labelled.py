@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from art_patch.errors import MalformedFile
-from art_patch.rewards import BUILTIN, Labelled, measure, read_labelled
+from art_patch.rewards import BUILTIN, JudgeReport, Labelled, measure, read_labelled
 from art_patch.rewards.judge.question import make_question
-from art_patch.rewards.judge.verdict import JudgeReport
 from art_patch.trajectories import offered_tools, transcript
 from art_patch.types import Group, Score, Trajectory
 
@@ -39,7 +38,8 @@ class Fake:
                 if group.id not in self.mute
             ]
         unscored = {group.id: "mute" for group in groups if group.id in self.mute}
-        return JudgeReport(tuple(scores), unscored, 2, 30, 4, None if self.passes == 9 else 0.5)
+        cost_usd = None if self.passes == 9 else 0.5
+        return JudgeReport(tuple(scores), unscored, calls=2, prompt_tokens=30, completion_tokens=4, cost_usd=cost_usd)
 
 
 def said(trajectory: Trajectory) -> str:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_patch.rewards import DEFAULT_RUBRIC, Rubric, read_prompt
-from art_patch.rewards.judge.cost import count_tokens
+from art_patch.rewards.judge.client import count_tokens
 from art_patch.rewards.judge.prompt import JudgePrompt
 from art_patch.types import Group
 from tests.support.judge_prompt import build_prompt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from art_patch.rewards import PEOPLE, disagreement
-from art_patch.rewards.scores import Disagreement
+from art_patch.rewards.combine import Disagreement
 from art_patch.store import Filter, Store
 from art_patch.types import Correction, Group, Policy, Score
 from tests.support.postgres import Execute

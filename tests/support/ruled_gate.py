@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from art_patch._lib.ids import new_id
+from art_patch.rewards import JudgeReport
 from art_patch.rewards.judge.question import make_question
-from art_patch.rewards.judge.verdict import JudgeReport
 from art_patch.store import Store
 from art_patch.types import Call, Choice, Group, Judgement, Policy, Score, Trajectory, TrajectoryInfo
 
@@ -70,7 +70,7 @@ class RuledJudge:
                 members = attempt.members
                 scores += [Score(new_id(), key, "ruler", value, "ruler", 1.0, group_id=group.id) for key in members]
             judgements.append(Judgement(new_id(), group.id, 1.0, "ruled", "r1", "gate", "ok", calls=1))
-        return JudgeReport(tuple(scores), unscored, len(groups), judgements=tuple(judgements))
+        return JudgeReport(tuple(scores), unscored, tuple(judgements), calls=len(groups), cost_usd=None)
 
 
 def traffic(store: Store, n: int, *, user: str | None = None, at: float = 1.0) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from art_patch.errors import JudgeError
-from art_patch.rewards.judge.verdict import JudgeReport
+from art_patch.rewards import JudgeReport
 from art_patch.trajectories import transcript
 from art_patch.types import Group, Score, Trajectory
 
@@ -51,7 +51,8 @@ class Fake:
                 progress(done, len(groups))
         if groups and not scores:
             raise JudgeError("all mute")
-        return JudgeReport(tuple(scores), unscored, len(groups), 10 * len(groups), len(groups), 0.01 * len(groups))
+        usage = {"calls": len(groups), "prompt_tokens": 10 * len(groups), "completion_tokens": len(groups)}
+        return JudgeReport(tuple(scores), unscored, **usage, cost_usd=0.01 * len(groups))
 
 
 def said(trajectory: Trajectory) -> str:

@@ -15,14 +15,17 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
-from typing import Any, Protocol, Unpack
+from typing import Any, Protocol
 
 from art_patch.errors import JudgeError
 from art_patch.rewards.defences import suspicion
-from art_patch.rewards.defences.suspicion import DefenceConfig, PlantedAnswer, plant, too_many_missed, why_missed
-from art_patch.rewards.judge.ruler import JudgeOptions, OnJudgement, OnScored, Progress
-from art_patch.rewards.judge.verdict import JudgeReport, spent
+from art_patch.rewards.defences.suspicion import DefenceConfig
+from art_patch.rewards.judge.client import Usage, total
+from art_patch.rewards.judge.ruler import JudgeReport, OnJudgement, OnScored, Progress
 from art_patch.types import Group, Score
+
+# Group id -> trajectory id -> score.
+Values = dict[str | None, dict[str, float]]
 
 _OVER_SHARE = "a user's groups are more than their share of the batch"
 
@@ -33,12 +36,12 @@ class OrderedJudge(Protocol):
     def score_groups(
         self, groups: Sequence[Group], *args: Any, progress: Progress | None = None, **how: Any
     ) -> JudgeReport:
-        """Score the siblings of each group as `Judge.score_groups` does; `how` holds further `JudgeOptions`."""
+        """Score the siblings of each group as `Judge.score_groups` does; `how` holds further arguments of its."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedBatch:
+class JudgedBatch(Usage):
     """The result of `judge_batch`. Each group is scored, unscored, quarantined, or left for the next batch."""
 
     # For each sibling of each group that may be trained on: the mean of its passes, capped if it is flagged.
@@ -52,10 +55,6 @@ class JudgedBatch:
     agreement: float | None = None  # mean share of pairs that both orders rank alike; `None` without a second pass
     length_correlation: float | None = None  # of score and length within groups; `None` if too little differs
     left: dict[str, int] = field(default_factory=dict[str, int])  # reason -> groups that wait for the next batch
-    calls: int = 0  # requests of all passes
-    prompt_tokens: int = 0  # as the judge's server counted them
-    completion_tokens: int = 0
-    cost_usd: float | None = 0.0  # `None` if the price of an answer is unknown
 
 
 def judge_batch(
@@ -90,70 +89,39 @@ def judge_batch(
     config = config or DefenceConfig()
     rng = random.Random(seed)
     taken, left = suspicion.within_user_share(groups, config)
-    planted_answers = plant(taken, config, rng)
+    planted = suspicion.plant(taken, config, rng)
     twice = rng.sample(taken, math.ceil(config.double_share * len(taken)))
-    asking = _Asking(judge, len(planted_answers) + len(taken) + len(twice), on_judgement, progress)
-    result = JudgedBatch(left={_OVER_SHARE: len(left)} if left else {})
+    asking = _Asking(judge, len(planted) + len(taken) + len(twice), on_judgement, progress)
 
-    planted, misses, alarms, failed = _judge_planted(asking, planted_answers, config)
-    result = replace(result, planted_answers=(planted, planted - len(misses)), alarms=(*alarms, *misses))
-    if too_many_missed(planted, len(misses), config):
-        reason = f"the judge fell for {len(misses)} of {planted} planted_answers: {misses[0]}"
+    alarms: list[str] = []
+    values, unscored, failed = asking.try_about([one.group for one in planted], purpose="planted answer")
+    judged = [one for one in planted if one.group.id in values]
+    if planted and not judged:
+        alarms.append(f"no planted answer could be judged: {failed or next(iter(unscored.values()))}")
+    found = ((one.group.id, suspicion.why_missed(one, values[one.group.id], config)) for one in judged)
+    misses = [f"{name}: {reason}" for name, reason in found if reason]
+    result = JudgedBatch(
+        left={_OVER_SHARE: len(left)} if left else {},
+        planted_answers=(len(judged), len(judged) - len(misses)),
+        alarms=(*alarms, *misses),
+    )
+    if suspicion.too_many_missed(len(judged), len(misses), config):
+        reason = f"the judge fell for {len(misses)} of {len(judged)} planted_answers: {misses[0]}"
         return asking.paid(replace(result, quarantined={group.id: reason for group in taken}))
 
-    first = asking.about(taken, known=known, on_scored=on_scored) if taken else JudgeReport((), {}, cost_usd=0.0)
+    first = asking.about(taken, known=known, on_scored=on_scored) if taken else JudgeReport((), {})
     if failed is not None and not first.scores:
         raise failed  # the judge was asked about everything that the budget allows, and never answered
-    second, unscored = _judge_again(asking, [group for group in twice if group.id not in first.unscored])
-    unscored = {**first.unscored, **unscored}
+    # A group that was chosen for a second pass and got none stays unscored: half of a defence is no defence.
+    twice = [group for group in twice if group.id not in first.unscored]
+    second, missing, _ = asking.try_about(twice, order="reversed", purpose="second pass")
+    unscored = first.unscored | {name: f"second pass: {reason}" for name, reason in missing.items()}
     scored = [group for group in taken if group.id not in unscored]
     return asking.paid(_defend(replace(result, unscored=unscored), scored, first.scores, second, config))
 
 
-def _judge_planted(
-    asking: _Asking, planted_answers: Sequence[PlantedAnswer], config: DefenceConfig
-) -> tuple[int, list[str], list[str], JudgeError | None]:
-    """Return how many planted answers were judged, why each missed one was missed, alarms, and the judge's failure."""
-    if not planted_answers:
-        return 0, [], [], None
-    try:
-        report = asking.about([planted_answer.group for planted_answer in planted_answers], purpose="planted answer")
-    except JudgeError as error:  # perhaps for these few groups alone; the first pass finds out if the judge is down
-        return 0, [], [f"no planted answer could be judged: {error}"], error
-    if len(report.unscored) == len(planted_answers):
-        return 0, [], [f"no planted answer could be judged: {next(iter(report.unscored.values()))}"], None
-    values = {(score.group_id, score.trajectory_id): score.value for score in report.scores}
-    judged = [planted_answer for planted_answer in planted_answers if planted_answer.group.id not in report.unscored]
-    found = (
-        (c.group.id, why_missed(c, {t.id: values[c.group.id, t.id] for t in c.group.trajectories}, config))
-        for c in judged
-    )
-    return len(judged), [f"{name}: {reason}" for name, reason in found if reason], [], None
-
-
-def _judge_again(
-    asking: _Asking, groups: Sequence[Group]
-) -> tuple[dict[tuple[str | None, str], float], dict[str, str]]:
-    """Return scores by group and trajectory in the reverse order, and why a group has none.
-
-    A group that was chosen for a second pass and got none stays unscored: half of a defence is no defence.
-    """
-    if not groups:
-        return {}, {}
-    try:
-        report = asking.about(groups, order="reversed", purpose="second pass")
-    except JudgeError as error:
-        return {}, {group.id: f"second pass: {error}" for group in groups}
-    values = {(score.group_id, score.trajectory_id): score.value for score in report.scores}
-    return values, {group_id: f"second pass: {reason}" for group_id, reason in report.unscored.items()}
-
-
 def _defend(
-    result: JudgedBatch,
-    groups: Sequence[Group],
-    given: Sequence[Score],
-    second: dict[tuple[str | None, str], float],
-    config: DefenceConfig,
+    result: JudgedBatch, groups: Sequence[Group], given: Sequence[Score], second: Values, config: DefenceConfig
 ) -> JudgedBatch:
     """Return the result with agreement, flags, caps and alarms."""
     score_of = {(score.group_id, score.trajectory_id): score for score in given}
@@ -162,24 +130,23 @@ def _defend(
     lengths: list[tuple[list[float], list[int]]] = []
     scores: list[Score] = []
     for group in groups:
-        keys = [(group.id, sibling.id) for sibling in group.trajectories]
-        values = [score_of[key].value for key in keys]
-        if all(key in second for key in keys):
-            again = [second[key] for key in keys]
+        names = [sibling.id for sibling in group.trajectories]
+        values = [score_of[group.id, name].value for name in names]
+        if group.id in second:
+            again = [second[group.id][name] for name in names]
             agreements.append(suspicion.pairwise_agreement(values, again, config.tie))
             if (reason := suspicion.why_disagreed(values, again, config)) is not None:
                 quarantined[group.id] = reason
             values = [fmean(pair) for pair in zip(values, again, strict=True)]
         lengths.append((values, suspicion.written_length(group)))
-        value_of = {sibling.id: value for sibling, value in zip(group.trajectories, values, strict=True)}
+        value_of = dict(zip(names, values, strict=True))
         flagged = suspicion.flags(group)
         flags |= {name: flag.reason for name, flag in flagged.items()}
         caps = suspicion.caps(value_of, flagged, config)
         if group.id not in quarantined:
             capped |= {name: value_of[name] for name in caps}
-            for key in keys:
-                cap = caps.get(key[1])
-                scores.append(_score(score_of[key], value_of[key[1]], cap, flags.get(key[1], "")))
+            for name in names:
+                scores.append(_score(score_of[group.id, name], value_of[name], caps.get(name), flags.get(name, "")))
     alarms = list(result.alarms)
     longer = suspicion.length_correlation(lengths)
     if longer is not None and longer > config.max_length_correlation:
@@ -209,28 +176,40 @@ def _score(given: Score, value: float, cap: float | None, reason: str) -> Score:
     return replace(given, value=cap, comment=f"{given.comment} {note}" if given.comment else note)
 
 
+@dataclass
 class _Asking:
     """Asks the judge, with one progress and one bill over all passes."""
 
-    def __init__(
-        self, judge: OrderedJudge, total: int, on_judgement: OnJudgement | None, progress: Progress | None
-    ) -> None:
-        self._judge = judge
-        self._total = total
-        self._on_judgement = on_judgement
-        self._progress = progress
-        self._done = 0
-        self._reports: list[JudgeReport] = []
+    judge: OrderedJudge
+    total: int
+    on_judgement: OnJudgement | None
+    progress: Progress | None
+    done: int = 0
+    reports: list[JudgeReport] = field(default_factory=list[JudgeReport])
 
-    def about(self, groups: Sequence[Group], **how: Unpack[JudgeOptions]) -> JudgeReport:
-        before, self._done = self._done, self._done + len(groups)
-        progress = self._progress
-        step: Progress | None = None if progress is None else lambda done, _: progress(before + done, self._total)
-        how["on_judgement"], how["progress"] = self._on_judgement, step
-        report = self._judge.score_groups(groups, **how)
-        self._reports.append(report)
+    def about(self, groups: Sequence[Group], **how: Any) -> JudgeReport:
+        before, progress, self.done = self.done, self.progress, self.done + len(groups)
+        step: Progress | None = None if progress is None else lambda done, _: progress(before + done, self.total)
+        report = self.judge.score_groups(groups, on_judgement=self.on_judgement, progress=step, **how)
+        self.reports.append(report)
         return report
+
+    def try_about(self, groups: Sequence[Group], **how: Any) -> tuple[Values, dict[str, str], JudgeError | None]:
+        """Ask in a pass whose failure is not that of the batch.
+
+        Return the scores by group and trajectory, why each other group has none, and the judge's failure.
+        """
+        if not groups:
+            return {}, {}, None
+        try:
+            report = self.about(groups, **how)
+        except JudgeError as error:  # perhaps for these few groups alone; the first pass finds out if the judge is down
+            return {}, {group.id: str(error) for group in groups}, error
+        values: Values = {}
+        for score in report.scores:
+            values.setdefault(score.group_id, {})[score.trajectory_id] = score.value
+        return values, report.unscored, None
 
     def paid(self, result: JudgedBatch) -> JudgedBatch:
         """Return the result with the costs of all passes."""
-        return replace(result, **asdict(spent(self._reports)))
+        return replace(result, **asdict(total(self.reports)))

@@ -25,8 +25,9 @@ from typing import Any, cast
 from art_patch.errors import MalformedFile
 from art_patch.rewards.defences.batch import OrderedJudge
 from art_patch.rewards.defences.suspicion import compare, pairwise_agreement
+from art_patch.rewards.judge.client import Usage, total
 from art_patch.rewards.judge.question import Order, make_question
-from art_patch.rewards.judge.verdict import JudgeReport, spent
+from art_patch.rewards.judge.ruler import JudgeReport
 from art_patch.trajectories import transcript
 from art_patch.types import JSON, Call, Choice, Group, Trajectory, TrajectoryInfo
 
@@ -57,7 +58,7 @@ class Labelled:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeMetrics:
+class JudgeMetrics(Usage):
     """How well a judge agrees with people and with itself. Shares are from 0 to 1; `None`: it could not be measured."""
 
     groups: int  # that were judged in all of the first three passes
@@ -72,10 +73,6 @@ class JudgeMetrics:
     self_consistency: float | None  # share of all pairs that two passes in one order rank alike
     injections: int  # copies that plead with the judge
     resisted: float | None  # share of them that scored no higher than their original
-    calls: int
-    prompt_tokens: int
-    completion_tokens: int
-    cost_usd: float | None
 
 
 def read_labelled(row: Mapping[str, Any], place: str) -> Labelled:
@@ -150,7 +147,7 @@ def measure(
         self_consistency=_mean([pairwise_agreement(_row(e, first), _row(e, again), _TIE) for e in judged]),
         injections=len(resisted),
         resisted=_mean(resisted),
-        **asdict(spent(reports)),
+        **asdict(total(reports)),
     )
 
 

@@ -21,23 +21,16 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import Any, TypedDict
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
+from art_patch._lib.ids import derived_id
 from art_patch.errors import ConfigError, JudgeError
-from art_patch.rewards.judge.client import AskError, JudgeClient
-from art_patch.rewards.judge.cost import Budget, Usage, context_tokens, count_tokens, load_litellm, price_usd
+from art_patch.rewards.judge import client
+from art_patch.rewards.judge.client import AskError, Budget, JudgeClient, Usage
 from art_patch.rewards.judge.prompt import DEFAULT_RUBRIC, JudgePrompt, Rubric, write_prompt
 from art_patch.rewards.judge.question import ANCHORS, Order, Question, TooLongError, make_question, merge, rng_of, split
-from art_patch.rewards.judge.verdict import (
-    JudgeReport,
-    Verdict,
-    VerdictError,
-    known_scores,
-    make_scores,
-    parse_verdict,
-)
-from art_patch.rewards.scores import derived_id
+from art_patch.rewards.judge.verdict import Verdict, VerdictError, known_scores, make_scores, parse_verdict
 from art_patch.types import Group, Judgement, Score
 
 # Expected answer of a judge for each attempt. A reasoning judge writes more; the budget learns how much.
@@ -63,6 +56,15 @@ class Plan:
     too_long: str | None = None  # why no prompt of this group fits
 
 
+@dataclass(frozen=True, slots=True)
+class JudgeReport(Usage):
+    """The result of judging some groups: scores, reasons for missing scores, and what it cost."""
+
+    scores: tuple[Score, ...]  # one for each trajectory of each group that was judged, or was known already
+    unscored: dict[str, str]  # group id -> reason
+    judgements: tuple[Judgement, ...] = ()  # one for each group that was asked about
+
+
 # So many groups in a row without an answer, and the judge counts as down.
 _GIVE_UP_AFTER = 3
 # Characters of an invalid answer that the repair try quotes; an endless answer must not fill the judge's context.
@@ -83,24 +85,13 @@ OnScored = Callable[[Group, Sequence[Score], Usage], None]
 OnJudgement = Callable[[Judgement], None]
 
 
-class JudgeOptions(TypedDict, total=False):
-    """Optional arguments of `Judge.score_groups` that `judge_batch` passes; its judge must accept all of them."""
-
-    order: Order
-    known: Iterable[Score]
-    purpose: str
-    on_scored: OnScored | None
-    on_judgement: OnJudgement | None
-    progress: Progress | None
-
-
 @dataclass(frozen=True, slots=True)
 class _Outcome:
     """The verdicts on one group by trajectory id, or why there are none."""
 
-    usage: Usage
     verdicts: dict[str, Verdict] | None = None
     reason: str | None = None
+    usage: Usage = field(default_factory=Usage)
     judge_down: bool = False  # the failure was no fault of the group, so other groups would fail, too
     failed: bool = False  # the judge was asked, and no answer could be used
     by_budget: bool = False  # the budget allowed no further request
@@ -159,23 +150,14 @@ class Judge:
         self.max_siblings = max_siblings
         self.max_prompt_tokens = max_prompt_tokens
         self.concurrency = concurrency
-        self._client = JudgeClient(
-            model=model,
-            base_url=base_url,
-            api_key=api_key,
-            max_retries=max_retries,
-            timeout_s=timeout_s,
-            pause_s=pause_s,
-            budget=self.budget,
-            extra=extra or {},
-        )
+        self._client = JudgeClient(model, base_url, api_key, max_retries, timeout_s, pause_s, self.budget, extra or {})
 
     def plan(self, group: Group, *, order: Order = "shuffled") -> Plan:
         """Return the prompts for a group with their token counts and likely prices. Nothing is sent to the judge."""
-        limit = self.max_prompt_tokens or context_tokens(self.model)
+        limit = self.max_prompt_tokens or client.context_tokens(self.model)
 
         def size(question: Question) -> int:
-            return count_tokens(self.model, write_prompt(question, self.rubric, rng=random.Random(0)).text)
+            return client.count_tokens(self.model, write_prompt(question, self.rubric, rng=random.Random(0)).text)
 
         whole = make_question(group)
         # The anchors are drawn by the group's id, so both orders of a group are split alike.
@@ -188,7 +170,7 @@ class Judge:
         for part in parts:
             # Ids and nonce of the prompt that is sent must not be known beforehand; those of `size` do not matter.
             prompt, tokens = write_prompt(part.turned(order), self.rubric, rng=random.SystemRandom()), size(part)
-            estimate = price_usd(self.model, tokens, _ANSWER_TOKENS * len(part.attempts))
+            estimate = client.price_usd(self.model, tokens, _ANSWER_TOKENS * len(part.attempts))
             requests.append(Request(prompt, tokens, estimate))
         return Plan(group.id, len(whole.attempts), tuple(requests))
 
@@ -224,12 +206,11 @@ class Judge:
         found = known_scores(waiting, known, judge=self.model, rubric=self.rubric.version)
         asked = [group for group in waiting if group.id not in found]
         scores = [score for of_group in found.values() for score in of_group]
-        total, unscored, judgements = Usage(), dict[str, str](), list[Judgement]()
-        failures, failed, by_budget = 0, dict[str, str](), False
-        stop = threading.Event()
+        unscored, failed, judgements, spent = dict[str, str](), dict[str, str](), list[Judgement](), list[Usage]()
+        failures, by_budget, stop = 0, False, threading.Event()
         with self._asking(asked, order, stop) as outcomes:
             for group, outcome in outcomes:
-                total.add(outcome.usage)
+                spent.append(outcome.usage)
                 if outcome.verdicts is None:
                     unscored[group.id] = outcome.reason or ""
                 else:
@@ -250,7 +231,7 @@ class Judge:
                     progress(len(found) + len(judgements), len(waiting))
         if asked and not scores and (failed or not by_budget):
             raise JudgeError(self._nothing_judged(failed or unscored, len(unscored)))
-        return JudgeReport(tuple(scores), unscored, **asdict(total), judgements=tuple(judgements))
+        return JudgeReport(tuple(scores), unscored, tuple(judgements), **asdict(client.total(spent)))
 
     @contextmanager
     def _asking(
@@ -258,8 +239,8 @@ class Judge:
     ) -> Generator[Iterator[tuple[Group, _Outcome]]]:
         """Judge groups in parallel: yield each with its outcome as it is done; stop all questions after the block."""
         if groups:
-            load_litellm()  # here, so that the threads do not queue up behind one another's import
-        if groups and self.budget.max_usd is not None and price_usd(self.model, 1, 1) is None:
+            client.load_litellm()  # here, so that the threads do not queue up behind one another's import
+        if groups and self.budget.max_usd is not None and client.price_usd(self.model, 1, 1) is None:
             raise JudgeError(
                 f"the price of {self.model} is unknown, so no limit in USD can be kept; "
                 "limit the calls instead (--max-calls)"
@@ -273,38 +254,45 @@ class Judge:
             pool.shutdown(cancel_futures=True)
 
     def _judge(self, group: Group, order: Order, stop: threading.Event) -> _Outcome:
+        spent: list[Usage] = []
+        outcome = self._verdicts(group, order, stop, spent)
+        return replace(outcome, usage=client.total(spent))
+
+    def _verdicts(self, group: Group, order: Order, stop: threading.Event, spent: list[Usage]) -> _Outcome:
         """Ask about one group, part by part. One part without a verdict leaves the whole group without scores."""
-        usage = Usage()
         if stop.is_set():
-            return _Outcome(usage, reason=_NOT_TRIED)
+            return _Outcome(reason=_NOT_TRIED)
         plan = self.plan(group, order=order)
         if plan.too_long:
-            return _Outcome(usage, reason=f"too long for the judge: {plan.too_long}")
+            return _Outcome(reason=f"too long for the judge: {plan.too_long}")
         facts = {"attempts": plan.attempts, "parts": len(plan.requests)}
         try:
-            parts = [self._ask(request, usage, stop) for request in plan.requests]
+            parts = [self._ask(request, spent, stop) for request in plan.requests]
         except AskError as error:
             longest = max(request.prompt_tokens for request in plan.requests)
             if error.at_fault == "length" and longest > _SHORTEST_LIMIT:
                 # Its context is smaller than litellm says, or it counts tokens differently. A refusal costs nothing.
                 self.max_prompt_tokens = min(self.max_prompt_tokens or longest, longest // 2)
-                outcome = self._judge(group, order, stop)
-                outcome.usage.add(usage)
-                return outcome
-            by_budget, down = error.at_fault == "budget", error.at_fault == "judge"
-            reason = error.reason if by_budget else f"no answer: {error.reason}"
-            return _Outcome(usage, None, reason, down, error.failed, by_budget, facts)
+                return self._verdicts(group, order, stop, spent)
+            by_budget = error.at_fault == "budget"
+            return _Outcome(
+                reason=error.reason if by_budget else f"no answer: {error.reason}",
+                judge_down=error.at_fault == "judge",
+                failed=error.failed,
+                by_budget=by_budget,
+                facts=facts,
+            )
         except VerdictError as error:
-            return _Outcome(usage, reason=f"no valid verdict in two tries: {error}", failed=True, facts=facts)
-        return _Outcome(usage, merge(parts), facts=facts)
+            return _Outcome(reason=f"no valid verdict in two tries: {error}", failed=True, facts=facts)
+        return _Outcome(merge(parts), facts=facts)
 
-    def _ask(self, request: Request, usage: Usage, stop: threading.Event) -> dict[str, Verdict]:
+    def _ask(self, request: Request, spent: list[Usage], stop: threading.Event) -> dict[str, Verdict]:
         """Ask once, and once more if the answer is not a valid verdict; return verdicts by trajectory id.
 
         `AskError` if the judge gave no answer, `VerdictError` about the second answer if both were invalid.
         """
         prompt = request.prompt
-        text = self._client.ask(prompt.messages, request.estimate_usd, usage, stop)
+        text = self._client.ask(prompt.messages, request.estimate_usd, spent, stop)
         try:
             return _by_trajectory(prompt, parse_verdict(text, prompt.siblings))
         except VerdictError as error:
@@ -316,7 +304,7 @@ class Judge:
             {"role": "user", "content": repair},
         )
         try:
-            text = self._client.ask(messages, request.estimate_usd, usage, stop)
+            text = self._client.ask(messages, request.estimate_usd, spent, stop)
         except AskError as error:
             if error.at_fault != "budget" or error.failed:
                 raise

@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from art_patch.rewards.judge.cost import Usage
-from art_patch.rewards.scores import SCORE_NAME, SCORE_SOURCE, derived_id
-from art_patch.types import Group, Judgement, Score
+from art_patch._lib.ids import derived_id
+from art_patch.rewards.combine import SCORE_NAME, SCORE_SOURCE
+from art_patch.types import Group, Score
 
 # The same for every group, without ids and range: servers compile and cache a schema, and some refuse `maximum`.
 VERDICT_SCHEMA: dict[str, Any] = {
@@ -81,10 +81,9 @@ def parse_verdict(text: str, ids: Collection[str]) -> dict[str, Verdict]:
 def _rows(text: str) -> list[Any]:
     """Return the unchecked entries of `scores`."""
     fenced = _FENCED.fullmatch(text)
+    bare = fenced[1] if fenced else text
     try:
-        answer: Any = json.loads(
-            fenced[1] if fenced else text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys
-        )
+        answer: Any = json.loads(bare, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
     except VerdictError:
         raise
     except (ValueError, RecursionError) as error:
@@ -132,19 +131,6 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeReport:
-    """The result of judging some groups: scores, reasons for missing scores, and costs."""
-
-    scores: tuple[Score, ...]  # one for each trajectory of each group that was judged, or was known already
-    unscored: dict[str, str]  # group id -> reason
-    calls: int = 0  # HTTP requests, retries and repair tries included
-    prompt_tokens: int = 0  # tokens as the judge's server counted them
-    completion_tokens: int = 0
-    cost_usd: float | None = None  # `None` if the price of an answer is unknown
-    judgements: tuple[Judgement, ...] = ()  # one for each group that was asked about
-
-
 def known_scores(
     groups: Sequence[Group], scores: Iterable[Score], *, judge: str, rubric: str
 ) -> dict[str, tuple[Score, ...]]:
@@ -183,11 +169,3 @@ def make_scores(
         )
         for key, verdict in verdicts.items()
     )
-
-
-def spent(reports: Iterable[JudgeReport]) -> Usage:
-    """Return the sum of the requests, tokens and costs of several reports."""
-    total = Usage()
-    for each in reports:
-        total.add(Usage(each.calls, each.prompt_tokens, each.completion_tokens, each.cost_usd))
-    return total
