@@ -18,8 +18,6 @@ Runs with different system prompts or tools are never siblings, unless the user 
 """
 
 # pyright: reportUnusedImport=false
-from __future__ import annotations
-
 from art_patch.grouping.embeddings import Embed, embed_with
 from art_patch.grouping.form import Grouping, form_groups
 from art_patch.grouping.replay import REPLAYED, Replay, ReplayConfig, choose_comparisons, choose_replays, offer_of

@@ -5,8 +5,6 @@ or a capital letter, words in quotes, and words of number and negation must be e
 about the other words only.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

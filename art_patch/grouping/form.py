@@ -7,8 +7,6 @@ attempt becomes a trajectory of its own, with copies of the calls below its span
 original, so that erasing one of them also erases the other.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -8,8 +8,6 @@ A person's name is masked only where nothing else can stand: after a greeting at
 very end, and after "my name is". Elsewhere a name may be what the task is about.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable

@@ -5,8 +5,6 @@ whose function the app marked as `replayable`, and each of them only a few times
 instead, both policies repeat them in each gate run.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ The recorded answer joins the group as a copy. If a policy of art_patch gave it,
 If upstream gave it, it is ranked with them but never trained on.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ which other texts arrive with it. There are two exceptions: a misspelt word is c
 right one, and scenarios that `embeddings` finds equal get the key of the most frequent wording.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

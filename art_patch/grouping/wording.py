@@ -17,8 +17,6 @@ little harm is done even if it is a word of its own: of the runs that count as "
 and last letters agree. If both words are frequent, neither is corrected. Names and material are never corrected.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence

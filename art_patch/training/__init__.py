@@ -18,8 +18,6 @@ No module here reads or writes the store. Importing the package loads neither to
 """
 
 # pyright: reportUnusedImport=false
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily

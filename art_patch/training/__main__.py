@@ -5,8 +5,6 @@ store through which torchrun's processes connect listens on all network interfac
 connect through a file, and exchange tensors over the loopback interface.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,21 +1,46 @@
 """The settings of an update, and checks whether this environment can run one. Loads no torch."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal, get_args
 
 from art_patch._lib.option import Option
 from art_patch.errors import ConfigError
-from art_patch.training.losses.loss_config import LossConfig, Scale
+from art_patch.training.losses.loss_config import Limit, LossConfig, Scale, limits_of, require_one_of
 
 Start = Literal["champion", "base"]
 Reference = Literal["base", "champion"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Backend = Literal["auto", "peft", "unsloth"]
+_CHOICES = {"start": Start, "reference": Reference, "advantage_scale": Scale, "dtype": Dtype, "backend": Backend}
+
+
+# A config may come from JSON or a command line, so the type checker has not seen its values. And a bool is an int in
+# Python: `epochs=True` would pass for 1.
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _or_none(limit: Limit, so: str) -> Limit:
+    return Limit(lambda value: value is None or limit.allows(value), f"{limit.words}, or None {so}")
+
+
+_NUMBER = Limit(_is_number, "a number")
+_ABOVE_0 = Limit(lambda value: _is_number(value) and value > 0, "a number above 0")
+_FROM_0 = Limit(lambda value: _is_number(value) and value >= 0, "a number, at least 0")
+_SHARE = Limit(lambda value: _is_number(value) and 0 < value <= 1, "above 0 and at most 1")
+_WHOLE_FROM_0 = Limit(lambda value: _is_whole(value) and value >= 0, "a whole number, at least 0")
+_WHOLE_FROM_1 = Limit(lambda value: _is_whole(value) and value >= 1, "a whole number, at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,32 +128,38 @@ class TrainConfig:
             numbers. It cannot be read back.
     """
 
-    learning_rate: Annotated[float, Option(help="Peak learning rate of AdamW.")] = 1e-4
-    epochs: int = 2
-    minibatches: int = 8
+    learning_rate: Annotated[float, _ABOVE_0, Option(help="Peak learning rate of AdamW.")] = 1e-4
+    epochs: Annotated[int, _WHOLE_FROM_1] = 2
+    minibatches: Annotated[int, _WHOLE_FROM_1] = 8
     batch_size: Annotated[
-        int | None, Option(least=1, help="Groups in an optimizer step. Default: an eighth of the groups.")
+        int | None,
+        _or_none(_WHOLE_FROM_1, "to go by minibatches"),
+        Option(least=1, help="Groups in an optimizer step. Default: an eighth of the groups."),
     ] = None
     gradient_accumulation_steps: Annotated[
-        int, Option(least=1, help="Batches that one optimizer step takes, one after another.")
+        int, _WHOLE_FROM_1, Option(least=1, help="Batches that one optimizer step takes, one after another.")
     ] = 1
-    total_steps: int | None = None
-    warmup_steps: int = 5
+    total_steps: Annotated[int | None, _or_none(_WHOLE_FROM_1, "for no bound")] = None
+    warmup_steps: Annotated[int, _WHOLE_FROM_0] = 5
     start: Annotated[Start, Option(help="Continue the champion's LoRA, or begin a new one on the base.")] = "champion"
-    lora_rank: int = 8
-    lora_alpha: int = 16
+    lora_rank: Annotated[int, _WHOLE_FROM_1] = 8
+    lora_alpha: Annotated[int, _WHOLE_FROM_1] = 16
     lora_dropout: Annotated[
-        float, Option(least=0.0, help="Share of the LoRA's inputs that each optimizer step leaves out, below 1.")
+        float,
+        Limit(lambda value: _is_number(value) and 0 <= value < 1, "at least 0 and below 1"),
+        Option(least=0.0, help="Share of the LoRA's inputs that each optimizer step leaves out, below 1."),
     ] = 0.0
     loss: LossConfig = field(default_factory=LossConfig)
     reference: Reference = "base"
     advantage_scale: Scale = "group"
     imitate_from: Annotated[
         float | None,
+        _or_none(_NUMBER, "to imitate nothing"),
         Option(help="Imitate corrections, and upstream's answers in runs of at least this reward. Default: off."),
     ] = None
     prefer_from: Annotated[
         float | None,
+        _or_none(_ABOVE_0, "to prefer nothing"),
         Option(
             help="Learn preferences (DPO) from corrections, and from siblings whose rewards differ by at least this "
             "much. Default: off."
@@ -136,37 +167,45 @@ class TrainConfig:
     ] = None
     rehearse_from: Annotated[
         float | None,
+        _or_none(_NUMBER, "to rehearse nothing"),
         Option(
             help="Against forgetting: also imitate demonstrations, and the policy's own earlier runs of at least "
             "this reward. Default: off."
         ),
     ] = None
-    rehearse_weight: Annotated[float, Option(help="Weight of that rehearsal beside the new groups.")] = 0.1
-    preference_beta: float = 0.1
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    max_staleness: int = 2
-    max_kl_nats: float | None = 1.0
-    max_clip_fraction: float | None = None
-    micro_batch_tokens: int = 16_384
-    max_tokens: int = 32_768
+    rehearse_weight: Annotated[float, _ABOVE_0, Option(help="Weight of that rehearsal beside the new groups.")] = 0.1
+    preference_beta: Annotated[float, _ABOVE_0] = 0.1
+    weight_decay: Annotated[float, _FROM_0] = 0.0
+    max_grad_norm: Annotated[float, _ABOVE_0] = 1.0
+    max_staleness: Annotated[int, _WHOLE_FROM_0] = 2
+    max_kl_nats: Annotated[float | None, _or_none(_ABOVE_0, "for no bound")] = 1.0
+    max_clip_fraction: Annotated[float | None, _or_none(_SHARE, "for no bound")] = None
+    micro_batch_tokens: Annotated[int, _WHOLE_FROM_1] = 16_384
+    max_tokens: Annotated[int, _WHOLE_FROM_1] = 32_768
     learn_truncated: Annotated[
         bool,
+        Limit(_is_bool, "True or False"),
         Option(off="--no-learn-truncated", help="Train on answers that were cut off at their length limit, or not."),
     ] = True
-    gradient_checkpointing: bool | None = None
+    gradient_checkpointing: Annotated[
+        bool | None, _or_none(Limit(_is_bool, "True, False"), "to decide by the machine")
+    ] = None
     dtype: Dtype = "auto"
-    seed: Annotated[int, Option(least=0, help="Seed of a new LoRA's weights and of the order of groups.")] = 0
-    checkpoint_every_s: float = 60.0
+    seed: Annotated[
+        int, _WHOLE_FROM_0, Option(least=0, help="Seed of a new LoRA's weights and of the order of groups.")
+    ] = 0
+    checkpoint_every_s: Annotated[float, _FROM_0] = 60.0
     save_steps: Annotated[
         int | None,
+        _or_none(_WHOLE_FROM_1, "to go by checkpoint_every_s"),
         Option(least=1, help="Keep a checkpoint every so many optimizer steps, besides the one each minute."),
     ] = None
     eval_steps: Annotated[
         int | None,
+        _or_none(_WHOLE_FROM_1, "to evaluate nothing"),
         Option(least=1, help="Evaluate on held-out groups with rewards every so many optimizer steps, and at the end."),
     ] = None
-    processes: Annotated[int, Option(least=1, help="Training processes, each with its own GPU.")] = 1
+    processes: Annotated[int, _WHOLE_FROM_1, Option(least=1, help="Training processes, each with its own GPU.")] = 1
     backend: Annotated[Backend, Option(help="Trainer; auto takes Unsloth on CUDA if it is installed.")] = "auto"
     beta: InitVar[float | None] = None
     kl_penalty: InitVar[float | None] = None
@@ -187,13 +226,11 @@ class TrainConfig:
             said |= {"clip_low": low, "clip_high": high}
         if said:
             object.__setattr__(self, "loss", replace(self.loss, **said))  # the dataclass is frozen
-        # A config may come from JSON or a command line, so the type checker has not seen its values.
         for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name}={getattr(self, name)!r} is unknown; choose one of: {', '.join(known)}")
-        for name, (possible, limit) in _LIMITS.items():
-            if not possible(value := getattr(self, name)):
-                raise ConfigError(f"{name}={value!r} must be {limit}")
+            require_one_of(name, getattr(self, name), get_args(known))
+        for name, value, limit in limits_of(self):
+            if not limit.allows(value):
+                raise ConfigError(f"{name}={value!r} must be {limit.words}")
         if self.gradient_accumulation_steps != 1 and self.batch_size is None:
             raise ConfigError(
                 f"gradient_accumulation_steps={self.gradient_accumulation_steps!r} counts batches and there is no "
@@ -225,69 +262,3 @@ def require_evaluation(config: TrainConfig, groups: Sequence[object]) -> None:
         raise ConfigError(
             "eval_groups are given, but eval_steps does not say when to evaluate on them; give it to TrainConfig"
         )
-
-
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "start": get_args(Start),
-    "reference": get_args(Reference),
-    "advantage_scale": get_args(Scale),
-    "dtype": get_args(Dtype),
-    "backend": get_args(Backend),
-}
-
-
-# A bool is an int in Python: `epochs=True` would pass for 1.
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-_Limit = tuple[Callable[[Any], bool], str]
-_SWITCH: _Limit = (lambda value: isinstance(value, bool), "True or False")
-_ABOVE_0: _Limit = (lambda value: _is_number(value) and value > 0, "a number above 0")
-_FROM_0: _Limit = (lambda value: _is_number(value) and value >= 0, "a number, at least 0")
-_WHOLE_FROM_0: _Limit = (lambda value: _is_whole(value) and value >= 0, "a whole number, at least 0")
-_WHOLE_FROM_1: _Limit = (lambda value: _is_whole(value) and value >= 1, "a whole number, at least 1")
-
-
-def _or_none(limit: _Limit, so: str) -> _Limit:
-    possible, words = limit
-    return (lambda value: value is None or possible(value)), f"{words}, or None {so}"
-
-
-_LIMITS: dict[str, _Limit] = {
-    "learning_rate": _ABOVE_0,
-    "epochs": _WHOLE_FROM_1,
-    "minibatches": _WHOLE_FROM_1,
-    "batch_size": _or_none(_WHOLE_FROM_1, "to go by minibatches"),
-    "gradient_accumulation_steps": _WHOLE_FROM_1,
-    "total_steps": _or_none(_WHOLE_FROM_1, "for no bound"),
-    "warmup_steps": _WHOLE_FROM_0,
-    "lora_rank": _WHOLE_FROM_1,
-    "lora_alpha": _WHOLE_FROM_1,
-    "lora_dropout": (lambda value: _is_number(value) and 0 <= value < 1, "at least 0 and below 1"),
-    "imitate_from": _or_none((_is_number, "a number"), "to imitate nothing"),
-    "prefer_from": _or_none(_ABOVE_0, "to prefer nothing"),
-    "rehearse_from": _or_none((_is_number, "a number"), "to rehearse nothing"),
-    "rehearse_weight": _ABOVE_0,
-    "preference_beta": _ABOVE_0,
-    "weight_decay": _FROM_0,
-    "max_grad_norm": _ABOVE_0,
-    "max_staleness": _WHOLE_FROM_0,
-    "max_kl_nats": _or_none(_ABOVE_0, "for no bound"),
-    "max_clip_fraction": _or_none(
-        (lambda value: _is_number(value) and 0 < value <= 1, "above 0 and at most 1"), "for no bound"
-    ),
-    "micro_batch_tokens": _WHOLE_FROM_1,
-    "max_tokens": _WHOLE_FROM_1,
-    "learn_truncated": _SWITCH,
-    "gradient_checkpointing": _or_none((_SWITCH[0], "True, False"), "to decide by the machine"),
-    "seed": _WHOLE_FROM_0,
-    "checkpoint_every_s": _FROM_0,
-    "save_steps": _or_none(_WHOLE_FROM_1, "to go by checkpoint_every_s"),
-    "eval_steps": _or_none(_WHOLE_FROM_1, "to evaluate nothing"),
-    "processes": _WHOLE_FROM_1,
-}

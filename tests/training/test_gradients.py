@@ -72,7 +72,7 @@ def require_equal(
     assert without[0] == pytest.approx(without[1], rel=1e-5, abs=1e-6)
 
 
-CUT = ("computed_tokens", "distinct_tokens", "gap_nats")
+CUT = ("computed_tokens", "distinct_tokens")
 """What is in common is computed again in another pack."""
 
 

@@ -105,7 +105,6 @@ def test_the_metrics_are_sums_over_tokens():
         entropy_nats=same(0.75),
         weight=same(2.0),
         weight_squared=same(2.0),
-        gap_nats=same(0.5),
     )
 
 

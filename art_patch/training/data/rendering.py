@@ -30,8 +30,6 @@ Each engine prepares messages, tools and arguments for the chat template in its 
 The code of the embedded engine for this is `art_patch.serving.embedded.text`; vLLM's is its `renderers/chat_utils.py`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ trainable call:
 The first check can fail because of the date: Llama 3.2's template writes the current day into the prompt.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass

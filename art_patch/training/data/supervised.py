@@ -10,8 +10,6 @@ In all rows `sampled_T` marks the tokens that are learned. `logprobs_T` is 0 and
 because supervised losses need neither.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

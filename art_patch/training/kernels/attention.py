@@ -18,8 +18,6 @@ Letters in names and shapes are the axes of a tensor: P packed tokens of the who
 tile; H key heads, G query heads for each key head; D width of queries and keys, E width of values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

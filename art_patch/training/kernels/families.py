@@ -8,8 +8,6 @@ in transformers 5, and the engines serve no LoRA on such parameters.
 Importing this module does not load torch. Only the functions that take a model do.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ steps; scores, evaluations and serving are computed without it. Its random masks
 of the optimizer step and the process. Dropout layers of the base model itself are always off.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Generator
 from contextlib import contextmanager

@@ -14,8 +14,6 @@ The suffix of a name gives the axes of a tensor: P distinct tokens of a pack, Q 
 predicted, N sampled tokens; T tokens of one row; W width of the hidden state, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

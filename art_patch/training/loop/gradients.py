@@ -8,8 +8,6 @@ The suffix of a name gives the axes of a tensor: N sampled tokens of a pack, E i
 and P pairs of rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
@@ -216,7 +214,7 @@ def evaluate(job: TrainJob, scorer: Scorer, start: StartScores, ranks: Ranks) ->
     """
     lessons = evaluated_of(job)
     loss_of = _loss_of_lessons(lessons, start.eval_old, start.eval_reference, job.config.loss)
-    sums = dict.fromkeys(("tokens", "loss", "kl_nats", "gain_nats"), 0.0)
+    sums: Sums = dict.fromkeys(("tokens", "loss", "kl_nats", "gain_nats"), 0.0)
     examples = [example for lesson in lessons for example in lesson.examples]
     for pack in ranks.shard(examples, job.config.micro_batch_tokens):
         scored = scorer.score(pack)

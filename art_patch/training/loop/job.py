@@ -8,8 +8,6 @@ JSON object in its header. Arrays and object are in one file because two files c
 written atomically, and equal content gives equal bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -92,7 +90,7 @@ class TrainJob:
     @property
     def rows(self) -> tuple[Row, ...]:
         """All token sequences of the job except the evaluation groups': of groups, demonstrations, rehearsal, pairs."""
-        of_groups = (row for group in self.groups for sibling in group.siblings for row in sibling.example.rows)
+        of_groups = (row for sibling in _siblings(self.groups) for row in sibling.example.rows)
         of_pairs = (row for pair in self.pairs for row in (pair.chosen, pair.rejected))
         return (*of_groups, *self.demonstrations, *self.rehearsal, *of_pairs)
 
@@ -109,12 +107,12 @@ class TrainJob:
     @property
     def trajectory_ids(self) -> frozenset[str]:
         """Ids of the trajectories in the job's training groups."""
-        return _trajectories(self.groups)
+        return frozenset(each.trajectory_id for each in _siblings(self.groups))
 
     @property
     def evaluated_ids(self) -> frozenset[str]:
         """Ids of the trajectories in the job's evaluation groups."""
-        return _trajectories(self.evaluation)
+        return frozenset(each.trajectory_id for each in _siblings(self.evaluation))
 
     @property
     def fingerprint(self) -> str:
@@ -122,8 +120,8 @@ class TrainJob:
         return hashlib.sha256(_to_bytes(self)).hexdigest()
 
 
-def _trajectories(groups: Iterable[TrainGroup]) -> frozenset[str]:
-    return frozenset(sibling.trajectory_id for group in groups for sibling in group.siblings)
+def _siblings(groups: Iterable[TrainGroup]) -> list[Sibling]:
+    return [sibling for group in groups for sibling in group.siblings]
 
 
 def claim(directory: Path, job: TrainJob) -> None:
@@ -144,8 +142,7 @@ def claim(directory: Path, job: TrainJob) -> None:
 def read_job(directory: Path) -> TrainJob | None:
     """Reads the job from the job's file in `directory`; returns `None` if there is no such file.
 
-    Raises:
-        TrainingError: The file is damaged, or a release of art_patch with another file format wrote it.
+    Raises `TrainingError` if the file is damaged, or if a release of art_patch with another file format wrote it.
     """
     found = read_file(directory / JOB)
     if found is None:
@@ -169,8 +166,7 @@ def read_job(directory: Path) -> TrainJob | None:
 
     settings = facts["config"]
     return TrainJob(
-        base=facts["base"],
-        base_sha256=facts["base_sha256"],
+        **{name: facts[name] for name in _PLAIN},
         parent=None if facts["parent"] is None else Path(facts["parent"]),
         target=Path(facts["target"]),
         config=TrainConfig(**settings | {"loss": LossConfig(**settings["loss"])}),
@@ -180,22 +176,18 @@ def read_job(directory: Path) -> TrainJob | None:
         pairs=tuple(Pair(next(rows), next(rows), source) for source in facts["pairs"]),
         evaluation=groups(facts["evaluation"]),
         others=tuple(facts["others"]),
-        mean_reward=facts["mean_reward"],
-        metrics=facts["metrics"],
     )
 
 
 def _to_bytes(job: TrainJob) -> bytes:
-    siblings = [sibling for group in (*job.groups, *job.evaluation) for sibling in group.siblings]
-    of_evaluation = (row for group in job.evaluation for each in group.siblings for row in each.example.rows)
+    siblings = _siblings((*job.groups, *job.evaluation))
+    of_evaluation = (row for sibling in _siblings(job.evaluation) for row in sibling.example.rows)
     arrays = _arrays_of((*job.rows, *of_evaluation)) | {
         "advantages": np.array([sibling.example.advantage for sibling in siblings], dtype=np.float64),
         "rows_of_siblings": np.array([len(sibling.example.rows) for sibling in siblings], dtype=np.int64),
     }
-    facts = {
+    facts = {name: getattr(job, name) for name in _PLAIN} | {
         "format": _FORMAT,
-        "base": job.base,
-        "base_sha256": job.base_sha256,
         "parent": None if job.parent is None else str(job.parent),
         "target": str(job.target),
         "config": asdict(job.config),
@@ -205,8 +197,6 @@ def _to_bytes(job: TrainJob) -> bytes:
         "pairs": [pair.source for pair in job.pairs],
         "evaluation": _group_records(job.evaluation),
         "others": job.others,
-        "mean_reward": job.mean_reward,
-        "metrics": job.metrics,
     }
     return file_content(arrays, facts)
 
@@ -218,22 +208,17 @@ def _group_records(groups: Iterable[TrainGroup]) -> list[JSON]:
     ]
 
 
+_PLAIN = ("base", "base_sha256", "mean_reward", "metrics")  # fields of a job that the file holds as they are
 # fp64, as Python's floats are: a job that is read must equal the job that was written.
-_DTYPES: Mapping[str, type[np.generic]] = {
-    "ids_T": np.int64,
-    "sampled_T": np.bool_,
-    "logprobs_T": np.float64,
-    "temperature_T": np.float64,
-}
+_DTYPES = {"ids_T": np.int64, "sampled_T": np.bool_, "logprobs_T": np.float64, "temperature_T": np.float64}
 
 
 def _arrays_of(rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
     # The rows one after another: T here counts the tokens of all rows together.
-    arrays: dict[str, NDArray[Any]] = {
-        name: np.array([value for row in rows for value in getattr(row, name)], dtype=dtype)
-        for name, dtype in _DTYPES.items()
-    }
-    return arrays | {"tokens_of_rows": np.array([len(row.ids_T) for row in rows], dtype=np.int64)}
+    arrays: dict[str, NDArray[Any]] = {"tokens_of_rows": np.array([len(row.ids_T) for row in rows], dtype=np.int64)}
+    for name, dtype in _DTYPES.items():
+        arrays[name] = np.array([value for row in rows for value in getattr(row, name)], dtype=dtype)
+    return arrays
 
 
 def _rows_of(arrays: Mapping[str, NDArray[Any]]) -> Iterator[Row]:
@@ -250,11 +235,7 @@ def file_content(arrays: Arrays, facts: JSON) -> bytes:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Writes a file of a job directory, or replaces it atomically; if that fails, the old content stays.
-
-    Raises:
-        TrainingError: The disk is full, or the file may not be written.
-    """
+    """Writes a file of a job directory, or replaces it atomically; raises `TrainingError` if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # One name for all drafts: a checkpoint is large, and what killed jobs left must not add up.
@@ -268,10 +249,9 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def read_file(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
-    """Reads a file of a job directory and returns its arrays and its JSON object; `None` if there is no such file.
+    """Returns the arrays and the JSON object of a file of a job directory; `None` if there is no such file.
 
-    Raises:
-        TrainingError: The file is damaged or cannot be read.
+    Raises `TrainingError` if the file is damaged or cannot be read.
     """
     try:
         with safe_open(path, framework="np") as file:  # type: ignore[no-untyped-call]

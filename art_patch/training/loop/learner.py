@@ -6,8 +6,6 @@ bit for bit, the policy that it would have made without the interruption. A new 
 atomically, so a valid checkpoint always remains after a crash.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

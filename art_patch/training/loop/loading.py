@@ -5,8 +5,6 @@ The loaded model computes exact log-probabilities, and only the LoRA's weights g
 They do not load the base model's weights.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Metrics of each step and of a whole update, the checks that end an update early, and a progress line for people."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -15,17 +13,15 @@ from art_patch.training.loop.plan import Step, lessons_of
 from art_patch.training.losses.policy_loss import LossMetrics
 from art_patch.types import JSON
 
+_WORK = ("computed_tokens", "distinct_tokens", "row_tokens")
+
 
 @dataclass(frozen=True, slots=True)
 class UpdateMetrics:
-    """Metrics of a whole update.
-
-    A row is one token sequence. The phases of an update are imitation, preferences and groups.
-    """
+    """Metrics of a whole update. A row is a token sequence; the phases are imitation, preferences and groups."""
 
     trajectories: int  # number of trajectories in groups that were trained on (their advantage is not zero)
-    # Number of rows of these trajectories. It exceeds `trajectories` where conversations forked.
-    trained_rows: int
+    trained_rows: int  # number of rows of these trajectories; exceeds `trajectories` where conversations forked
     tokens: int  # number of sampled tokens in these rows; each epoch trains all of them
     demonstrations: int  # number of rows in the job for the imitation phase
     rehearsed: int  # number of known rows from which steps on groups drew some to imitate against forgetting
@@ -33,15 +29,14 @@ class UpdateMetrics:
     steps: int  # number of optimizer steps made
     stopped: str | None  # why the update ended before the end of its plan; `None` if it completed the plan
     loss: float  # mean loss over the steps of the last phase
-    # k2 estimate of KL(policy that sampled || policy in training) per token, in the last epoch on groups.
-    kl_nats: float
+    kl_nats: (
+        float  # k2 estimate of KL(policy that sampled || policy in training) per token, in the last epoch on groups
+    )
     reference_kl_nats: float  # KL(trained || reference) per token, in the last epoch on groups; 0 without a reference
     clip_fraction: float  # share of tokens that the clip or cap of the loss affected, over all epochs on groups
-    # Effective sample size of the importance weights divided by the number of tokens, in the last epoch on groups.
-    effective_share: float
+    effective_share: float  # effective sample size of the importance weights / tokens, in the last epoch on groups
     not_finite: int  # number of tokens dropped because a log-probability was not finite, over all epochs on groups
-    # Mean negative log-likelihood of the rehearsed tokens, in the last epoch on groups; 0 if none was rehearsed.
-    rehearse_nll_nats: float
+    rehearse_nll_nats: float  # mean over the rehearsed tokens, in the last epoch on groups; 0 if none was rehearsed
     entropy_nats: float  # mean entropy over the trained tokens, in the last epoch of the last phase
     grad_norm: float  # mean norm of the gradient before clipping, over the steps of the last phase
     # Largest difference between recorded and computed log-probability before the first step, over tokens that the
@@ -52,44 +47,34 @@ class UpdateMetrics:
     # Number of tokens that would go through the model if each common beginning of rows in a pack were computed once;
     # equals `computed_tokens` if it was.
     distinct_tokens: int
-    # Number of tokens in the rows divided by `computed_tokens`; 3 means that sharing saved two thirds.
-    shared_ratio: float
-    # Why common beginnings were computed again for each row; `None` if they were computed once.
-    why_not_shared: str | None
+    shared_ratio: float  # tokens in the rows divided by `computed_tokens`; 3 means that sharing saved two thirds
+    why_not_shared: str | None  # why common beginnings were computed again for each row; `None` if computed once
     tokens_per_s: float  # computed tokens per second, over all steps
-    # Loss of the published policy on the evaluation groups (see `gradients.evaluate`); `None` if it was not evaluated.
+    # Of the published policy on the evaluation groups, see `gradients.evaluate`; `None` if it was not evaluated.
     eval_loss: float | None
-    # KL(policy that sampled || published policy) per token on the evaluation groups; `None` if it was not evaluated.
-    eval_kl_nats: float | None
-    # How much likelier the published policy made the better runs of the evaluation groups (see `gradients.evaluate`);
-    # `None` if it was not evaluated.
-    eval_gain_nats: float | None
+    eval_kl_nats: float | None  # KL(policy that sampled || published policy) per token
+    eval_gain_nats: float | None  # how much likelier the published policy made the better runs
     history: tuple[JSON, ...] = field(repr=False)  # metrics of each optimizer step, as `step_metrics` returns them
 
 
 def step_metrics(step: Step, sums: Mapping[str, float], rehearsed: Mapping[str, float]) -> dict[str, Any]:
-    """Returns the metrics of one optimizer step.
+    """Returns the metrics of one optimizer step of the plan.
 
-    Args:
-        step: The step of the plan.
-        sums: Sums over the tokens that the step learned from, of all processes.
-        rehearsed: Sums over the known answers that the step imitated against forgetting, of all processes.
+    `sums` are over the tokens that the step learned from, and `rehearsed` over the known answers that it imitated
+    against forgetting, both of all processes.
     """
     tokens = int(sums["tokens"])
     metrics: dict[str, Any] = {"phase": step.phase, "epoch": step.epoch, "tokens": tokens, "loss": sums["loss"]}
-    work = ("computed_tokens", "distinct_tokens", "row_tokens")
-    metrics |= {name: int(sums[name] + rehearsed[name]) for name in work}
+    metrics |= {name: int(sums[name] + rehearsed[name]) for name in _WORK}
     each = tokens or math.nan  # a step that saw no token is refused by `why_broken`, not by a division
-    metrics |= {"entropy_nats": sums["entropy_nats"] / each}
+    metrics["entropy_nats"] = sums["entropy_nats"] / each
     if step.phase == "groups":
-        clipped = sums["clipped_low"] + sums["clipped_high"]
+        weights = LossMetrics(tokens=tokens, weight=sums["weight"], weight_squared=sums["weight_squared"])
         metrics |= {
             "kl_nats": sums["kl_nats"] / each,
             "reference_kl_nats": sums["reference_kl_nats"] / each,
-            "clip_fraction": clipped / each,
-            "effective_share": LossMetrics(
-                tokens=tokens, weight=sums["weight"], weight_squared=sums["weight_squared"]
-            ).effective_share,
+            "clip_fraction": (sums["clipped_low"] + sums["clipped_high"]) / each,
+            "effective_share": weights.effective_share,
             "not_finite": int(sums["not_finite"]),
         }
     if step.rehearsed:
@@ -98,19 +83,14 @@ def step_metrics(step: Step, sums: Mapping[str, float], rehearsed: Mapping[str, 
             "rehearse_nll_nats": rehearsed["nll_nats"] / rehearsed["tokens"],
         }
     if step.phase == "prefer":
-        pairs = len(step.items)
-        metrics |= {"right_share": sums["right"] / pairs}
-        metrics |= {name: sums[name] / pairs for name in ("margin", "chosen_reward", "rejected_reward")}
+        names = {"right_share": "right"} | {name: name for name in ("margin", "chosen_reward", "rejected_reward")}
+        metrics |= {name: sums[summed] / len(step.items) for name, summed in names.items()}
     return metrics
 
 
 def why_broken(metrics: Mapping[str, float]) -> str | None:
-    """Returns why the update must be dropped after computing this step; `None` if the step's numbers are valid.
-
-    The reasons are a loss, gradient norm or weight norm that is not finite, and a step without any finite
-    log-probability.
-    """
-    # The whole update is dropped then, because the cause is in the weights already.
+    """Returns why the update must be dropped after computing this step; `None` if the step's numbers are valid."""
+    # The whole update is dropped, because the cause of a number that is not finite is in the weights already.
     wrong = [name for name in ("loss", "grad_norm", "weight_norm") if not math.isfinite(metrics.get(name, 0.0))]
     if wrong:
         return " and ".join(f"{name} {metrics[name]}" for name in wrong)
@@ -118,13 +98,9 @@ def why_broken(metrics: Mapping[str, float]) -> str | None:
 
 
 def why_stop(metrics: Mapping[str, float], config: TrainConfig) -> str | None:
-    """Returns why the update must end before it makes the step with these metrics; `None` if the step may be made.
-
-    The reason is a KL above `max_kl_nats` or a share of clipped tokens above `max_clip_fraction`.
-    """
+    """Returns why the update must end before it makes the step with these metrics; `None` if the step may be made."""
     # A policy that is far from the one that sampled is no fault. But more steps on the same data would mislead it.
-    bounds = {"kl_nats": config.max_kl_nats, "clip_fraction": config.max_clip_fraction}
-    for name, most in bounds.items():
+    for name, most in (("kl_nats", config.max_kl_nats), ("clip_fraction", config.max_clip_fraction)):
         if most is not None and name in metrics and metrics[name] > most:
             return f"{name} {metrics[name]:.3g} is above max_{name}={most:g}"
     return None
@@ -140,8 +116,11 @@ def update_metrics(job: TrainJob, train_state: TrainState) -> UpdateMetrics:
     last_phase = [metrics for metrics in history if metrics["phase"] == history[-1]["phase"]]
     # An update that ended early has less than an epoch here, or no step on groups at all.
     seen = [metrics for metrics in last_phase if metrics["epoch"] == last_phase[-1]["epoch"]]
-    computed = sum(metrics["computed_tokens"] for metrics in history)
-    seconds = sum(metrics["seconds"] for metrics in history)
+    work = {name: sum(metrics[name] for metrics in history) for name in (*_WORK, "seconds")}
+    computed = work["computed_tokens"]
+    evaluated: dict[str, Any] = {
+        name: history[-1].get(name) for name in ("eval_loss", "eval_kl_nats", "eval_gain_nats")
+    }
     return UpdateMetrics(
         trajectories=len(learned),
         trained_rows=sum(len(each.rows) for each in learned),
@@ -151,24 +130,19 @@ def update_metrics(job: TrainJob, train_state: TrainState) -> UpdateMetrics:
         pairs=len(job.pairs),
         steps=len(history),
         stopped=train_state.stopped,
-        loss=_mean(last_phase, "loss"),
-        kl_nats=_a_token(last_epoch, "kl_nats"),
-        reference_kl_nats=_a_token(last_epoch, "reference_kl_nats"),
+        **{name: _mean(last_phase, name) for name in ("loss", "grad_norm")},
+        **{name: _a_token(last_epoch, name) for name in ("kl_nats", "reference_kl_nats", "effective_share")},
         clip_fraction=_a_token(of_groups, "clip_fraction"),
-        effective_share=_a_token(last_epoch, "effective_share"),
         not_finite=sum(metrics["not_finite"] for metrics in of_groups),
         rehearse_nll_nats=_a_token(last_epoch, "rehearse_nll_nats", "rehearsed_tokens") if job.rehearsed else 0.0,
         entropy_nats=_a_token(seen, "entropy_nats"),
-        grad_norm=_mean(last_phase, "grad_norm"),
         logprob_gap_nats=train_state.gap_nats,
         computed_tokens=computed,
-        distinct_tokens=sum(metrics["distinct_tokens"] for metrics in history),
-        shared_ratio=sum(metrics["row_tokens"] for metrics in history) / computed,
+        distinct_tokens=work["distinct_tokens"],
+        shared_ratio=work["row_tokens"] / computed,
         why_not_shared=train_state.why_not_shared,
-        tokens_per_s=computed / seconds,
-        eval_loss=history[-1].get("eval_loss"),
-        eval_kl_nats=history[-1].get("eval_kl_nats"),
-        eval_gain_nats=history[-1].get("eval_gain_nats"),
+        tokens_per_s=computed / work["seconds"],
+        **evaluated,
         history=tuple(history),
     )
 

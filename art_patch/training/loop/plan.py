@@ -9,8 +9,6 @@ imitates a few known answers against forgetting. The draw of these answers depen
 the step.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator, Sequence

@@ -10,8 +10,6 @@ standard output. Each process reads from a pipe that its launcher holds open, an
 processes also end when their launcher is killed. If one of the processes fails, `launch` kills the others.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ They are stored in the job directory. An update that is continued after a kill r
 then no longer holds the policy from the start of the update.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

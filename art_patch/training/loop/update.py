@@ -10,8 +10,6 @@ and makes the same weights. If a loss, a gradient or a weight is not finite, the
 deleted and nothing is published.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 import time

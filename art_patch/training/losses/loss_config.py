@@ -28,12 +28,10 @@ weight.
 | `constant`        | the number of trajectories in the step, times `max_completion_tokens` |
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal, TypeGuard, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, TypeGuard, get_args
 
 from art_patch._lib.option import Option
 from art_patch.errors import ConfigError
@@ -147,6 +145,35 @@ LOSSES: dict[LossName, Loss] = {
 }
 
 
+_OF_SOME_LOSSES = {name for loss in LOSSES.values() for name in loss.settings}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a field of a configuration may hold; it stands in the field's type, `Annotated[int, Limit(...)]`."""
+
+    allows: Callable[[Any], bool]
+    words: str  # what an error message says after "must be"
+
+
+_ABOVE_0 = Limit(lambda value: 0 < value < math.inf, "above 0")
+_FROM_1 = Limit(lambda value: 1 <= value < math.inf, "at least 1")
+
+
+def limits_of(config: Any) -> Iterator[tuple[str, Any, Limit]]:
+    """Yields name, value and limit of each field of a configuration whose type states a limit."""
+    for each in fields(config):
+        for mark in get_args(each.type):
+            if isinstance(mark, Limit):
+                yield each.name, getattr(config, each.name), mark
+
+
+def require_one_of(field: str, value: str, known: Sequence[str]) -> None:
+    """Raises `ConfigError` if the value of `field` is not one of the `known`."""
+    if value not in known:
+        raise ConfigError(f"{field}={value!r} is unknown; choose one of: {', '.join(known)}")
+
+
 @dataclass(frozen=True, slots=True)
 class LossConfig:
     """Settings of the loss on groups. `None` means the value of the loss's paper (`LOSSES`), or "off" where stated.
@@ -185,35 +212,35 @@ class LossConfig:
 
     name: Annotated[LossName, Option(name="loss", help="Loss to minimise, as in its paper.")] = "dapo"
     level: Level | None = None
-    clip_low: float | None = None
-    clip_high: float | None = None
-    clip_max: float | None = None
-    ratio_cap: float | None = None
-    max_completion_tokens: int | None = None
+    clip_low: Annotated[float | None, Limit(lambda value: 0 < value <= 1, "above 0 and at most 1")] = None
+    clip_high: Annotated[float | None, _ABOVE_0] = None
+    clip_max: Annotated[float | None, _FROM_1] = None
+    ratio_cap: Annotated[float | None, _FROM_1] = None
+    max_completion_tokens: Annotated[int | None, _FROM_1] = None
     kl_coefficient: Annotated[
-        float, Option(name="kl", least=0.0, help="Weight of the KL divergence that keeps the policy near the base.")
+        float,
+        Limit(lambda value: 0 <= value < math.inf, "at least 0"),
+        Option(name="kl", least=0.0, help="Weight of the KL divergence that keeps the policy near the base."),
     ] = 0.0
     kl_estimator: Estimator = "k3"
-    importance_cap: float | None = 3.0
-    off_policy_nats: float | None = None
+    importance_cap: Annotated[float | None, _FROM_1] = 3.0
+    off_policy_nats: Annotated[float | None, _ABOVE_0] = None
 
     def __post_init__(self) -> None:
         """Raises `ConfigError` for an impossible value, with the field, the value and what to write instead."""
-        _require_one_of("loss name", self.name, tuple(LOSSES))
-        _require_one_of("kl_estimator", self.kl_estimator, get_args(Estimator))
+        require_one_of("loss name", self.name, tuple(LOSSES))
+        require_one_of("kl_estimator", self.kl_estimator, get_args(Estimator))
         if self.level is not None:
-            _require_one_of(f"level (of {self.name})", self.level, self.loss.levels)
-        for name, (possible, limit) in _LIMITS.items():
-            value: float | None = getattr(self, name)
+            require_one_of(f"level (of {self.name})", self.level, self.loss.levels)
+        for name, value, limit in limits_of(self):
             if value is None:
                 continue
             if name in _OF_SOME_LOSSES and name not in self.loss.settings:
                 has = ", ".join(self.loss.settings) or "none"
                 raise ConfigError(f"{name}={value!r}: {self.name} does not have it (it has: {has}); leave it out")
-            if not possible(value):
-                raise ConfigError(f"{name}={value!r} must be {limit}; leave it out for the default")
-        if self.clip_max is not None and not self.clip_max > 1 + self.settings["clip_high"]:
-            least = 1 + self.settings["clip_high"]
+            if not limit.allows(value):
+                raise ConfigError(f"{name}={value!r} must be {limit.words}; leave it out for the default")
+        if self.clip_max is not None and not self.clip_max > (least := 1 + self.settings["clip_high"]):
             raise ConfigError(f"clip_max={self.clip_max!r} must be above 1 + clip_high, {least:g}, or would replace it")
 
     @property
@@ -231,25 +258,3 @@ class LossConfig:
         """The settings that the chosen loss uses, by field name: the given value, else that of the loss's paper."""
         given: dict[str, float | None] = {name: getattr(self, name) for name in self.loss.settings}
         return {name: paper if (mine := given[name]) is None else mine for name, paper in self.loss.settings.items()}
-
-
-_Limit = tuple[Callable[[float], bool], str]
-_ABOVE_0: _Limit = (lambda value: 0 < value < math.inf, "above 0")
-_FROM_1: _Limit = (lambda value: 1 <= value < math.inf, "at least 1")
-
-_LIMITS: dict[str, _Limit] = {
-    "clip_low": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
-    "clip_high": _ABOVE_0,
-    "clip_max": _FROM_1,
-    "ratio_cap": _FROM_1,
-    "max_completion_tokens": _FROM_1,
-    "kl_coefficient": (lambda value: 0 <= value < math.inf, "at least 0"),
-    "importance_cap": _FROM_1,
-    "off_policy_nats": _ABOVE_0,
-}
-_OF_SOME_LOSSES = {name for loss in LOSSES.values() for name in loss.settings}
-
-
-def _require_one_of(field: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(f"{field}={value!r} is unknown; choose one of: {', '.join(known)}")

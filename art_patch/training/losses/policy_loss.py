@@ -23,8 +23,6 @@ Not implemented: an entropy bonus, a mask by entropy, and importance weights of 
 on single tokens).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -60,19 +58,16 @@ class LossInput:
     # Log-probability under the reference policy. Required if `kl_coefficient` is not 0. If it is given with coefficient
     # 0, the KL is computed for the metrics only.
     reference_N: Tensor | None = None
-    # Entropy in nats of the distribution from which the token was drawn; used for the metrics only.
-    entropy_N: Tensor | None = None
+    entropy_N: Tensor | None = None  # entropy in nats of the token's distribution; used for the metrics only
 
 
 @dataclass(frozen=True, slots=True)
 class LossMetrics:
-    """Metrics of a micro-batch as sums over its tokens; `a + b` gives the metrics of both micro-batches together."""
+    """Metrics of a micro-batch as sums over its tokens, so that the sums of several micro-batches can be added."""
 
-    # Number of tokens whose log-probabilities are finite. The other sums are over these tokens.
-    tokens: int = 0
+    tokens: int = 0  # number of tokens whose log-probabilities are finite; the other sums are over these tokens
     not_finite: int = 0  # number of tokens dropped because one of their log-probabilities is not finite
-    # Number of tokens with a negative advantage and no gradient, because their ratio is below `1 - clip_low`.
-    clipped_low: int = 0
+    clipped_low: int = 0  # number of tokens with a negative advantage and a ratio below `1 - clip_low`: no gradient
     # Number of tokens whose ratio is too high. These are tokens with a positive advantage above `1 + clip_high` and
     # with a negative one above `clip_max`, which have no gradient; and in `cispo` tokens above `ratio_cap`, which keep
     # a gradient of bounded weight.
@@ -82,18 +77,9 @@ class LossMetrics:
     kl_nats: float = 0.0  # k2 estimate of KL(policy that sampled || policy in training): half the squared log ratio
     # Estimate of KL(trained || reference) as `kl_estimator` says, multiplied by the ratio; 0 without a reference.
     reference_kl_nats: float = 0.0
-    # Entropy of the distributions from which the tokens were drawn; 0 if `entropy_N` is not given.
-    entropy_nats: float = 0.0
+    entropy_nats: float = 0.0  # entropy of the tokens' distributions; 0 if `entropy_N` is not given
     weight: float = 0.0  # weight of the token before any clip: ratio times min(exp(old - recorded), importance_cap)
     weight_squared: float = 0.0  # square of each token's `weight`, which `effective_share` needs
-    # Largest |logprob - recorded|. This is no sum: `a + b` keeps the larger value.
-    gap_nats: float = 0.0
-
-    def __add__(self, other: LossMetrics) -> LossMetrics:
-        """Returns the metrics of both micro-batches together: the sums, and the larger `gap_nats`."""
-        sums: dict[str, Any] = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
-        sums["gap_nats"] = max(self.gap_nats, other.gap_nats)
-        return LossMetrics(**sums)
 
     @property
     def effective_share(self) -> float:
@@ -274,8 +260,8 @@ def _near_enough_N(batch: LossInput, terms: _Terms, config: LossConfig) -> Tenso
 
 @torch.no_grad()
 def _metrics(batch: LossInput, terms: _Terms, surrogate: _Surrogate, kept_N: Tensor, kl_N: Tensor) -> LossMetrics:
-    gap_N = batch.logprob_N - batch.recorded_N
-    near_N, weight_N = gap_N.clamp(-_LIMIT_NATS, _LIMIT_NATS), terms.ratio_N * terms.importance_N
+    near_N = (batch.logprob_N - batch.recorded_N).clamp(-_LIMIT_NATS, _LIMIT_NATS)
+    weight_N = terms.ratio_N * terms.importance_N
     # k2 for `kl_nats`, not k3: there one rare token that became likely, as it should, outweighs a thousand others.
     sums_N = {
         "clipped_low": surrogate.low_N & kept_N,
@@ -283,7 +269,7 @@ def _metrics(batch: LossInput, terms: _Terms, surrogate: _Surrogate, kept_N: Ten
         "dropped_tokens": ~kept_N,
         "kl_nats": near_N.square() / 2,
         "reference_kl_nats": kl_N,
-        "entropy_nats": torch.zeros_like(gap_N) if batch.entropy_N is None else batch.entropy_N,
+        "entropy_nats": torch.zeros_like(near_N) if batch.entropy_N is None else batch.entropy_N,
         "weight": weight_N,
         "weight_squared": weight_N.square(),
     }
@@ -291,9 +277,8 @@ def _metrics(batch: LossInput, terms: _Terms, surrogate: _Surrogate, kept_N: Ten
     sums = dict(zip(sums_N, torch.stack([v.sum(dtype=torch.float64) for v in sums_N.values()]).tolist(), strict=True))
     counts = {name: int(sums.pop(name)) for name in ("clipped_low", "clipped_high", "dropped_tokens")}
     return LossMetrics(
-        tokens=len(gap_N),
+        tokens=len(near_N),
         dropped_trajectories=len(torch.unique(batch.trajectory_N[~kept_N])),
-        gap_nats=gap_N.abs().max().item() if len(gap_N) else 0.0,
         **counts,
         **sums,
     )

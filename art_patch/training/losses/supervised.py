@@ -7,8 +7,6 @@ up and divide by the step's number of tokens or pairs to get means.
 The suffix of a name gives the axes of a tensor: N learned tokens, R rows (token sequences), P pairs of rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
