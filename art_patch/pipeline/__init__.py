@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from art_patch.pipeline.report import LONG, CycleReport, metrics_line
     from art_patch.pipeline.score_groups import score, to_judge
     from art_patch.pipeline.serving_upkeep import ServingUpkeep
-    from art_patch.pipeline.single_steps import ExplicitUpdate, evaluate, run_explicit_update
+    from art_patch.pipeline.single_steps import evaluate, run_explicit_update
 else:
     __getattr__ = lazily(
         __name__,
@@ -35,6 +35,6 @@ else:
             "report": "CycleReport LONG metrics_line",
             "score_groups": "score to_judge",
             "serving_upkeep": "ServingUpkeep",
-            "single_steps": "ExplicitUpdate evaluate run_explicit_update",
+            "single_steps": "evaluate run_explicit_update",
         },
     )

@@ -141,12 +141,7 @@ def _scaling(config: Mapping[str, Any], rank: int) -> float:
 
 
 def validate_adapter(
-    adapters_root: str | os.PathLike[str],
-    name: str,
-    base: BaseModel,
-    *,
-    max_rank: int = 64,
-    max_bytes: int = 8 << 30,
+    adapters_root: str | os.PathLike[str], name: str, base: BaseModel, *, max_rank: int = 64, max_bytes: int = 8 << 30
 ) -> ValidatedAdapter:
     """Reads and checks one published adapter, or raises `AdapterRejected` with the reason and the remedy.
 

@@ -160,10 +160,7 @@ _PIECES = {
 }
 
 # Events that bring a piece of an item: the field that grows.
-_ARGUMENTS = {
-    "response.function_call_arguments.delta": "arguments",
-    "response.custom_tool_call_input.delta": "input",
-}
+_ARGUMENTS = {"response.function_call_arguments.delta": "arguments", "response.custom_tool_call_input.delta": "input"}
 
 
 # A part or item, its field that grows, and the pieces. They are joined at the end: else each piece would copy all

@@ -15,8 +15,7 @@ from art_patch.gate import GateConfig, Repeated, Turn
 from art_patch.grouping import ReplayConfig
 from art_patch.pipeline import forget_unfinished
 from art_patch.pipeline.cycle_run import Cycle, CycleConfig
-from art_patch.pipeline.gate_run import run_gate
-from art_patch.pipeline.gate_scores import judge_both
+from art_patch.pipeline.gate_run import judge_both, run_gate
 from art_patch.rewards.checks import make_check
 from art_patch.store import Store
 from art_patch.types import Call, Choice, Group, Policy, Score, Trajectory, TrajectoryInfo
