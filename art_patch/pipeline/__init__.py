@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from art_patch.pipeline.cycle import retrain
     from art_patch.pipeline.cycle_lock import project_lock
     from art_patch.pipeline.cycle_run import CycleConfig, Run
-    from art_patch.pipeline.form_groups import form, group
     from art_patch.pipeline.promote_policy import WatchReport, watch, watch_once
     from art_patch.pipeline.report import LONG, CycleReport, metrics_line
-    from art_patch.pipeline.score_groups import score, to_judge
+    from art_patch.pipeline.score_groups import form, group, score, to_judge
     from art_patch.pipeline.serving_upkeep import ServingUpkeep
     from art_patch.pipeline.single_steps import evaluate, run_explicit_update
 else:
@@ -30,10 +29,9 @@ else:
             "cycle": "retrain",
             "cycle_lock": "project_lock",
             "cycle_run": "CycleConfig Run",
-            "form_groups": "form group",
             "promote_policy": "WatchReport watch watch_once",
             "report": "CycleReport LONG metrics_line",
-            "score_groups": "score to_judge",
+            "score_groups": "form group score to_judge",
             "serving_upkeep": "ServingUpkeep",
             "single_steps": "evaluate run_explicit_update",
         },

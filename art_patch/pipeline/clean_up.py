@@ -10,7 +10,7 @@ from the present champion.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -54,28 +54,23 @@ def unfinished_jobs(project: Path) -> list[Path]:
     return sorted((project / "training").glob("*@*"))
 
 
-def discard_job(job: Path, adapters: Path, known: Collection[str]) -> None:
-    """Delete the directory of an update that no cycle will continue, and its adapter unless the ledger has the policy.
-
-    `known` holds the names of all policies in the ledger.
-    """
-    if job.name not in known:
-        policies.remove_adapter(adapters, job.name)
-    shutil.rmtree(job)
+def discard_jobs(jobs: Iterable[Path], adapters: Path, known: Collection[str]) -> None:
+    """Delete updates that no cycle will continue, and their adapters; those of `known` policies stay."""
+    for job in jobs:
+        if job.name not in known:
+            policies.remove_adapter(adapters, job.name)
+        shutil.rmtree(job)
 
 
 def forget_unfinished(directory: Path, known: Collection[str]) -> bool:
-    """Delete all files of killed updates and gates in a project's directory.
+    """Delete all files of killed updates and gates in a project's directory; return whether that was done.
 
     This is needed when a user is erased, because the files may contain the user's data. The next cycle starts these
-    updates and gates again, from the data that the store holds then.
+    updates and gates again, from the data that the store holds then. While a cycle is running, nothing is deleted; the
+    cycle deletes its own files when it ends.
 
     Args:
         known: names of all policies in the ledger.
-
-    Returns:
-        Whether all files were deleted. `False`: a cycle is running, so nothing was deleted; the cycle deletes its own
-        files when it ends.
     """
     left = [path for name in ("training", GATE_RUNS) if (path := directory / name).exists()]
     if not left:
@@ -83,8 +78,7 @@ def forget_unfinished(directory: Path, known: Collection[str]) -> bool:
     # Under the cycle's own lock file. The store's lease is not needed: these files are on this machine only.
     try:
         with project_lock(directory):
-            for job in unfinished_jobs(directory):
-                discard_job(job, directory / "adapters", known)
+            discard_jobs(unfinished_jobs(directory), directory / "adapters", known)
             for path in left:
                 shutil.rmtree(path)
     except Busy:

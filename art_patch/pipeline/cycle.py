@@ -22,12 +22,11 @@ from art_patch.pipeline import promote_policy
 from art_patch.pipeline.clean_up import pruning_at_end, sweep_leftovers
 from art_patch.pipeline.cycle_lock import exclusive_cycle
 from art_patch.pipeline.cycle_run import Cycle, CycleConfig, Progress
-from art_patch.pipeline.form_groups import group
 from art_patch.pipeline.gate_run import run_gate
 from art_patch.pipeline.replay_runs import replay
-from art_patch.pipeline.report import CycleReport, Outcome, failed, write_report
+from art_patch.pipeline.report import CycleReport, Outcome, write_report
 from art_patch.pipeline.resample_turns import resample
-from art_patch.pipeline.score_groups import score
+from art_patch.pipeline.score_groups import group, score
 from art_patch.pipeline.train_policy import check_can_train, train
 from art_patch.rewards import OrderedJudge
 from art_patch.serving import Engine
@@ -77,7 +76,7 @@ def retrain(
         run = Cycle(held.store, judge, config, limit, at, engine, adapters, who)
         # Read under the lock, so no other cycle can change it. A person still can; the step `promote` looks again.
         champion = run.store.ledger.champion()
-        name = None if champion is None else champion.name
+        name = champion and champion.name
 
         def keep(report: CycleReport) -> CycleReport:
             write_report(report, adapters.parent, who=who, began_at=at, took_s=clock() - began)
@@ -90,7 +89,7 @@ def retrain(
             return keep(CycleReport("out of time", why, name, None, run.metrics))
         # A report for errors with a remedy only. Ctrl-C and bugs show themselves to whoever started the cycle.
         except ArtPatchError as error:
-            keep(failed(error, name, run.metrics))
+            keep(CycleReport("failed", f"{type(error).__name__}: {error}", name, None, run.metrics))
             raise
 
 
@@ -142,12 +141,10 @@ def _left_over(store: Store, champion: Policy) -> Policy | None:
 
 
 def _why_not_idle(run: Cycle) -> str | None:
-    minutes = run.config.idle_minutes
-    if minutes is None:
+    if (minutes := run.config.idle_minutes) is None:
         return None
-    window_s = minutes * 60
     # Bounded on both sides: one call that a wrong clock dated into the future must not block cycles for ever.
-    calls = run.store.read.calls_of_apps(since=run.now - window_s, until=run.now + window_s)
+    calls = run.store.read.calls_of_apps(since=run.now - minutes * 60, until=run.now + minutes * 60)
     return f"apps made {calls} calls in the last {minutes:g} minutes; the next cycle looks again" if calls else None
 
 

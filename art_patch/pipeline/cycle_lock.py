@@ -41,11 +41,7 @@ class CycleLease:
         self._lost = Event()
 
     def check(self) -> None:
-        """Return if the lease was not lost at its last renewal. This sends no query to the database.
-
-        Raises:
-            Busy: another process took the lease over.
-        """
+        """Raise `Busy` if the last renewal found that another process took the lease over; no query is sent."""
         if self._lost.is_set():
             raise lost(self._lease)
 
@@ -70,19 +66,13 @@ class CycleLease:
 
 @contextmanager
 def project_lock(directory: Path) -> Generator[None]:
-    """Hold the lock file of a project's directory while the block runs, so that no other process on this machine can.
-
-    Raises:
-        Busy: another process holds the lock file.
-    """
+    """Hold the lock file of a project's directory while the block runs; raises `Busy` if another process holds it."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = FileLock(directory / "cycle.lock", timeout=0)
     try:
         lock.acquire()
     except Timeout:
-        raise Busy(
-            f"another cycle is running on {directory}; this one did nothing. Try again when it is done"
-        ) from None
+        raise _busy(str(directory)) from None
     try:
         yield
     finally:
@@ -104,8 +94,7 @@ def exclusive_cycle(
     Args:
         store: the store whose policies the cycle changes.
         who: the name that the audit log records if the lease is taken over from a dead process.
-        beat_s: seconds between two renewals of the lease.
-        watch_s: seconds without a renewal after which an owner on another machine counts as dead.
+        beat_s, watch_s: see `BEAT_S` and `WATCH_S`.
         clock: returns seconds since the epoch. The times are only shown to people; no decision depends on them.
 
     Raises:
@@ -117,8 +106,8 @@ def exclusive_cycle(
         held, stop = CycleLease(store, lease), Event()
         renewal = {"beat_s": beat_s, "clock": clock}
         # A daemon: a cycle that hangs at exit must not be kept alive by its own renewals.
-        thread = Thread(target=held.renew_until, args=(stop, store.leases), kwargs=renewal, daemon=True)
-        thread.name = "art-patch-lease"
+        renew, leases = held.renew_until, (stop, store.leases)
+        thread = Thread(target=renew, name="art-patch-lease", args=leases, kwargs=renewal, daemon=True)
         thread.start()
         try:
             yield held
@@ -138,11 +127,11 @@ def _take(leases: Leases, me: Owner, *, who: str, watch_s: float, clock: Callabl
         if alive is None:
             seen = _watch(leases, seen, watch_s)
         if alive or seen is None:
-            raise _busy(leases.read(LEASE).owner)
+            raise _busy_store(leases)
     # `take` compares the lease with `seen` inside one transaction, so of two processes that arrive here one wins.
     lease = leases.take(seen, me, who=who, now=clock())
     if lease is None:
-        raise _busy(leases.read(LEASE).owner)
+        raise _busy_store(leases)
     return lease
 
 
@@ -160,6 +149,10 @@ def _watch(leases: Leases, seen: Lease, watch_s: float) -> Lease | None:
     return seen
 
 
-def _busy(owner: Owner | None) -> Busy:
-    whose = f" ({owner})" if owner else ""
-    return Busy(f"another cycle is running on this store{whose}; this one did nothing. Try again when it is done")
+def _busy_store(leases: Leases) -> Busy:
+    owner = leases.read(LEASE).owner
+    return _busy(f"this store ({owner})" if owner else "this store")
+
+
+def _busy(where: str) -> Busy:
+    return Busy(f"another cycle is running on {where}; this one did nothing. Try again when it is done")

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, Literal
 
@@ -68,7 +68,7 @@ def act_on_verdict(run: Cycle, candidate: Policy, champion: Policy, verdict: gat
     if (decided := decided_elsewhere(run, candidate.name)) is not None:
         return decided
     present = run.store.ledger.champion() or champion
-    # The verdict compares the candidate with a policy that no longer serves. It proves nothing about the present one.
+    # The verdict proves nothing about the present champion.
     if present.name != champion.name:
         won, reason = False, f"{present.name} serves since; it was tested against {champion.name}"
     if won:
@@ -137,10 +137,6 @@ class WatchReport:
     percent: float | None = None
     metrics: JSON = field(default_factory=dict[str, Any])
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the report as a dict for one JSON object."""
-        return asdict(self)
-
 
 def watch_once(
     store: Store, engine: serving.Engine | None, config: promotion.CanaryConfig, *, who: str, now: float | None = None
@@ -149,12 +145,9 @@ def watch_once(
 
     Args:
         engine: needed for a promotion only. `None`: no engine runs, so a policy that has won stays under test.
-        config: when the policy under test is rejected, and when it has won.
         who: the person or job that the ledger records.
-        now: seconds since the epoch.
 
     Raises:
-        StoreError: the store cannot be read or written.
         EngineError: the policy has won, but the engine cannot serve it. Its test goes on.
     """
     at = time.time() if now is None else now
@@ -168,20 +161,14 @@ def watch_once(
     verdict = promotion.decide(evidence, state=state, hours=hours, config=config)
     # Two processes may reach this line with the same verdict. The ledger refuses the second move.
     try:
-        outcome, reason = _act_on_watch(store, engine, challenger, verdict, who=who, at=at)
+        outcome, reason = _act_on_watch(store, engine, challenger, verdict, who, at)
     except TransitionError as error:
         outcome, reason = "nothing to watch", f"it was decided by somebody else meanwhile: {error}"
     return WatchReport(outcome, reason, challenger, champion, state, route.challenger_percent, verdict.metrics)
 
 
 def _act_on_watch(
-    store: Store,
-    engine: serving.Engine | None,
-    challenger: str,
-    verdict: promotion.WatchVerdict,
-    *,
-    who: str,
-    at: float,
+    store: Store, engine: serving.Engine | None, challenger: str, verdict: promotion.WatchVerdict, who: str, at: float
 ) -> tuple[WatchOutcome, str]:
     metrics = {"watch": dict(verdict.metrics) | {"verdict": verdict.action}}
     if verdict.action == "go on":
@@ -194,7 +181,6 @@ def _act_on_watch(
     # A rejection needs no engine: apps follow the route in the store. So a bad challenger is stopped even now.
     store.ledger.move(challenger, "rejected", who=who, reason=verdict.reason, metrics=metrics, now=at)
     if engine is not None:
-        # If this fails, the next promotion unloads it.
         with suppress(EngineError):
             engine.unload(challenger)
     return "rejected", verdict.reason

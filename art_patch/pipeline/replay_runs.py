@@ -36,13 +36,10 @@ _DEADLINES = ("timeout_s", "first_token_timeout_s", "connect_timeout_s")
 
 
 def replay(run: Cycle, found: grouping.Grouping) -> tuple[str, ...]:
-    """Repeat runs without siblings; return the ids of the new trajectories, which are complete.
+    """Repeat the runs without siblings that the step `group` found; return the ids of the new, complete trajectories.
 
     If the user's function raises an exception, the run has ended normally: the trajectory records the exception and
     becomes a sibling. Other failures, such as a crash of the process, lose one run, and the cycle goes on.
-
-    Args:
-        found: the result of the step `group`; it names the runs without siblings.
     """
     config = run.config.replay
     if config is None:
@@ -155,7 +152,7 @@ class Reruns:
         lost: one recorded turn for each scenario of which some repetition was begun, but not all were completed; such a
             scenario has no score.
         erased: keys of scenarios whose recorded run was erased during the gate; the gate leaves them out.
-        metrics: numbers of runs and scenarios, for the ledger; `None` if replays are switched off.
+        metrics: for the ledger; `None` if replays are switched off.
     """
 
     repeated: tuple[gate.Repeated, ...] = ()
@@ -180,12 +177,12 @@ def rerun(run: Cycle, held_out: gate.HeldOut, candidate: Policy, champion: Polic
     chosen, left = grouping.choose_comparisons(held_out.runs, config, samples=samples)
     if not chosen:
         return Reruns(metrics={"scenarios": 0, "left": left})
-    with _scratch(run.adapters.parent) as directory:
-        with (
-            _Side.opened(run, config, candidate, directory / "candidate.db") as ours,
-            _Side.opened(run, config, champion, directory / "champion.db") as theirs,
-        ):
-            made = _make(run, config.concurrency, chosen, (ours, theirs), samples)
+    with (
+        _scratch(run.adapters.parent) as directory,
+        _Side.opened(run, config, candidate, directory / "candidate.db") as ours,
+        _Side.opened(run, config, champion, directory / "champion.db") as theirs,
+    ):
+        made = _make(run, config.concurrency, chosen, (ours, theirs), samples)
     return _sorted(run, held_out, chosen, made, left)
 
 

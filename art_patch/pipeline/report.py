@@ -15,7 +15,6 @@ from typing import Any, Literal, cast
 
 from art_patch._lib.atomic_files import replacing
 from art_patch._lib.ids import new_id
-from art_patch.errors import ArtPatchError
 from art_patch.types import JSON
 
 Outcome = Literal[
@@ -49,11 +48,6 @@ class CycleReport:
     metrics: JSON = field(default_factory=dict[str, Any])
 
 
-def failed(error: ArtPatchError, champion: str | None, metrics: JSON) -> CycleReport:
-    """Return the report of a cycle that ended with an error; `metrics` are those of the steps before it."""
-    return CycleReport("failed", f"{type(error).__name__}: {error}", champion, None, metrics)
-
-
 def write_report(report: CycleReport, directory: Path, *, who: str, began_at: float, took_s: float) -> Path | None:
     """Write the report to the project's directory as JSON and Markdown; delete reports beyond the newest `KEPT`.
 
@@ -72,8 +66,9 @@ def write_report(report: CycleReport, directory: Path, *, who: str, began_at: fl
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         # The JSON file last: whoever finds it finds the other one, too.
-        _write(folder / f"{name}.md", to_markdown(facts))
-        _write(folder / f"{name}.json", json.dumps(facts, indent=1, default=str) + "\n")
+        for kind, content in (("md", to_markdown(facts)), ("json", json.dumps(facts, indent=1, default=str) + "\n")):
+            with replacing(folder / f"{name}.{kind}") as file:
+                file.write(content.encode())
         for old in sorted(folder.glob("*-*.json"), key=lambda path: path.name)[:-KEPT]:
             old.unlink()
             old.with_suffix(".md").unlink(missing_ok=True)
@@ -83,11 +78,7 @@ def write_report(report: CycleReport, directory: Path, *, who: str, began_at: fl
 
 
 def to_markdown(facts: JSON) -> str:
-    """Return a report as Markdown for people: outcome, reason, costs, and the metrics of each step.
-
-    Args:
-        facts: the content of a report's JSON file.
-    """
+    """Return the content of a report's JSON file as Markdown for people."""
     began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(facts["began_at"]))
     metrics: dict[str, Any] = dict(facts["metrics"])
     costs = [values["cost_usd"] for values in metrics.values() if isinstance(values, dict) and "cost_usd" in values]
@@ -104,9 +95,7 @@ def to_markdown(facts: JSON) -> str:
     if costs:
         # `None`: the price of an answer is not known. The sum is then a lower bound and says so.
         known = [cost for cost in costs if cost is not None]
-        lines.append(
-            f"- the judge cost {sum(known):.4f} USD" + ("" if len(known) == len(costs) else ", as far as known")
-        )
+        lines.append(f"- the judge cost {sum(known):.4f} USD" + ", as far as known" * (len(known) < len(costs)))
     for stage, values in metrics.items():
         lines += ["", f"## {stage}", ""]
         if not isinstance(values, dict):
@@ -140,8 +129,3 @@ def _without_text(metrics: JSON) -> dict[str, Any]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _write(path: Path, content: str) -> None:
-    with replacing(path) as file:
-        file.write(content.encode())

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from art_patch import grouping, serving, trajectories
 from art_patch._lib.ids import new_id
@@ -29,14 +29,8 @@ class OtherPrompt(EngineError):
     """Raised if the engine renders a prompt other than the recorded one, so that its answer cannot be compared."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """The answers of a policy to one prompt.
-
-    Attributes:
-        choices: answers with their token ids, and with log-probabilities if these were requested.
-        duration_ms: time until the final answer was complete.
-    """
+class Answers(NamedTuple):
+    """The answers of a policy to one prompt, with their token ids, and the time until the final one was complete."""
 
     prompt_token_ids: tuple[int, ...]
     choices: tuple[Choice, ...]
@@ -44,13 +38,10 @@ class Answers:
 
 
 def resample(run: Cycle, champion: Policy, found: grouping.Grouping) -> None:
-    """Let the champion answer turns of runs without siblings; write a group with all answers for each turn.
+    """Let the champion answer turns of runs for which `group` found no siblings; write a group for each turn.
 
     If the engine fails three times in a row, this step ends and the cycle goes on; runs of which no turn was answered
     again wait for the next cycle.
-
-    Args:
-        found: the result of the step `group`; it names the runs without siblings.
     """
     config = run.config.resample
     if config is None:

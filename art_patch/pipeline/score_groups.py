@@ -1,18 +1,74 @@
-"""The step `score`: gives every sibling of the waiting groups a reward, by the user's checks or by the judge."""
+"""The steps `group` and `score`: form groups of siblings from finished trajectories, and give each sibling a reward.
+
+The reward comes from the user's checks or from the judge, which ranks the siblings of a group.
+"""
 
 from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from art_patch import rewards
-from art_patch.pipeline.cycle_run import Run
-from art_patch.pipeline.form_groups import form
+from art_patch import grouping, rewards
+from art_patch._lib.ids import new_id
+from art_patch.pipeline.cycle_run import CycleConfig, Run
 from art_patch.types import Group, Score, Trajectory
+
+
+def form(pending: Sequence[Trajectory], config: CycleConfig, new_id: Callable[[], str]) -> grouping.Grouping:
+    """Return the groups that a cycle would form of these trajectories, without writing anything.
+
+    Args:
+        pending: finished trajectories that are in no group yet, oldest first.
+        new_id: makes the ids of groups, and of trajectories that are made from spans.
+    """
+    return grouping.form_groups(
+        pending,
+        new_id=new_id,
+        min_size=config.min_group_size,
+        max_size=config.max_group_size,
+        holdout_share=config.holdout_share,
+        # Without resampling and replay a run alone can never get siblings, so it needs no group of its own.
+        singles=config.resample is not None or config.replay is not None,
+        across=config.across,
+        # If the embedding endpoint is down, words alone decide, and `Grouping.embeddings` holds the reason.
+        embed=config.embed,
+    )
+
+
+def group(run: Run, ended: Sequence[str] = ()) -> grouping.Grouping:
+    """Form groups of all finished trajectories that are in no group, and write the groups to the store.
+
+    Args:
+        ended: ids of trajectories that the cycle has just replayed. They are complete, so they are grouped without
+            waiting `settle_s`. If given, the metrics are named `regroup` instead of `group`.
+    """
+    config, store = run.config, run.store
+    pending = store.read.ungrouped(settled_before=run.now - config.settle_s, ended=ended)
+    run.progress("group", 0, len(pending))
+    found = form(pending, config, new_id)
+    if found.derived:
+        store.write([record for its in found.derived for record in (its.info, *its.calls)])
+        # A run that was cut into several derived trajectories goes into a group of its own. Without it the next cycle
+        # would find the run in no group and cut it again.
+        run_of = {call.id: trajectory for trajectory in pending for call in trajectory.calls}
+        sources = {run_of[str(call.shadow_of)].id: its for its in found.derived for call in its.calls[:1]}
+        whole = {trajectory.id: trajectory for trajectory in pending}
+        taken = [Group(new_id(), f"run:{key}", "single", (whole[key],)) for key in sources]
+        store.ledger.add_groups(taken, state="in spans", now=run.now)
+    store.ledger.add_groups(found.groups, now=run.now)
+    run.progress("group", len(pending), len(pending), f"{len(found.groups)} groups")
+    # Reasons for trajectories in no group go into the report: a user who sees no training looks there first.
+    run.metrics["regroup" if ended else "group"] = {
+        "trajectories": len(pending),
+        "groups": len(found.groups),
+        "held_out": sum(group.held_out for group in found.groups),
+        "left": dict(found.left),
+    } | ({"embeddings": found.embeddings} if found.embeddings else {})
+    return found
 
 
 def score(run: Run) -> None:

@@ -40,16 +40,13 @@ def evaluate(
 ) -> tuple[str, gate.Verdict]:
     """Compare two policies on held-out scenarios with the gate, without promoting or rejecting any.
 
-    The engine loads both policies for the comparison. In the verdict's metrics, `candidate` is `policy` and `champion`
-    is `against`.
-
     Args:
         config: only its parts `gate`, `checks`, `combination` and `replay` are used.
         against: name of the policy to compare with; default: the champion.
 
     Returns:
-        The name of the policy that was compared with, and the verdict. `Verdict.promote` says whether `policy` is
-        better.
+        The name of the policy that was compared with, and the verdict: `Verdict.promote` says whether `policy` is
+        better. In its metrics, `candidate` is `policy` and `champion` is the other one.
 
     Raises:
         Busy: a cycle or an update is running on this store.
@@ -67,19 +64,14 @@ def evaluate(
 
 
 def _policies(store: Store, policy: str, against: str | None) -> tuple[Policy, Policy]:
-    champion = store.ledger.champion()
-    other = against or (champion.name if champion else None)
-    if other is None:
+    ours, theirs = store.ledger.policy(policy), store.ledger.policy(against) if against else store.ledger.champion()
+    if theirs is None and not against:
         raise StoreError("no policy serves yet, so there is none to compare with; start `art-patch serve --base MODEL`")
-    if policy == other:
+    if ours == theirs is not None:
         raise ConfigError(f"{policy} cannot be compared with itself; name another with --against")
-
-    def found(name: str) -> Policy:
-        if (one := store.ledger.policy(name)) is None:
-            raise StoreError(f"there is no policy {name!r}; `art-patch policies` lists them")
-        return one
-
-    return found(policy), found(other)
+    if ours is None or theirs is None:
+        raise StoreError(f"there is no policy {policy if ours is None else against!r}; `art-patch policies` lists them")
+    return ours, theirs
 
 
 @contextmanager
@@ -146,18 +138,15 @@ def run_explicit_update(
         if champion is None:
             raise StoreError("no policy serves yet; start `art-patch serve --base MODEL`")
         no_judge = cast("rewards.OrderedJudge", None)  # the groups are scored, so no step below asks a judge
-        at = time.time() if now is None else now
-        settings, report = CycleConfig(train=config), held.guarding(progress)
-        run = Cycle(held.store, no_judge, settings, report, at, engine, adapters, who)
+        at, report = time.time() if now is None else now, held.guarding(progress)
+        run = Cycle(held.store, no_judge, CycleConfig(train=config), report, at, engine, adapters, who)
         clean_up.sweep_leftovers(run, champion)
         # A script samples new runs after a kill, so its killed update is not continued. If the update was a cycle's,
         # its groups stay scored and the next cycle trains on them.
         known = {policy.name for policy in ledger.policies()}
-        for job in clean_up.unfinished_jobs(adapters.parent):
-            clean_up.discard_job(job, adapters, known)
-        candidate, reason = train_policy.train_groups(
-            run, champion, read.groups_of(group_ids), evaluation=read.groups_of(evaluation)
-        )
+        clean_up.discard_jobs(clean_up.unfinished_jobs(adapters.parent), adapters, known)
+        groups, held_out = read.groups_of(group_ids), read.groups_of(evaluation)
+        candidate, reason = train_policy.train_groups(run, champion, groups, evaluation=held_out)
         metrics = run.metrics["train"]
         # Not an error: a batch of equal rewards is frequent in scripts, and the next batch may differ.
         if candidate is None:
@@ -165,9 +154,7 @@ def run_explicit_update(
         try:
             serves = promotion.promote(ledger, engine, candidate.name, who=who, reason=REASON)
         except AdapterRejected as error:
-            # `final`: the engine would refuse it every time.
-            if error.final:
-                refusal = f"the engine refuses it: {error}"
-                promotion.reject(ledger, engine, candidate.name, who=who, reason=refusal)
+            if error.final:  # the engine would refuse it every time
+                promotion.reject(ledger, engine, candidate.name, who=who, reason=f"the engine refuses it: {error}")
             raise
         return ExplicitUpdate(serves.name, serves.path, metrics=metrics)

@@ -12,22 +12,23 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 # The module, not its names: each name loads when it is first used. Some need numpy or torch, and a cycle that trains
 # nothing, or runs where they are missing, must not need them.
 from art_patch import training
 from art_patch.errors import ArtPatchError, TrainingError
-from art_patch.pipeline.clean_up import discard_job, unfinished_jobs
+from art_patch.pipeline.clean_up import discard_jobs, unfinished_jobs
 from art_patch.pipeline.cycle_run import Cycle
 from art_patch.pipeline.train_given import base_text, given_rows, rehearsal_rows, round_trip_metrics
 from art_patch.rewards import rewards_G
 from art_patch.types import JSON, Group, Policy, TrainedRow, Trajectory
 
 _EVALUATED = 64  # groups; each is computed once per evaluation
+_Rows: TypeAlias = "tuple[tuple[training.Row, ...], training.RowsReport]"
 
 
 def check_can_train(run: Cycle, champion: Policy) -> None:
@@ -56,28 +57,22 @@ def train(run: Cycle, champion: Policy) -> tuple[Policy | None, str]:
         TrainingError: the update failed; nothing was published.
         ConfigError: this machine cannot train with this configuration.
     """
-    job = _unfinished_job(run, champion)
-    if job is None:
-        groups = run.store.read.groups(state="scored", held_out=False)
-        if (reason := _why_wait(run, groups)) is not None:
-            return None, reason
-        return train_groups(run, champion, groups, evaluation=_held_out(run))
-    run.metrics["train"] = {**job.metrics, "resumed": True}
-    return _run_job(run, champion, job), ""
+    if (job := _unfinished_job(run, champion)) is not None:
+        run.metrics["train"] = {**job.metrics, "resumed": True}
+        return _run_job(run, champion, job), ""
+    groups, evaluation = run.store.read.groups(state="scored", held_out=False), list[Group]()
+    if (reason := _why_wait(run, groups)) is not None:
+        return None, reason
+    if run.config.train.eval_steps is not None:
+        # The newest ones. They are never learned from.
+        evaluation = run.store.read.groups(state="formed", held_out=True, limit=_EVALUATED)
+    return train_groups(run, champion, groups, evaluation=evaluation)
 
 
 def train_groups(
     run: Cycle, champion: Policy, groups: Sequence[Group], *, evaluation: Sequence[Group] = ()
 ) -> tuple[Policy | None, str]:
-    """Train a candidate on these scored groups; or return `None` and the reason why none was trained.
-
-    Args:
-        evaluation: groups that the update measures itself on and never trains on.
-
-    Raises:
-        TrainingError: the update failed; nothing was published.
-        ConfigError: this machine cannot train with this configuration.
-    """
+    """Train like `train`, on these scored groups; `evaluation`: groups on which the update only measures itself."""
     # The name is taken before the update, so that a killed update and its continuation have one name.
     target = run.adapters / f"{champion.model}@{_next_step(run, champion)}"
     job = make_job(run, champion, groups, target, evaluation=evaluation)
@@ -100,10 +95,9 @@ def _run_job(run: Cycle, champion: Policy, job: training.TrainJob) -> Policy:
             run.store.note_attempt(key, policy=job.target.name, took_s=took_s, why=why, who=run.who)
         raise
     run.metrics["train"] |= {**asdict(metrics), "job": key, "took_s": time.monotonic() - began}
-    candidate = Policy(
+    candidate = replace(
+        champion,
         name=job.target.name,
-        base=champion.base,
-        base_sha256=champion.base_sha256,
         state="candidate",
         created_at=time.time(),
         path=str(job.target),
@@ -132,13 +126,6 @@ def _trained_rows(run: Cycle, job: training.TrainJob) -> tuple[TrainedRow, ...]:
     return tuple(found)
 
 
-def _held_out(run: Cycle) -> Sequence[Group]:
-    """Return the newest held-out groups if the update evaluates itself. They are never learned from."""
-    if run.config.train.eval_steps is None:
-        return ()
-    return run.store.read.groups(state="formed", held_out=True, limit=_EVALUATED)
-
-
 def _why_wait(run: Cycle, groups: Sequence[Group]) -> str | None:
     """Return why no update is made yet; the groups wait for more traffic."""
     config = run.config
@@ -148,8 +135,7 @@ def _why_wait(run: Cycle, groups: Sequence[Group]) -> str | None:
         return f"{len(groups)} scored groups, {config.min_groups} are needed" + (f" ({why})" if why else "")
     # A candidate that the gate could not test would be rejected, and its training wasted.
     held_out = {group.scenario_key for group in run.store.read.groups(state="formed", held_out=True)}
-    if len(held_out) < config.gate.min_scenarios:
-        needed = config.gate.min_scenarios
+    if len(held_out) < (needed := config.gate.min_scenarios):
         return f"{len(held_out)} held-out scenarios, {needed} are needed to test a candidate; the groups wait for more"
     return None
 
@@ -165,13 +151,11 @@ def _unfinished_job(run: Cycle, champion: Policy) -> training.TrainJob | None:
     """Return the job of a killed update if it would come out the same now; discard every other job."""
     known = {policy.name for policy in run.store.ledger.policies()}
     for directory in unfinished_jobs(run.adapters.parent):
-        try:
+        with suppress(TrainingError):
             job = training.read_job(directory)
-        except TrainingError:
-            job = None
-        if job is not None and _still_holds(job, run, champion):
-            return job
-        discard_job(directory, run.adapters, known)
+            if job is not None and _still_holds(job, run, champion):
+                return job
+        discard_jobs([directory], run.adapters, known)
     return None
 
 
@@ -285,9 +269,7 @@ def _made(
     return made
 
 
-def _rows(
-    trajectory: Trajectory, champion: Policy, config: training.TrainConfig
-) -> tuple[tuple[training.Row, ...], training.RowsReport]:
+def _rows(trajectory: Trajectory, champion: Policy, config: training.TrainConfig) -> _Rows:
     for call in trajectory.calls:
         if call.untrainable is None and call.policy is not None:
             model, _, step = call.policy.rpartition("@")
@@ -315,9 +297,7 @@ def _evaluation_metrics(evaluated: Sequence[tuple[training.TrainGroup, str]]) ->
     return {"groups": len(evaluated) - left_out.total(), "left_out": dict(left_out)}
 
 
-def _why_silent(
-    trained: Sequence[float | None], siblings: Sequence[tuple[Sequence[training.Row], training.RowsReport]]
-) -> tuple[str, str]:
+def _why_silent(trained: Sequence[float | None], siblings: Sequence[_Rows]) -> tuple[str, str]:
     """Return the state and reason of a group without advantages: equal rewards, or fewer than two trained siblings."""
     if sum(reward is not None and math.isfinite(reward) for reward in trained) > 1:
         return "dead", "all siblings that are trained were scored alike"

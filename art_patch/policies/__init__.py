@@ -1,9 +1,8 @@
 """Policies on disk: their adapter directories, the checks before an engine serves one, and copies for other tools.
 
 - `files` publishes, reads and deletes the directory of an adapter, the LoRA of one policy.
-- `validation` checks a LoRA's config and weights before an engine loads it.
+- `validation` checks a LoRA's config and weights before an engine loads it, and what the engine then computes with it.
 - `base_model` reads the tensor shapes and the fingerprint of a base model.
-- `probe` compares the log-probabilities that the trainer computed for a few tokens with those that a server computes.
 - `copies` writes a policy in file formats that other tools read, and `hub` uploads such a copy to a model hub.
 """
 
@@ -30,8 +29,15 @@ if TYPE_CHECKING:
         unpublished,
     )
     from art_patch.policies.hub import Hub, check_repository
-    from art_patch.policies.probe import ENTRY, Probe, check_probe
-    from art_patch.policies.validation import ValidatedAdapter, check_content, lora_key, validate_adapter
+    from art_patch.policies.validation import (
+        ENTRY,
+        Probe,
+        ValidatedAdapter,
+        check_content,
+        check_probe,
+        lora_key,
+        validate_adapter,
+    )
 else:
     __getattr__ = lazily(
         __name__,
@@ -41,7 +47,6 @@ else:
             "files": "CONFIG MANIFEST WEIGHTS check_name publish_adapter read_json remove_adapter remove_unpublished"
             " some unpublished",
             "hub": "Hub check_repository",
-            "probe": "Probe ENTRY check_probe",
-            "validation": "ValidatedAdapter check_content lora_key validate_adapter",
+            "validation": "ENTRY Probe ValidatedAdapter check_content check_probe lora_key validate_adapter",
         },
     )

@@ -31,7 +31,6 @@ class BaseModel:
     """A base model's checkpoint: its directory, its fingerprint, and the shape of every tensor.
 
     Attributes:
-        directory: The local directory of the checkpoint.
         sha256: Fingerprint of its config, the headers and sizes of its weight files, and 4 KiB of each tensor. An
             adapter fits this base only if the adapter's manifest names the same fingerprint.
         weight_shapes: Maps the name of each tensor in the checkpoint, such as `model.layers.0.mlp.up_proj.weight`, to
@@ -47,11 +46,7 @@ _Tensor = tuple[int, int, str, tuple[int, ...]]  # first byte, end, name and sha
 
 
 def resolve_model_dir(base: str | os.PathLike[str]) -> Path:
-    """Returns the local directory of `base`, which is a model directory or a Hugging Face id.
-
-    The files of an id that are not in the local Hugging Face cache are downloaded. Raises `ModelNotFound` if there is
-    no such directory or the download fails.
-    """
+    """Returns the local directory of `base`, a model directory or a Hugging Face id, which is downloaded if needed."""
     path = Path(base).expanduser()
     if path.is_dir():
         return path
@@ -70,10 +65,7 @@ def resolve_model_dir(base: str | os.PathLike[str]) -> Path:
 
 
 def read_base_model(model_dir: str | os.PathLike[str]) -> BaseModel:
-    """Reads the tensor shapes and the fingerprint of the checkpoint in a local directory.
-
-    Raises `ModelNotFound` if the config or a weight file is missing or broken.
-    """
+    """Reads the tensor shapes and the fingerprint of the checkpoint in a local directory."""
     directory = Path(model_dir)
     config = _config_bytes(directory)
     shapes: dict[str, tuple[int, ...]] = {}

@@ -26,8 +26,7 @@ from typing import Any, cast
 from art_patch.errors import AdapterRejected, ConfigError, ModelNotFound
 from art_patch.policies.base_model import BaseModel, Dtype, read_base_model
 from art_patch.policies.files import CONFIG, WEIGHTS, some
-from art_patch.policies.probe import Probe, check_probe
-from art_patch.policies.validation import ValidatedAdapter
+from art_patch.policies.validation import Probe, ValidatedAdapter, check_probe
 from art_patch.types import Policy
 
 Step = Callable[[int, int, str], None]  # called with steps done, their total, and what was done last
@@ -38,30 +37,15 @@ _STEPS = 4
 
 # Files of a base that a merged model takes over as they are.
 BESIDE_WEIGHTS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tekken.json",
-    "tiktoken.model",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-)
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "tiktoken.model",
+    "chat_template.jinja", "chat_template.json", "generation_config.json",
+)  # fmt: skip
 _WRITTEN = frozenset({README, "config.json", CONFIG, *BESIDE_WEIGHTS})
 
 
 def is_ours(name: str) -> bool:
-    """Tells whether a file of this name in a repository can come from an earlier push of a copy.
-
-    `name` is the file's path in the repository. An update deletes such files if the new copy does not hold them.
-    """
+    """Tells whether the file at path `name` in a repository can come from an earlier push of a copy."""
     return "/" not in name and (name in _WRITTEN or name.endswith((".safetensors", ".safetensors.index.json")))
 
 
@@ -83,10 +67,7 @@ class Merged:
 
 
 def write_adapter(adapter: ValidatedAdapter, directory: Path, *, base_name: str | None) -> None:
-    """Writes the LoRA in PEFT's layout, `adapter_config.json` and `adapter_model.safetensors`, into `directory`.
-
-    The written config names the base model by `base_name`, a directory or hub id. With `None` it names no base.
-    """
+    """Writes the LoRA in PEFT's layout into `directory`; its config names the base model by `base_name`, if given."""
     # The trainer's config names the base by a path of this machine.
     config = {**adapter.config, "base_model_name_or_path": base_name}
     (directory / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -243,10 +224,9 @@ def model_card(copied: Copied) -> str:
 
     The results are those of the gate and of the test beside the champion, as far as the ledger has them.
     """
+    licence = "Its author has not stated one. The base model's licence holds in any case."
     if copied.license:
         licence = f"`{copied.license}`, as its author says. The base model's licence holds besides."
-    else:
-        licence = "Its author has not stated one. The base model's licence holds in any case."
     lines = [*_front_matter(copied), "", f"# {copied.policy.name}", "", *_what_it_is(copied), ""]
     lines += [*_measured(copied.policy), *_watched(copied.policy), "", "## Licence", "", licence, ""]
     return "\n".join(lines)
@@ -270,15 +250,12 @@ def _front_matter(copied: Copied) -> list[str]:
 def _what_it_is(copied: Copied) -> list[str]:
     policy = copied.policy
     base = f"`{copied.base_id}`" if copied.base_id else "not named by its author"
-    what = f"LoRA of rank {copied.rank}"
-    form = (
-        f"{what}, merged into the base in {copied.merged_dtype}" if copied.merged_dtype else f"{what} in PEFT's layout"
-    )
+    form = f", merged into the base in {copied.merged_dtype}" if copied.merged_dtype else " in PEFT's layout"
     return [
         f"Step {policy.step} of the policy `{policy.model}`, trained with art_patch.",
         "",
         f"- base model: {base} (fingerprint `{policy.base_sha256}`)",
-        f"- form: {form}",
+        f"- form: LoRA of rank {copied.rank}{form}",
         f"- LoRA's sha256: `{copied.adapter_sha256}`",
         f"- trained from: `{policy.parent}`" if policy.parent else "- trained from: not recorded",
         f"- state when it was copied: {policy.state}",
@@ -321,15 +298,12 @@ def _watched(policy: Policy) -> list[str]:
     watch: Any = policy.metrics.get("watch") or {}
     if not watch:
         return []
-    lines = [
-        "",
-        f"A test beside the policy that served, {watch.get('hours', 0):g} hours long, ended: {watch['verdict']}.",
-    ]
+    hours = f"{watch.get('hours', 0):g} hours long"
+    lines = ["", f"A test beside the policy that served, {hours}, ended: {watch['verdict']}."]
     signals: dict[str, Any] = watch.get("signals") or {}
     told = [(name, one) for name, one in signals.items() if isinstance(one.get("challenger"), int | float)]
     if told:
         lines += ["", "| signal | this policy | the policy that served | comparisons |", "|---|---|---|---|"]
-        lines += [
-            f"| {name} | {one['challenger']:.3g} | {one['champion']:.3g} | {one['compared']} |" for name, one in told
-        ]
+    for name, one in told:
+        lines.append(f"| {name} | {one['challenger']:.3g} | {one['champion']:.3g} | {one['compared']} |")
     return lines

@@ -49,8 +49,7 @@ def check_name(name: object) -> str:
 def unpublished(target: Path) -> Generator[Path]:
     """Yields a new temporary directory beside `target`, into which the caller writes an adapter's files.
 
-    The directory is deleted at the end of the block unless `publish_adapter` renamed it to `target`. If the process is
-    killed inside the block, the directory stays on disk until `remove_unpublished` deletes it.
+    Unless `publish_adapter` renamed it to `target`, it is deleted at the end, or by `remove_unpublished` after a kill.
     """
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     # A name with a leading dot is no policy name, so no engine can be asked to load what is half written. The same
@@ -79,10 +78,6 @@ def publish_adapter(
         final_dir: `adapters_root/NAME@STEP`; must not exist, because a published policy is never changed.
         base_sha256: The `base_fingerprint` of the base model that the adapter was trained on.
         extra: More entries for the manifest, as JSON values: run id, step or parent policy, for example.
-
-    Raises:
-        AdapterRejected: A file is missing, unknown or unsafe, the policy exists already, or `tmp_dir` is on another
-            file system.
     """
     source, target = Path(tmp_dir), Path(final_dir)
     name = check_name(target.name)
@@ -116,31 +111,22 @@ def publish_adapter(
 
 
 def remove_adapter(root: Path, name: str) -> None:
-    """Deletes the published adapter `root/name`, if there is one.
-
-    The directory is renamed to a hidden name first, so that no other process sees a half-deleted policy.
-    """
+    """Deletes the published adapter `root/name`, if there is one."""
     directory, hidden = root / name, root / f".{name}.discarded"
     if directory.is_dir():
         shutil.rmtree(hidden, ignore_errors=True)  # a process that was killed between the next two lines left it
-        directory.rename(hidden)
+        directory.rename(hidden)  # so that no other process sees a half-deleted policy
         shutil.rmtree(hidden)
 
 
 def remove_unpublished(root: Path) -> None:
-    """Deletes the unfinished directories that killed processes left in `root`, the directory of all adapters.
-
-    These are adapters that were not yet published, and published ones whose deletion was interrupted.
-    """
+    """Deletes what killed processes left in `root`: adapters that were not published yet, or half deleted."""
     for directory in root.glob(".*@*.*"):
         shutil.rmtree(directory)
 
 
 def adapter_directory(root: Path, name: str) -> Path:
-    """Returns the resolved directory of the adapter `name` in `root`, the directory of all adapters.
-
-    Raises `AdapterRejected` if the directory is missing, is a symbolic link, or lies outside `root`.
-    """
+    """Returns the resolved directory of the adapter `name` in `root`; refuses a symbolic link and a place outside."""
     real_root = root.resolve()
     directory = real_root / name
     if directory.is_symlink():
@@ -156,16 +142,13 @@ def adapter_directory(root: Path, name: str) -> Path:
 
 
 def _list_files(name: str, directory: Path) -> set[str]:
-    with os.scandir(directory) as listing:
-        entries = list(listing)
-    files: set[str] = set()
+    entries = list(directory.iterdir())
     for entry in entries:
         if entry.is_symlink():
             raise AdapterRejected(f"{name}: {entry.name} is a symbolic link. Publish the file itself.")
-        if not entry.is_file(follow_symlinks=False):
+        if not entry.is_file():
             raise AdapterRejected(f"{name}: {entry.name} is not a plain file. Remove it and publish again.")
-        files.add(entry.name)
-    return files
+    return {entry.name for entry in entries}
 
 
 def _check_file_set(name: str, files: set[str]) -> None:
@@ -180,8 +163,7 @@ def _check_file_set(name: str, files: set[str]) -> None:
 def read_verified(directory: Path, manifest: dict[str, Any], max_bytes: int) -> dict[str, bytes]:
     """Reads every file of an adapter, compares its sha256 with the manifest, and returns the contents by file name.
 
-    `max_bytes` limits the size of the weights file. Raises `AdapterRejected` if the files and the manifest differ, or
-    if a file is missing, unknown, unsafe or too large.
+    Files beside those of the manifest are refused, and weights of more than `max_bytes`.
     """
     name = directory.name
     files = _list_files(name, directory) - {MANIFEST}
@@ -232,10 +214,7 @@ def _read_file(directory: Path, file: str, max_bytes: int) -> bytes:
 
 
 def read_json(directory: Path, file: str) -> dict[str, Any]:
-    """Reads a file of an adapter's directory, of at most 1 MiB, as a JSON object.
-
-    Raises `AdapterRejected` if the file cannot be read or holds anything else.
-    """
+    """Reads a file of an adapter's directory, of at most 1 MiB, as a JSON object."""
     return parse_object(directory.name, file, _read_file(directory, file, _SMALL_FILE_BYTES))
 
 

@@ -21,31 +21,20 @@ from art_patch.policies.copies import is_ours
 
 # The rule of huggingface_hub's `validate_repo_id`, with the owner required. Checked before any file is made.
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-_EXISTS, _UNAUTHORISED, _FORBIDDEN, _MISSING = 409, 401, 403, 404
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """The repository on the hub to which a push uploads a model's files.
+    """The repository on the hub to which a push uploads a model's files."""
 
-    Attributes:
-        id: Owner and name of the repository, `OWNER/NAME`.
-        url: Address of the repository's web page.
-        private: Whether the hub hides the repository from the public.
-        is_new: Whether the repository was created for this push.
-    """
-
-    id: str
-    url: str
+    id: str  # OWNER/NAME
+    url: str  # of its web page
     private: bool
-    is_new: bool
+    is_new: bool  # created for this push
 
 
 def check_repository(name: str) -> str:
-    """Returns `name` if it is a well-formed repository id `OWNER/NAME`, else raises `ConfigError`.
-
-    The hub is not contacted, so the repository need not exist.
-    """
+    """Returns `name` if it is a well-formed repository id `OWNER/NAME`, else raises `ConfigError`; asks no hub."""
     if not _REPOSITORY.fullmatch(name) or ".." in name or "--" in name:
         raise ConfigError(f"{name!r} is no repository; write OWNER/NAME, as the hub shows it")
     return name
@@ -99,7 +88,6 @@ class Hub:
             repository: The target, as `open_repository` returned it. The same commit deletes files of an earlier copy
                 that are not in `files`; files that somebody else added stay.
             files: Names of the files in `directory` to upload.
-            message: Message of the commit.
             sent: Called after each file with the number of files uploaded and the name of the newest one.
 
         Raises:
@@ -113,7 +101,8 @@ class Hub:
         with self._asking(f"{repository.id} has nothing of it, {left}"):
             # A model beside an adapter of an earlier push would be neither, so files of ours that this push does not
             # hold go in the same commit. Files that somebody else put there stay.
-            stale = [] if repository.is_new else self._stale(repository.id, files)
+            there = [] if repository.is_new else self._api.list_repo_files(repository.id)
+            stale = sorted(file for file in there if is_ours(file) and file not in files)
             additions = [CommitOperationAdd(name, str(directory / name)) for name in files]
             # One by one, so that progress is visible. Uploaded files stay invisible until the commit.
             for done, addition in enumerate(additions, 1):
@@ -121,9 +110,6 @@ class Hub:
                 sent(done, addition.path_in_repo)
             operations = [*additions, *(CommitOperationDelete(name) for name in stale)]
             return str(self._api.create_commit(repository.id, operations, commit_message=message).oid)
-
-    def _stale(self, name: str, files: Sequence[str]) -> list[str]:
-        return sorted(file for file in self._api.list_repo_files(name) if is_ours(file) and file not in files)
 
     @contextmanager
     def _asking(self, so: str) -> Generator[None]:
@@ -141,14 +127,12 @@ def _meaning(error: BaseException, endpoint: str) -> str:
     status = getattr(getattr(error, "response", None), "status_code", None)
     said = " ".join(str(getattr(error, "server_message", None) or "").split())
     why = f" ({said})" if said else ""
-    if status == _UNAUTHORISED:
-        return f"{endpoint} does not know the token{why}; run `hf auth login` again, or set HF_TOKEN to a valid one"
-    if status == _FORBIDDEN:
-        return f"the token may not write there{why}; take one with the right to write, or a repository of your own"
-    if status == _EXISTS:
-        return f"the repository is there already{why}; add --update for a new commit in it, or name another"
-    if status == _MISSING:
-        return f"{endpoint} has no such repository{why}; leave --update out to make it"
+    known = {
+        401: f"{endpoint} does not know the token{why}; run `hf auth login` again, or set HF_TOKEN to a valid one",
+        403: f"the token may not write there{why}; take one with the right to write, or a repository of your own",
+        404: f"{endpoint} has no such repository{why}; leave --update out to make it",
+        409: f"the repository is there already{why}; add --update for a new commit in it, or name another",
+    }
     if status is not None:
-        return f"{endpoint} answered {status}{why}"
+        return known.get(status, f"{endpoint} answered {status}{why}")
     return f"{endpoint} cannot be asked ({type(error).__name__}: {' '.join(str(error).split())})"

@@ -320,7 +320,7 @@ def _ended(opened: store.Store, name: str) -> pipeline.WatchReport:
 
 def _say_look(report: pipeline.WatchReport, *, as_json: bool, whole: bool, news: bool) -> None:
     if as_json:
-        output.answer(report.as_json())
+        output.answer(asdict(report))
         return
     from rich.markup import escape
 
