@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from art_patch._lib.loose_json import as_count, as_ids, as_list, as_object, as_text, objects, parse_object
 from art_patch.trajectories import PARAMS
@@ -19,38 +19,24 @@ from art_patch.types import JSON, Choice
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request that has been parsed.
-
-    Attributes:
-        params: the allow-listed fields of the request. No other field is written to the store.
-        answers: number of choices that a complete answer to the request has, such as its `n`.
-    """
+    """A request that has been parsed."""
 
     messages: tuple[JSON, ...] = ()
     tools: tuple[JSON, ...] = ()
-    params: dict[str, Any] = field(default_factory=dict[str, Any])
-    answers: int = 1
+    params: dict[str, Any] = field(default_factory=dict[str, Any])  # allow-listed; no other field is stored
+    answers: int = 1  # choices of a complete answer to the request, such as its `n`
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An answer that has been parsed; it may have been a stream, and may have been cut.
-
-    Attributes:
-        choices: the choices, as far as they were received.
-        done: whether the answer was received to its end; false for a stream without its end marker.
-        error: the error object that the server sent in the middle of a stream.
-        model: name of the model that answered, as the server gives it.
-        prompt_tokens: number of prompt tokens in the answer's `usage`; `None` if unknown.
-        completion_tokens: number of completion tokens in the answer's `usage`; `None` if unknown.
-    """
+    """An answer that has been parsed, as far as it was received: it may have been a stream, and may have been cut."""
 
     choices: tuple[Choice, ...] = ()
-    done: bool = True
-    error: Any = None
-    model: str | None = None
+    done: bool = True  # false for a stream without its end marker
+    error: Any = None  # the error object that the server sent in the middle of a stream
+    model: str | None = None  # as the server names it
     prompt_token_ids: tuple[int, ...] | None = None
-    prompt_tokens: int | None = None
+    prompt_tokens: int | None = None  # as `usage` counts them
     completion_tokens: int | None = None
 
 
@@ -90,33 +76,29 @@ def events(stream: bytes) -> Iterator[str]:
         yield DONE
 
 
-@dataclass(slots=True)
-class StreamedAnswer:
-    """The chunks of a streamed chat completion, joined into one that looks as if it had not been streamed.
+class StreamedAnswer(NamedTuple):
+    """A streamed chat completion, joined into one that looks as if it had not been streamed.
 
-    Attributes:
-        body: `choices` (with `message`), `usage`, `prompt_token_ids` and `model`, as far as they were received.
-        done: whether the server sent `[DONE]`.
-        error: the error object that the server sent in the stream.
+    `body` has `choices` (with `message`), `usage`, `prompt_token_ids` and `model`, as far as they were received; `done`
+    tells whether the server sent `[DONE]`, and `error` is the error object that it sent.
     """
 
-    body: dict[str, Any] = field(default_factory=dict[str, Any])
-    done: bool = False
-    error: Any = None
+    body: dict[str, Any]
+    done: bool
+    error: Any
 
 
 def assemble(chunks: Iterable[str]) -> StreamedAnswer:
     """Join the chunks of one chat completion. A chunk that is not JSON is skipped."""
-    answer = StreamedAnswer()
-    body = answer.body
+    body: dict[str, Any] = {}
+    done, error = False, None
     choices: dict[int, dict[str, Any]] = {}
     for data in chunks:
         if data.startswith(DONE):
-            answer.done = True
+            done = True
             break
         chunk = parse_object(data)
-        if chunk.get("error"):
-            answer.error = chunk["error"]
+        error = chunk.get("error") or error
         for key in ("model", "prompt_token_ids"):
             if key not in body and chunk.get(key) is not None:
                 body[key] = chunk[key]
@@ -127,12 +109,16 @@ def assemble(chunks: Iterable[str]) -> StreamedAnswer:
         for part in objects(chunk.get("choices")):
             _add_part(choices, part)
     body["choices"] = [_finished(choices[index]) for index in sorted(choices)]
-    return answer
+    return StreamedAnswer(body, done, error)
+
+
+def _index(item: dict[str, Any], default: int) -> int:
+    index = item.get("index")
+    return index if isinstance(index, int) else default
 
 
 def _add_part(choices: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
-    index = part.get("index")
-    index = index if isinstance(index, int) else 0
+    index = _index(part, 0)
     choice = choices.get(index)
     if choice is None:
         message: dict[str, Any] = {"role": "assistant", "content": None}
@@ -164,9 +150,7 @@ def _add_part(choices: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
 
 
 def _add_tool_call(calls: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
-    index = part.get("index")
-    # Some servers leave the index out and send each call whole.
-    position = index if isinstance(index, int) else len(calls)
+    position = _index(part, len(calls))  # some servers leave the index out and send each call whole
     call = calls.setdefault(position, {"id": None, "type": "function", "function": {"name": [], "arguments": []}})
     call["id"] = part.get("id") or call["id"]
     call["type"] = part.get("type") or call["type"]
@@ -200,17 +184,13 @@ def read_chat_request(request: dict[str, Any]) -> Asked:
 
 def read_chat_answer(raw: bytes) -> Answered:
     """Return the parsed answer of a chat completion, from one JSON object or a stream of events."""
-    if is_whole(raw):
-        body, done, error = parse_object(raw), True, None
-    else:
-        streamed = assemble(events(raw))
-        body, done, error = streamed.body, streamed.done, streamed.error
-    usage, model = as_object(body.get("usage")), body.get("model")
+    body, done, error = (parse_object(raw), True, None) if is_whole(raw) else assemble(events(raw))
+    usage = as_object(body.get("usage"))
     return Answered(
         choices=tuple(_choice(position, item) for position, item in enumerate(objects(body.get("choices")))),
         done=done,
         error=error,
-        model=model if isinstance(model, str) else None,
+        model=as_text(body.get("model")) or None,
         prompt_token_ids=as_ids(body.get("prompt_token_ids")),
         prompt_tokens=as_count(usage.get("prompt_tokens")),
         completion_tokens=as_count(usage.get("completion_tokens")),
@@ -218,10 +198,9 @@ def read_chat_answer(raw: bytes) -> Answered:
 
 
 def _choice(position: int, item: dict[str, Any]) -> Choice:
-    index = item.get("index")
     reason = item.get("finish_reason")
     return Choice(
-        index=index if isinstance(index, int) else position,
+        index=_index(item, position),
         message=as_object(item.get("message")),
         finish_reason=reason if isinstance(reason, str) else None,
         token_ids=as_ids(item.get("token_ids")),
@@ -284,16 +263,13 @@ def read_completions_answer(raw: bytes) -> Answered:
         usage = as_object(chunk.get("usage")) or usage
         model = as_text(chunk.get("model")) or model
         for position, choice in enumerate(objects(chunk.get("choices"))):
-            index = choice.get("index")
-            index = index if isinstance(index, int) else position
+            index = _index(choice, position)
             texts.setdefault(index, []).append(as_text(choice.get("text")))
             if isinstance(choice.get("finish_reason"), str):
                 reasons[index] = choice["finish_reason"]
+    said = {index: {"role": "assistant", "content": "".join(texts[index])} for index in sorted(texts)}
     return Answered(
-        choices=tuple(
-            Choice(index, {"role": "assistant", "content": "".join(texts[index])}, reasons.get(index))
-            for index in sorted(texts)
-        ),
+        choices=tuple(Choice(index, message, reasons.get(index)) for index, message in said.items()),
         done=done,
         error=error,
         model=model,

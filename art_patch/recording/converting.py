@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import accumulate
@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from art_patch._lib.faults import Unstorable, faults
 from art_patch._lib.ids import new_id
-from art_patch._lib.loose_json import as_object, parse_object
+from art_patch._lib.loose_json import as_object, objects, parse_object
 from art_patch.recording import chat, responses
 from art_patch.recording.exchange import Exchange, in_share
 from art_patch.recording.redaction import MEDIA_REPLACED, Redactor, without_media
@@ -182,16 +182,12 @@ MAX_ENDS = 64
 
 
 @dataclass(slots=True)
-class _Thread:
-    """A trajectory in the making, shared by all the nodes where it may go on."""
-
+class _Thread:  # a trajectory in the making, shared by all the nodes where it may go on
     info: TrajectoryInfo
 
 
 @dataclass(slots=True)
-class _End:
-    """An answer of a call, where a trajectory may go on."""
-
+class _End:  # an answer of a call, where a trajectory may go on
     thread: _Thread
     extended: bool = False
 
@@ -262,19 +258,15 @@ def _reduced(message: JSON) -> bytes:
             content = cast(dict[str, Any], part).get("text")
     named: list[Any] = [message.get(key) for key in ("role", "name", "tool_call_id")]
     calls = message.get("tool_calls")
-    said: list[Any] = [*named, cast(Any, content)]
+    said = [*named, cast(Any, content)]
     if not calls and all(isinstance(value, str | None) for value in said):
         # Nearly every message has only texts. JSON would take five times as long.
         return "\x1f".join(("", *(value or "" for value in said))).encode("utf-8", "surrogatepass")
     small: dict[str, Any] = dict(zip(("role", "name", "tool_call_id"), named, strict=True)) | {"content": content}
     if isinstance(calls, list):
-        small["tool_calls"] = list(_reduced_calls(cast(list[Any], calls)))
+        small["tool_calls"] = [
+            {"id": call.get("id"), "name": named.get("name"), "arguments": named.get("arguments")}
+            for call in objects(cast(list[Any], calls))
+            for named in (as_object(call.get("function")),)
+        ]
     return canonical(small)
-
-
-def _reduced_calls(calls: list[Any]) -> Iterable[JSON]:
-    for call in calls:
-        if isinstance(call, dict):
-            function: Any = cast(dict[str, Any], call).get("function")
-            named = cast(dict[str, Any], function) if isinstance(function, dict) else {}
-            yield {"id": call.get("id"), "name": named.get("name"), "arguments": named.get("arguments")}

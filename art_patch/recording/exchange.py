@@ -42,32 +42,10 @@ class Exchange:
     """Request bytes, answer bytes and facts of one call of the app, its retries and its fallback included."""
 
     __slots__ = (
-        "_first",
-        "_once",
-        "_recorder",
-        "_started",
-        "answer",
-        "api",
-        "decode",
-        "ended",
-        "error",
-        "fallback",
-        "finished",
-        "generation",
-        "group_key",
-        "keeps_logprobs",
-        "otel_context",
-        "policy",
-        "request",
-        "requested_model",
-        "server",
-        "shadow",
-        "shadow_of",
-        "span_id",
-        "started_at",
-        "streamed",
-        "trajectory",
-    )
+        "_first", "_once", "_recorder", "_started", "answer", "api", "decode", "ended", "error", "fallback", "finished",
+        "generation", "group_key", "keeps_logprobs", "otel_context", "policy", "request", "requested_model", "server",
+        "shadow", "shadow_of", "span_id", "started_at", "streamed", "trajectory",
+    )  # fmt: skip
 
     def __init__(
         self,

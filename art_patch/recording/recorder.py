@@ -48,7 +48,7 @@ class _Flush:
 
 @dataclass(slots=True)
 class Counts:
-    """Numbers of the app's calls that were written to the store."""
+    """How many of the app's calls were written to the store."""
 
     recorded: int = 0
     served_by_policy: int = 0
@@ -72,7 +72,6 @@ class Recorder:
         """Start with an empty queue and without a thread.
 
         Args:
-            settings: the settings of the patch.
             open_sink: opens the destination of records when there is a first batch. Without it, the store is opened.
             on_tick: called by the thread every `poll_interval_s`.
             on_shadow: called by the thread with each call of which policies get a copy in the background.
@@ -96,7 +95,7 @@ class Recorder:
         self._stopping = False
         self._thread: NativeThread | None = None
         self._bytes = 0
-        self._dropped = 0
+        self.dropped = 0  # calls and other records that were lost: the queue was full, or the store refused them
         self._waiting = Tally()
         self._lost: dict[str, Tally] = {}
         self._said = ""
@@ -202,11 +201,6 @@ class Recorder:
         """A number that grows with each import, call or batch of the thread. `end` waits for as long as it grows."""
         # While the store cannot be written, an import is no progress of the store, but one of the app.
         return self._read + self._delivery.steps + steps(imports=self.trouble is None)
-
-    @property
-    def dropped(self) -> int:
-        """Number of calls and other records that were lost: the queue was full, or the store refused them."""
-        return self._dropped
 
     @property
     def trouble(self) -> str | None:
@@ -382,7 +376,7 @@ class Recorder:
                     self._drop(item, dropped)
 
     def _drop(self, item: Exchange | Record, cause: str) -> None:
-        self._dropped += 1
+        self.dropped += 1
         self._lost.setdefault(cause, Tally()).add(item)
 
     def _tick(self) -> None:

@@ -10,6 +10,7 @@ tools, references) are kept under the key `items` of that message. A reference t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 from typing import Any
 
 from art_patch._lib.loose_json import as_count, as_list, as_object, as_text, objects, parse_object
@@ -89,18 +90,15 @@ def _tool_choice(given: Any) -> Any:
 
 def read_responses_answer(raw: bytes) -> Answered:
     """Return the parsed answer of a Responses call, from one JSON object or a stream of events."""
-    if is_whole(raw):
-        response, done, error = parse_object(raw), True, None
-    else:
-        response, done, error = _assemble(events(raw))
+    response, done, error = (parse_object(raw), True, None) if is_whole(raw) else _assemble(events(raw))
     if response.get("status") == "failed":
         error = response.get("error") or error or "it failed"
-    usage, model = as_object(response.get("usage")), response.get("model")
+    usage = as_object(response.get("usage"))
     return Answered(
         choices=_choices(response),
         done=done,
         error=error,
-        model=model if isinstance(model, str) else None,
+        model=as_text(response.get("model")) or None,
         prompt_tokens=as_count(usage.get("input_tokens")),
         completion_tokens=as_count(usage.get("output_tokens")),
     )
@@ -203,27 +201,10 @@ _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "r
 def messages(items: Iterable[dict[str, Any]]) -> list[JSON]:
     """Return the chat messages for the input items of a Responses request."""
     found: list[JSON] = []
-    turn: _AssistantTurn | None = None
-    for item in items:
-        if _is_assistants(item):
-            turn = turn or _AssistantTurn()
-            turn.add(item)
-            continue
-        if turn is not None:
-            found.append(turn.message())
-            turn = None
-        found.append(_others(item))
-    if turn is not None:
-        found.append(turn.message())
+    for assistants, group in groupby(items, _is_assistants):
+        these = list(group)
+        found += [answer_message(these)] if assistants else map(_others, these)
     return found
-
-
-def answer_message(items: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Return one assistant message for all output items of an answer."""
-    turn = _AssistantTurn()
-    for item in items:
-        turn.add(item)
-    return turn.message()
 
 
 def _kind(item: dict[str, Any]) -> str:
@@ -239,59 +220,43 @@ def _is_assistants(item: dict[str, Any]) -> bool:
     return not kind.endswith(("_output", "_response")) and kind not in ("additional_tools", "compaction_trigger")
 
 
-class _AssistantTurn:
-    """Collects the items of one assistant message."""
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._refusals: list[str] = []
-        self._thoughts: list[str] = []
-        self._summaries: list[str] = []
-        self._calls: list[JSON] = []
-        self._others: list[JSON] = []
-
-    def add(self, item: dict[str, Any]) -> None:
-        kind = _kind(item)
-        if kind == "message":
-            self._add_content(item.get("content"))
+def answer_message(items: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return one assistant message for items of the assistant that follow each other."""
+    texts, refusals, thoughts, summaries = list[str](), list[str](), list[str](), list[str]()
+    calls, others = list[JSON](), list[JSON]()
+    for item in items:
+        kind, content = _kind(item), item.get("content")
+        if kind == "message" and isinstance(content, str):
+            texts.append(content)
+        elif kind == "message":
+            for part in objects(content):
+                if part.get("type") == "refusal":
+                    refusals.append(as_text(part.get("refusal")))
+                elif as_text(part.get("type")) in _TEXT_PARTS:
+                    texts.append(as_text(part.get("text")))
+                else:
+                    others.append(_readable(part))
         elif kind == "function_call":
             function = {"name": as_text(item.get("name")), "arguments": as_text(item.get("arguments"))}
-            self._calls.append({"id": item.get("call_id"), "type": "function", "function": function})
+            calls.append({"id": item.get("call_id"), "type": "function", "function": function})
         elif kind == "custom_tool_call":
             custom = {"name": as_text(item.get("name")), "input": as_text(item.get("input"))}
-            self._calls.append({"id": item.get("call_id"), "type": "custom", "custom": custom})
+            calls.append({"id": item.get("call_id"), "type": "custom", "custom": custom})
         elif kind == "reasoning":
-            self._thoughts += _texts(item.get("content"))
-            self._summaries += _texts(item.get("summary"))
+            thoughts += _texts(content)
+            summaries += _texts(item.get("summary"))
         else:
-            self._others.append(_readable(item))
-
-    def _add_content(self, content: Any) -> None:
-        if isinstance(content, str):
-            self._texts.append(content)
-        for part in objects(content):
-            kind = as_text(part.get("type"))
-            if kind == "refusal":
-                self._refusals.append(as_text(part.get("refusal")))
-            elif kind in _TEXT_PARTS:
-                self._texts.append(as_text(part.get("text")))
-            else:
-                self._others.append(_readable(part))
-
-    def message(self) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._texts) if self._texts else None}
-        if self._refusals:
-            message["refusal"] = "".join(self._refusals)
-        if self._calls:
-            message["tool_calls"] = self._calls
-        if self._thoughts:
-            message["reasoning_content"] = "".join(self._thoughts)
-        if self._summaries:
-            # A summary is not the reasoning itself, so it gets a name that no chat template renders.
-            message["reasoning_summary"] = "\n\n".join(self._summaries)
-        if self._others:
-            message["items"] = self._others
-        return message
+            others.append(_readable(item))
+    found = {
+        "refusal": "".join(refusals) if refusals else None,
+        "tool_calls": calls or None,
+        "reasoning_content": "".join(thoughts) if thoughts else None,
+        # A summary is not the reasoning itself, so it gets a name that no chat template renders.
+        "reasoning_summary": "\n\n".join(summaries) if summaries else None,
+        "items": others or None,
+    }
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts else None}
+    return message | {key: value for key, value in found.items() if value is not None}
 
 
 def _others(item: dict[str, Any]) -> JSON:

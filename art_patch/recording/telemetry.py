@@ -54,16 +54,11 @@ _PROVIDERS = {
 
 @dataclass(slots=True)
 class _Run:
-    """A trajectory that is remembered, and the span that is the parent of its calls.
-
-    Attributes:
-        span: made when a call first needs it.
-        until: when the last call ended, in seconds since the epoch.
-    """
+    """A trajectory that is remembered, and the span that is the parent of its calls."""
 
     info: TrajectoryInfo
-    span: trace.Span | None = None
-    until: float = 0.0
+    span: trace.Span | None = None  # made when a call first needs it
+    until: float = 0.0  # when the last call ended, in seconds since the epoch
 
 
 class Telemetry:
@@ -139,16 +134,10 @@ def _tracer() -> trace.Tracer | None:
 
 def _span_of(run: _Run, tracer: trace.Tracer, context: Context) -> trace.Span:
     if run.span is None:
-        name = run.info.name
-        attributes = {"gen_ai.operation.name": "invoke_agent", **trajectory_attributes(run.info)}
-        if name is not None:
-            attributes["gen_ai.agent.name"] = name
-        run.span = tracer.start_span(
-            "invoke_agent" if name is None else f"invoke_agent {name}",
-            context,
-            attributes=attributes,
-            start_time=_ns(run.info.started_at),
-        )
+        name, attributes = "invoke_agent", {"gen_ai.operation.name": "invoke_agent", **trajectory_attributes(run.info)}
+        if run.info.name is not None:
+            name, attributes["gen_ai.agent.name"] = f"invoke_agent {run.info.name}", run.info.name
+        run.span = tracer.start_span(name, context, attributes=attributes, start_time=_ns(run.info.started_at))
     return run.span
 
 
