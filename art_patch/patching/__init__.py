@@ -18,14 +18,14 @@ from art_patch._lib.lazy import lazily
 
 if TYPE_CHECKING:
     from art_patch.patching.control import Handle, Status, flush, patch, patch_around, status, unpatch, wrap
-    from art_patch.patching.sdk.bypasses import BYPASSES
+    from art_patch.patching.sdk.bypass import BYPASSES
     from art_patch.patching.sdk.wrapping import MODULE, Wrapping
 else:
     __getattr__ = lazily(
         __name__,
         {
             "control": "Handle Status flush patch patch_around status unpatch wrap",
-            "sdk.bypasses": "BYPASSES",
+            "sdk.bypass": "BYPASSES",
             "sdk.wrapping": "MODULE Wrapping",
         },
     )

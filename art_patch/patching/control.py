@@ -13,10 +13,11 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Self, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import wrapt
 
@@ -25,7 +26,7 @@ from art_patch._lib.gc_pause import uncollected
 from art_patch.context import carry_threads_off, carry_threads_on
 from art_patch.errors import ConfigError
 from art_patch.patching.runtime import Reporter, Runtime
-from art_patch.patching.sdk.bypass import bypasses_seen, detector
+from art_patch.patching.sdk.bypass import detector
 from art_patch.patching.sdk.integrations import Integrations
 from art_patch.patching.sdk.wrapping import MODULE, Wrapping
 from art_patch.recording import set_recorder
@@ -42,7 +43,6 @@ class Status(NamedTuple):
     """The state of the patch, and its counts since `patch()`.
 
     Attributes:
-        patched: whether the SDK is patched now.
         mode: the current mode. A mode in the store overrules the one that the app has set.
         champion: name of the policy that serves.
         challenger: name of the policy under test (canary or shadow).
@@ -83,16 +83,12 @@ class Status(NamedTuple):
     degraded: tuple[str, ...] = ()
 
 
-class Handle:
+class Handle(AbstractContextManager["Handle"]):
     """The result of `patch()`. As a context manager it undoes the patch at the end of the block."""
 
     def unpatch(self) -> None:
         """Undo the patch, like `art_patch.unpatch()`."""
         unpatch()
-
-    def __enter__(self) -> Self:
-        """Return the handle. The patch is in force already."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Undo the patch."""
@@ -250,8 +246,7 @@ def _apply(given: dict[str, Any], *, everything: bool, lent: bool = False) -> No
                 raise
             wrong = str(error)
         if wrong is not None:
-            _refuse(wrong)
-            return
+            return _refuse(wrong)
         if _process.active is None:
             _process.by_launcher = lent
         elif not lent:
@@ -298,8 +293,7 @@ def _refuse(wrong: str) -> None:
 def start(settings: Settings, *, everything: bool = True, **doubles: Any) -> Runtime:
     """Patch the SDK and return the runtime, a new one if `settings` changed. Tests pass stand-ins in `doubles`."""
     with _process.lock:
-        entries = _process.integrations.wanted(settings.integrations)
-        runtime = _process.runtime
+        entries, runtime = _process.integrations.wanted(settings.integrations), _process.runtime
         # An unchanged runtime is kept: its queue, breaker and pins go on across `unpatch()` and `patch()`.
         if runtime is None or runtime.settings != settings or doubles:
             if runtime is not None:
@@ -334,9 +328,8 @@ def _put_on(module: Any) -> None:
         return
     try:
         _process.wrapping.put_on(module)
-        _process.instrumented["sdk"] = (
-            f"openai {getattr(sys.modules.get('openai._version'), '__version__', '(unknown)')}"
-        )
+        version = getattr(sys.modules.get("openai._version"), "__version__", "(unknown)")
+        _process.instrumented["sdk"] = f"openai {version}"
     except Exception as error:
         faults.trouble("patching.wrap", error)
         runtime.degraded["sdk"] = "This version of the OpenAI SDK is not known; calls are not recorded nor routed."
@@ -349,10 +342,8 @@ def unpatch() -> None:
     """
     with _process.lock:
         runtime, _process.active = _process.active, None
-        _process.given = {}
-        _process.refused = ()
-        _process.by_launcher = False
-        _process.everything = False
+        _process.given, _process.refused = {}, ()
+        _process.by_launcher = _process.everything = False
         _process.pools.clear()
         set_recorder(None)
         _process.wrapping.take_off()
@@ -376,7 +367,7 @@ def status() -> Status:
 def _facts(runtime: Runtime) -> dict[str, Any]:
     return runtime.facts() | {
         "instrumented": tuple(_process.instrumented.values()),
-        "bypasses": bypasses_seen(),
+        "bypasses": detector.seen,
         "errors": faults.counts,
         "degraded": (*_process.refused, *runtime.sentences()),
     }

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from art_patch._lib.faults import faults, logger
 from art_patch._lib.forking import late_import
@@ -29,9 +29,6 @@ from art_patch.recording import Recorder, Sink
 from art_patch.settings import Settings
 from art_patch.store import of_another_project, waits_for_network
 from art_patch.types import JSON, Route
-
-if TYPE_CHECKING:
-    pass
 
 REFRESH_EVERY_S = 1.0
 HEALTH_CHECK_EVERY_S = 2.0
@@ -66,11 +63,7 @@ class Runtime:
         read_route: ReadRoute = _read_route,
         on_tick: Callable[[Runtime], None] | None = None,
     ) -> None:
-        """Read the route from the store, or let the recorder's thread do so if the store is behind a network.
-
-        The recorder's thread calls `on_tick` every `poll_interval_s`. Tests replace the store with `open_sink` and
-        `read_route`.
-        """
+        """The recorder's thread calls `on_tick` every `poll_interval_s`. `open_sink` and `read_route` are for tests."""
         self.settings = settings
         self._remote = waits_for_network(settings.store)
         self.shadow = Shadow(self)
@@ -87,7 +80,6 @@ class Runtime:
         self.degraded: dict[str, str] = {}
         self._on_tick = on_tick
         self._read_route = read_route
-        self._route = Route()
         self._refreshed_at = self._polled_at = float("-inf")
         unknown = NOT_READ_YET if self._remote and settings.mode == "route" else None
         self.target = Target(mode=settings.mode, champion=None, base_url=None, unknown=unknown)
@@ -129,19 +121,18 @@ class Runtime:
     def start_breaker(self) -> None:
         """Make new, closed circuit breakers and a new lock, for a new engine or in a forked child."""
         self._lock = threading.RLock()
-        self.breaker = Breaker()
-        self.challenger_breaker = Breaker()
+        self.breaker, self.challenger_breaker = Breaker(), Breaker()
         # `id` of a call -> when its attempt began (monotonic clock), while the call waits for the engine.
         self._waiting: dict[int, float] = {}
         self._felt_at = float("-inf")
         self._was_dead = False
 
     def poll(self) -> None:
-        """Compute the target from the route in the store. If the store cannot be read, the target does not change."""
+        """Compute the target from the route in the store; without a readable route the target stays as it is."""
         self._polled_at = time.monotonic()
         try:
-            self._route = self._read_route(self.settings.store_url)
-            target, refused = self._stay_out(self._route.project) or resolve(self.settings, self._route)
+            route = self._read_route(self.settings.store_url)
+            target, refused = self._stay_out(route.project) or resolve(self.settings, route)
         except Exception as error:
             faults.trouble("route.read", error)
             self.degraded["route"] = f"The route cannot be read ({type(error).__name__}); the last known one is used."
@@ -190,12 +181,12 @@ class Runtime:
             return
         self._felt_at = now
         alive = is_alive(self.target.base_url)
+        now = time.monotonic()  # the health check took up to a second
         with self._lock:
-            # The health check took up to a second, so the clock is read again.
             if not alive:
-                self.breaker.trip(time.monotonic())
+                self.breaker.trip(now)
             elif self._was_dead:
-                self.breaker.released(time.monotonic())
+                self.breaker.released(now)
         self._was_dead = not alive
 
     def refreshed(self) -> Target:
@@ -220,20 +211,17 @@ class Runtime:
             # champion.
             if challenger and not self.challenger_breaker.allow(now):
                 return False
-            if self.breaker.allow(now):
-                return True
-            if challenger:
-                # This call was to be the probe of the challenger's breaker, but it does not go out. The next call may
-                # be.
+            may_go = self.breaker.allow(now)
+            if challenger and not may_go:
+                # The call was to be the probe of the challenger's breaker, but it does not go out. The next one may be.
                 self.challenger_breaker.released(now)
-            return False
+            return may_go
 
     def engine_answered(self, *, challenger: bool = False) -> None:
         """Tell the circuit breakers that the engine answered a call."""
-        for breaker in self._breakers(challenger):
-            if not breaker.closed:
-                with self._lock:
-                    breaker.succeeded()
+        for breaker in self._not_closed(challenger):
+            with self._lock:
+                breaker.succeeded()
 
     def engine_failed(self, *, challenger: bool = False) -> None:
         """Tell the circuit breakers that a call to the engine failed."""
@@ -247,13 +235,13 @@ class Runtime:
 
     def engine_released(self, *, challenger: bool = False) -> None:
         """Tell the circuit breakers that a call ended, and that its end does not show whether the engine works."""
-        for breaker in self._breakers(challenger):
-            if not breaker.closed:
-                with self._lock:
-                    breaker.released(time.monotonic())
+        for breaker in self._not_closed(challenger):
+            with self._lock:
+                breaker.released(time.monotonic())
 
-    def _breakers(self, challenger: bool) -> tuple[Breaker, ...]:
-        return (self.breaker, self.challenger_breaker) if challenger else (self.breaker,)
+    def _not_closed(self, challenger: bool) -> list[Breaker]:
+        breakers = (self.breaker, self.challenger_breaker) if challenger else (self.breaker,)
+        return [breaker for breaker in breakers if not breaker.closed]
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of `Status` that come from the target, the recorder and the background calls."""

@@ -14,14 +14,10 @@ import threading
 import weakref
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from art_patch.patching.routing.target import Target
 from art_patch.trajectories import ENGINE_PARAMS, PARAMS
-
-if TYPE_CHECKING:
-    from openai import Timeout
-
 
 # These headers steer the SDK. All others are between the app and its provider.
 _KEPT_HEADERS = ("x-stainless-", "____stainless_override_cast_to")
@@ -42,15 +38,14 @@ def to_engine_request(options: Any, target: Target, client: Any) -> Any:
     if isinstance(extra, Mapping):
         given = cast(Mapping[str, Any], extra)
         body.update({key: value for key, value in given.items() if key in _EXTRA_FIELDS})
-    body["model"] = target.champion
     # Training needs the ids and log-probabilities of the sampled tokens; the response rewriter removes them again.
-    body["logprobs"] = True
-    body["return_token_ids"] = True
+    body.update(model=target.champion, logprobs=True, return_token_ids=True)
     return redirected(options, target, client, body)
 
 
 def redirected(options: Any, target: Target, client: Any, body: dict[str, Any], *, url: str | None = None) -> Any:
     """Return a copy of the request options that sends `body` to the engine; `url`: another path than in `options`."""
+    read_s = patience_s(options, client, target.first_token_timeout_s if body.get("stream") else target.timeout_s)
     fields: dict[str, Any] = {
         **options.__dict__,
         "url": url or options.url.partition("?")[0],
@@ -59,7 +54,7 @@ def redirected(options: Any, target: Target, client: Any, body: dict[str, Any], 
         "headers": _kept_headers(options.headers),
         # The SDK's defaults (2 retries, 600 s) would let an engine that hangs block a caller for half an hour.
         "max_retries": 0,
-        "timeout": _timeout(options, target, client, bool(body.get("stream"))),
+        "timeout": _timeout(read_s, min(target.connect_timeout_s, read_s)),
     }
     if "extra_json" in fields:
         fields["extra_json"] = None
@@ -90,34 +85,23 @@ def _kept_headers(headers: Any) -> Any:
 
 def patience_s(options: Any, client: Any, limit_s: float) -> float:
     """Return the seconds to wait for the next bytes: `limit_s`, or the app's own timeout if that is shorter."""
-    own = options.timeout
-    if isinstance(own, _sdk().not_given):
-        own = client.timeout
+    own = client.timeout if isinstance(options.timeout, _not_given()) else options.timeout
     read = getattr(own, "read", own)
     return min(limit_s, read) if isinstance(read, int | float) else limit_s
 
 
-def _timeout(options: Any, target: Target, client: Any, stream: bool) -> Timeout:
-    read = patience_s(options, client, target.first_token_timeout_s if stream else target.timeout_s)
-    return _make_timeout(read, min(target.connect_timeout_s, read))
+@lru_cache(maxsize=1)
+def _not_given() -> Any:
+    from openai import NotGiven  # an import in each call costs 4 us
+
+    return NotGiven
 
 
 @lru_cache(maxsize=64)
-def _make_timeout(read: float, connect: float) -> Any:
-    return _sdk().timeout(read, connect=connect)
+def _timeout(read: float, connect: float) -> Any:
+    from openai import Timeout
 
-
-class _SDK(NamedTuple):
-    not_given: Any
-    timeout: Any
-
-
-@lru_cache(maxsize=1)
-def _sdk() -> _SDK:
-    """Return the SDK's classes that each call needs. Importing them in each call costs 4 us."""
-    from openai import NotGiven, Timeout
-
-    return _SDK(NotGiven, Timeout)
+    return Timeout(read, connect=connect)
 
 
 # Base URL and key of an engine.
@@ -135,9 +119,9 @@ class EngineClients:
     """Makes one engine client for each client of the app, and keeps it until the app's client is garbage-collected."""
 
     def __init__(self) -> None:
-        self._engine_clients: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
+        self._engine_clients = weakref.WeakKeyDictionary[Any, _Known]()
         self._patterns: dict[bool, tuple[Address, Any]] = {}
-        self._pools: weakref.WeakKeyDictionary[Any, tuple[Address, Any]] = weakref.WeakKeyDictionary()
+        self._pools = weakref.WeakKeyDictionary[Any, tuple[Address, Any]]()
 
     def get(self, client: Any, target: Target, is_async: bool) -> Any:
         """Return the engine client for `client`; `None` if the base URL of `client` already is the target's engine."""
@@ -231,7 +215,7 @@ def _redirects_per_request() -> bool:
 
 def _is_for_provider_only(pool: Any) -> bool:
     """Return whether the HTTP client adds something to each request, or sends it through a proxy."""
-    transport = getattr(pool, "_transport", None)
+    transport, hooks = getattr(pool, "_transport", None), pool.event_hooks.get("request", ())
     return (
         any(mount is not None for mount in getattr(pool, "_mounts", {}).values())
         or type(getattr(transport, "_pool", None)).__name__.endswith("Proxy")
@@ -239,13 +223,9 @@ def _is_for_provider_only(pool: Any) -> bool:
         or bool(getattr(pool, "params", None))
         or any(name.lower() not in _HARMLESS_HEADERS for name in pool.headers)
         # The hook that openai 3 gives to Azure's clients only takes the key out of redirects, so it does not count.
-        or any(not _is_of_the_sdk(hook) for hook in pool.event_hooks.get("request", ()))
+        or any(not str(getattr(hook, "__module__", "")).startswith("openai.") for hook in hooks)
         or any(not cookie.domain for cookie in pool.cookies.jar)
     )
-
-
-def _is_of_the_sdk(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", "")).startswith("openai.")
 
 
 RAW_HEADER = "x-stainless-raw-response"

@@ -6,7 +6,7 @@ upstream unchanged. Therefore a field that a later version of the API adds is ne
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from art_patch._lib.loose_json import as_list, as_object
@@ -22,20 +22,18 @@ _WITHOUT_EFFECT = frozenset(
     }
 )  # fmt: skip
 
-_ROLES = frozenset({"user", "assistant", "system", "developer"})
-
 
 def to_engine_request(options: Any, target: Target, client: Any) -> Any:
     """Return request options that ask the champion for a chat completion, for a call that `why_not_routed` accepts."""
     given = merged_body(options)
     asked = read_responses_request(given)
     body: dict[str, Any] = {"model": target.champion, "messages": list(asked.messages), **asked.params}
+    body |= {"logprobs": True, "return_token_ids": True}
     if asked.tools:
         body["tools"] = list(asked.tools)
     if given.get("stream"):
         # The last event of a Responses stream always holds the usage.
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    body |= {"logprobs": True, "return_token_ids": True}
     return redirected(options, target, client, body, url="/chat/completions")
 
 
@@ -57,51 +55,46 @@ def why_not_routed(options: Any, stream: bool, *, stateless: bool) -> str | None
         return "no model"
     if body.get("input") is None:
         return "no input"
-    for name, value in body.items():
-        if value is None or name in _WITHOUT_EFFECT:
-            continue
-        check = _FIELDS.get(name)
-        reason = f"{name} is the provider's own" if check is None else check(value)
-        if reason is not None:
-            return reason
-    return None
+    given = {name: value for name, value in body.items() if value is not None and name not in _WITHOUT_EFFECT}
+    return _first(_field(name, value) for name, value in given.items())
 
 
-# The checks of the fields: each takes a value, and returns why the value keeps the call upstream.
-
-_Check = Callable[[Any], str | None]
-
-
-def _anything(value: Any) -> str | None:
-    return None
+def _first(reasons: Iterable[str | None]) -> str | None:
+    return next((reason for reason in reasons if reason is not None), None)
 
 
-def _a(kind: type | tuple[type, ...], name: str) -> _Check:
-    return lambda value: None if isinstance(value, kind) else f"{name} of another kind than we know"
+def _field(name: str, value: Any) -> str | None:
+    """Return why a field of the request keeps the call upstream; `None` if it does not."""
+    if name in _ONLY:
+        return None if value == _ONLY[name] else f"{name} is the provider's own"
+    if name not in _FIELDS:
+        return f"{name} is the provider's own"
+    kind, check = _FIELDS[name]
+    if not isinstance(value, kind):
+        return f"{name} of another kind than we know"
+    return None if check is None else check(value)
 
 
-def _only(name: str, *known: Any) -> _Check:
-    return lambda value: None if any(value == one for one in known) else f"{name} is the provider's own"
+def _unknown(what: str, given: dict[str, Any], *known: str) -> str | None:
+    """Return the reason if a key that is not `known` holds a value."""
+    extra = next((key for key, value in given.items() if value is not None and key not in known), None)
+    return None if extra is None else f"{what}{extra} is the provider's own"
 
 
-def _unknown(given: dict[str, Any], *known: str) -> str | None:
-    """Return an unknown key that holds a value; `None` if there is none."""
-    return next((str(key) for key, value in given.items() if value is not None and key not in known), None)
+# The checks of single fields, whose kind was looked at before.
 
 
 def _tools(tools: Any) -> str | None:
-    if not isinstance(tools, list):
-        return "tools of another kind than we know"
-    for given in map(as_object, cast(list[Any], tools)):
+    for given in map(as_object, tools):
         if given.get("type") != "function":
             return "a tool that the provider hosts"
         if not isinstance(given.get("name"), str):
             return "a tool without a name"
         # `defer_loading: false` and an empty list ask for nothing, but `strict: false` does.
         asking = {key: value for key, value in given.items() if value or key == "strict"}
-        extra = _unknown(asking, "type", "name", "description", "parameters", "strict")
-        if extra is not None:
-            return f"a tool's {extra} is the provider's own"
+        reason = _unknown("a tool's ", asking, "type", "name", "description", "parameters", "strict")
+        if reason is not None:
+            return reason
     return None
 
 
@@ -111,41 +104,32 @@ def _tool_choice(choice: Any) -> str | None:
         return None
     if given.get("type") != "function":
         return "a tool that the provider hosts"
-    known = isinstance(given.get("name"), str) and _unknown(given, "type", "name") is None
+    known = isinstance(given.get("name"), str) and _unknown("", given, "type", "name") is None
     return None if known else "a choice of tools that chat does not know"
 
 
 def _text(text: Any) -> str | None:
-    if not isinstance(text, dict):
-        return "text of another kind than we know"
-    given = as_object(text)
-    extra = _unknown(given, "format", "verbosity")
-    if extra is not None:
-        return f"text.{extra} is the provider's own"
-    form = given.get("format")
-    if form is None:
-        return None
+    form = text.get("format")
+    reason = _unknown("text.", text, "format", "verbosity")
+    if reason is not None or form is None:
+        return reason
     if not isinstance(form, dict):
         return "a text format of another kind than we know"
-    wanted = as_object(form)
-    known = ("type", "name", "description", "schema", "strict") if wanted.get("type") == "json_schema" else ("type",)
-    if wanted.get("type") not in ("text", "json_object", "json_schema") or _unknown(wanted, *known) is not None:
+    kind = as_object(form).get("type")
+    known = ("type", "name", "description", "schema", "strict") if kind == "json_schema" else ("type",)
+    if kind not in ("text", "json_object", "json_schema") or _unknown("", as_object(form), *known) is not None:
         return "a text format that chat does not know"
     return None
 
 
 def _reasoning(reasoning: Any) -> str | None:
-    if not isinstance(reasoning, dict):
-        return "reasoning of another kind than we know"
-    extra = _unknown(as_object(reasoning), "effort")
-    return None if extra is None else f"reasoning.{extra} is the provider's own"
+    return _unknown("reasoning.", reasoning, "effort")
 
 
 def _stream_options(stream_options: Any) -> str | None:
     # Obfuscation is padding against eavesdroppers; a stream of the champion has none.
-    if stream_options in ({}, {"include_obfuscation": False}, {"include_obfuscation": None}):
-        return None
-    return "a stream option that chat does not know"
+    known = stream_options in ({}, {"include_obfuscation": False}, {"include_obfuscation": None})
+    return None if known else "a stream option that chat does not know"
 
 
 def _include(include: Any) -> str | None:
@@ -162,44 +146,44 @@ def _input(given: Any) -> str | None:
         return None
     if not isinstance(given, list) or not given:
         return "no input"
-    called: set[str] = set()
-    for item in cast(list[Any], given):
-        if not isinstance(item, dict):
-            return "an input item of another kind than we know"
-        reason = _item(as_object(item), called)
-        if reason is not None:
-            return reason
-    return None
+    called: set[Any] = set()
+    return _first(_item(item, called) for item in cast(list[Any], given))
 
 
-def _item(item: dict[str, Any], called: set[str]) -> str | None:
-    kind = item.get("type") or ("message" if "role" in item else None)
-    known: tuple[str, ...]
+# The kinds of input items, and their fields beside `type`, `id` and `status`.
+_ITEM_FIELDS = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments", "parsed_arguments"),
+    "function_call_output": ("call_id", "output"),
+}
+
+
+def _item(given: Any, called: set[Any]) -> str | None:
+    """Return why an input item keeps the call upstream. `called` collects the ids of function calls."""
+    if not isinstance(given, dict):
+        return "an input item of another kind than we know"
+    item = as_object(given)
+    kind, call_id = item.get("type") or ("message" if "role" in item else None), item.get("call_id")
     if kind == "message":
-        known = ("type", "id", "status", "role", "content")
         reason = _message(item)
     elif kind == "function_call":
-        known = ("type", "id", "status", "call_id", "name", "arguments", "parsed_arguments")
-        texts = (item.get("call_id"), item.get("name"), item.get("arguments"))
-        reason = None if all(isinstance(text, str) for text in texts) else "a function call without id or name"
-        if reason is None:
-            called.add(item["call_id"])
+        is_whole = all(isinstance(text, str) for text in (call_id, item.get("name"), item.get("arguments")))
+        reason = None if is_whole else "a function call without id or name"
+        if is_whole:
+            called.add(call_id)
     elif kind == "function_call_output":
-        known = ("type", "id", "status", "call_id", "output")
-        call_id = item.get("call_id")
         if not isinstance(call_id, str) or call_id not in called:
             return "the result of a call that only the provider knows"
         reason = _content(item.get("output"), "input_text")
     else:
         # Reasoning, too: it is the provider's own, and mostly encrypted.
         return f"an input item that chat does not know: {kind}"
-    extra = _unknown(item, *known)
-    return reason if extra is None else f"an input item's {extra} is the provider's own"
+    return _unknown("an input item's ", item, "type", "id", "status", *_ITEM_FIELDS[kind]) or reason
 
 
 def _message(item: dict[str, Any]) -> str | None:
     role = item.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
+    if role not in ("user", "assistant", "system", "developer"):
         return "a message of somebody unknown"
     return _content(item.get("content"), *(("output_text", "refusal") if role == "assistant" else ("input_text",)))
 
@@ -219,37 +203,41 @@ def _content(content: Any, *kinds: str) -> str | None:
         return "content of another kind than we know"
     for given in map(as_object, cast(list[Any], content)):
         kind: Any = given.get("type")
-        if not isinstance(kind, str) or kind not in kinds:
+        if kind not in kinds:
             return f"a part that chat does not know: {kind}"
         fields = _PART_FIELDS[kind]
         if not isinstance(given.get(fields[0]), str):
             return "a part without text"
         if given.get("annotations"):
             return "a text with references"
-        extra = _unknown(given, "type", *fields)
-        if extra is not None:
-            return f"a part's {extra} is the provider's own"
+        reason = _unknown("a part's ", given, "type", *fields)
+        if reason is not None:
+            return reason
     return None
 
 
 # What can be translated. Every other field that holds a value keeps the call upstream.
-_FIELDS: dict[str, _Check] = {
-    "background": _only("background", False),
-    "include": _include,
-    "input": _input,
-    "instructions": _a(str, "instructions"),
-    "max_output_tokens": _a(int, "max_output_tokens"),
-    "model": _anything,
-    "parallel_tool_calls": _a(bool, "parallel_tool_calls"),
-    "reasoning": _reasoning,
-    "store": _anything,
-    "stream": _anything,
-    "stream_options": _stream_options,
-    "temperature": _a((int, float), "temperature"),
-    "text": _text,
-    "tool_choice": _tool_choice,
-    "tools": _tools,
-    "top_logprobs": _only("top_logprobs", 0),
-    "top_p": _a((int, float), "top_p"),
-    "truncation": _only("truncation", "disabled"),
+
+_Check = Callable[[Any], str | None]
+
+# Field -> the kind of its value, and a further check of the value.
+_FIELDS: dict[str, tuple[type | tuple[type, ...], _Check | None]] = {
+    "include": (object, _include),
+    "input": (object, _input),
+    "instructions": (str, None),
+    "max_output_tokens": (int, None),
+    "model": (object, None),
+    "parallel_tool_calls": (bool, None),
+    "reasoning": (dict, _reasoning),
+    "store": (object, None),
+    "stream": (object, None),
+    "stream_options": (object, _stream_options),
+    "temperature": ((int, float), None),
+    "text": (dict, _text),
+    "tool_choice": (object, _tool_choice),
+    "tools": (list, _tools),
+    "top_p": ((int, float), None),
 }
+
+# Field -> its only value that chat knows, too.
+_ONLY: dict[str, Any] = {"background": False, "top_logprobs": 0, "truncation": "disabled"}

@@ -12,21 +12,16 @@ it is sent when the engine's stream ends.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from art_patch._lib.faults import faults
-from art_patch._lib.loose_json import objects
-from art_patch.patching.rewriting import responses_items as items
+from art_patch._lib.loose_json import as_count, as_object, objects
+from art_patch.patching.rewriting import response_rewriter
 from art_patch.patching.rewriting.engine_request import merged_body
-from art_patch.patching.rewriting.response_rewriter import (
-    InvalidAnswer,
-    ResponseRewriter,
-    StreamRewriter,
-    dump,
-    says_something,
-)
+from art_patch.patching.rewriting.response_rewriter import InvalidAnswer, ResponseRewriter, StreamRewriter, dump
 from art_patch.types import JSON
 
 # Fields of a request that its response repeats, with the value that the API gives where the app gave none.
@@ -55,15 +50,8 @@ _REPEATED: dict[str, Any] = {
 
 def rewriter(options: Any, local: Any) -> ResponsesRewriter:
     """Return the rewriter for the answer to `local`, the request to the engine that was made from `options`."""
-    given = merged_body(options)
-    return ResponsesRewriter(
-        policy=local.json_data["model"],
-        requested_model=given["model"],
-        n=1,
-        keeps_logprobs=False,
-        keeps_token_ids=False,
-        request=given,
-    )
+    policy, given = local.json_data["model"], merged_body(options)
+    return ResponsesRewriter(policy, given["model"], n=1, keeps_logprobs=False, keeps_token_ids=False, request=given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +64,8 @@ class ResponsesRewriter(ResponseRewriter):
         """Return the body of the Responses object for an answer that was not streamed."""
         answer = self.checked(body)
         choice: dict[str, Any] = answer["choices"][0]
-        why, response = items.why_incomplete(choice["finish_reason"]), self.begun(answer)
-        items.finish(response, items.output(choice["message"], why), why, answer.get("usage"))
+        why, response = _why_incomplete(choice["finish_reason"]), self.begun(answer)
+        _finish(response, _output(choice["message"], why), why, answer.get("usage"))
         return dump(response)
 
     def stream(self) -> StreamRewriter:
@@ -87,9 +75,9 @@ class ResponsesRewriter(ResponseRewriter):
     def begun(self, answer: Mapping[str, Any]) -> dict[str, Any]:
         """Return a Responses object without output yet. `answer`: the engine's answer, or the first chunk of it."""
         created = answer.get("created")
-        repeated = {key: self.request.get(key) for key in _REPEATED}
+        given = {key: value for key in _REPEATED if (value := self.request.get(key)) is not None}
         return {
-            "id": items.new_item_id("resp"),
+            "id": _new_id("resp"),
             "object": "response",
             "created_at": created if isinstance(created, int) else int(time.time()),
             "status": "in_progress",
@@ -100,39 +88,124 @@ class ResponsesRewriter(ResponseRewriter):
             "store": False,
             "system_fingerprint": self.policy,
             "usage": None,
-            **{key: _REPEATED[key] if value is None else value for key, value in repeated.items()},
+            **_REPEATED,
+            **given,
         }
+
+
+# Finish reason of chat -> why the response is incomplete; `None` if it is complete.
+_WHY_INCOMPLETE = {
+    "stop": None,
+    "tool_calls": None,
+    "function_call": None,
+    "length": "max_output_tokens",
+    "content_filter": "content_filter",
+}
+
+
+def _why_incomplete(reason: Any) -> str | None:
+    if not isinstance(reason, str) or reason not in _WHY_INCOMPLETE:
+        raise InvalidAnswer("it ended for a reason that we do not know")
+    return _WHY_INCOMPLETE[reason]
+
+
+def _finish(response: dict[str, Any], output: list[JSON], why: str | None, usage: Any) -> None:
+    """Set output items, status and usage of a response. `usage` is that of the chat answer."""
+    response["status"] = "completed" if why is None else "incomplete"
+    response["incomplete_details"] = None if why is None else {"reason": why}
+    response["output"] = output
+    response["usage"] = _usage(as_object(usage))
+
+
+def _usage(usage: dict[str, Any]) -> JSON:
+    def count(given: Any, key: str) -> int:
+        return as_count(as_object(given).get(key)) or 0
+
+    read, written = count(usage, "prompt_tokens"), count(usage, "completion_tokens")
+    cached = count(usage.get("prompt_tokens_details"), "cached_tokens")
+    thought = count(usage.get("completion_tokens_details"), "reasoning_tokens")
+    return {
+        "input_tokens": read,
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": written,
+        "output_tokens_details": {"reasoning_tokens": thought},
+        "total_tokens": read + written,
+    }
+
+
+def _statuses(count: int, why: str | None) -> list[str]:
+    """Return the status of each of `count` items: all complete, except the final one if `why` is given."""
+    return ["completed"] * (count - 1) + ["completed" if why is None else "incomplete"]
+
+
+def _output(message: Mapping[str, Any], why: str | None) -> list[JSON]:
+    """Return the output items (message, function calls) for an assistant message of chat."""
+    content, refusal, calls = message.get("content"), message.get("refusal"), message.get("tool_calls") or []
+    if not isinstance(content, str | None) or not isinstance(refusal, str | None) or not isinstance(calls, list):
+        raise InvalidAnswer("its message is of another kind than we know")
+    parts: list[JSON] = []
+    if content or not (refusal or calls):  # an answer without a word is a message all the same
+        parts.append(_part("output_text", content or ""))
+    if refusal:
+        parts.append(_part("refusal", refusal))
+    found = [_call_of(as_object(call)) for call in cast(list[Any], calls)]
+    status = iter(_statuses(bool(parts) + len(found), why))
+    items = [_message_item(_new_id("msg"), parts, next(status))] if parts else []
+    return items + [_call_item(_new_id("fc"), *call, next(status)) for call in found]
+
+
+def _call_of(call: dict[str, Any]) -> tuple[str, str, str]:
+    """Return id, name and arguments of a tool call."""
+    function = as_object(call.get("function"))
+    call_id, name, arguments = call.get("id"), function.get("name"), function.get("arguments")
+    if not isinstance(call_id, str) or not isinstance(name, str) or not isinstance(arguments, str):
+        raise InvalidAnswer("a tool call is of another kind than we know")
+    return call_id, name, arguments
+
+
+def _new_id(kind: str) -> str:
+    """Return a new id for an item. Its prefix shows the kind: the API checks it when a client sends the item back."""
+    return f"{kind}_{uuid.uuid4().hex}"
+
+
+def _part(kind: str, text: str) -> JSON:
+    known: JSON = {"annotations": [], "logprobs": [], "text": text} if kind == "output_text" else {"refusal": text}
+    return {"type": kind, **known}
+
+
+def _message_item(item_id: str, parts: list[JSON], status: str) -> JSON:
+    return {"id": item_id, "type": "message", "status": status, "role": "assistant", "content": parts}
+
+
+def _call_item(item_id: str, call_id: str, name: str, arguments: str, status: str) -> JSON:
+    call = {"call_id": call_id, "name": name, "arguments": arguments}
+    return {"id": item_id, "type": "function_call", "status": status, **call}
 
 
 class _Message:
     """The message item that is being written: one part after the other, each a text or a refusal."""
 
     def __init__(self, index: int) -> None:
-        self.id = items.new_item_id("msg")
+        self.id = _new_id("msg")
         self.place: dict[str, Any] = {"item_id": self.id, "output_index": index}
-        self.kinds: list[str] = []
-        self.pieces: list[list[str]] = []
+        self.parts: list[tuple[str, list[str]]] = []  # kind and pieces of each
 
     def texts(self) -> list[tuple[str, str]]:
-        return [(kind, "".join(pieces)) for kind, pieces in zip(self.kinds, self.pieces, strict=True)]
+        return [(kind, "".join(pieces)) for kind, pieces in self.parts]
 
 
 class _Call:
     """A function-call item that is being written."""
 
     def __init__(self, index: int, call_id: str, name: str) -> None:
-        self.id = items.new_item_id("fc")
+        self.id = _new_id("fc")
         self.place: dict[str, Any] = {"item_id": self.id, "output_index": index}
         self.call_id = call_id
         self.name = name
         self.pieces: list[str] = []
 
     def item(self, status: str) -> JSON:
-        return items.call_item(self.id, self.call_id, self.name, "".join(self.pieces), status)
-
-
-def _part(kind: str, text: str) -> JSON:
-    return items.text_part(text) if kind == "output_text" else items.refusal_part(text)
+        return _call_item(self.id, self.call_id, self.name, "".join(self.pieces), status)
 
 
 def _logprobs(kind: str) -> dict[str, Any]:
@@ -150,10 +223,9 @@ class ResponsesStream(StreamRewriter):
         self._items: list[_Message | _Call] = []
         self._message: _Message | None = None
         self._calls: dict[int, _Call] = {}
-        self._closed = False
         self._why: str | None = None
         self._usage: Any = None
-        self._over = False
+        self._closed = self._over = False
 
     def end(self) -> bytes:
         """Return the final events when the engine's stream has ended."""
@@ -174,7 +246,7 @@ class ResponsesStream(StreamRewriter):
     def _shows(self, delta: dict[str, Any]) -> bool:
         # Reasoning is waited through and not handed out: the app would send it back with its next call, which may go
         # upstream, and a provider refuses reasoning that is not its own. The record has it.
-        return says_something(delta)
+        return response_rewriter.says_something(delta)
 
     def _between(self, line: bytes) -> bytes:
         return b""
@@ -201,7 +273,7 @@ class ResponsesStream(StreamRewriter):
             if isinstance(delta, dict):
                 yield from self._delta(cast(dict[str, Any], delta))
             if choice.get("finish_reason") is not None and not self._closed:
-                self._closed, self._why = True, items.why_incomplete(choice["finish_reason"])
+                self._closed, self._why = True, _why_incomplete(choice["finish_reason"])
                 # Items are closed only now: an item is never reopened, and engines may write several tool calls at
                 # once.
                 yield from self._close()
@@ -219,15 +291,14 @@ class ResponsesStream(StreamRewriter):
         message = self._message
         if message is None:
             message = self._message = _Message(len(self._items))
-            yield from self._add(message, items.message_item(message.id, [], "in_progress"))
+            yield from self._add(message, _message_item(message.id, [], "in_progress"))
         place = message.place
-        if not message.kinds or message.kinds[-1] != kind:
-            message.kinds.append(kind)
-            message.pieces.append([])
-            place["content_index"] = len(message.kinds) - 1
+        if not message.parts or message.parts[-1][0] != kind:
+            place["content_index"] = len(message.parts)
+            message.parts.append((kind, []))
             yield self._event("content_part.added", **place, part=_part(kind, ""))
         if text:
-            message.pieces[-1].append(text)
+            message.parts[-1][1].append(text)
             yield self._event(f"{kind}.delta", **place, delta=text, **_logprobs(kind))
 
     def _call(self, position: int, given: dict[str, Any]) -> Iterable[bytes]:
@@ -254,16 +325,15 @@ class ResponsesStream(StreamRewriter):
         if not self._items:
             yield from self._write("output_text", "")  # an empty answer is a message all the same
         done: list[JSON] = []
-        for index, (item, status) in enumerate(
-            zip(self._items, items.statuses(len(self._items), self._why), strict=True)
-        ):
+        statuses = _statuses(len(self._items), self._why)
+        for index, (item, status) in enumerate(zip(self._items, statuses, strict=True)):
             if isinstance(item, _Call):
                 shown = item.item(status)
                 words = {"name": shown["name"], "arguments": shown["arguments"]}
                 yield self._event("function_call_arguments.done", **item.place, **words)
             else:
                 texts = item.texts()
-                shown = items.message_item(item.id, [_part(*text) for text in texts], status)
+                shown = _message_item(item.id, [_part(*text) for text in texts], status)
                 for number, (kind, text) in enumerate(texts):
                     place = {**item.place, "content_index": number}
                     whole = {"text" if kind == "output_text" else "refusal": text}
@@ -279,7 +349,7 @@ class ResponsesStream(StreamRewriter):
         if not self._closed:
             raise InvalidAnswer("the stream ended without a finish reason")
         self._over = True
-        items.finish(self._response, self._response["output"], self._why, self._usage)
+        _finish(self._response, self._response["output"], self._why, self._usage)
         return self._event(self._response["status"], response=self._response)
 
     def _event(self, kind: str, **fields: Any) -> bytes:

@@ -22,10 +22,7 @@ class Breaker:
     def __init__(
         self, *, failures: int = 5, window_s: float = 10.0, cooldown_s: float = 30.0, probe_lease_s: float = 60.0
     ) -> None:
-        self._limit = failures
-        self._window_s = window_s
-        self._cooldown_s = cooldown_s
-        self._probe_lease_s = probe_lease_s
+        self._window_s, self._cooldown_s, self._probe_lease_s = window_s, cooldown_s, probe_lease_s
         self._failed_at: deque[float] = deque(maxlen=failures)
         # `None` while closed; else the moment (monotonic clock) from which the next probe may pass.
         self._retry_at: float | None = None
@@ -53,9 +50,9 @@ class Breaker:
     def failed(self, now: float) -> None:
         """Count a failed call. The breaker opens if that call was the probe, or if there are now too many failures."""
         self._failed_at.append(now)
-        probing = self._retry_at is not None
-        if probing or (len(self._failed_at) == self._limit and now - self._failed_at[0] <= self._window_s):
-            self._retry_at = now + self._cooldown_s
+        are_too_many = len(self._failed_at) == self._failed_at.maxlen and now - self._failed_at[0] <= self._window_s
+        if self._retry_at is not None or are_too_many:
+            self.trip(now)
 
     def trip(self, now: float) -> None:
         """Open the breaker without a failed call, because the health check failed."""
@@ -107,15 +104,13 @@ def reason(error: Exception) -> str:
     # By name, because the classes are those of httpx or httpx2, and importing either is the SDK's decision.
     names = {kind.__name__ for kind in type(error).__mro__}
     status = getattr(error, "status_code", None)
-    if isinstance(error, TooSlow):
-        return "the engine did not answer in time"
-    if isinstance(error, InvalidAnswer):
+    if isinstance(error, InvalidAnswer) and not isinstance(error, TooSlow):
         return f"the engine's answer is invalid: {error}"
     if isinstance(status, int):
         return f"the engine answered HTTP {status}"
     if is_connect_timeout(error):
         return "the engine cannot be reached in time"
-    if "Timeout" in type(error).__name__:
+    if isinstance(error, TooSlow) or "Timeout" in type(error).__name__:
         return "the engine did not answer in time"
     if "APIConnectionError" in names or type(error).__module__.startswith(("httpx", "httpcore")):
         return "the engine cannot be reached"

@@ -42,7 +42,7 @@ class Pins:
 
     def __init__(self) -> None:
         self._pins: dict[Key, str] = {}
-        self._left: set[str] = set()
+        self._left: set[str | None] = set()
 
     def policy(self, identity: Identity, body: Mapping[str, Any], target: Target) -> tuple[str, Key]:
         """Return the policy to ask, and the run's key for `forget`."""
@@ -54,7 +54,9 @@ class Pins:
         chosen = _choose(identity, body, target)
         if pinned != chosen:
             if len(self._pins) >= _KEPT:
-                self._drop_oldest()
+                # The oldest tenth at once, because building the list takes as long as the dict is large.
+                for oldest in list(self._pins)[: _KEPT // 10]:
+                    self._pins.pop(oldest, None)
             self._pins[key] = chosen
         return chosen, key
 
@@ -62,38 +64,29 @@ class Pins:
         """Note a new route, so that pinned runs leave a rejected canary and a champion that was rolled back."""
         # Noted here and not per call: a later champion may have a higher step than both, and then nothing shows the
         # rollback.
-        serve = (after.champion, after.canary)
-        if before.canary is not None and before.canary not in serve:
-            self._left.add(before.canary)
-        champion = before.champion
-        if champion is not None and champion not in serve and not _is_surpassed(champion, after.champion or ""):
-            self._left.add(champion)
+        left = {before.canary, before.champion}
+        if _is_surpassed(before.champion or "", after.champion or ""):
+            left.discard(before.champion)
         # A policy that serves again was promoted again, so its runs may stay.
-        self._left.difference_update(name for name in serve if name is not None)
+        self._left = (self._left | left) - {after.champion, after.canary, None}
 
     def forget(self, key: Key) -> None:
         """Remove the run's pin, because the engine no longer serves its policy; its next call chooses a policy anew."""
         self._pins.pop(key, None)
 
     def _may_stay(self, pinned: str, target: Target) -> bool:
-        if pinned in (target.champion, target.canary):
-            return True
-        return pinned not in self._left and _is_surpassed(pinned, target.champion or "")
-
-    def _drop_oldest(self) -> None:
-        # A tenth at once, because building the list takes as long as the dict is large.
-        for key in list(self._pins)[: _KEPT // 10]:
-            self._pins.pop(key, None)
+        serves = pinned in (target.champion, target.canary)
+        return serves or (pinned not in self._left and _is_surpassed(pinned, target.champion or ""))
 
 
 def _choose(identity: Identity, body: Mapping[str, Any], target: Target) -> str:
     """Return the champion, or the canary for its share of the sessions."""
     canary = target.canary
-    if canary is None:
-        return target.champion or ""
-    key = f"{canary}:{sticky_key(identity, body)}"
-    chosen = in_share(key, target.challenger_percent / 100, "challenger")
-    return canary if chosen else target.champion or ""
+    if canary is not None:
+        key = f"{canary}:{sticky_key(identity, body)}"
+        if in_share(key, target.challenger_percent / 100, "challenger"):
+            return canary
+    return target.champion or ""
 
 
 def _is_surpassed(pinned: str, champion: str) -> bool:

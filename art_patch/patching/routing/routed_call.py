@@ -54,74 +54,39 @@ class Attempt(NamedTuple):
 class RoutedCall:
     """One call of the app, its attempts to get an answer from the engine, and its record."""
 
+    # fmt: off
     __slots__ = (
-        "_attempt_began",
-        "_attempts",
-        "_claimed",
-        "_identity",
-        "_run",
-        "_was_empty",
-        "attempt",
-        "client",
-        "exchange",
-        "is_async",
-        "options",
-        "routed",
-        "runtime",
-        "stream",
-        "surface",
-        "takes_empty",
+        "_attempt_began", "_attempts", "_claimed", "_identity", "_run", "_was_empty", "attempt", "client", "exchange",
+        "is_async", "options", "routed", "runtime", "stream", "surface", "takes_empty",
     )
+    # fmt: on
 
     def __init__(
-        self,
-        runtime: Runtime,
-        surface: Chat,
-        client: Any,
-        options: Any,
-        stream: bool,
-        is_async: bool,
-        identity: Identity,
+        self, runtime: Runtime, surface: Chat, client: Any, options: Any, stream: bool, is_async: bool, who: Identity
     ) -> None:
-        self.runtime = runtime
-        self.surface = surface
-        self.client = client
-        self.options = options
-        self.stream = stream
-        self.is_async = is_async
+        self.runtime, self.surface, self.client, self.options = runtime, surface, client, options
+        self.stream, self.is_async, self._identity = stream, is_async, who
         self.attempt: Attempt | None = None
-        self._claimed = False
-        self._attempts = 0
-        self._was_empty = False
-        self.takes_empty = False
-        self._attempt_began = 0.0
-        self._identity = identity
+        self._attempts, self._attempt_began = 0, 0.0
+        self._claimed = self._was_empty = self.takes_empty = self.routed = False
         self._run: Key | None = None
         model = options.json_data.get("model")
-        self.exchange = Exchange(
-            runtime.recorder,
-            model if isinstance(model, str) else "",
-            identity.trajectory,
-            identity.span_id,
-            identity.group_key,
-        )
-        self.exchange.api = surface.api
+        name = model if isinstance(model, str) else ""
+        self.exchange = Exchange(runtime.recorder, name, who.trajectory, who.span_id, who.group_key)
+        self.exchange.api, self.exchange.server = surface.api, client.base_url
         if runtime.settings.otel == "auto":
-            self.exchange.otel_context = identity.otel_context
-        self.exchange.server = client.base_url
+            self.exchange.otel_context = who.otel_context
         target = runtime.target
         # A target that is unknown routes nothing, but calls that it would have routed are recorded with the reason.
         may_be_routed = target.serves or target.unknown is not None
         if may_be_routed and surface.why_not_routed(options, stream, runtime.settings) is None:
             self.routed, self.exchange.fallback = target.serves, target.unknown
-        else:
-            self.routed = False
         if self.routed and (target.mode != "route" or target.challenger_state == "shadow"):
-            self._choose(target, identity)
+            self._choose(target)
 
-    def _choose(self, target: Target, identity: Identity) -> None:
+    def _choose(self, target: Target) -> None:
         """Decide whether the call belongs to the share that a policy answers, or is asked in the background."""
-        key = sticky_key(identity, self.options.json_data)
+        key = sticky_key(self._identity, self.options.json_data)
         if target.mode == "shadow" or target.challenger_state == "shadow":
             self.exchange.shadow = in_share(key, self.runtime.settings.shadow_rate, "shadow")
         if target.mode == "shadow":
@@ -161,7 +126,10 @@ class RoutedCall:
         if engine_client is None:
             # No policy serves any more, or the app talks to the engine itself, for example to judge with it.
             return None
-        target = self._pinned(target)
+        # The policy that this run of the agent began with.
+        asked, self._run = self.runtime.pins.policy(self._identity, self.options.json_data, target)
+        if asked != target.champion:
+            target = replace(target, champion=asked)
         if not self.runtime.allows(challenger=target.asks_challenger):
             self.exchange.fallback = as_recorded(target, "the engine failed repeatedly and is left alone for a moment")
             return None
@@ -169,14 +137,8 @@ class RoutedCall:
         self._attempt_began = time.monotonic()
         attempt = Attempt(target, engine_client, self.surface.to_engine_request(self.options, target, self.client))
         self.runtime.began(self)
-        self.exchange.policy = target.champion
-        self.exchange.server = target.base_url
+        self.exchange.policy, self.exchange.server = target.champion, target.base_url
         return attempt
-
-    def _pinned(self, target: Target) -> Target:
-        """Return the target with the policy that this run of the agent began with."""
-        asked, self._run = self.runtime.pins.policy(self._identity, self.options.json_data, target)
-        return target if asked == target.champion else replace(target, champion=asked)
 
     def attempt_failed(self, error: Exception) -> None:
         """Note why the attempt failed, and decide whether the engine is asked once more or the call goes upstream.
@@ -194,21 +156,18 @@ class RoutedCall:
             self.exchange.server = self.client.base_url
             challenger = attempt is not None and attempt.target.asks_challenger
             self.exchange.fallback = reason(error) if attempt is None else as_recorded(attempt.target, reason(error))
-            status: Any = getattr(error, "status_code", None)
-            # The champion may have been replaced within the last second, so the store is asked for the policy that
-            # serves now.
-            may_be_gone = status == 404 and self._attempts < _MAX_ATTEMPTS
+            is_404 = getattr(error, "status_code", None) == 404
             # The engine no longer serves the policy that this run is pinned to.
-            if status == 404 and self._run is not None:
+            if is_404 and self._run is not None:
                 self.runtime.pins.forget(self._run)
-            if may_be_gone and attempt is not None and self._is_gone(attempt.target.champion):
-                self.runtime.engine_released(challenger=challenger)
-                return
-            if attempt is not None and self._stood_still(error, attempt.target):
-                self.runtime.engine_released(challenger=challenger)
-                return
-            self.routed = False
-            if is_about_the_engine(error):
+            if attempt is not None and self._attempts < _MAX_ATTEMPTS:
+                # The champion may have been replaced within the last second, so the store is asked for the policy that
+                # serves now.
+                is_gone = is_404 and self._is_gone(attempt.target.champion)
+                self.routed = is_gone or self._stood_still(error, attempt.target)
+            else:
+                self.routed = False
+            if not self.routed and is_about_the_engine(error):
                 self.runtime.engine_failed(challenger=challenger)
             else:
                 self.runtime.engine_released(challenger=challenger)
@@ -217,14 +176,10 @@ class RoutedCall:
             faults.fault("patching.fallback", fault)
 
     def _stood_still(self, error: Exception, target: Target) -> bool:
-        """Return whether the connection timed out only because the app's event loop was busy.
-
-        The attempt is then repeated.
-        """
+        """Return whether the connection timed out only because the app's event loop was busy."""
         # A loop that was busy for long sees the timeout before it sees that the connection is there.
         waited_s = time.monotonic() - self._attempt_began
-        is_late = waited_s > 2 * target.connect_timeout_s
-        return self.is_async and self._attempts < _MAX_ATTEMPTS and is_connect_timeout(error) and is_late
+        return self.is_async and is_connect_timeout(error) and waited_s > 2 * target.connect_timeout_s
 
     def _is_gone(self, policy: str | None) -> bool:
         """Return whether the store routes calls to another policy by now."""
@@ -257,13 +212,11 @@ class RoutedCall:
                 # The engine was asked by a chat completion, and `policy` makes the reader read it as one.
                 exchange.request = _request_body(error, self.options if self.attempt is None else self.attempt.options)
             if not isinstance(error, Exception):
-                exchange.finish("cancelled")
-            elif exchange.answer and not exchange.streamed:
-                # The answer came, but the SDK could not parse it (it was cut too early, for example). It is recorded as
-                # an answer.
-                exchange.finish("complete", f"{type(error).__name__}: {error}")
-            else:
-                exchange.finish("failed", f"{type(error).__name__}: {error}")
+                return exchange.finish("cancelled")
+            # An answer that came and that the SDK could not parse (it was cut too early, for example) is recorded as an
+            # answer.
+            ended = "complete" if exchange.answer and not exchange.streamed else "failed"
+            exchange.finish(ended, f"{type(error).__name__}: {error}")
         except Exception as fault:
             faults.fault("patching.failed", fault)
 

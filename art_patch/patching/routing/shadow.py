@@ -39,30 +39,22 @@ _BEHIND_THE_APP = 1
 _OURS = frozenset({"logprobs", "top_logprobs"})
 
 
-class Engine(Protocol):
-    """The attributes and methods of the runtime that `Shadow` uses."""
+class _Runtime(Protocol):
+    """What `Shadow` uses of the runtime, whose module imports this one."""
 
     settings: Settings
     target: Target
     recorder: Recorder
 
-    def allows(self, *, challenger: bool = False) -> bool:
-        """Return whether the circuit breakers let a call go to the engine."""
-        ...
-
-    def engine_answered(self, *, challenger: bool = False) -> None:
-        """Tell the circuit breakers that the engine answered a call."""
-        ...
-
-    def engine_failed(self, *, challenger: bool = False) -> None:
-        """Tell the circuit breakers that a call to the engine failed."""
-        ...
+    def allows(self, *, challenger: bool = False) -> bool: ...
+    def engine_answered(self, *, challenger: bool = False) -> None: ...
+    def engine_failed(self, *, challenger: bool = False) -> None: ...
 
 
 class Shadow:
     """Sends copies of calls to policies, in a background thread that it starts when there is a call to send."""
 
-    def __init__(self, runtime: Engine) -> None:
+    def __init__(self, runtime: _Runtime) -> None:
         self._runtime = runtime
         self._jobs: SimpleQueue[tuple[Call, TrajectoryInfo, str] | None] = SimpleQueue()
         self._stopped = False
@@ -70,9 +62,7 @@ class Shadow:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._client: tuple[tuple[Any, ...], Any] | None = None
-        self.asked = 0
-        self.skipped = 0
-        self.failed = 0
+        self.asked = self.skipped = self.failed = 0
 
     def stop(self) -> None:
         """Send no more calls and skip those that wait. The answer to a call that was sent already is still recorded."""
@@ -116,18 +106,18 @@ class Shadow:
                 job = self._jobs.get(timeout=IDLE_S)
             except Empty:
                 job = None
-            if job is None:
-                with self._lock:
-                    # Looked at under the lock: `_offer` adds a job before it takes the lock, and starts a thread only
-                    # if it sees none.
-                    if not self._jobs.empty():
-                        continue
+            if job is not None:
+                try:
+                    self._ask(*job, self._runtime.target)
+                except Exception as error:
+                    faults.fault("patching.shadow", error)
+                continue
+            with self._lock:
+                # Looked at under the lock: `_offer` adds a job before it takes the lock, and starts a thread only if it
+                # sees none.
+                if self._jobs.empty():
                     self._thread = self._client = None
                     return
-            try:
-                self._ask(*job, self._runtime.target)
-            except Exception as error:
-                faults.fault("patching.shadow", error)
 
     def _ask(self, call: Call, info: TrajectoryInfo, policy: str, target: Target) -> None:
         # The target may have changed while the call was waiting.
@@ -137,15 +127,8 @@ class Shadow:
             self.skipped += 1
             return
         body = _body(call, policy, challenger)
-        its = TrajectoryInfo(
-            new_id(),
-            time.time(),
-            "shadow",
-            name=info.name,
-            scenario_key=info.scenario_key,
-            session_id=info.session_id,
-            user_id=info.user_id,
-        )
+        known = {name: getattr(info, name) for name in ("name", "scenario_key", "session_id", "user_id")}
+        its = TrajectoryInfo(new_id(), time.time(), "shadow", **known)
         exchange = Exchange(self._runtime.recorder, call.requested_model, its)
         exchange.api, exchange.policy, exchange.shadow_of = call.api, policy, call.id
         exchange.request = json.dumps(body).encode()
@@ -173,12 +156,8 @@ class Shadow:
         if self._client is None or self._client[0] != address:
             self._client = (address, engine_client(target))
         timeout = openai.Timeout(target.timeout_s, connect=target.connect_timeout_s)
-        raw: Any = self._client[1].post(
-            "/chat/completions",
-            body=body,
-            cast_to=object,
-            options={"timeout": timeout, "headers": {"X-Stainless-Raw-Response": "true"}},
-        )
+        options = {"timeout": timeout, "headers": {"X-Stainless-Raw-Response": "true"}}
+        raw: Any = self._client[1].post("/chat/completions", body=body, cast_to=object, options=options)
         return raw.content
 
 
@@ -198,7 +177,4 @@ def _body(call: Call, policy: str, challenger: bool) -> dict[str, Any]:
 
 
 def _check(answer: bytes, body: dict[str, Any]) -> None:
-    n = body.get("n") or 1
-    ResponseRewriter(policy=body["model"], requested_model="", n=n, keeps_logprobs=True, keeps_token_ids=True).whole(
-        answer
-    )
+    ResponseRewriter(body["model"], "", body.get("n") or 1, keeps_logprobs=True, keeps_token_ids=True).whole(answer)

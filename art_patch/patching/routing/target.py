@@ -29,13 +29,10 @@ class Target:
     Attributes:
         mode: the current mode: that of the store, or the app's own if the store has none.
         champion: name of the policy that serves.
-        base_url: address of the engine.
         canary_percent: percentage of sessions that the champion answers in mode `canary`.
         engine_since: time at which the engine wrote its address to the store; a new time means that a new engine runs
             at the same address.
         challenger: name of the policy under test (canary or shadow), on the same engine.
-        challenger_state: `shadow`: the policy under test is asked in the background; `canary`: it answers a share of
-            the sessions.
         challenger_percent: percentage of the sessions answered by policies that go to the canary.
         unknown: reason why no policy can be asked although the mode is `route`. Calls that go upstream because of it
             have this reason in their record.
@@ -72,16 +69,13 @@ class Target:
 
     @property
     def asks_challenger(self) -> bool:
-        """Whether this target sends its call to the canary.
-
-        For such a call, `RoutedCall` makes a copy of the target whose `champion` is the canary.
-        """
+        """Whether a call with this target goes to the canary: `RoutedCall` makes a copy with the canary as champion."""
         return self.challenger is not None and self.champion == self.challenger
 
 
 def resolve(settings: Settings, route: Route) -> tuple[Target, ConfigError | None]:
     """Return the target, and the error if the engine's key file is unusable; that target then asks no policy."""
-    key, refused = None, None
+    key = refused = None
     try:
         if route.champion is not None:
             key = engine_key(route.key_file, settings.directory, settings.engine_key_file)

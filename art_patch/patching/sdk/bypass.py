@@ -1,5 +1,7 @@
 """Counts calls that known libraries send without the OpenAI SDK, and warns once for each such way, with a cure.
 
+`art-patch doctor` shows those entries of the table `BYPASSES` whose packages are installed.
+
 Some libraries have an HTTP or websocket client of their own beside the OpenAI SDK, so the patch of the SDK does not see
 their calls. This module wraps the sending functions of such libraries when their modules are imported. The wrappers
 only count. If one wrapped function calls another, this counts as one call. If a release of the library lacks a
@@ -27,10 +29,62 @@ import wrapt
 from art_patch._lib.faults import faults
 from art_patch.context import Passage, identify, is_passing, passing
 from art_patch.patching.runtime import Runtime
-from art_patch.patching.sdk.bypasses import BYPASSES
 from art_patch.patching.sdk.wrapping import Site
 
 logger = logging.getLogger("art_patch")
+
+
+class Bypass(NamedTuple):
+    """A package on PyPI, its model calls that the patch cannot see, and how to send them through the patched SDK."""
+
+    package: str
+    unseen: str
+    cure: str
+
+
+_OWN_SDK = "call the model through the OpenAI SDK and an OpenAI-compatible address, if it has one"
+
+# The most likely come first.
+BYPASSES: tuple[Bypass, ...] = (
+    Bypass(
+        "litellm",
+        "litellm.responses(), and most providers but openai/ (hosted_vllm/, openrouter/, ...): its own HTTP client",
+        "pass the address of `art-patch proxy` as api_base=, with openai/ before the model's name",
+    ),
+    Bypass(
+        "dspy",
+        "dspy.LM with its default engine: its own HTTP client",
+        'dspy.LM(..., engine="litellm"), or pass the address of `art-patch proxy` as api_base=',
+    ),
+    Bypass(
+        "openai-agents",
+        "the websocket transport of the Responses API, where it was switched on",
+        'agents.set_default_openai_responses_transport("http")',
+    ),
+    Bypass(
+        "pydantic-ai-slim",
+        "the websocket transport of the Responses API, where it was switched on",
+        "use the OpenAIResponsesModel over HTTP",
+    ),
+    Bypass(
+        "websockets",
+        "client.realtime.connect() and client.responses.connect() of the OpenAI SDK",
+        "call client.responses.create() instead",
+    ),
+    Bypass(
+        "portkey-ai",
+        "all calls: it brings an OpenAI SDK of its own",
+        "use OpenAI(base_url=...) with Portkey's address",
+    ),
+    Bypass("anthropic", "all calls: an SDK of its own", _OWN_SDK),
+    Bypass("google-genai", "all calls: an SDK of its own", _OWN_SDK),
+    Bypass("boto3", "calls to Bedrock: an SDK of its own", _OWN_SDK),
+    Bypass("ollama", "all calls: an SDK of its own", 'OpenAI(base_url="http://127.0.0.1:11434/v1")'),
+    Bypass("groq", "all calls: an SDK of its own", 'OpenAI(base_url="https://api.groq.com/openai/v1")'),
+    Bypass("mistralai", "all calls: an SDK of its own", 'OpenAI(base_url="https://api.mistral.ai/v1")'),
+    Bypass("together", "all calls: an SDK of its own", 'OpenAI(base_url="https://api.together.xyz/v1")'),
+    Bypass("cohere", "all calls: an SDK of its own", _OWN_SDK),
+)
 
 
 class Watched(NamedTuple):
@@ -38,7 +92,7 @@ class Watched(NamedTuple):
 
     Attributes:
         name: its name in `status().bypasses` and in the warning.
-        package: the package's name in the table of bypasses, which holds the cure.
+        package: the package's name in `BYPASSES`, which holds the cure.
         module: the module that defines the functions; they are wrapped when it is imported.
         places: the functions to wrap, as `Class.function`. Each call runs one of them, once.
         passes: function that is given an object of that class and returns whether its call bypasses the SDK. Without
@@ -53,11 +107,9 @@ class Watched(NamedTuple):
 
 
 def _websocket(name: str, module: str, prefix: str) -> Watched:
-    managers = (f"{prefix}ConnectionManager", f"Async{prefix}ConnectionManager")
     # The SDK defines `enter` as a second name of the same function, so both names are wrapped.
-    names = (("__enter__", "enter"), ("__aenter__", "enter"))
-    places = (f"{owner}.{place}" for owner, pair in zip(managers, names, strict=True) for place in pair)
-    return Watched(name, "websockets", module, tuple(places))
+    names = ("{}.__enter__", "{}.enter", "Async{}.__aenter__", "Async{}.enter")
+    return Watched(name, "websockets", module, tuple(name.format(f"{prefix}ConnectionManager") for name in names))
 
 
 _LITELLM = "litellm.llms.custom_httpx.llm_http_handler"
@@ -93,13 +145,7 @@ _seen: weakref.WeakSet[Any] = weakref.WeakSet()
 WATCHED = (
     Watched("litellm", "litellm", _LITELLM, ("BaseLLMHTTPHandler.completion",)),
     Watched("litellm.responses", "litellm", _LITELLM, ("BaseLLMHTTPHandler.response_api_handler",)),
-    Watched(
-        "litellm",
-        "litellm",
-        "litellm.litellm_core_utils.litellm_logging",
-        ("Logging.pre_call",),
-        passes=_passes_litellm,
-    ),
+    Watched("litellm", "litellm", "litellm.litellm_core_utils.litellm_logging", ("Logging.pre_call",), _passes_litellm),
     Watched(
         "dspy",
         "dspy",
@@ -187,18 +233,15 @@ class Detector:
         def sent_past_us(wrapped: Callable[..., Any], of: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not self._passes(bypass, of):
                 return wrapped(*args, **kwargs)
-            passage = Passage()
+            passage, sent = Passage(), None
             try:
                 with passing(passage):
                     sent = wrapped(*args, **kwargs)
-            except BaseException:
-                self._count(bypass, recorded=passage.recorded)
-                raise
-            # A coroutine has sent nothing yet; it is counted when it is awaited.
-            if inspect.iscoroutine(sent):
-                return self._awaited(bypass, passage, sent)
-            self._count(bypass, recorded=passage.recorded)
-            return sent
+            finally:
+                # A coroutine has sent nothing yet; it is counted when it is awaited.
+                if not inspect.iscoroutine(sent):
+                    self._count(bypass, recorded=passage.recorded)
+            return self._awaited(bypass, passage, sent) if inspect.iscoroutine(sent) else sent
 
         wrapper: Any = wrapt.FunctionWrapper(original, sent_past_us)
         setattr(owner, name, wrapper)
@@ -233,19 +276,11 @@ class Detector:
                 self._seen[bypass.name] += 1
                 first = self._seen[bypass.name] == 1
             if first:
-                logger.warning(
-                    "art_patch: a call went past the patch (%s), %s: %s",
-                    bypass.name,
-                    "recorded, but not routed" if recorded else "neither recorded nor routed",
-                    cure_of(bypass),
-                )
+                done = "recorded, but not routed" if recorded else "neither recorded nor routed"
+                shown = (bypass.name, done, cure_of(bypass))
+                logger.warning("art_patch: a call went past the patch (%s), %s: %s", *shown)
         except Exception as error:
             faults.fault("patching.bypass", error)
 
 
 detector = Detector()
-
-
-def bypasses_seen() -> Mapping[str, int]:
-    """Return the number of calls that were sent without the OpenAI SDK, by the name of the bypass."""
-    return detector.seen

@@ -17,7 +17,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Self, cast
+from typing import Any, Self, TypeAlias, cast
 
 from art_patch._lib.faults import faults
 from art_patch.patching.rewriting.response_rewriter import InvalidAnswer, StreamRewriter
@@ -25,16 +25,18 @@ from art_patch.recording import Ended, Exchange
 
 _POOLS = ("httpcore.", "httpcore2.")
 
-# What each `SyncTappedIterator` reads from, by its id. The reference keeps the garbage collector from finalising that
+# What each `_SyncTappedIterator` reads from, by its id. The reference keeps the garbage collector from finalising that
 # stream before the iterator, wherever the collector runs.
 _read_from: dict[int, Any] = {}
+
+
+_OnBroken: TypeAlias = Callable[[], None] | None
 
 
 class StreamTap:
     """The state of one recorded stream, which a tee and its iterators share.
 
     Args:
-        request: the HTTP request; the SDK's exceptions refer to it.
         rewriter: rewrites the engine's stream for the app; with `None` the app gets the bytes unchanged.
         on_broken: called when the engine's stream breaks.
     """
@@ -42,16 +44,10 @@ class StreamTap:
     __slots__ = ("_on_broken", "exchange", "request", "rewriter")
 
     def __init__(
-        self,
-        exchange: Exchange,
-        request: Any,
-        rewriter: StreamRewriter | None = None,
-        on_broken: Callable[[], None] | None = None,
+        self, exchange: Exchange, request: Any, rewriter: StreamRewriter | None = None, on_broken: _OnBroken = None
     ) -> None:
-        self.exchange = exchange
-        self.request = request
-        self.rewriter = rewriter
-        self._on_broken = on_broken
+        self.exchange, self.request = exchange, request
+        self.rewriter, self._on_broken = rewriter, on_broken
 
     def turn(self, chunk: bytes) -> bytes:
         """Record `chunk`, and return the bytes for the app; empty if a line of the stream is not complete yet."""
@@ -64,7 +60,8 @@ class StreamTap:
         try:
             return self.rewriter.feed(chunk)
         except InvalidAnswer as error:
-            raise self.broke(error) from error
+            self.broke(error)
+            raise
         except Exception as error:
             unread, self.rewriter = self.rewriter.unread, None
             faults.fault("patching.strip", error)
@@ -77,29 +74,29 @@ class StreamTap:
             try:
                 rest = self.rewriter.end()
             except InvalidAnswer as error:
-                raise self.broke(error) from error
+                self.broke(error)
+                raise
             except Exception as error:
                 faults.fault("patching.strip", error)
         self._finish("complete")
         return rest
 
-    def broke(self, error: BaseException) -> BaseException:
-        """End the exchange because of `error`, and return the exception that the app gets for it."""
+    def broke(self, error: BaseException) -> None:
+        """End the exchange because of `error`; raise what the app gets in its place if the engine's stream broke."""
         if not isinstance(error, Exception):
             # `GeneratorExit` means that the reader stopped; everything else that is no `Exception` is a cancellation.
-            self._finish("closed" if isinstance(error, GeneratorExit) else "cancelled")
-            return error
+            return self._finish("closed" if isinstance(error, GeneratorExit) else "cancelled")
         self._finish("failed", f"{type(error).__name__}: {error}")
         if self.rewriter is None:
-            return error
+            return None
         from openai import APIConnectionError, APITimeoutError
 
         if self._on_broken is not None:
             self._on_broken()
         # By name, because the class is httpx's or httpx2's.
         if "Timeout" in type(error).__name__:
-            return APITimeoutError(request=self.request)
-        return APIConnectionError(message=f"The stream broke: {error}", request=self.request)
+            raise APITimeoutError(request=self.request) from error
+        raise APIConnectionError(message=f"The stream broke: {error}", request=self.request) from error
 
     def close(self) -> None:
         """End the exchange of a stream that the app does not read any further."""
@@ -120,18 +117,13 @@ class _TappedIterator:
     __slots__ = ("_after", "_before", "_inner", "_tap")
 
     def __init__(self, tap: StreamTap, inner: Any, before: bytes) -> None:
-        self._tap = tap
-        self._inner = inner
-        self._before = before
-        self._after = False
+        self._tap, self._inner, self._before, self._after = tap, inner, before, False
 
     def __del__(self) -> None:
         self._tap.close()
 
 
-class SyncTappedIterator(_TappedIterator):
-    """One iteration over a recorded stream of a synchronous client."""
-
+class _SyncTappedIterator(_TappedIterator):
     __slots__ = ()
 
     def __init__(self, tap: StreamTap, inner: Any, before: bytes) -> None:
@@ -151,28 +143,23 @@ class SyncTappedIterator(_TappedIterator):
         if self._before:
             out, self._before = self._before, b""
             return out
-        while True:
-            if self._after:
-                raise StopIteration
+        while not self._after:
             try:
                 chunk = next(self._inner)
             except StopIteration:
                 self._after = True
                 out = self._tap.end()
             except BaseException as error:
-                instead = self._tap.broke(error)
-                if instead is error:
-                    raise
-                raise instead from error
+                self._tap.broke(error)
+                raise
             else:
                 out = self._tap.turn(chunk)
             if out:
                 return out
+        raise StopIteration
 
 
-class AsyncTappedIterator(_TappedIterator):
-    """One iteration over a recorded stream of an asynchronous client."""
-
+class _AsyncTappedIterator(_TappedIterator):
     __slots__ = ()
 
     def __aiter__(self) -> Self:
@@ -182,37 +169,30 @@ class AsyncTappedIterator(_TappedIterator):
         if self._before:
             out, self._before = self._before, b""
             return out
-        while True:
-            if self._after:
-                raise StopAsyncIteration
+        while not self._after:
             try:
                 chunk = await self._inner.__anext__()
             except StopAsyncIteration:
                 self._after = True
                 out = self._tap.end()
             except BaseException as error:
-                instead = self._tap.broke(error)
-                if instead is error:
-                    raise
-                raise instead from error
+                self._tap.broke(error)
+                raise
             else:
                 out = self._tap.turn(chunk)
             if out:
                 return out
+        raise StopAsyncIteration
 
 
 class _Tee:
-    """Stands in for `response.stream`.
+    """Stands in for `response.stream`. A subclass is made for each HTTP library, because the library checks the type.
 
-    A subclass is made for each HTTP library, because the library checks the type.
+    Of the stream `inner`, `opened` is the iterator if some of it was read, and `before` is what was read.
     """
 
-    def __init__(self, tap: StreamTap, inner: Any, opened: Any = None, before: bytes = b"") -> None:
-        """Wrap the stream `inner`. `opened` is its iterator if some of it was read, and `before` is what was read."""
-        self._tap = tap
-        self._inner = inner
-        self._opened = opened
-        self._before = before
+    def __init__(self, tap: StreamTap, inner: Any, opened: Any, before: bytes) -> None:
+        self._tap, self._inner, self._opened, self._before = tap, inner, opened, before
         self._fresh = True
 
     def _first_pass(self) -> bool:
@@ -231,7 +211,7 @@ class _SyncTee(_Tee):
         if not self._first_pass():
             return iter(self._inner)
         inner, self._opened = self._opened or iter(self._inner), None
-        return SyncTappedIterator(self._tap, inner, self._before)
+        return _SyncTappedIterator(self._tap, inner, self._before)
 
     def close(self) -> None:
         try:
@@ -256,15 +236,14 @@ def _within_the_pool() -> bool:
 
 
 def _close_elsewhere(inner: Any) -> None:
+    def close() -> None:
+        with suppress(Exception):
+            inner.close()
+
     # Without a name, since the collector must not wait for a thread to start. While the interpreter exits, no thread
     # can be started; the interpreter closes the socket then.
     with suppress(RuntimeError):
-        _thread.start_new_thread(_close, (inner,))
-
-
-def _close(inner: Any) -> None:
-    with suppress(Exception):
-        inner.close()
+        _thread.start_new_thread(close, ())
 
 
 class _AsyncTee(_Tee):
@@ -272,7 +251,7 @@ class _AsyncTee(_Tee):
         if not self._first_pass():
             return self._inner.__aiter__()
         inner, self._opened = self._opened or self._inner.__aiter__(), None
-        return AsyncTappedIterator(self._tap, inner, self._before)
+        return _AsyncTappedIterator(self._tap, inner, self._before)
 
     async def aclose(self) -> None:
         try:
@@ -282,13 +261,9 @@ class _AsyncTee(_Tee):
 
 
 def _task_is_being_cancelled() -> bool:
-    asyncio = sys.modules.get("asyncio")
-    if asyncio is None:
-        return False
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # an event loop other than asyncio's
-        return False
+    asyncio, task = sys.modules.get("asyncio"), None
+    with suppress(RuntimeError):  # an event loop other than asyncio's
+        task = None if asyncio is None else asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
@@ -319,6 +294,3 @@ def install(response: Any, tap: StreamTap, is_async: bool, opened: Any = None, b
 def _decoder(response_class: Any, encoding: str) -> Callable[[bytes], bytes]:
     # The HTTP library that would decode the answer for the app decodes it here, later and on the recorder's thread.
     return lambda raw: response_class(200, headers={"content-encoding": encoding}, content=raw).content
-
-
-__all__ = ["StreamTap", "install"]
