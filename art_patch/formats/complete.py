@@ -10,8 +10,10 @@ raises an error with the field's path.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_origin, get_type_hints
 
 import pydantic
@@ -110,28 +112,26 @@ def decode(line: Mapping[str, Any]) -> Bundle:
             message names the format or the field's path.
     """
     # First of all: the rules of this version do not apply to fields of a later one.
-    if line.get("format") != FORMAT:
-        said = line.get("format")
+    if (said := line.get("format")) != FORMAT:
         raise MalformedFile(f"format is {said!r}, this release reads {FORMAT}; upgrade art-patch")
     try:
-        given = _LINE.validate_python(dict(line))
+        given = _LINE.model_validate(dict(line))
     except pydantic.ValidationError as error:
         raise _malformed(error) from None
     info = _record(TrajectoryInfo, given.trajectory)
-    about = {"trajectory_id": info.id}
-    calls = [_call(_record(Call, each, **about)) for each in given.calls]
-    scores = [_record(Score, each, **about) for each in given.scores]
-    spans = [_record(SpanInfo, each, **about) for each in given.spans]
-    corrections = [_record(Correction, each, **about) for each in given.corrections]
-    _distinct((call.id for call in calls), "calls")
-    # In the store's own order, so that reading a file and reading a store give equal bundles.
-    calls.sort(key=lambda call: (call.started_at, call.id))
-    scores.sort(key=lambda score: (score.at, score.id))
-    spans.sort(key=lambda span: (span.started_at, span.id))
-    corrections.sort(key=lambda correction: (correction.at, correction.id))
-    trajectory = Trajectory(info, tuple(calls), tuple(scores))
+
+    def read(record: type[_T], parts: Iterable[Any], time: str = "at") -> tuple[_T, ...]:
+        # In the store's own order, so that reading a file and reading a store give equal bundles.
+        found = [_record(record, each, trajectory_id=info.id) for each in parts]
+        return tuple(sorted(found, key=attrgetter(time, "id")))
+
+    for key, times in Counter(call.id for call in given.calls).items():
+        if times > 1:
+            raise MalformedFile(f"calls: id {key!r} comes twice")
+    calls = tuple(_call(call) for call in read(Call, given.calls, "started_at"))
+    spans, corrections = read(SpanInfo, given.spans, "started_at"), read(Correction, given.corrections)
     group = None if given.group is None else given.group.model_dump(exclude_unset=True)
-    return Bundle(trajectory, tuple(spans), group, given.bases, tuple(corrections))
+    return Bundle(Trajectory(info, calls, read(Score, given.scores)), spans, group, given.bases, corrections)
 
 
 def _call(call: Call) -> Call:
@@ -175,12 +175,11 @@ def _default(each: Any) -> Any:
 # checked without a change here. Only the types below are stricter than those of the records.
 
 _STRICT = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-_WRITTEN = ("inf", "-inf", "nan")
-"""The forms in which `encode` writes numbers that JSON does not have."""
 
 
 def _logprob(value: Any, finite: pydantic.ValidatorFunctionWrapHandler) -> float:
-    return float(value) if value in _WRITTEN else finite(value)
+    # The forms in which `encode` writes numbers that JSON does not have.
+    return float(value) if value in ("inf", "-inf", "nan") else finite(value)
 
 
 def _as_choice(given: Any) -> Choice:
@@ -221,35 +220,32 @@ _CHOICE: Any = Annotated[
 _CALL: Any = _model_of(
     Call, id=_Name, choices=tuple[_CHOICE, ...], policy=_Policy | None, prompt_token_ids=_TokenIds | None
 )
-_SCORE: Any = _model_of(Score, id=_Name)
-_SPAN: Any = _model_of(SpanInfo, id=_Name)
-_CORRECTION: Any = _model_of(Correction, id=_Name)
-_GROUP = _model(
-    "Group",
+
+
+class _Group(pydantic.BaseModel):
+    model_config = _STRICT
+
+    id: _Name
+    scenario_key: str
+    how: str
+    held_out: bool
+    state: Literal["formed", "scored", "trained", "spent", "dead", "stale"]
+    created_at: float
+    reason: str | None = None
+
+
+_LINE = _model(
+    "Line",
     {
-        "id": (_Name, ...),
-        "scenario_key": (str, ...),
-        "how": (str, ...),
-        "held_out": (bool, ...),
-        "state": (Literal["formed", "scored", "trained", "spent", "dead", "stale"], ...),
-        "created_at": (float, ...),
-        "reason": (str | None, None),
+        "format": (str, ...),
+        "trajectory": (_model_of(TrajectoryInfo, id=_Name), ...),
+        "calls": (list[_CALL], []),
+        "scores": (list[_model_of(Score, id=_Name)], []),
+        "spans": (list[_model_of(SpanInfo, id=_Name)], []),
+        "corrections": (list[_model_of(Correction, id=_Name)], []),
+        "group": (_Group | None, None),
+        "bases": (dict[str, str], {}),
     },
-)
-_LINE = pydantic.TypeAdapter[Any](
-    _model(
-        "Line",
-        {
-            "format": (str, ...),
-            "trajectory": (_model_of(TrajectoryInfo, id=_Name), ...),
-            "calls": (list[_CALL], []),
-            "scores": (list[_SCORE], []),
-            "spans": (list[_SPAN], []),
-            "corrections": (list[_CORRECTION], []),
-            "group": (_GROUP | None, None),
-            "bases": (dict[str, str], {}),
-        },
-    )
 )
 
 _WANTED = {
@@ -291,11 +287,3 @@ def _malformed(error: pydantic.ValidationError) -> MalformedFile:
     wanted = f"one of {first.get('ctx', {}).get('expected')}" if kind == "literal_error" else _WANTED.get(kind)
     shown = said if len(said) <= 60 else said[:57] + "..."
     return MalformedFile(f"{path} must be {wanted}, not {shown}" if wanted else f"{path}: {first['msg']}, not {shown}")
-
-
-def _distinct(ids: Iterable[str], where: str) -> None:
-    seen: set[str] = set()
-    for key in ids:
-        if key in seen:
-            raise MalformedFile(f"{where}: id {key!r} comes twice")
-        seen.add(key)

@@ -16,13 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from art_patch.trajectories import canonical, chosen_choice, main_call, number_tool_calls, transcript
+from art_patch.trajectories import KEPT_BY_PROVIDER, canonical, chosen_choice, main_call, number_tool_calls, transcript
 from art_patch.types import JSON, Call, Choice, Correction, Trajectory
 
 _OPENAI_KEYS = ("role", "content", "name", "refusal", "tool_calls", "tool_call_id", "weight")
 _TRL_KEYS = ("role", "name", "tool_call_id", "reasoning_content")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_KEPT_BY_PROVIDER = ("conversation", "previous_response_id", "prompt")
 _HASHED_MEDIA = re.compile(r"sha256:[0-9a-f]{64};bytes=\d+")
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
@@ -65,7 +64,7 @@ def run_of(trajectory: Trajectory) -> Run:
     if call.api == "completions":
         raise Unusable("a completion is not a chat")
     # The Responses API can keep earlier turns at the provider; what was sent is then not the whole prompt.
-    if any(name in call.params for name in _KEPT_BY_PROVIDER):
+    if not KEPT_BY_PROVIDER.isdisjoint(call.params):
         raise Unusable("the provider holds a part of the prompt")
     messages = transcript(trajectory)
     # `rest` begins where the first call was answered, so all later turns are part of it.
@@ -112,10 +111,8 @@ def openai_message(message: JSON) -> dict[str, Any]:
     clean = {key: message[key] for key in _OPENAI_KEYS if message.get(key) is not None}
     _check_role(clean.get("role"))
     if clean["role"] != "assistant":
-        # Only an answer may be without content.
-        clean.setdefault("content", "")
-    calls = clean.pop("tool_calls", None)
-    if calls:
+        clean.setdefault("content", "")  # only an answer may be without content
+    if calls := clean.pop("tool_calls", None):
         clean["tool_calls"] = [_without_nulls(call) for call in calls]
     if clean["role"] == "assistant" and not (clean.get("content") or calls or clean.get("refusal")):
         raise Unusable("an answer is empty")
@@ -147,7 +144,7 @@ def trl_message(message: JSON) -> dict[str, Any]:
 
 
 def openai_tool(tool: JSON) -> dict[str, Any]:
-    """Return the definition of a tool without the null fields that some clients add."""
+    """Return the definition of a tool without the nulls that some clients add."""
     return _without_nulls(tool)
 
 
@@ -240,8 +237,7 @@ def right_and_wrong(trajectory: Trajectory, corrections: Sequence[Correction]) -
         Unusable: the model gave no answer, or an answer that equals the correction.
     """
     call, correction = _newest(trajectory, corrections)
-    later = trajectory.calls[trajectory.calls.index(call) + 1 :]
-    given = chosen_choice(call, later)
+    given = chosen_choice(call, trajectory.calls[trajectory.calls.index(call) + 1 :])
     if given is None:
         raise Unusable("the call that was corrected has no answer")
     if canonical(given.message) == canonical(correction.message):
@@ -252,10 +248,9 @@ def right_and_wrong(trajectory: Trajectory, corrections: Sequence[Correction]) -
 def _newest(trajectory: Trajectory, corrections: Sequence[Correction]) -> tuple[Call, Correction]:
     # A later correction replaces an earlier one, as a person changes their mind.
     correction = max(corrections, key=lambda each: each.at)
+    call = next((each for each in trajectory.calls if each.id == correction.call_id), None)
     if correction.call_id is None:
         call = main_call(trajectory)
-    else:
-        call = next((each for each in trajectory.calls if each.id == correction.call_id), None)
     if call is None:
         raise Unusable("the call that was corrected is not there")
     return call, correction

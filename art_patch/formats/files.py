@@ -15,11 +15,35 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Literal, cast
 
 from art_patch._lib.atomic_files import replacing
 from art_patch.errors import ConfigError, MalformedFile
-from art_patch.formats.rows import Kind
+
+Kind = Literal["json", "json_list", "text", "number", "integer", "boolean"]
+
+# Parquet needs the type of each column beforehand; a column has the same type in every format.
+_COLUMNS_BY_KIND: Mapping[Kind, str] = {
+    "json_list": "messages prompt completion chosen rejected tools",
+    "json": "record",
+    "text": "format id origin name user_id session_id scenario_key group_id",
+    "number": "score_chosen score_rejected reward best_reward started_at",
+    "integer": "calls siblings",
+    "boolean": "parallel_tool_calls",
+}
+_COLUMNS_BY_FORMAT = {
+    "chat": "messages tools parallel_tool_calls",
+    "sft": "messages tools",
+    "sft-prompt": "prompt completion tools",
+    "preference": "prompt chosen rejected tools score_chosen score_rejected scenario_key group_id",
+    "grpo": "prompt tools scenario_key group_id reward best_reward siblings",
+    "trajectories": "format id started_at origin name user_id session_id scenario_key calls record",
+}
+_KINDS: Mapping[str, Kind] = {name: kind for kind, names in _COLUMNS_BY_KIND.items() for name in names.split()}
+COLUMNS: Mapping[str, Mapping[str, Kind]] = {
+    name: {column: _KINDS[column] for column in columns.split()} for name, columns in _COLUMNS_BY_FORMAT.items()
+}
+"""Columns of each format in a Parquet file, in order. An import of `trajectories` reads only `record`."""
 
 STREAM = "-"
 _PAGE_ROWS = 200
@@ -28,6 +52,8 @@ _MAGIC = b"PAR1"
 
 Row = Mapping[str, Any]
 Write = Callable[[Row], None]
+
+_encode = json.JSONEncoder(separators=(",", ":"), default=repr).encode
 
 
 def is_parquet(path: str, asked: bool) -> bool:
@@ -61,14 +87,12 @@ def writing(
         raise ConfigError(f"{path} is a directory; name a file in it")
     if target.exists() and not force:
         raise ConfigError(f"{path} is there already; name another file, or replace it with --force")
-    part = target.with_name(f"{target.name}.part")
     try:
-        with replacing(target, draft=part) as file, make(file) as write:
+        with replacing(target, draft=target.with_name(f"{target.name}.part")) as file, make(file) as write:
             yield write
     except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written: {error.strerror}; free some space, or name another directory"
-        ) from error
+        why = f"{path} cannot be written: {error.strerror}; free some space, or name another directory"
+        raise ConfigError(why) from error
 
 
 @contextmanager
@@ -114,10 +138,8 @@ def _opened(path: str) -> Generator[IO[bytes]]:
 
 @contextmanager
 def _lines_writer(file: IO[bytes]) -> Generator[Write]:
-    encode = json.JSONEncoder(separators=(",", ":"), default=repr).encode
-
     def write(row: Row) -> None:
-        file.write(encode(dict(row)).encode("ascii") + b"\n")
+        file.write(_encode(dict(row)).encode("ascii") + b"\n")
 
     yield write
 
@@ -166,12 +188,11 @@ def _parquet_writer(columns: Mapping[str, Kind]) -> Callable[[IO[bytes]], Any]:
     shown = plain | {"json": pa.json_(), "json_list": pa.list_(pa.json_())}
     before = pa.schema([(name, plain[kind]) for name, kind in columns.items()])
     schema = pa.schema([(name, shown[kind]) for name, kind in columns.items()])
-    encode = json.JSONEncoder(separators=(",", ":"), default=repr).encode
 
     def cell(value: Any, kind: Kind) -> Any:
         if value is None or kind not in ("json", "json_list"):
             return value
-        return encode(value) if kind == "json" else [encode(each) for each in value]
+        return _encode(value) if kind == "json" else [_encode(each) for each in value]
 
     @contextmanager
     def make(file: IO[bytes]) -> Generator[Write]:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Literal, cast
 
 from art_patch.errors import MalformedFile
@@ -52,18 +53,16 @@ def bundles_of(row: Row, *, expected: ImportFormat = "auto", at: float = 0.0) ->
             raise MalformedFile("record must be an object")
         return [decode(cast(Row, record))]
     # A hash of the whole row: importing a file twice adds nothing, and the same conversation with another score is
-    # another trajectory.
-    key = hashlib.blake2b(_stable(row), digest_size=16).hexdigest()
+    # another trajectory. Sorted, because another program may write the same row with its keys in another order.
+    stable = json.dumps(row, sort_keys=True, separators=(",", ":"), default=repr).encode("ascii")
+    key = hashlib.blake2b(stable, digest_size=16).hexdigest()
     if kind == "preference":
         return _pair(row, key, at)
     tools = _tools(row)
-    if kind == "grpo":
-        messages = _messages(row["prompt"], "prompt", role="user")
-        return [_bundle(key, row, messages, [], tools, at)]
-    if kind == "sft":
-        prompt = _messages(row["prompt"], "prompt", role="user")
-        return [_bundle(key, row, prompt, _answers(row, "completion"), tools, at)]
-    return [_bundle(key, row, [], _ends_with_answer(_messages(row["messages"], "messages"), "messages"), tools, at)]
+    if kind == "chat":
+        return [_bundle(key, row, [], _answers(row, "messages", role=""), tools, at)]
+    prompt = _messages(row["prompt"], "prompt", role="user")
+    return [_bundle(key, row, prompt, _answers(row, "completion") if kind == "sft" else [], tools, at)]
 
 
 def kind_of(row: Row) -> ImportFormat:
@@ -97,10 +96,9 @@ def _pair(row: Row, key: str, at: float) -> list[Bundle]:
         better, worse = _answers(row, "preferred_output"), _answers(row, "non_preferred_output")
     if given is None:  # TRL's implicit prompt: the messages that both begin with
         # At least one message stays on either side: the answer itself.
-        shared = 0
-        while shared < min(len(better), len(worse)) - 1 and better[shared] == worse[shared]:
-            shared += 1
-        prompt, better, worse = better[:shared], better[shared:], worse[shared:]
+        pairs = zip(better[:-1], worse[:-1], strict=False)
+        prompt = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        better, worse = better[len(prompt) :], worse[len(prompt) :]
         if not prompt:
             raise MalformedFile("chosen and rejected have no prompt in common")
     else:
@@ -108,9 +106,10 @@ def _pair(row: Row, key: str, at: float) -> list[Bundle]:
     tools = _tools(cast(Row, source))
     scenario = row.get("scenario_key")
     # Without a key of its own, the prompt makes the scenario, so that pairs on one prompt are found together.
+    prompt_hash = hashlib.blake2b(verbatim(prompt) + b"\0" + verbatim(tools), digest_size=16).hexdigest()
     group: dict[str, Any] = {
         "id": f"{key[:24]}-pair",
-        "scenario_key": scenario if isinstance(scenario, str) else f"{IMPORTED}:{_hash(prompt, tools)}",
+        "scenario_key": scenario if isinstance(scenario, str) else f"{IMPORTED}:{prompt_hash}",
         "how": IMPORTED,
         "held_out": False,
         "state": "dead",  # nothing to train on here, nor for the judge to do
@@ -125,15 +124,8 @@ def _pair(row: Row, key: str, at: float) -> list[Bundle]:
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
             raise MalformedFile(f"score_{place} must be a number, not {value!r}")
         trajectory_id = f"{key[:24]}-{place}"
-        score = Score(
-            id=f"{trajectory_id}-score",
-            trajectory_id=trajectory_id,
-            name="reward",
-            value=float(value),
-            source="user",
-            at=at,
-            comment=f"{IMPORTED}: {place}",
-        )
+        comment = f"{IMPORTED}: {place}"
+        score = Score(f"{trajectory_id}-score", trajectory_id, "reward", float(value), "user", at, comment=comment)
         pair.append(_bundle(trajectory_id, row, prompt, rest, tools, at, group=group, score=score))
     return pair
 
@@ -155,34 +147,32 @@ def _bundle(
     if not isinstance(parallel, bool | None):
         raise MalformedFile(f"parallel_tool_calls must be true or false, not {parallel!r}")
     params = {} if parallel is None else {"parallel_tool_calls": parallel}
-    calls: list[Call] = []
-
-    def add(asked: Sequence[Message], answer: Message | None) -> None:
-        finish = "tool_calls" if answer and answer.get("tool_calls") else "stop"
-        calls.append(
-            Call(
-                # All calls start at `at`, and calls of one moment are read in the order of their ids.
-                id=f"{key}-{len(calls):04d}",
-                trajectory_id=key,
-                started_at=at,
-                requested_model=IMPORTED,
-                messages=tuple(asked),
-                choices=() if answer is None else (Choice(0, answer, finish),),
-                tools=tuple(tools),
-                params=params,
-                untrainable=IMPORTED,
-            )
-        )
-
     messages = [*prompt, *rest]
-    for position in range(len(prompt), len(messages)):
-        message = messages[position]
-        last = position == len(messages) - 1
+    last = len(messages) - 1
+    places = [
+        place
+        for place in range(len(prompt) or 1, len(messages))
         # A last message of weight 0 counts all the same: without it the conversation would end without an answer.
-        if message["role"] == "assistant" and position and (last or message.get("weight") != 0):
-            add(messages[:position], message)
-    if not calls:
-        add(messages, None)
+        if messages[place]["role"] == "assistant" and (place == last or messages[place].get("weight") != 0)
+    ]
+    calls = tuple(
+        Call(
+            # All calls start at `at`, and calls of one moment are read in the order of their ids.
+            id=f"{key}-{number:04d}",
+            trajectory_id=key,
+            started_at=at,
+            requested_model=IMPORTED,
+            messages=tuple(messages[:place]),
+            choices=tuple(
+                Choice(0, answer, "tool_calls" if answer.get("tool_calls") else "stop")
+                for answer in messages[place : place + 1]
+            ),
+            tools=tuple(tools),
+            params=params,
+            untrainable=IMPORTED,
+        )
+        for number, place in enumerate(places or [len(messages)])
+    )
     scenario = row.get("scenario_key")
     info = TrajectoryInfo(
         id=key,
@@ -191,16 +181,13 @@ def _bundle(
         scenario_key=scenario if isinstance(scenario, str) else None,
         metadata={name: value for name, value in row.items() if name not in _NO_METADATA and value is not None},
     )
-    return Bundle(Trajectory(info, tuple(calls), () if score is None else (score,)), group=group)
+    return Bundle(Trajectory(info, calls, () if score is None else (score,)), group=group)
 
 
-def _answers(row: Row, name: str) -> list[Message]:
-    return _ends_with_answer(_messages(row.get(name), name, role="assistant"), name)
-
-
-def _ends_with_answer(messages: list[Message], where: str) -> list[Message]:
+def _answers(row: Row, name: str, *, role: str = "assistant") -> list[Message]:
+    messages = _messages(row.get(name), name, role=role)
     if messages[-1]["role"] != "assistant":
-        raise MalformedFile(f"{where}: the last message is the {messages[-1]['role']}'s, not the assistant's")
+        raise MalformedFile(f"{name}: the last message is the {messages[-1]['role']}'s, not the assistant's")
     return messages
 
 
@@ -232,9 +219,8 @@ def _messages(value: Any, where: str, *, role: str = "") -> list[Message]:
             message["tool_calls"] = _tool_calls(message["tool_calls"], f"{path}.tool_calls")
             if not message["tool_calls"]:
                 del message["tool_calls"]
-        if message["role"] == "assistant" and not any(
-            message.get(name) for name in ("content", "tool_calls", "refusal")
-        ):
+        said = message.get("content") or message.get("tool_calls") or message.get("refusal")
+        if message["role"] == "assistant" and not said:
             raise MalformedFile(f"{path}: the assistant says nothing and calls nothing")
         messages.append(message)
     return messages
@@ -291,8 +277,7 @@ def _tools(row: Row) -> list[Message]:
             value = json.loads(value)
         except ValueError as error:
             raise MalformedFile(f"tools is a text that is no JSON: {error}") from None
-    if value is None and row.get("functions") is not None:
-        functions = row["functions"]
+    if value is None and (functions := row.get("functions")) is not None:
         if not isinstance(functions, list):
             raise MalformedFile("functions must be a list")
         value = [{"type": "function", "function": function} for function in cast("list[Any]", functions)]
@@ -301,12 +286,3 @@ def _tools(row: Row) -> list[Message]:
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in cast("list[Any]", value)):
         raise MalformedFile("tools must be a list of objects")
     return cast("list[Message]", value)
-
-
-def _stable(row: Row) -> bytes:
-    # Sorted, because another program may write the same row with its keys in another order.
-    return json.dumps(row, sort_keys=True, separators=(",", ":"), default=repr).encode("ascii")
-
-
-def _hash(*values: Sequence[Message]) -> str:
-    return hashlib.blake2b(b"\0".join(verbatim(list(value)) for value in values), digest_size=16).hexdigest()

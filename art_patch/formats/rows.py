@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import Any, Literal
+from typing import Any
 
 from art_patch.formats import conversation
 from art_patch.formats.conversation import Run, Unusable, answered, run_of, writable
@@ -18,30 +18,6 @@ from art_patch.trajectories import chosen_choice
 from art_patch.types import JSON, Correction, Group, Trajectory
 
 Row = dict[str, Any]
-Kind = Literal["json", "json_list", "text", "number", "integer", "boolean"]
-
-# Parquet needs the type of each column beforehand; a column has the same type in every format.
-_COLUMNS_BY_KIND: Mapping[Kind, str] = {
-    "json_list": "messages prompt completion chosen rejected tools",
-    "json": "record",
-    "text": "format id origin name user_id session_id scenario_key group_id",
-    "number": "score_chosen score_rejected reward best_reward started_at",
-    "integer": "calls siblings",
-    "boolean": "parallel_tool_calls",
-}
-_COLUMNS_BY_FORMAT = {
-    "chat": "messages tools parallel_tool_calls",
-    "sft": "messages tools",
-    "sft-prompt": "prompt completion tools",
-    "preference": "prompt chosen rejected tools score_chosen score_rejected scenario_key group_id",
-    "grpo": "prompt tools scenario_key group_id reward best_reward siblings",
-    "trajectories": "format id started_at origin name user_id session_id scenario_key calls record",
-}
-_KINDS: Mapping[str, Kind] = {name: kind for kind, names in _COLUMNS_BY_KIND.items() for name in names.split()}
-COLUMNS: Mapping[str, Mapping[str, Kind]] = {
-    name: {column: _KINDS[column] for column in columns.split()} for name, columns in _COLUMNS_BY_FORMAT.items()
-}
-"""Columns of each format in a Parquet file, in order. An import of `trajectories` reads only `record`."""
 
 
 def chat_row(trajectory: Trajectory) -> Row:
@@ -92,12 +68,8 @@ def preference_rows(
     Raises:
         Unusable: the group has no pair with the same prompt and a large enough difference.
     """
-    runs: list[tuple[float, Run]] = []
-    for trajectory, reward in zip(group.trajectories, rewards_G, strict=True):
-        if reward is not None:
-            run = _usable(trajectory)
-            if run is not None:
-                runs.append((reward, run))
+    siblings = zip(rewards_G, map(_usable, group.trajectories), strict=True)
+    runs = [(reward, run) for reward, run in siblings if reward is not None and run is not None]
     if len(runs) < 2:
         raise Unusable("fewer than two siblings have both a reward and an answer")
     # The sort is stable, so equal rewards give the same pairs in every export.
@@ -155,8 +127,8 @@ def digest(*values: Any) -> bytes:
 
 
 def _extremes(runs: Sequence[tuple[float, Run]]) -> Iterator[tuple[tuple[float, Run], tuple[float, Run]]]:
-    """Yield the best and the worst run of each prompt in the group. `runs` come best first."""
-    left = list(runs)  # best first
+    """Yield the best and the worst run of each prompt in the group; `runs` come best first."""
+    left = list(runs)
     while len(left) > 1:
         best = left[0]
         same = [pair for pair in left if conversation.same_prompt(best[1], pair[1])]

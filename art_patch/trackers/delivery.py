@@ -1,8 +1,7 @@
-"""Sends to a tracker all items (runs, scores, policies) that were not sent to it before.
+"""Sends to a tracker all items (runs, scores, policies) that were not sent to it before, page by page.
 
-Items are sent page by page. After the tracker has received a page, its items are noted in the store's table `sent`. A
-second export sends only new and changed items. After an interruption the next export sends at most one page again,
-under the same ids.
+After the tracker has received a page, its items are noted in the store's table `sent`. A second export sends only new
+and changed items; after an interruption it sends at most one page again, under the same ids.
 """
 
 from __future__ import annotations
@@ -68,16 +67,15 @@ def feed(
         note: ExportNote | None = None
         if isinstance(tracker, TraceTracker):
             total = store.browse.count(wanted)
+            # Noted before the first page leaves. The erasure of a user names all trackers that are noted here.
+            noting = store.transfers.note_export(
+                tracker.target, tracker.name, who=who, now=now, filters=filters, at_once=True
+            )
             for page in pages_of_episodes(store, wanted):
                 items = [item for episode in page for item in tracker.of_episode(episode)]
                 new = _new(store, tracker, items, again)
-                if new and note is None:
-                    # Before the first page leaves. The erasure of a user names all trackers that are noted here.
-                    kept = store.transfers.note_export(
-                        tracker.target, tracker.name, who=who, now=now, filters=filters, at_once=True
-                    )
-                    note = stack.enter_context(kept)
-                if new and note is not None:
+                if new:
+                    note = note or stack.enter_context(noting)
                     note.add(item.trajectory_id for item in new if item.trajectory_id is not None)
                     _write(store, tracker, new, now)
                 seen.update(episodes=len(page), written=len(new), already=len(items) - len(new))

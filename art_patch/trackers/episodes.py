@@ -1,7 +1,7 @@
-"""The records that are sent to trackers, the protocols of a tracker, and names that all trackers share. Pure.
+"""The records that are sent to trackers, the protocols of a tracker, and what all trackers share.
 
-An `Episode` is a run of the agent with its reward. It also becomes a row in the table of runs, and its tool calls are
-counted in the table of tools. A `TrainingStep` is one policy with all metrics that the job recorded of it.
+An `Episode` is a run of the agent with its reward: a row in the table of runs, whose tool calls are counted in the
+table of tools. A `TrainingStep` is one policy with all metrics that the job recorded of it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 from urllib.parse import urlsplit
 
 from art_patch.otel import input_messages, output_messages
+from art_patch.policies import MANIFEST
 from art_patch.types import JSON, Policy, PolicyState, Trajectory
 
 _BOOKKEEPING = frozenset({"checks", "config", "corrections_upto", "history", "job", "waits"})
@@ -39,7 +41,7 @@ class Episode:
         # A run without a block has no end of its own, and a call can outlast the block: a stream that is read later.
         calls = (call.started_at + call.duration_ms / 1000 for call in trajectory.calls)
         spans = (span.ended_at or span.started_at for span in trajectory.spans)
-        return max(trajectory.info.ended_at or trajectory.info.started_at, *calls, *spans, trajectory.info.started_at)
+        return max(trajectory.info.started_at, trajectory.info.ended_at or 0.0, *calls, *spans)
 
     @property
     def failed(self) -> bool:
@@ -108,7 +110,6 @@ class Tracker(Protocol):
         Raises:
             TrackerError: the tracker cannot be reached, or refused the items.
         """
-        ...
 
 
 @runtime_checkable
@@ -149,12 +150,9 @@ def step_of(policy: Policy, rewards: Sequence[float] = ()) -> TrainingStep:
         metrics |= {"reward/mean": math.fsum(rewards) / len(rewards), "reward/runs": float(len(rewards))}
     train = cast("JSON", policy.metrics.get("train") or {})
     config = cast("JSON", train.get("config") or {})
-    return TrainingStep(
-        policy,
-        dict(sorted(metrics.items())),
-        tuple(dict(_flat(one, "")) for one in cast("Sequence[JSON]", train.get("history") or ())),
-        {key: value if isinstance(value, str) else json.dumps(value) for key, value in sorted(config.items())},
-    )
+    history = tuple(dict(_flat(one, "")) for one in cast("Sequence[JSON]", train.get("history") or ()))
+    params = {key: value if isinstance(value, str) else json.dumps(value) for key, value in sorted(config.items())}
+    return TrainingStep(policy, dict(sorted(metrics.items())), history, params)
 
 
 def _flat(metrics: JSON, prefix: str) -> Iterable[tuple[str, float]]:
@@ -163,12 +161,22 @@ def _flat(metrics: JSON, prefix: str) -> Iterable[tuple[str, float]]:
         if key in _BOOKKEEPING or not key.isidentifier():
             continue
         name = f"{prefix}{key}"
-        if isinstance(value, bool | int | float):
-            # A metric that was not measured is left out: a curve then has a gap and not a wrong zero.
-            if math.isfinite(value):
-                yield name, float(value)
-        elif isinstance(value, Mapping):
+        if isinstance(value, Mapping):
             yield from _flat(cast("JSON", value), f"{name}/")
+        # A metric that was not measured is left out: a curve then has a gap and not a wrong zero.
+        elif isinstance(value, int | float) and math.isfinite(value):
+            yield name, float(value)
+
+
+def files_of(policy: Policy, *, weights: bool = False) -> list[Path]:
+    """Return the manifest of a policy's adapter, or with `weights` all its files; empty if it has no manifest."""
+    manifest = None if policy.path is None else Path(policy.path) / MANIFEST
+    if manifest is None or not manifest.is_file():
+        return []
+    if not weights:
+        return [manifest]
+    # No links: one could lead to any file of this machine.
+    return sorted(file for file in manifest.parent.iterdir() if file.is_file() and not file.is_symlink())
 
 
 def without_login(url: str) -> str:
@@ -208,7 +216,7 @@ asked for the tool. A share or mean of nothing is `None`."""
 def episode_row(episode: Episode, *, content: bool) -> tuple[Cell, ...]:
     """Return the cells of a run in the order of `EPISODE_COLUMNS`; with `content` also those of `CONTENT_COLUMNS`."""
     info, calls = episode.trajectory.info, episode.trajectory.calls
-    row: tuple[Cell, ...] = (
+    row = (
         info.id,
         info.name,
         datetime.fromtimestamp(info.started_at, UTC).isoformat(timespec="seconds"),
@@ -228,17 +236,17 @@ def episode_row(episode: Episode, *, content: bool) -> tuple[Cell, ...]:
     )
     if not content:
         return row
-    said = (input_messages(calls[-1]), output_messages(calls[-1])) if calls else (None, None)
-    return (*row, *(None if some is None else json.dumps(some, ensure_ascii=False) for some in said))
+    if not calls:
+        return (*row, None, None)
+    said = (input_messages(calls[-1]), output_messages(calls[-1]))
+    return (*row, *(json.dumps(some, ensure_ascii=False) for some in said))
 
 
 class ActionTable:
     """Counts the agent's requests for tools, and the tools' results, over many runs."""
 
     def __init__(self) -> None:
-        """Start with empty counts."""
-        self._times, self._runs = Counter[str](), Counter[str]()
-        self._results, self._failed = Counter[str](), Counter[str]()
+        self._times, self._runs, self._results, self._failed = (Counter[str]() for _ in range(4))
         self._rewards: dict[str, list[float]] = defaultdict(list)
 
     def add(self, episode: Episode) -> None:
@@ -260,15 +268,8 @@ class ActionTable:
         return [self._row(name) for name in names]
 
     def _row(self, name: str) -> tuple[Cell, ...]:
-        total, results, failed = self._times.total(), self._results[name], self._failed[name]
-        rewards = self._rewards.get(name, ())
-        return (
-            name,
-            self._times[name],
-            self._times[name] / total if total else None,
-            self._runs[name],
-            results,
-            failed,
-            (results - failed) / results if results else None,
-            math.fsum(rewards) / len(rewards) if rewards else None,
-        )
+        times, total, runs = self._times[name], self._times.total(), self._runs[name]
+        results, failed, rewards = self._results[name], self._failed[name], self._rewards.get(name)
+        success = (results - failed) / results if results else None
+        mean_reward = math.fsum(rewards) / len(rewards) if rewards else None
+        return name, times, times / total if total else None, runs, results, failed, success, mean_reward

@@ -99,21 +99,15 @@ class Langfuse(Otlp):
         )
 
     def write(self, items: Sequence[Item]) -> None:
-        """Send first the spans and then the scores among the items.
-
-        Raises:
-            TrackerError: Langfuse cannot be reached, or refused the items.
-        """
-        # Spans first: a score is attached to the trace that they make.
+        """Send first the spans and then the scores, which are attached to the traces that the spans make."""
         super().write(items)
         scores = [item.payload for item in items if isinstance(item.payload, CreateScoreRequest)]
         for start in range(0, len(scores), _BATCH):
             try:
                 answer = self._api.scores.create(request=scores[start : start + _BATCH])
-            except ApiError as error:
-                raise self.refused(f"scores (HTTP {error.status_code})") from error
-            except httpx.HTTPError as error:
-                raise self.refused(f"scores ({error})") from error
+            except (ApiError, httpx.HTTPError) as error:
+                why = f"HTTP {error.status_code}" if isinstance(error, ApiError) else error
+                raise self.refused(f"scores ({why})") from error
             # A request that succeeds can still have rejected some of its scores.
             if isinstance(answer, CreateScoreBatchResults) and answer.rejected:
                 raise self.refused(f"{answer.rejected} scores ({answer.errors[0].message})")

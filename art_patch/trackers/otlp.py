@@ -20,10 +20,8 @@ from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk._logs import ReadableLogRecord
-from opentelemetry.sdk._logs.export import LogRecordExportResult
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from art_patch import otel
@@ -40,10 +38,8 @@ _SCOPE = InstrumentationScope("art_patch", __version__)
 _SAMPLED = trace.TraceFlags(trace.TraceFlags.SAMPLED)
 _OPERATIONS = {"agent": "invoke_agent", "tool": "execute_tool", "retrieval": "retrieval"}
 _NAMES = {"agent": "gen_ai.agent.name", "tool": "gen_ai.tool.name"}
-_CONTENT: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "tool": (("input", "gen_ai.tool.call.arguments"), ("output", "gen_ai.tool.call.result"))
-}
-_OTHER_CONTENT = (("input", "input.value"), ("output", "output.value"))
+_TOOL_CONTENT = {"input": "gen_ai.tool.call.arguments", "output": "gen_ai.tool.call.result"}
+_CONTENT = {"input": "input.value", "output": "output.value"}
 
 
 class Otlp:
@@ -83,14 +79,13 @@ class Otlp:
         # A run and its spans are sent after they ended and never change, so their digest is empty; that of a score
         # follows its value.
         yield Item(f"trajectory:{trajectory.id}", "", self._run(episode, run), trajectory.id)
+        # A span or call whose parent was not recorded is shown directly under the run.
         for span in trajectory.spans:
-            # A span whose parent was not recorded is shown directly under the run.
-            parent = inside.get(span.parent_id or "", run)
-            yield Item(f"span:{span.id}", "", self._span(span, inside[span.id], parent, episode), trajectory.id)
+            made = self._span(span, inside[span.id], inside.get(span.parent_id or "", run), episode)
+            yield Item(f"span:{span.id}", "", made, trajectory.id)
         for call in trajectory.calls:
-            own = context_of(trajectory.id, f"call:{call.id}")
-            payload = self._call(call, own, inside.get(call.span_id or "", run), episode)
-            yield Item(f"call:{call.id}", "", payload, trajectory.id)
+            made = self._call(call, inside.get(call.span_id or "", run), episode)
+            yield Item(f"call:{call.id}", "", made, trajectory.id)
         for score in trajectory.scores:
             digest = hash_of(f"{score.name} {score.value!r} {score.at!r} {score.comment}", 8).hex()
             yield Item(f"score:{score.id}", digest, self.of_score(score, run, episode), trajectory.id)
@@ -101,7 +96,6 @@ class Otlp:
 
     def of_score(self, score: Score, run: trace.SpanContext, episode: Episode) -> Any:
         """Return a score as the log record that `write` sends."""
-        del episode
         attributes: dict[str, Any] = {
             "gen_ai.evaluation.name": score.name,
             "gen_ai.evaluation.score.value": float(score.value),
@@ -127,16 +121,14 @@ class Otlp:
         Raises:
             TrackerError: the collector cannot be reached, or refused the items.
         """
-        spans = [item.payload for item in items if isinstance(item.payload, ReadableSpan)]
-        logs = [item.payload for item in items if isinstance(item.payload, ReadableLogRecord)]
+        # Spans before scores, which refer to a span.
+        kinds = (("spans", ReadableSpan, self._spans), ("scores as logs", ReadableLogRecord, self._logs))
         with _export_errors() as told:
-            # Spans before scores, which refer to a span.
-            for start in range(0, len(spans), _BATCH):
-                if self._spans.export(spans[start : start + _BATCH]) is not SpanExportResult.SUCCESS:
-                    raise self.refused(f"spans ({told.first})")
-            for start in range(0, len(logs), _BATCH):
-                if self._logs.export(logs[start : start + _BATCH]) is not LogRecordExportResult.SUCCESS:
-                    raise self.refused(f"scores as logs ({told.first})")
+            for what, kind, exporter in kinds:
+                payloads: list[Any] = [item.payload for item in items if isinstance(item.payload, kind)]
+                for start in range(0, len(payloads), _BATCH):
+                    if exporter.export(payloads[start : start + _BATCH]).name != "SUCCESS":
+                        raise self.refused(f"{what} ({told.first or 'no reason given'})")
 
     def refused(self, what: str) -> TrackerError:
         """Return the error to raise for items that the collector refused; `what` names them."""
@@ -171,15 +163,16 @@ class Otlp:
             **self.of_all(episode.trajectory.info),
         }
         if self.content:
-            for key, attribute in _CONTENT.get(span.kind, _OTHER_CONTENT):
+            for key, attribute in (_TOOL_CONTENT if span.kind == "tool" else _CONTENT).items():
                 value = span.attributes.get(key)
                 attributes[attribute] = value if value is None or isinstance(value, str) else otel.as_json(value)
         name = span.name if operation is None else f"{operation} {span.name}"
         # A span whose end was not recorded ends with the run.
         return self.span(name, own, parent, attributes, span.started_at, span.ended_at or episode.ended_at, span.error)
 
-    def _call(self, call: Call, own: trace.SpanContext, parent: trace.SpanContext, episode: Episode) -> ReadableSpan:
+    def _call(self, call: Call, parent: trace.SpanContext, episode: Episode) -> ReadableSpan:
         info = episode.trajectory.info
+        own = context_of(info.id, f"call:{call.id}")
         attributes = otel.call_attributes(call, info) | self.of_all(info)
         attributes["gen_ai.provider.name"] = "openai" if call.policy is None else "vllm"
         if self.content:
@@ -203,7 +196,7 @@ class Otlp:
         kind: Literal["INTERNAL", "CLIENT"] = "INTERNAL",
     ) -> ReadableSpan:
         """Return a finished span with these ids and times. Attributes whose value is `None` are left out."""
-        found = dict(attributes) | ({} if error is None else {"error.type": otel.error_type(error)})
+        failed = {} if error is None else {"error.type": otel.error_type(error)}
         status = trace.Status() if error is None else trace.Status(trace.StatusCode.ERROR, error)
         # Made directly: a tracer would choose ids and times itself.
         return ReadableSpan(
@@ -211,7 +204,7 @@ class Otlp:
             own,
             parent,
             self._resource,
-            otel.without_empty(found),
+            otel.without_empty({**attributes, **failed}),
             kind=trace.SpanKind[kind],
             status=status,
             start_time=_ns(start),
@@ -223,16 +216,11 @@ class Otlp:
 class _ExportErrors(logging.Handler):
     """Keeps the first line that OpenTelemetry's client logs."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = "no reason given"
-        self._heard = False
+    first: str | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the first record."""
-        # The first line is the cause; later ones say that it is tried again.
-        if not self._heard:
-            self.first, self._heard = record.getMessage()[:_LONGEST_REASON], True
+        """Keep the first record, which is the cause; later ones say that it is tried again."""
+        self.first = self.first or record.getMessage()[:_LONGEST_REASON]
 
 
 @contextmanager
@@ -240,8 +228,7 @@ def _export_errors() -> Generator[_ExportErrors]:
     """Collect what the client logs while the block runs."""
     # The exporters return only success or failure. The reason is in their log, once for each retry.
     logger, told = logging.getLogger("opentelemetry.exporter"), _ExportErrors()
-    # Else the same lines would also appear on stderr, once for each retry.
-    propagate, logger.propagate = logger.propagate, False
+    propagate, logger.propagate = logger.propagate, False  # else the same lines would also appear on stderr
     logger.addHandler(told)
     try:
         yield told

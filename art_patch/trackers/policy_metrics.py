@@ -9,6 +9,7 @@ Each tracker's package is imported when the tracker is made, so that a user of o
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -17,8 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from art_patch.errors import TrackerError
-from art_patch.policies import MANIFEST
-from art_patch.trackers.episodes import Item, TrainingStep, without_login
+from art_patch.trackers.episodes import Item, TrainingStep, files_of, without_login
 from art_patch.types import Policy
 
 
@@ -64,11 +64,7 @@ class TensorBoard:
             yield Item(f"history:{policy.name}", str(len(step.history)), scalars)
 
     def write(self, items: Sequence[Item]) -> None:
-        """Write new event files beside the existing ones.
-
-        Raises:
-            TrackerError: the directory cannot be written.
-        """
+        """Write new event files beside the existing ones."""
         scalars: list[_Scalar] = [scalar for item in items for scalar in item.payload]
         try:
             with ExitStack() as stack:
@@ -128,34 +124,29 @@ class Mlflow:
     def of_step(self, step: TrainingStep) -> Iterable[Item]:
         """Return items for the policy's metrics, update history, settings, state and manifest."""
         policy, key = step.policy, f"policy:{step.policy.name}"
-        yield Item(f"{key}:run", "", _Part(policy, params=dict(step.params), tags=_about(policy)))
+        about = {"base": policy.base, "base_sha256": policy.base_sha256, "parent": policy.parent, "path": policy.path}
+        tags = {f"art_patch.{name}": value for name, value in about.items() if value is not None}
+        yield Item(f"{key}:run", "", _Part(policy, params=dict(step.params), tags=tags))
         yield Item(f"{key}:state", policy.state, _Part(policy, tags={"art_patch.state": policy.state}))
         for name, value in step.metrics.items():
             yield Item(f"{key}:{name}", repr(value), _Part(policy, metrics=[(name, value, policy.step)]))
         if step.history:
             rows = [(f"update/{name}", value, at) for at, row in enumerate(step.history) for name, value in row.items()]
             yield Item(f"history:{policy.name}", str(len(step.history)), _Part(policy, metrics=rows))
-        manifest = None if policy.path is None else Path(policy.path) / MANIFEST
-        if manifest is not None and manifest.is_file():
-            yield Item(f"{key}:manifest", "", _Part(policy, files=[manifest]))
+        if files := files_of(policy):
+            yield Item(f"{key}:manifest", "", _Part(policy, files=files))
 
     def write(self, items: Sequence[Item]) -> None:
-        """Write items to the runs of their policies.
-
-        Raises:
-            TrackerError: MLflow cannot be reached, or refused the items.
-        """
+        """Write items to the runs of their policies."""
         from mlflow.exceptions import MlflowException  # pyright: ignore[reportMissingImports]
 
-        parts: dict[str, list[_Part]] = {}
+        parts: defaultdict[str, list[_Part]] = defaultdict(list)
         for item in items:
-            part: _Part = item.payload
-            # By run, because finding a run takes a request.
-            parts.setdefault(part.policy.name, []).append(part)
+            parts[item.payload.policy.name].append(item.payload)  # by run, because finding a run takes a request
         try:
             experiment = self._found_experiment()
-            for name, some in parts.items():
-                self._log(self._found_run(experiment, name, some[0].policy), some)
+            for some in parts.values():
+                self._log(self._found_run(experiment, some[0].policy), some)
         except (MlflowException, OSError) as error:
             raise TrackerError(f"{self.target} refused: {error}; look at the address, then send again") from error
 
@@ -163,13 +154,13 @@ class Mlflow:
         known = self._client.get_experiment_by_name(self._experiment)
         return self._client.create_experiment(self._experiment) if known is None else known.experiment_id
 
-    def _found_run(self, experiment: str, name: str, policy: Policy) -> str:
+    def _found_run(self, experiment: str, policy: Policy) -> str:
+        name, at_ms = policy.name, int(policy.created_at * 1000)
         # The name stands in a filter of MLflow's own query language.
         quoted = name.replace("'", "\\'")
         known = self._client.search_runs([experiment], f"tags.`{POLICY_TAG}` = '{quoted}'", max_results=1)
         if known:
             return known[0].info.run_id
-        at_ms = int(policy.created_at * 1000)
         run = self._client.create_run(experiment, start_time=at_ms, tags={POLICY_TAG: name}, run_name=name)
         # At once, because MLflow shows an open run as running until somebody ends it.
         self._client.set_terminated(run.info.run_id, end_time=at_ms)
@@ -188,8 +179,3 @@ class Mlflow:
             self._client.log_batch(run, metrics=metrics[some], params=params[some], tags=tags[some])
         for file in (file for part in parts for file in part.files):
             self._client.log_artifact(run, str(file))
-
-
-def _about(policy: Policy) -> dict[str, str]:
-    found = {"base": policy.base, "base_sha256": policy.base_sha256, "parent": policy.parent, "path": policy.path}
-    return {f"art_patch.{name}": value for name, value in found.items() if value is not None}

@@ -25,7 +25,6 @@ from typing import Any, Literal, TypeAlias, cast
 import wandb  # pyright: ignore[reportMissingImports] - not in the tests' own environment
 
 from art_patch.errors import TrackerError
-from art_patch.policies import MANIFEST
 from art_patch.trackers import episodes as records
 from art_patch.trackers.episodes import Cell, Episode, Item, TrainingStep
 from art_patch.types import JSON, Policy
@@ -39,21 +38,14 @@ _AXES: Mapping[_Job, str] = {"policies": "policy_step", "update": "update_step"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
-    name: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-
-
-@dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of one run of W&B. Points with the same value on the axis become one point."""
+    """A part of one run of W&B; its tables are columns and rows by name."""
 
     job: _Job
     run: str
     points: Sequence[Mapping[str, float]] = ()
     config: JSON = field(default_factory=dict[str, Any])
-    tables: Sequence[_Table] = ()
+    tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[Cell]]]] = field(default_factory=dict[str, Any])
     adapter: tuple[Policy, Sequence[Path]] | None = None
 
 
@@ -86,11 +78,12 @@ class Wandb:
             TrackerError: W&B is switched off by `WANDB_MODE`.
         """
         settings: Any = wandb.setup().settings
-        # W&B itself would accept everything and keep nothing.
-        if offline is None and settings.mode == "disabled":
-            raise TrackerError("WANDB_MODE is disabled, so W&B would take nothing; unset it, or say --offline DIR")
-        if offline is None and settings.mode in ("offline", "dryrun"):
-            offline = Path(settings.root_dir)
+        if offline is None:
+            # W&B itself would accept everything and keep nothing.
+            if settings.mode == "disabled":
+                raise TrackerError("WANDB_MODE is disabled, so W&B would take nothing; unset it, or say --offline DIR")
+            if settings.mode in ("offline", "dryrun"):
+                offline = Path(settings.root_dir)
         self._directory = None if offline is None else offline.absolute()
         place = records.without_login(settings.base_url) if self._directory is None else f"offline {self._directory}"
         entity = entity or settings.entity
@@ -113,7 +106,9 @@ class Wandb:
         if policy.parent is None:  # the base model, which no update made
             return
         self._summaries["update", policy.name]["state"] = policy.state
-        yield Item(f"{key}:run", "", self._part("update", policy.name, config=_config(policy)))
+        train = cast(JSON, policy.metrics.get("train") or {})
+        config = {**cast(JSON, train.get("config") or {}), **_about(policy)}
+        yield Item(f"{key}:run", "", self._part("update", policy.name, config=config))
         yield Item(f"{key}:state", policy.state, self._part("update", policy.name))
         if step.history:
             points = [
@@ -121,8 +116,7 @@ class Wandb:
                 for number, row in enumerate(step.history)
             ]
             yield Item(f"history:{policy.name}", str(len(points)), self._part("update", policy.name, points=points))
-        files = self._files(policy)
-        if files:
+        if files := records.files_of(policy, weights=self._weights):
             kind = "weights" if self._weights else "manifest"
             # Keyed by kind: after an export of manifests alone the weights can still be sent.
             yield Item(f"{key}:{kind}", "", self._part("update", policy.name, adapter=(policy, files)))
@@ -132,9 +126,8 @@ class Wandb:
 
         `of_episodes` sends the row itself, with the complete table.
         """
-        key = episode.trajectory.id
+        key, row = episode.trajectory.id, records.episode_row(episode, content=self._content)
         self._actions.add(episode)
-        row = records.episode_row(episode, content=self._content)
         if len(self._rows) < MOST_ROWS:
             self._rows.append(row)
             yield Item(f"episode:{key}", _digest(row), None, key)
@@ -143,24 +136,15 @@ class Wandb:
         """Return one item with the tables of runs and of tools; both are sent again if a row changed or is gone."""
         columns = (*records.EPISODE_COLUMNS, *(records.CONTENT_COLUMNS if self._content else ()))
         # Without rows, too: the rows that W&B has may have been erased here.
-        tables = (
-            _Table("episodes", columns, self._rows),
-            _Table("actions", records.ACTION_COLUMNS, self._actions.rows()),
-        )
-        digest = _digest([[table.columns, table.rows] for table in tables])
-        yield Item("tables", digest, self._part("episodes", self._group, tables=tables))
+        tables = {"episodes": (columns, self._rows), "actions": (records.ACTION_COLUMNS, self._actions.rows())}
+        yield Item("tables", _digest(list(tables.values())), self._part("episodes", self._group, tables=tables))
 
     def write(self, items: Sequence[Item]) -> None:
-        """Write items to their runs in W&B.
-
-        Raises:
-            TrackerError: W&B cannot be reached, or refused the items.
-        """
+        """Write items to their runs in W&B."""
         # Opening a run of W&B's takes seconds, so all its parts are written at one opening.
-        parts: dict[tuple[_Job, str], list[_Part]] = {}
-        for item in items:
-            if isinstance(item.payload, _Part):
-                parts.setdefault((item.payload.job, item.payload.run), []).append(item.payload)
+        parts: defaultdict[tuple[_Job, str], list[_Part]] = defaultdict(list)
+        for part in (item.payload for item in items if isinstance(item.payload, _Part)):
+            parts[part.job, part.run].append(part)
         try:
             for (job, name), some in parts.items():
                 with self._open(job, name) as run:
@@ -222,23 +206,21 @@ class Wandb:
             run.define_metric(axis)
             run.define_metric("*", step_metric=axis)
         # Each `log` makes a row, so all metrics of one place on the axis go into one.
-        points: dict[float, dict[str, float]] = {}
+        points: defaultdict[float, dict[str, float]] = defaultdict(dict)
         for point in (point for part in parts for point in part.points):
-            points.setdefault(point[cast(str, axis)], {}).update(point)
+            points[point[cast(str, axis)]] |= point
         for _, point in sorted(points.items()):
             run.log(point)
         for part in parts:
             # A run that is resumed has its config already, and W&B refuses changes unless told otherwise.
             run.config.update(part.config, allow_val_change=True)
-            for table in part.tables:
-                whole = wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
-                run.log({table.name: whole})
+            for name, (columns, rows) in part.tables.items():
+                run.log({name: wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
             if part.adapter is not None:
                 self._log_adapter(run, *part.adapter)
 
     def _log_adapter(self, run: Any, policy: Policy, files: Sequence[Path]) -> None:
-        about = {"policy": policy.name, "parent": policy.parent, "base": policy.base, "base_sha256": policy.base_sha256}
-        artifact: Any = wandb.Artifact(policy.model, type="model", metadata=about)
+        artifact: Any = wandb.Artifact(policy.model, type="model", metadata=_about(policy))
         for file in files:  # a policy's files never change, so W&B need not copy them before it sends them
             artifact.add_file(str(file), name=file.name, policy="immutable", skip_cache=True)
         logged = run.log_artifact(artifact, aliases=[f"step-{policy.step}"])
@@ -248,20 +230,9 @@ class Wandb:
             except Exception as error:  # ValueError where an upload failed; other kinds are W&B's private ones
                 raise TrackerError(f"{self.target} did not take the adapter of {policy.name}: {error}") from error
 
-    def _files(self, policy: Policy) -> list[Path]:
-        manifest = None if policy.path is None else Path(policy.path) / MANIFEST
-        if manifest is None or not manifest.is_file():
-            return []
-        if not self._weights:
-            return [manifest]
-        # No links: one could lead to any file of this machine.
-        return sorted(file for file in manifest.parent.iterdir() if file.is_file() and not file.is_symlink())
 
-
-def _config(policy: Policy) -> JSON:
-    train = cast(JSON, policy.metrics.get("train") or {})
-    about = {"policy": policy.name, "parent": policy.parent, "base": policy.base, "base_sha256": policy.base_sha256}
-    return {**cast(JSON, train.get("config") or {}), **about}
+def _about(policy: Policy) -> dict[str, Any]:
+    return {"policy": policy.name, "parent": policy.parent, "base": policy.base, "base_sha256": policy.base_sha256}
 
 
 def _quiet() -> Any:
