@@ -2,7 +2,8 @@
 
 A draft is written beside the final place, flushed to disk and renamed. All other modules use this one for that. By
 default only the owner can read a new file, because most of these files quote what was recorded. A directory that is
-created for them is private, too; an existing one keeps its mode.
+created for them is private, too; an existing one keeps its mode. If something cannot be written, `replacing` raises an
+`OSError`, the others a `ConfigError`.
 """
 
 from __future__ import annotations
@@ -31,14 +32,10 @@ def replacing(
 
     Args:
         target: path of the file to write; its directory must exist.
-        draft: path of the unfinished file, in the directory of `target`. If a killed process left a draft there, it is
-            replaced. Without this argument each writer uses its own name, so several processes may write the same
-            `target`.
+        draft: path of the unfinished file, in the directory of `target`; one that a killed process left is replaced.
+            Without this argument each writer uses its own name, so several processes may write the same `target`.
         mode: permissions of the new file, from which the umask is subtracted.
         replace: false keeps an existing `target` and deletes the new file.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     if draft is None:
         draft = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}")
@@ -63,11 +60,7 @@ def replacing(
 def write_whole(path: Path, text: str, *, replace: bool = True) -> None:
     """Writes a text file that others see complete or not at all, and creates its directory.
 
-    Args:
-        replace: false keeps an existing file, so that the first of several writers wins.
-
-    Raises:
-        ConfigError: the file cannot be written.
+    With `replace=False` an existing file stays, so that the first of several writers wins.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -79,15 +72,12 @@ def write_whole(path: Path, text: str, *, replace: bool = True) -> None:
 
 @contextmanager
 def placing(target: Path, *, mode: int = 0o700) -> Generator[Path]:
-    """Yields a new directory, which is renamed to `target` when the block ends; if the block raises, it is deleted.
-
-    Raises:
-        ConfigError: `target` exists and is not an empty directory, or its parent cannot be written.
-    """
+    """Yields a new directory, which is renamed to `target` when the block ends; if the block raises, it is deleted."""
     import shutil  # these two cost an app that only reads key files ten milliseconds
     import tempfile
 
-    if os.path.lexists(target) and not _is_empty_directory(target):
+    empty = target.is_dir() and not target.is_symlink() and not any(target.iterdir())
+    if os.path.lexists(target) and not empty:
         raise ConfigError(f"{target} exists already and is not an empty directory; name another one")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +110,3 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _is_empty_directory(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())

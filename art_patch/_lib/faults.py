@@ -69,7 +69,7 @@ class Faults:
 
 
 def is_fault(error: BaseException) -> bool:
-    """Whether `Faults.fault` has marked `error` as a bug of art_patch, which it does under pytest."""
+    """Whether `Faults.fault` has marked `error`, which it does under pytest."""
     return bool(getattr(error, "art_patch_fault", False))
 
 

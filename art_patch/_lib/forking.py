@@ -60,15 +60,12 @@ _steps: list[None] = []
 
 
 def got_on() -> None:
-    """Report progress: one more step of an opening store is done, so that waiting code does not give up."""
+    """Report that one more step of an opening store is done, so that waiting code does not give up."""
     _steps.append(None)
 
 
 def steps(*, imports: bool) -> int:
-    """Return a number that grows while a store is being opened: its finished steps.
-
-    With `imports` the number of imported modules is added, because imports are part of opening.
-    """
+    """Return a number that grows while a store is being opened: its finished steps, with `imports` modules too."""
     return len(_steps) + (len(sys.modules) if imports else 0)
 
 

@@ -18,10 +18,7 @@ _paused: list[None] = []
 
 @contextmanager
 def uncollected() -> Generator[None]:
-    """Switch garbage collection off in the block.
-
-    If the app or another thread has switched it off already, nothing is changed.
-    """
+    """Switch garbage collection off in the block, unless the app or another thread has done so already."""
     if not gc.isenabled():
         yield
         return

@@ -22,13 +22,15 @@ from art_patch.errors import ConfigError, PortInUse
 
 _BACKLOG = 2048  # connections that the kernel accepts for us while the event loop is busy
 
+_Hook = Callable[[], Awaitable[None]] | None
+
 
 def bind(host: str, port: int, *, key: str | None, what: str) -> socket.socket:
     """Bind a socket to an address without listening; until `listen`, connections are refused instead of waiting.
 
     Args:
-        port: port to bind; 0 takes a free one.
-        key: API key that callers must send, or `None`; required unless the address is loopback.
+        port: 0 takes a free one.
+        key: API key that callers must send; required unless the address is loopback.
         what: noun for the error message: the server that would be open to the network without a key.
 
     Raises:
@@ -54,7 +56,7 @@ def bind(host: str, port: int, *, key: str | None, what: str) -> socket.socket:
 
 
 def listen(host: str, port: int, *, key: str | None, what: str) -> socket.socket:
-    """Bind a socket to an address and start listening; arguments and errors are those of `bind`."""
+    """Bind a socket like `bind`, and start listening."""
     sock = bind(host, port, key=key, what=what)
     _begin(sock)
     return sock
@@ -100,8 +102,8 @@ def serve(
     drain_s: float,
     on_ready: Callable[[], None] | None = None,
     stop: threading.Event | None = None,
-    before: Callable[[], Awaitable[None]] | None = None,
-    after: Callable[[], Awaitable[None]] | None = None,
+    before: _Hook = None,
+    after: _Hook = None,
     keep_alive_s: int = 5,
     lifespan: Literal["on", "off"] = "off",
     log_level: str | None = "critical",
@@ -114,12 +116,10 @@ def serve(
         drain_s: seconds within which running requests may finish after the server was told to stop; at least 1.
         on_ready: called as soon as the server answers requests.
         stop: the server ends when this event is set; for a server in a thread, which signals do not reach.
-        before: coroutine function that runs on the event loop before the first request; `serve` raises its errors.
-        after: coroutine function that runs on the event loop after the last request, and also if `before` failed.
+        before: runs on the event loop before the first request; `serve` raises its errors.
+        after: runs on the event loop after the last request, and also if `before` failed.
         keep_alive_s: seconds after which an idle connection is closed.
-        lifespan: whether the application is sent ASGI's lifespan events.
         log_level: level of uvicorn's own log; `None` leaves the level unchanged.
-        date_header: whether uvicorn adds the header `Date` to each answer.
 
     Raises:
         KeyboardInterrupt: SIGINT stopped the server; raised after running requests have finished.
@@ -138,7 +138,7 @@ def serve(
         timeout_keep_alive=keep_alive_s,
         backlog=_BACKLOG,
     )
-    server = _Server(config, on_ready, stop, before, after)
+    server = _Server(config, on_ready, stop or threading.Event(), before, after)
     server.run(sockets=[sock])
     if server.interrupted:
         raise KeyboardInterrupt
@@ -148,17 +148,12 @@ class _Server(uvicorn.Server):
     """uvicorn that reports when it is up, returns on SIGTERM and can be stopped from another thread."""
 
     def __init__(
-        self,
-        config: uvicorn.Config,
-        on_ready: Callable[[], None] | None,
-        stop: threading.Event | None,
-        before: Callable[[], Awaitable[None]] | None,
-        after: Callable[[], Awaitable[None]] | None,
+        self, config: uvicorn.Config, on_ready: Callable[[], None] | None, stop: threading.Event, *hooks: _Hook
     ) -> None:
         super().__init__(config)
         self.interrupted = False
         self._on_ready, self._stop = on_ready, stop
-        self._before, self._after = before, after
+        self._before, self._after = hooks
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Run `before`, listen, and report that requests are answered."""
@@ -190,7 +185,7 @@ class _Server(uvicorn.Server):
         task = asyncio.ensure_future(self._before())
         while not task.done():
             await asyncio.wait((task,), timeout=0.1)
-            if not task.done() and (self.should_exit or (self._stop is not None and self._stop.is_set())):
+            if not task.done() and (self.should_exit or self._stop.is_set()):
                 self.should_exit = True
                 task.cancel()
         if not task.cancelled():
@@ -202,8 +197,7 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Take over `stop`; uvicorn calls this ten times a second."""
-        if self._stop is not None and self._stop.is_set():
-            self.should_exit = True
+        self.should_exit |= self._stop.is_set()
         return await super().on_tick(counter)
 
     @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Reads and writes API keys in files that only their owner can read; the store holds the name of a file, never a key.
 
 Reading a key never blocks, and only regular files are read, because apps read a path that another program wrote into
-the store.
+the store. A file that cannot be read, is empty or can be read by other users raises a `ConfigError`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ _LONGEST = 4096
 
 
 def read_key(key_file: str | Path | None) -> str | None:
-    """Return the API key in a file, or `None` if `key_file` is `None`.
-
-    Raises a `ConfigError` if the file cannot be read, is empty, or can be read by other users.
-    """
+    """Return the API key in a file, or `None` if `key_file` is `None`."""
     return None if key_file is None else _read(Path(key_file), None)
 
 
@@ -37,9 +34,6 @@ def engine_key(named: str | None, directory: Path, own: Path | None) -> str | No
         named: file that the store names for the engine; `None` means that the engine needs no key. Only `engine.key` in
             `directory` is accepted.
         own: file that this process's settings name (`engine_key_file`); if given, it is read instead of `named`.
-
-    Raises:
-        ConfigError: the file cannot be read, or `named` is a file that is not accepted.
     """
     if own is not None or named is None:
         return read_key(own)
@@ -55,10 +49,7 @@ def engine_key(named: str | None, directory: Path, own: Path | None) -> str | No
 
 
 def key_for_apps(key: str | None, directory: Path) -> str | None:
-    """Write a copy of a server's API key to `engine.key` in `directory`, and return that file's path for the store.
-
-    If `key` is `None`, nothing is written and the result is `None`.
-    """
+    """Write a copy of a server's API key, if it has one, to `engine.key`, and return that file's path for the store."""
     if key is None:
         return None
     write_whole(directory / ENGINE_KEY_FILE, f"{key}\n")
@@ -66,7 +57,7 @@ def key_for_apps(key: str | None, directory: Path) -> str | None:
 
 
 def _read(path: Path, owners: set[int] | None) -> str:
-    """Read a key; `owners` are the user ids that may own the file, `None` any."""
+    """Read a key; `owners` are the ids of the users who may own the file, `None` any."""
     try:
         # Checked before the file is opened, because opening a device may do something, and again when it is open,
         # because another file may have taken its place.
@@ -104,7 +95,7 @@ def _read(path: Path, owners: set[int] | None) -> str:
 def made_key(path: Path) -> str:
     """Return the API key in a file; if there is no file, create it with a new random key.
 
-    If several processes create it at the same time, all return the key of the first. Errors are those of `read_key`.
+    If several processes create it at the same time, all return the key of the first.
     """
     if not path.exists():
         from secrets import token_urlsafe
@@ -114,10 +105,7 @@ def made_key(path: Path) -> str:
 
 
 def admin_key(directory: Path) -> str | None:
-    """Return the key in `admin.key`, which a server without an API key requires for loading and unloading policies.
-
-    Returns `None` if the file cannot be read.
-    """
+    """Return the key in `admin.key`; `None` if the file cannot be read."""
     try:
         return read_key(str(directory / ADMIN_KEY_FILE))
     # Not an error: most work of the job changes no server, and a server that needs the key says so in its refusal.

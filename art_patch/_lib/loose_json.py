@@ -36,9 +36,8 @@ def as_ids(value: Any) -> tuple[int, ...] | None:
     if not isinstance(value, list):
         return None
     # One wrong item makes all ids useless: they would no longer line up with the log-probabilities.
-    if not all(isinstance(item, int) and 0 <= item < 1 << 32 for item in cast(list[Any], value)):
-        return None
-    return tuple(cast(list[int], value))
+    whole = all(isinstance(item, int) and 0 <= item < 1 << 32 for item in cast(list[Any], value))
+    return tuple(cast(list[int], value)) if whole else None
 
 
 def as_count(value: Any) -> int | None:

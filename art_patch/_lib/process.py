@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -27,6 +28,7 @@ from art_patch._lib.atomic_files import private
 from art_patch._lib.ids import new_id
 
 _PROC = Path("/proc")
+_SIGTERM_WITH_PARENT = partial(group_guard.die_with_parent, signal.SIGTERM)
 
 # States of a process that has ended; its entry stays in /proc until its parent has read the exit code.
 _ENDED = ("Z", "X")
@@ -78,10 +80,7 @@ def lives(owner: Owner, *, proc: Path = _PROC) -> bool | None:
 
 
 def own_name() -> str:
-    """Return `PID-START`, a name of this process for file names and environment variables.
-
-    No later process gets the same name.
-    """
+    """Return `PID-START`, for file names and environment variables: no later process gets the same name."""
     return _name_of(os.getpid())
 
 
@@ -116,19 +115,16 @@ def _boot(proc: Path) -> str | None:
 
 
 def carriers_of(prefix: str) -> list[tuple[int, str]]:
-    """Find processes by an environment variable: all with a variable whose `NAME=VALUE` text begins with `prefix`.
+    """Return (process id, text after the prefix) of all processes with a variable that begins with `prefix`.
 
-    Returns (process id, text after the prefix) pairs; the list is empty without /proc. Children inherit the variable,
-    so it marks a process and every process that it starts.
+    `prefix` is the beginning of a `NAME=VALUE` text. Children inherit the variable, so it marks a process and every
+    process that it starts. The list is empty without /proc.
     """
-    found: list[tuple[int, str]] = []
+    found, start = list[tuple[int, str]](), prefix.encode()
     for entry in _PROC.glob("[0-9]*"):
-        try:
+        with suppress(OSError):  # the process has ended, or belongs to another user
             variables = (entry / "environ").read_bytes().split(b"\0")
-        except OSError:  # the process has ended, or belongs to another user
-            continue
-        start = prefix.encode()
-        found += [(int(entry.name), v.removeprefix(start).decode()) for v in variables if v.startswith(start)]
+            found += [(int(entry.name), v.removeprefix(start).decode()) for v in variables if v.startswith(start)]
     return found
 
 
@@ -161,7 +157,6 @@ class Child(subprocess.Popen[str]):
         Args:
             environment: all environment variables of the child; it inherits none from this process.
             log: file to which the child's stderr is appended; if given, `stderr` is ignored.
-            errors: how output that is not UTF-8 is decoded, as for `bytes.decode`.
             kernel_ends_it: true lets the Linux kernel send the child SIGTERM when the thread that started it ends, for
                 programs that do not watch their standard input. It needs a hook between fork and exec, which can
                 deadlock if other threads run, so it is never used in a process of an app.
@@ -178,7 +173,7 @@ class Child(subprocess.Popen[str]):
                 errors=errors,
                 bufsize=1,  # a line that is written goes out at once
                 start_new_session=True,
-                preexec_fn=_ask_for_sigterm if kernel_ends_it and sys.platform == "linux" else None,
+                preexec_fn=_SIGTERM_WITH_PARENT if kernel_ends_it and sys.platform == "linux" else None,
             )
 
     def last_words(self, most_bytes: int = 2_000) -> str:
@@ -187,10 +182,7 @@ class Child(subprocess.Popen[str]):
         return "\n".join(end_of_log(self.log, most_bytes).splitlines()[-5:]) or "it wrote nothing"
 
     def stop(self, grace_s: float = 15.0) -> None:
-        """Send the child SIGTERM and wait; if it runs longer than `grace_s`, kill its process group with SIGKILL.
-
-        A second call does nothing.
-        """
+        """Send the child SIGTERM and wait; if it runs longer than `grace_s`, kill its process group with SIGKILL."""
         if self.poll() is None:
             self.terminate()
         try:
@@ -236,10 +228,7 @@ def end_of_log(log: Path, most_bytes: int, *, start: int = 0) -> str:
 
 
 def when_parent_ends(act: Callable[[], object]) -> None:
-    """Start a thread that calls `act` when the parent process ends.
-
-    It is for a `Child` that does not read its standard input, because the thread reads it.
-    """
+    """Start a thread that calls `act` when the parent process ends; for a `Child` that does not read its own input."""
 
     def watch() -> None:
         with suppress(OSError):
@@ -250,7 +239,3 @@ def when_parent_ends(act: Callable[[], object]) -> None:
         act()
 
     threading.Thread(target=watch, name="art-patch-parent", daemon=True).start()
-
-
-def _ask_for_sigterm() -> None:
-    group_guard.die_with_parent(signal.SIGTERM)
