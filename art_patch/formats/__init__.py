@@ -17,15 +17,7 @@ if TYPE_CHECKING:
     from art_patch.formats.conversation import Unusable, corrected, right_and_wrong
     from art_patch.formats.files import COLUMNS, STREAM, is_parquet, reading, writing
     from art_patch.formats.foreign import ImportFormat, bundles_of
-    from art_patch.formats.rows import (
-        chat_row,
-        correction_row,
-        digest,
-        grpo_row,
-        preference_rows,
-        sft_prompt_rows,
-        sft_row,
-    )
+    from art_patch.formats.rows import chat_row, correction_row, grpo_row, preference_rows, sft_prompt_rows, sft_row
 else:
     __getattr__ = lazily(
         __name__,
@@ -34,6 +26,6 @@ else:
             "conversation": "Unusable corrected right_and_wrong",
             "files": "COLUMNS STREAM is_parquet reading writing",
             "foreign": "ImportFormat bundles_of",
-            "rows": "chat_row correction_row digest grpo_row preference_rows sft_prompt_rows sft_row",
+            "rows": "chat_row correction_row grpo_row preference_rows sft_prompt_rows sft_row",
         },
     )

@@ -69,7 +69,7 @@ def run_of(trajectory: Trajectory) -> Run:
     messages = transcript(trajectory)
     # `rest` begins where the first call was answered, so all later turns are part of it.
     asked = len(_first_prompt(trajectory.calls, messages))
-    answer = min(call.choices, key=lambda choice: choice.index, default=None)
+    answer = chosen_choice(call, ())
     cut = call.status != "ok" or (answer is not None and answer.finish_reason in (None, "length"))
     return Run(messages[:asked], messages[asked:], call.tools, call.params, cut)
 

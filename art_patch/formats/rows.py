@@ -6,8 +6,6 @@ completion), `preference` and `grpo`. Every function raises `Unusable` with the 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any
@@ -119,11 +117,6 @@ def grpo_row(trajectory: Trajectory, *, group: Group | None = None, rewards_G: S
             "siblings": len(group.trajectories) if group else 1,
         }
     )
-
-
-def digest(*values: Any) -> bytes:
-    """Return a hash of 16 bytes of JSON values. The order of an object's keys does not change the hash."""
-    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).digest()
 
 
 def _extremes(runs: Sequence[tuple[float, Run]]) -> Iterator[tuple[tuple[float, Run], tuple[float, Run]]]:

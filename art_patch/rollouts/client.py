@@ -4,13 +4,12 @@ In a request the model's name stands for the policy that is champion at that mom
 The client of a `TrainableModel` calls the engine's `/exact` routes, so each choice of an answer carries its exact
 tokens. A streamed answer carries no tokens, so it cannot be trained on.
 
-If the script also calls `patch()`, calls through this client are not recorded by it. The script hands in its
-trajectories itself, and a second recording would train on each of them twice.
+If the script also calls `patch()`, it does not record calls through this client: the script hands in its trajectories
+itself, and a second recording would train on each of them twice.
 
-Inside `capture_auto_trajectory`, each answer through this client is appended to the trajectory that is being captured.
-A request whose messages extend a captured conversation continues that conversation. A request that extends none, or
-that offers other tools, starts a new history of the trajectory. If a request extends several conversations, it
-continues the longest, so branches, sub-agents and shortened histories stay apart.
+Inside `capture_auto_trajectory`, a request whose messages extend a captured conversation continues it; of several, the
+longest. A request that extends none, or that offers other tools, starts a new history of the trajectory. So branches,
+sub-agents and shortened histories stay apart.
 """
 
 from __future__ import annotations
@@ -32,9 +31,7 @@ from art_patch.rollouts.trajectory import History, Trajectory, remember
 from art_patch.trajectories import canonical
 from art_patch.types import JSON
 
-MOST_AT_ONCE = 256
-"""Most requests in flight for one client. Further ones wait in this process, without a socket or a timeout."""
-
+_MOST_AT_ONCE = 256  # requests in flight for one client; further ones wait here, without a socket or a timeout
 _CHAT = "/chat/completions"
 _ANSWER_S, _CONNECT_S = 1200.0, 60.0  # connecting takes long, too, when a crowd arrives at once
 
@@ -48,17 +45,15 @@ class Lane:
 
     name: str  # the model's name in requests
     policy: Callable[[], str]  # returns the name of the policy that the engine serves
-    # Looks up the serving policy again, after the engine did not know the one that was asked for; returns
-    # whether to ask again.
-    policy_changed: Callable[[], Awaitable[bool]]
-    gates: Gates = field(default_factory=lambda: Gates(MOST_AT_ONCE))  # limit the requests in flight
+    policy_changed: Callable[[], Awaitable[bool]]  # looks it up again; returns whether to ask again
+    gates: Gates = field(default_factory=lambda: Gates(_MOST_AT_ONCE))
 
 
 class ModelClient(AsyncOpenAI):
     """An `AsyncOpenAI` for one model, which captures its answers and limits the number of requests in flight."""
 
     def __init__(self, *, lane: Lane, **options: Any) -> None:
-        """Create a client for the model of `lane`; `options` are those of the SDK's `AsyncOpenAI`."""
+        """Create a client for the model of `lane`, with options of the SDK's `AsyncOpenAI`."""
         self._lane = lane
         # The SDK's ten minutes are too short for the last of a crowd.
         options.setdefault("timeout", Timeout(_ANSWER_S, connect=_CONNECT_S))

@@ -45,8 +45,7 @@ class Evaluated:
 
     Attributes:
         model: the model's name; `NAME@STEP` for a checkpoint.
-        runs: number of runs that finished without an exception.
-        raised: number of runs that raised an exception.
+        runs: number of runs that finished; `raised` counts those that did not.
         metrics: metric name -> its mean over scenarios; `reward` is one of the metrics.
         better_by: mean of this model's reward minus the first model's, over scenarios in which both have a reward;
             `None` for the first model, and without such a scenario.
@@ -66,14 +65,9 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The results of `evaluate`, in the order in which the models were given; each model is compared with the first.
+    """The results of `evaluate`, in the order in which the models were given; each model is compared with the first."""
 
-    Attributes:
-        scenarios: number of scenarios that every model ran.
-        models: the results of each model.
-    """
-
-    scenarios: int
+    scenarios: int  # number of scenarios that every model ran
     models: tuple[Evaluated, ...]
 
     def __getitem__(self, model: str) -> Evaluated:
@@ -119,10 +113,9 @@ class Evaluation:
             means = [_mean_text(each.metrics.get(name)) for name in shown]
             drawn.add_row(each.model, *counts, *means, _signed(each.better_by), _signed(each.at_least))
         # Wide enough for all columns: rich would cut cells to the width of the terminal.
-        console = Console(file=StringIO(), width=max(80, 22 * (len(shown) + 4)), color_system=None)
-        console.print(drawn)
-        rendered = console.file.getvalue()  # type: ignore[attr-defined]
-        lines = [line.rstrip() for line in rendered.splitlines() if line.strip()]
+        page = StringIO()
+        Console(file=page, width=max(80, 22 * (len(shown) + 4)), color_system=None).print(drawn)
+        lines = [line.rstrip() for line in page.getvalue().splitlines() if line.strip()]
         runs = "run" if self.scenarios == 1 else "runs"
         note = f"  {self.scenarios} scenarios; +- and `at least` are 95 % limits, {runs} of a scenario count once"
         return "\n".join([*lines, note])

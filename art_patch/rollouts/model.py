@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from art_patch.errors import ConfigError
 from art_patch.rollouts.client import Lane, ModelClient
-from art_patch.rollouts.model_runtime import ModelRuntime, TrainResult
+from art_patch.rollouts.model_runtime import ModelRuntime, TrainResult, not_registered
 from art_patch.rollouts.records import history
 from art_patch.rollouts.trajectory import Trajectory
 from art_patch.rollouts.trajectory_group import TrajectoryGroup
@@ -73,7 +73,7 @@ class Model(BaseModel, Generic[ConfigT]):
     def backend(self) -> Backend:
         """Return the backend that the model is registered with; raises a `ConfigError` if it is not registered."""
         if self._backend is None:
-            raise self._not_registered()
+            raise not_registered(self.name)
         return self._backend
 
     async def register(self, backend: Backend) -> None:
@@ -88,7 +88,7 @@ class Model(BaseModel, Generic[ConfigT]):
     def runtime(self) -> ModelRuntime:
         """Return the model's store, engine and trainer; raises a `ConfigError` if the model is not registered."""
         if self._runtime is None:
-            raise self._not_registered()
+            raise not_registered(self.name)
         return self._runtime
 
     def openai_client(self) -> ModelClient:
@@ -133,17 +133,16 @@ class Model(BaseModel, Generic[ConfigT]):
         groups = [each if isinstance(each, TrajectoryGroup) else TrajectoryGroup([each]) for each in trajectories]
         await self.runtime().log(groups, split, dict(metrics or {}))
 
-    def _not_registered(self) -> ConfigError:
-        return ConfigError(f"{self.name} is not registered; call `await model.register(backend)` first")
-
     async def _policy_changed(self) -> bool:
         """Look up the policy that serves; return whether asking again may help."""
         return False
 
     def _address(self) -> str:
-        if self.inference_base_url is None:
-            raise ConfigError(f"nothing says where {self.name} is; give Model(..., inference_base_url=...)")
-        return self.inference_base_url
+        if self.inference_base_url is not None:
+            return self.inference_base_url
+        if self.trainable:
+            raise not_registered(self.name)
+        raise ConfigError(f"nothing says where {self.name} is; give Model(..., inference_base_url=...)")
 
 
 class TrainableModel(Model[ConfigT], Generic[ConfigT]):
@@ -256,11 +255,6 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
     async def _policy_changed(self) -> bool:
         await self.get_step()
         return True
-
-    def _address(self) -> str:
-        if self.inference_base_url is None:
-            raise self._not_registered()
-        return self.inference_base_url
 
     def _refuse_internal_config(self) -> None:
         if self._internal_config is not None:

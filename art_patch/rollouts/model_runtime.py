@@ -114,7 +114,7 @@ class ModelRuntime:
     async def on_store_thread(self, function: Callable[[], T]) -> T:
         """Run a function on the one thread that uses the store; raises a `ConfigError` after `close`."""
         if self._closed:
-            raise self._not_registered()
+            raise not_registered(self._name)
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     @_on_store_thread
@@ -267,7 +267,7 @@ class ModelRuntime:
 
     def _opened(self) -> Store:
         if self._store is None:
-            raise self._not_registered()
+            raise not_registered(self._name)
         return self._store
 
     def _champion(self) -> Policy:
@@ -338,5 +338,7 @@ class ModelRuntime:
         if not any(math.isfinite(trajectory.reward) for group in groups for trajectory in group):
             raise ConfigError("no trajectory has a reward, so nothing can be learned; set trajectory.reward")
 
-    def _not_registered(self) -> ConfigError:
-        return ConfigError(f"{self._name} is not registered; call `await model.register(backend)` first")
+
+def not_registered(model: str) -> ConfigError:
+    """Return the error to raise where a model must be registered first; `model` is its name."""
+    return ConfigError(f"{model} is not registered; call `await model.register(backend)` first")

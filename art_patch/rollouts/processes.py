@@ -89,13 +89,7 @@ class Trainer:
         self._one = threading.Lock()
 
     async def update(
-        self,
-        groups: Sequence[str],
-        config: TrainConfig,
-        *,
-        who: str,
-        progress: Progress,
-        evaluation: Sequence[str],
+        self, groups: Sequence[str], config: TrainConfig, *, who: str, progress: Progress, evaluation: Sequence[str]
     ) -> dict[str, Any]:
         """Train on groups in the store, evaluate on others, and return the fields of the update's record.
 

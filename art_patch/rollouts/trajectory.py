@@ -45,10 +45,6 @@ def _read_item(item: Any) -> Any:
     return item
 
 
-def _read_tools(given: Iterable[Any] | None) -> list[Any] | None:
-    return None if given is None else list(given)
-
-
 def _by(read: Callable[[Any], Any]) -> GetPydanticSchema:
     # pydantic would check the SDK's types and copy every message. A trajectory must hold the very objects that it was
     # given: the exact tokens hang on each `Choice`.
@@ -56,7 +52,7 @@ def _by(read: Callable[[Any], Any]) -> GetPydanticSchema:
 
 
 _Said = Annotated[MessagesAndChoices, _by(_read_history)]
-_Tools = Annotated[Tools | None, _by(_read_tools)]
+_Tools = Annotated[Tools | None, _by(lambda given: None if given is None else list(given))]
 
 
 def messages_of(history: Iterable[Any]) -> Messages:
@@ -84,14 +80,10 @@ def _message(item: Any) -> Mapping[str, Any]:
 
 
 class History(BaseModel):
-    """One conversation of a trajectory: messages, and a `Choice` for each answer that may be trained on.
-
-    Attributes:
-        tools: tools that were offered in all requests of this conversation.
-    """
+    """One conversation of a trajectory: messages, and a `Choice` for each answer that may be trained on."""
 
     messages_and_choices: _Said = Field(default_factory=list)
-    tools: _Tools = None
+    tools: _Tools = None  # offered in all requests of this conversation
 
     def messages(self) -> Messages:
         """Return the conversation as messages of a request."""
@@ -193,10 +185,10 @@ class Failure(BaseModel):
 
 
 def remember(error: BaseException, trajectory: Trajectory | None) -> None:
-    """Attach the trajectory of a failed rollout to its exception, for `failure_of`; an attached one is not replaced."""
+    """Attach the trajectory of a failed rollout to its exception, for `failure_of`."""
+    # On the exception itself, because it travels through code of the script. The first one stays: it was set nearest to
+    # where the exception was raised.
     if trajectory is not None and getattr(error, _NOTE, None) is None:
-        # On the exception itself, because it travels through code of the script. The first one stays: it was set
-        # nearest to where the exception was raised.
         setattr(error, _NOTE, trajectory)
 
 

@@ -1,8 +1,8 @@
 """Groups of rollouts of one scenario, which are compared with each other; many groups can be gathered at the same time.
 
-`TrajectoryGroup(trajectories)` is a group. If it is given coroutines, as in `TrajectoryGroup(rollout(...) for _ in
-range(8))`, it is a `PendingGroup`: awaiting it runs the rollouts at the same time and returns the group. A rollout that
-raised becomes a `Failure` in the group's `exceptions`, with the trajectory that it had made so far.
+If `TrajectoryGroup` is given coroutines, as in `TrajectoryGroup(rollout(...) for _ in range(8))`, it is a
+`PendingGroup`: awaiting it runs the rollouts at the same time and returns the group. A rollout that raised becomes a
+`Failure` in the group's `exceptions`, with the trajectory that it had made so far.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class TrajectoryGroup(BaseModel, metaclass=_Meta):
         logs: Iterable[str] = (),
     ) -> None:
         """Create a group from the results of rollouts; exceptions among `trajectories` are added to `exceptions`."""
-        given: list[Any] = list(trajectories)
-        raised: list[Any] = [each for each in given if isinstance(each, BaseException)] + list(exceptions)
+        given = list(trajectories)
+        raised: list[Any] = [*(each for each in given if isinstance(each, BaseException)), *exceptions]
         super().__init__(
             trajectories=[each for each in given if not isinstance(each, BaseException)],
             # exceptions that are read from JSON are records already
@@ -95,7 +95,7 @@ class TrajectoryGroup(BaseModel, metaclass=_Meta):
         )
 
     def log(self, message: str) -> None:
-        """Append a line of text to the group's `logs`."""
+        """Append a line to the group's `logs`."""
         self.logs.append(message)
 
     def as_group(self) -> Group:
@@ -159,19 +159,13 @@ AfterEach = Callable[[TrajectoryGroup], Awaitable[TrajectoryGroup | list[Traject
 
 @overload
 async def gather_trajectories(
-    trajectories: Iterable[Awaitable[Trajectory]],
-    *,
-    pbar_desc: str | None = ...,
-    max_exceptions: float = ...,
+    trajectories: Iterable[Awaitable[Trajectory]], *, pbar_desc: str | None = ..., max_exceptions: float = ...
 ) -> list[Trajectory | BaseException]: ...
 
 
 @overload
 async def gather_trajectories(
-    trajectories: Iterable[Awaitable[Iterable[Trajectory]]],
-    *,
-    pbar_desc: str | None = ...,
-    max_exceptions: float = ...,
+    trajectories: Iterable[Awaitable[Iterable[Trajectory]]], *, pbar_desc: str | None = ..., max_exceptions: float = ...
 ) -> list[list[Trajectory] | BaseException]: ...
 
 

@@ -9,7 +9,7 @@ message once. The recorder finds the trajectory of a call in the same way, with 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -53,6 +53,25 @@ def canonical(message: JSON) -> bytes:
 def verbatim(value: Any) -> bytes:
     """Return `value` as JSON in UTF-8, with keys in their original order. `json.loads` restores lone surrogates."""
     return _verbatim(value).encode("utf-8", "surrogatepass")
+
+
+def number_tool_calls(messages: Iterable[JSON]) -> tuple[JSON, ...]:
+    """Return the messages with tool-call ids, which servers choose at random, replaced by `call_1`, `call_2`, ..."""
+    numbers: dict[str, str] = {}
+
+    def numbered(value: Mapping[str, Any], key: str) -> JSON:
+        given = value.get(key)
+        if not isinstance(given, str):
+            return value
+        return {**value, key: numbers.setdefault(given, f"call_{len(numbers) + 1}")}
+
+    result: list[JSON] = []
+    for message in messages:
+        calls: Any = message.get("tool_calls")
+        if isinstance(calls, list | tuple):
+            message = {**message, "tool_calls": [numbered(c, "id") if isinstance(c, Mapping) else c for c in calls]}
+        result.append(numbered(message, "tool_call_id"))
+    return tuple(result)
 
 
 def node_id(parent: bytes, message: JSON) -> bytes:

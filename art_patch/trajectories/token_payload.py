@@ -1,10 +1,9 @@
 """Packs the exact tokens of a call into an extra field of its choices, so that a rollout can be trained on.
 
-In a rollout, the user's code keeps only the SDK's `Choice` object of each call. So the server
-(`art_patch.serving.server`) adds to it the data that training needs: the policy, the ids of the prompt, the sampled ids
-with their log-probabilities, and the sampling parameters. The SDK keeps fields that it does not know, and the data is
-plain JSON, so it is still there after a copy or a dump. If the server did not report token ids or log-probabilities,
-the call is not trainable (`art_patch.trajectories.trainability`).
+In a rollout, the user's code keeps only the SDK's `Choice` object of each call. So the server adds to it the data that
+training needs: the policy, the ids of the prompt, the sampled ids with their log-probabilities, and the sampling
+parameters. The SDK keeps fields that it does not know, and the data is plain JSON, so it is still there after a copy or
+a dump. If the server did not report token ids or log-probabilities, the call is not trainable.
 """
 
 from __future__ import annotations
@@ -63,7 +62,11 @@ def hang(answer: dict[str, Any], request: JSON, *, started_at: float, duration_m
         duration_ms: time until the answer was complete.
     """
     prompt = _packed(_IDS, as_ids(answer.get("prompt_token_ids")))
-    params = {name: value for name, value in request.items() if name in PARAMS and _is_plain(value)}
+    params = {
+        name: value
+        for name, value in request.items()
+        if name in PARAMS and isinstance(value, str | int | float | bool | list | dict | None)
+    }
     asked_ids, asked_logprobs = bool(request.get("return_token_ids")), bool(request.get("logprobs"))
     for choice in answer.get("choices") or ():
         logprobs = (choice.get("logprobs") or {}).get("content")
@@ -92,16 +95,14 @@ def exact_of(choice: Choice) -> Exact | None:
     if not isinstance(found, dict):
         return None
     fact = cast("dict[str, Any]", found)
-    prompt, ids = _unpacked(_IDS, fact.get("prompt_ids")), _unpacked(_IDS, fact.get("ids"))
-    logprobs = _unpacked(_NUMBERS, fact.get("logprobs"))
     return Exact(
         policy=as_text(fact.get("policy")),
         started_at=float(fact.get("started_at") or 0.0),
         duration_ms=float(fact.get("duration_ms") or 0.0),
         params=as_object(fact.get("params")),
-        prompt_token_ids=None if prompt is None else tuple(prompt),
-        token_ids=None if ids is None else tuple(ids),
-        logprobs=None if logprobs is None else tuple(logprobs),
+        prompt_token_ids=_unpacked(_IDS, fact.get("prompt_ids")),
+        token_ids=_unpacked(_IDS, fact.get("ids")),
+        logprobs=_unpacked(_NUMBERS, fact.get("logprobs")),
         prompt_tokens=as_count(fact.get("prompt_tokens")) or 0,
     )
 
@@ -119,10 +120,4 @@ def _packed(kind: str, values: Iterable[float] | None) -> str | None:
 
 
 def _unpacked(kind: str, text: Any) -> Any:
-    if not isinstance(text, str):
-        return None
-    return array(kind, zlib.decompress(base64.b64decode(text)))
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float | bool | list | dict | None)
+    return tuple(array(kind, zlib.decompress(base64.b64decode(text)))) if isinstance(text, str) else None

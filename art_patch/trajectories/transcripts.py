@@ -1,42 +1,33 @@
 """Reads a trajectory as one flat conversation, the transcript: `Trajectory` in, messages as OpenAI JSON out.
 
-Grouping, rewards and gate all read a run through these functions, so that they use the same conversation. The
-transcript is the prompt and the answer of the call with the most messages. An agent sends its whole history with each
-call, so this is the run from the user's question to its end. Other conversations in the run, such as those of a
-sub-agent or a classifier, are left out.
+Grouping, rewards and gate all read a run through these functions. The transcript is the prompt and the answer of the
+call with the most messages: an agent sends its whole history with each call, so this is the run from the user's
+question to its end. Other conversations in the run, such as those of a sub-agent or a classifier, are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from art_patch.trajectories.hashing import canonical
 from art_patch.types import JSON, Call, Choice, Trajectory
 
 
 def main_call(trajectory: Trajectory) -> Call | None:
-    """Return the call with the longest conversation, which is the transcript; `None` if no call was recorded.
-
-    Of several calls with equally long conversations, the latest is returned.
-    """
-    found: Call | None = None
-    longest = 0
-    for call in trajectory.calls:
-        length = len(call.messages) + bool(call.choices)
-        # Of two equally long conversations the later one counts: an agent that forgets its oldest messages keeps the
-        # length and goes on.
-        if length >= longest:
-            found, longest = call, length
-    return found
+    """Return the call with the longest conversation, of several the latest; `None` if no call was recorded."""
+    # From the end, because an agent that forgets its oldest messages keeps the length and goes on.
+    latest_first = reversed(trajectory.calls)
+    return max(latest_first, key=lambda call: len(call.messages) + bool(call.choices), default=None)
 
 
 def transcript(trajectory: Trajectory) -> tuple[JSON, ...]:
     """Return the messages of the run's longest conversation, with its last answer; empty if no call was recorded."""
     call = main_call(trajectory)
-    if call is None:
-        return ()
-    answer = min(call.choices, key=lambda choice: choice.index, default=None)
+    return () if call is None else _with_answer(call)
+
+
+def _with_answer(call: Call) -> tuple[JSON, ...]:
+    answer = chosen_choice(call, ())
     return call.messages if answer is None else (*call.messages, answer.message)
 
 
@@ -49,8 +40,7 @@ def followed(trajectory: Trajectory, call: Call) -> tuple[JSON, ...]:
     prompt = [canonical(message) for message in call.messages]
     after: tuple[JSON, ...] = ()
     for other in trajectory.calls:
-        answer = min(other.choices, key=lambda choice: choice.index, default=None)
-        messages = other.messages if answer is None else (*other.messages, answer.message)
+        messages = _with_answer(other)
         beyond = messages[len(prompt) + 1 :]
         if len(beyond) > len(after) and [canonical(message) for message in messages[: len(prompt)]] == prompt:
             after = beyond
@@ -65,28 +55,6 @@ def offered_tools(trajectories: Iterable[Trajectory]) -> tuple[JSON, ...]:
             for tool in call.tools:
                 tools.setdefault(canonical(tool), tool)
     return tuple(tools.values())
-
-
-def number_tool_calls(messages: Iterable[JSON]) -> tuple[JSON, ...]:
-    """Return the messages with tool-call ids replaced by `call_1`, `call_2`, ... in order of appearance.
-
-    Servers choose these ids at random, so runs with the same messages would otherwise look different.
-    """
-    numbers: dict[str, str] = {}
-
-    def numbered(value: Mapping[str, Any], key: str) -> JSON:
-        given = value.get(key)
-        if not isinstance(given, str):
-            return value
-        return {**value, key: numbers.setdefault(given, f"call_{len(numbers) + 1}")}
-
-    result: list[JSON] = []
-    for message in messages:
-        calls: Any = message.get("tool_calls")
-        if isinstance(calls, list | tuple):
-            message = {**message, "tool_calls": [numbered(c, "id") if isinstance(c, Mapping) else c for c in calls]}
-        result.append(numbered(message, "tool_call_id"))
-    return tuple(result)
 
 
 def chosen_choice(call: Call, later: Iterable[Call]) -> Choice | None:

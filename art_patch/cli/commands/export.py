@@ -7,6 +7,7 @@ import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -258,7 +259,9 @@ class _Source:
                 page.skipped["its prompt is in the file already"] += 1
 
     def _is_new(self, row: dict[str, Any]) -> bool:
-        key = formats.digest(row["prompt"], row.get("tools"))
+        # Clients may write the keys of equal prompts in another order.
+        text = json.dumps([row["prompt"], row.get("tools")], sort_keys=True)
+        key = blake2b(text.encode(), digest_size=16).digest()
         if key in self.prompts:
             return False
         # Bounded, so that memory does not grow: a prompt that comes again much later is written again.
