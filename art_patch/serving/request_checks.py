@@ -54,36 +54,21 @@ _WITHOUT_EFFECT = frozenset({"user", "metadata", "safety_identifier", "prompt_ca
 # Accepted with these values only, because with them the parameter changes nothing. SDKs and agent frameworks send many
 # of these on every call without being asked to.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "top_logprobs", "min_p", "min_tokens"), (0,)),
+    **dict.fromkeys(("store", "use_beam_search", "echo", "continue_final_message"), (False,)),
+    **dict.fromkeys(("include_reasoning", "skip_special_tokens", "add_generation_prompt"), (True,)),
+    **dict.fromkeys(("functions", "stop_token_ids"), ([],)),
     "response_format": ({"type": "text"},),
     "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
     "repetition_penalty": (1,),
-    "top_logprobs": (0,),
     "top_k": (0, -1),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "store": (False,),
     "service_tier": ("auto", "default"),
     "modalities": (["text"],),
-    "functions": ([],),
-    "stop_token_ids": ([],),
-    "include_reasoning": (True,),
-    "skip_special_tokens": (True,),
-    "use_beam_search": (False,),
-    "echo": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
 }
 
 
 def refuse_unsupported(fields: Mapping[str, Any], understood: Collection[str]) -> None:
-    """Raises an `ApiError` (400) for the first request field that the engine cannot honour.
-
-    Args:
-        fields: the fields of the request body.
-        understood: names of the fields that the engine implements.
-    """
+    """Raises an `ApiError` (400) for the first request field that the engine neither implements nor may ignore."""
     for key, value in fields.items():
         if key in understood or key in _WITHOUT_EFFECT:
             continue
@@ -96,12 +81,15 @@ def unsupported(message: str, param: str) -> ApiError:
     return ApiError(400, message, param=param, code="unsupported_parameter")
 
 
-def parse_body(body: bytes) -> Any:
-    """Decodes a JSON request body; raises an `ApiError` (400) if it is not JSON."""
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Decodes a request body; raises an `ApiError` (400) if it is not a JSON object."""
     try:
-        return json.loads(body)
+        parsed = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON ({error})") from error
+    if not isinstance(parsed, dict):
+        raise ApiError(400, "the body must be a JSON object")
+    return cast("dict[str, Any]", parsed)
 
 
 async def read_body(caller: Caller) -> bytes:
@@ -158,12 +146,11 @@ class PageGuard:
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str] | None, json_paths: Collection[str]) -> None:
-        """Guards `app`.
+        """Guards `app`, whose `json_paths` are those for which a POST request must have a JSON content type.
 
         Args:
             names: host names in `Host` that are accepted besides loopback's own; `None`, for a server beyond loopback,
                 accepts any.
-            json_paths: paths for which a POST request must have a JSON content type.
         """
         self._app = app
         self._names = None if names is None else {name.lower() for name in names if not _is_loopback(name.lower())}
@@ -171,13 +158,11 @@ class PageGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a web page's request with an error, or passes the request on to the application."""
-        if scope["type"] == "http":
-            refusal = self._why_not(scope)
-            if refusal is not None:
-                code, message = refusal
-                await JSONResponse(error_body(code, message), status_code=code)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        if scope["type"] == "http" and (refusal := self._why_not(scope)) is not None:
+            code, message = refusal
+            await JSONResponse(error_body(code, message), status_code=code)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
     def _why_not(self, scope: Scope) -> tuple[int, str] | None:
         # DNS rebinding: the page's own domain resolves to 127.0.0.1, so for the browser it is no other origin. But then
@@ -193,8 +178,7 @@ class PageGuard:
         if not {"none", "same-origin"}.issuperset(_values(scope, b"sec-fetch-site")):
             return 403, "this server does not answer web pages; call it from a program"
         if scope["method"] == "POST" and scope["path"] in self._json_paths:
-            # A form can send a body that looks like JSON without asking first (CORS preflight), but not under this
-            # type.
+            # Without asking first (CORS preflight) a form can send a body like JSON, but not under this type.
             kind = "".join(_values(scope, b"content-type")).partition(";")[0].strip()
             if kind != "application/json":
                 return 415, "the body must be JSON and say so; send the header content-type: application/json"
@@ -217,8 +201,8 @@ class KeyGuard:
         if scope["type"] == "http" and scope["path"] != "/health" and not _shows(scope, self._header, self._value):
             response = JSONResponse(error_body(401, self._message, code=self._code), status_code=401)
             await response(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 def shows_key(scope: Scope, key: str) -> bool:

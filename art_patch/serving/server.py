@@ -30,7 +30,7 @@ from art_patch._lib.http_server import bind, is_loopback, serve, url_of
 from art_patch._lib.key_files import ADMIN_KEY_FILE
 from art_patch.errors import AdapterRejected
 from art_patch.serving.contract import EXACT_PREFIX, Overloaded, Served, UnknownPolicy
-from art_patch.serving.request_checks import ApiError, KeyGuard, PageGuard, parse_body, read_body, shows_key
+from art_patch.serving.request_checks import ApiError, KeyGuard, PageGuard, parse_object, read_body, shows_key
 from art_patch.trajectories import hang
 
 _CHAT, _LOAD, _UNLOAD = "/v1/chat/completions", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -188,10 +188,9 @@ async def _begin(engine: Served, policies: Sequence[str], spare: Sequence[str]) 
 
 
 async def _lora_body(request: Request) -> dict[str, Any]:
-    body = parse_body(await request.body())
-    if not isinstance(body, dict) or not isinstance(cast("dict[str, Any]", body).get("lora_name"), str):
+    fields = parse_object(await request.body())
+    if not isinstance(fields.get("lora_name"), str):
         raise ApiError(400, "lora_name must be given as a string", param="lora_name")
-    fields = cast("dict[str, Any]", body)
     if unknown := set(fields) - {"lora_name", "lora_path", "lora_int_id"}:
         raise ApiError(400, f"{', '.join(sorted(unknown))} is not supported by this engine; leave it out")
     return fields

@@ -17,6 +17,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from art_patch._lib.asgi import Caller
@@ -24,7 +25,7 @@ from art_patch.serving.contract import unknown_model
 from art_patch.serving.embedded.chat_request import ChatRequest, parse_chat_request
 from art_patch.serving.embedded.generation import EngineReason, Generation, GenerationFailed, Piece
 from art_patch.serving.embedded.text import OutputText, PromptEncoder, PromptError, ToolCall
-from art_patch.serving.request_checks import ApiError, ChatRoute, error_body, parse_body
+from art_patch.serving.request_checks import ApiError, ChatRoute, error_body, parse_object
 
 JSON = dict[str, Any]
 
@@ -48,7 +49,7 @@ class ChatEndpoint(ChatRoute[tuple[ChatRequest, list[int]]]):
 
     def understand(self, body: bytes) -> tuple[ChatRequest, list[int]]:
         """Returns the checked request and the token ids of its prompt."""
-        request = parse_chat_request(parse_body(body))
+        request = parse_chat_request(parse_object(body))
         if request.model not in (served := self._policies()):
             raise unknown_model(request.model, served)
         try:
@@ -76,13 +77,11 @@ class ChatEndpoint(ChatRoute[tuple[ChatRequest, list[int]]]):
         if not prompt_ids:
             raise ApiError(400, "the prompt is empty", param="messages")
         if room < 1 or (request.max_tokens or 1) > room:
-            raise ApiError(
-                400,
+            message = (
                 f"This model's maximum context length is {self._max_model_len} tokens; the prompt has "
-                f"{len(prompt_ids)} and {request.max_tokens or 'at least one'} more were asked for.",
-                param="messages",
-                code="context_length_exceeded",
+                f"{len(prompt_ids)} and {request.max_tokens or 'at least one'} more were asked for."
             )
+            raise ApiError(400, message, param="messages", code="context_length_exceeded")
         # The choices of a request are admitted together, so none may have more choices than rows run at once.
         if request.params.n > self._max_rows:
             raise ApiError(400, f"n is limited to {self._max_rows} here", param="n")
@@ -96,7 +95,7 @@ class ChatEndpoint(ChatRoute[tuple[ChatRequest, list[int]]]):
 async def _stream(caller: Caller, request: ChatRequest, response: ChatResponse, generation: Generation) -> None:
     await caller.begin(200, _STREAM_HEADERS)
     # One state a choice: their pieces arrive interleaved.
-    states = [ChoiceState(response.text()) for _ in range(request.params.n)]
+    states = [ChoiceState(response.reader()) for _ in range(request.params.n)]
     await _send_events(caller, [response.first_chunk(index) for index in range(request.params.n)])
     try:
         async for piece in generation:
@@ -127,36 +126,24 @@ class ChatResponse:
     """Formats the answer to one request, either as one JSON body or as the chunks of a stream."""
 
     def __init__(self, request: ChatRequest, prompt_ids: list[int], prompts: PromptEncoder) -> None:
-        self._request = request
-        self._prompt_ids = prompt_ids
-        self._prompts = prompts
-        self._id = f"chatcmpl-{uuid.uuid4().hex}"
-        self._created = int(time.time())
+        self._request, self._prompt_ids, self._prompts = request, prompt_ids, prompts
+        self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self._sampled = 0
+        self.reader = partial(request.params.reader, prompts.decode)  # makes one for each choice
 
     def whole(self, pieces: Sequence[Piece]) -> JSON:
         """Returns the JSON body of an unstreamed answer; `pieces` has one piece for each choice."""
         choices = [self._choice(piece) for piece in sorted(pieces, key=lambda piece: piece.index)]
-        body = {**self._head("chat.completion"), "choices": choices, "usage": self._usage()}
-        if self._request.return_token_ids:
-            body["prompt_token_ids"] = self._prompt_ids
-        return body
+        return {**self._head("chat.completion"), "choices": choices, "usage": self._usage(), **self._prompt()}
 
     def first_chunk(self, index: int) -> JSON:
         """Returns the first chunk of choice `index` of a stream: the assistant's role and no text yet."""
-        choice: JSON = {"index": index, "delta": {"role": "assistant", "content": ""}}
-        choice |= {"logprobs": None, "finish_reason": None}
-        chunk = {**self._head("chat.completion.chunk"), "choices": [choice]}
-        if self._request.return_token_ids:
-            chunk["prompt_token_ids"] = self._prompt_ids
-        return chunk
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {**self._head("chat.completion.chunk"), "choices": [choice], **self._prompt()}
 
     def chunks(self, piece: Piece, state: ChoiceState) -> list[JSON]:
-        """Returns the chunks to send for the next piece of a choice, at most one.
-
-        The list is empty while all text of the piece is held back and the request asked for neither token ids nor
-        log-probabilities.
-        """
+        """Returns the chunks to send for the next piece of a choice: one, or none while there is nothing to tell."""
         self._sampled += len(piece.token_ids)
         parts = state.text.push(piece.token_ids)
         if piece.reason is not None:
@@ -178,40 +165,31 @@ class ChatResponse:
         """Returns the chunk with the token counts, which ends a stream if the request asked for usage."""
         return {**self._head("chat.completion.chunk"), "choices": [], "usage": self._usage()}
 
-    def text(self) -> OutputText:
-        """Returns a new `OutputText` for one choice, with the stop strings and tool settings of the request."""
-        params = self._request.params
-        return OutputText(
-            self._prompts.decode, stops=params.stops, parse_tools=params.parse_tools, one_call=params.one_call
-        )
-
     def _choice(self, piece: Piece) -> JSON:
         self._sampled += len(piece.token_ids)
-        text = self.text()
-        parts = [*text.push(piece.token_ids), *text.close()]
-        content = "".join(part for part in parts if isinstance(part, str))
-        calls = [part for part in parts if isinstance(part, ToolCall)]
+        text = self.reader()
+        content, calls = _split([*text.push(piece.token_ids), *text.close()])
         # OpenAI's `content` is null beside calls, and an empty string where the model wrote nothing at all.
         message: JSON = {"role": "assistant", "content": content if content or not calls else None}
         if calls:
-            message["tool_calls"] = [_call(call) for call in calls]
+            message["tool_calls"] = calls
         choice: JSON = {"index": piece.index, "message": message, "logprobs": self._logprobs(piece)}
         choice |= {"finish_reason": _finish_reason(piece.reason, len(calls)), "stop_reason": text.stop_string}
         if self._request.return_token_ids:
             choice["token_ids"] = piece.token_ids
         return choice
 
+    def _prompt(self) -> JSON:
+        return {"prompt_token_ids": self._prompt_ids} if self._request.return_token_ids else {}
+
     def _head(self, kind: str) -> JSON:
         model = self._request.model
-        return {
-            "id": self._id, "object": kind, "created": self._created, "model": model, "system_fingerprint": model,
-        }  # fmt: skip
+        head = {"id": self._id, "object": kind, "created": self._created}
+        return {**head, "model": model, "system_fingerprint": model}
 
     def _usage(self) -> JSON:
-        prompt = len(self._prompt_ids)
-        return {
-            "prompt_tokens": prompt, "completion_tokens": self._sampled, "total_tokens": prompt + self._sampled,
-        }  # fmt: skip
+        prompt, sampled = len(self._prompt_ids), self._sampled
+        return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
     def _logprobs(self, piece: Piece) -> JSON | None:
         if not self._request.logprobs:
@@ -232,20 +210,22 @@ class ChoiceState:
 
     def delta(self, parts: Sequence[str | ToolCall]) -> JSON:
         """Formats text and tool calls as the `delta` of a chunk; `{}` if `parts` is empty."""
-        delta: JSON = {}
-        content = "".join(part for part in parts if isinstance(part, str))
-        if content:
-            delta["content"] = content
-        calls = [part for part in parts if isinstance(part, ToolCall)]
+        content, calls = _split(parts)
+        delta: JSON = {"content": content} if content else {}
         if calls:
-            delta["tool_calls"] = [{"index": self.calls + i, **_call(call)} for i, call in enumerate(calls)]
+            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls, self.calls)]
             self.calls += len(calls)
         return delta
 
 
-def _call(call: ToolCall) -> JSON:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
+def _split(parts: Sequence[str | ToolCall]) -> tuple[str, list[JSON]]:
+    """Returns the text and the tool calls of an answer, in OpenAI's form."""
+    calls: list[JSON] = []
+    for call in parts:
+        if isinstance(call, ToolCall):
+            function = {"name": call.name, "arguments": call.arguments}
+            calls.append({"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function})
+    return "".join(part for part in parts if isinstance(part, str)), calls
 
 
 def _finish_reason(reason: EngineReason | None, calls: int) -> str | None:

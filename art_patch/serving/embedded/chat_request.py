@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeGuard
 
+from art_patch._lib.loose_json import as_object
 from art_patch.serving.embedded.generation import SamplingParams
 from art_patch.serving.request_checks import ApiError, refuse_unsupported, short, unsupported
 
@@ -42,16 +43,10 @@ class ChatRequest:
     template_kwargs: dict[str, Any]  # extra variables for the chat template
 
 
-def parse_chat_request(body: object) -> ChatRequest:
-    """Checks a decoded JSON body and returns it as a `ChatRequest`.
-
-    Raises:
-        ApiError: 400; the message names the parameter that is wrong or not supported.
-    """
+def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
+    """Checks a request body; raises an `ApiError` (400) that names the parameter that is wrong or not supported."""
     # Checks by hand and no model class: this runs once a call, on the thread that also feeds the engine.
-    if not isinstance(body, dict):
-        raise ApiError(400, "the body must be a JSON object")
-    fields = {key: value for key, value in cast("dict[str, Any]", body).items() if value is not None}
+    fields = {key: value for key, value in body.items() if value is not None}
     refuse_unsupported(fields, _UNDERSTOOD)
     model = fields.get("model")
     if not isinstance(model, str) or not model:
@@ -85,6 +80,14 @@ def parse_chat_request(body: object) -> ChatRequest:
     )
 
 
+def _is_object(value: object) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
+
+
+def _is_list(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
+
+
 def _tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     choice = fields.get("tool_choice", "auto")
     if choice not in ("auto", "none"):
@@ -92,97 +95,89 @@ def _tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
         message = f"tool_choice = {short(choice)} is not supported by this engine; use 'auto' or 'none'"
         raise unsupported(message, "tool_choice")
     tools = fields.get("tools", [])
-    if not isinstance(tools, list):
+    if not _is_list(tools):
         raise ApiError(400, "tools must be a list", param="tools")
-    for index, tool in enumerate(cast("list[Any]", tools)):
+    for index, tool in enumerate(tools):
         param = f"tools[{index}]"
-        if not isinstance(tool, dict):
+        if not _is_object(tool):
             raise ApiError(400, f"{param} must be an object", param=param)
-        kind = cast("dict[str, Any]", tool).get("type")
-        if kind != "function":
+        if (kind := tool.get("type")) != "function":
             raise unsupported(f"{param}: type {short(kind)} is not supported by this engine; only 'function' is", param)
-        function = cast("dict[str, Any]", tool).get("function")
-        if not isinstance(function, dict) or not isinstance(cast("dict[str, Any]", function).get("name"), str):
+        if not isinstance(as_object(tool.get("function")).get("name"), str):
             raise ApiError(400, f"{param} needs a function with a name", param=param)
-    return cast("list[dict[str, Any]]", tools) if choice == "auto" else []
+    return tools if choice == "auto" else []
 
 
 def _messages(messages: object) -> list[dict[str, Any]]:
-    if not isinstance(messages, list) or not messages:
+    if not _is_list(messages) or not messages:
         raise ApiError(400, "messages must be a list with at least one message", param="messages")
-    for index, message in enumerate(cast("list[Any]", messages)):
+    for index, message in enumerate(messages):
         _check_message(message, f"messages[{index}]")
-    return cast("list[dict[str, Any]]", messages)
+    return messages
 
 
 def _check_message(message: object, param: str) -> None:
-    if not isinstance(message, dict):
+    if not _is_object(message):
         raise ApiError(400, f"{param} must be an object", param=param)
-    fields = cast("dict[str, Any]", message)
-    if fields.get("role") not in _ROLES:
-        raise ApiError(400, f"{param}: role {short(fields.get('role'))} is not supported", param=param)
+    role, content, calls = (message.get(key) for key in ("role", "content", "tool_calls"))
+    if role not in _ROLES:
+        raise ApiError(400, f"{param}: role {short(role)} is not supported", param=param)
     for key in ("audio", "function_call", "refusal"):
-        if fields.get(key) is not None:
+        if message.get(key) is not None:
             raise unsupported(f"{param}: {key} is not supported by this engine", param)
-    content = fields.get("content")
-    if isinstance(content, list):
-        for part in cast("list[Any]", content):
-            known = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
-            kind = known.get("type")
-            if kind != "text" or not isinstance(known.get("text"), str):
-                message = f"{param}: content part of type {short(kind)} is not supported; this engine reads text only"
-                raise unsupported(message, param)
+    if _is_list(content):
+        for part in map(as_object, content):
+            kind = part.get("type")
+            if kind != "text" or not isinstance(part.get("text"), str):
+                why = f"{param}: content part of type {short(kind)} is not supported; this engine reads text only"
+                raise unsupported(why, param)
     elif content is not None and not isinstance(content, str):
         raise ApiError(400, f"{param}: content must be a string or a list of text parts", param=param)
-    calls = fields.get("tool_calls")
     if calls is not None:
         _check_calls(calls, param)
-    if content is None and not (fields["role"] == "assistant" and calls):
+    if content is None and not (role == "assistant" and calls):
         raise ApiError(400, f"{param}: content is missing", param=param)
 
 
 def _check_calls(calls: object, param: str) -> None:
-    if not isinstance(calls, list):
+    if not _is_list(calls):
         raise ApiError(400, f"{param}: tool_calls must be a list", param=param)
-    for call in cast("list[Any]", calls):
-        function: Any = cast("dict[str, Any]", call).get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict):
+    for call in calls:
+        function = as_object(call).get("function")
+        if not _is_object(function):
             raise ApiError(400, f"{param}: only function tool calls are supported", param=param)
-        fields = cast("dict[str, Any]", function)
-        if not isinstance(fields.get("name"), str) or not isinstance(fields.get("arguments", ""), str):
+        if not isinstance(function.get("name"), str) or not isinstance(function.get("arguments", ""), str):
             raise ApiError(400, f"{param}: a tool call needs name and arguments, both strings", param=param)
 
 
 def _stops(fields: Mapping[str, Any]) -> tuple[str, ...]:
     stop = fields.get("stop", [])
     stops = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, list) or len(cast("list[Any]", stops)) > _MAX_STOPS:
+    if not _is_list(stops) or len(stops) > _MAX_STOPS:
         raise ApiError(400, f"stop must be a string or a list of at most {_MAX_STOPS}", param="stop")
-    if not all(isinstance(item, str) and item for item in cast("list[Any]", stops)):
+    if not all(isinstance(item, str) and item for item in stops):
         raise ApiError(400, "stop strings must not be empty", param="stop")
-    return tuple(cast("list[str]", stops))
+    return tuple(stops)
 
 
 def _include_usage(fields: Mapping[str, Any]) -> bool:
     options = fields.get("stream_options", {})
-    if not isinstance(options, dict):
+    if not _is_object(options):
         raise ApiError(400, "stream_options must be an object", param="stream_options")
-    known = cast("dict[str, Any]", options)
-    for key, value in known.items():
+    for key, value in options.items():
         if key not in ("include_usage", "include_obfuscation") and value:
             raise unsupported(f"stream_options.{key} is not supported by this engine", "stream_options")
-    return bool(known.get("include_usage"))
+    return bool(options.get("include_usage"))
 
 
 def _template_kwargs(kwargs: object) -> dict[str, Any]:
-    if not isinstance(kwargs, dict):
+    if not _is_object(kwargs):
         raise ApiError(400, "chat_template_kwargs must be an object", param="chat_template_kwargs")
-    named = cast("dict[str, Any]", kwargs)
     # Arguments of `apply_chat_template` itself would change the type of its result; `chat_template` runs code.
-    if reserved := set(named) & _RESERVED_KWARGS:
+    if reserved := set(kwargs) & _RESERVED_KWARGS:
         names = ", ".join(sorted(reserved))
         raise ApiError(400, f"chat_template_kwargs may not set {names}", param="chat_template_kwargs")
-    return named
+    return kwargs
 
 
 _RESERVED_KWARGS = frozenset(

@@ -1,4 +1,4 @@
-"""One request inside the embedded engine, shared by its event loop and its scheduler thread. Standard library only.
+"""One request inside the embedded engine, shared by its event loop and its scheduler thread. It needs no torch.
 
 The event loop creates a `Generation` and iterates over its `Piece`s. The scheduler's thread owns the request's `Row`s,
 one for each choice, and hands pieces over. A streamed request gets a piece for every sampled token, an unstreamed
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from art_patch.serving.embedded.text import OutputText
+from art_patch.serving.embedded.text import Decode, OutputText
 
 EngineReason = Literal["stop", "length"]
 
@@ -43,6 +43,10 @@ class SamplingParams:
         """Whether every step takes the likeliest token: the temperature is below vLLM's bound for that, 1e-5."""
         return self.temperature < 1e-5
 
+    def reader(self, decode: Decode) -> OutputText:
+        """Returns a new reader of one choice's text, with the stop strings and tool settings of the request."""
+        return OutputText(decode, stops=self.stops, parse_tools=self.parse_tools, one_call=self.one_call)
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -59,9 +63,7 @@ class Generation:
     """One request, and an async iterator over the pieces of its answer. Created and read on the event loop."""
 
     def __init__(self, prompt_ids: list[int], params: SamplingParams, *, stream: bool) -> None:
-        self.prompt_ids = prompt_ids
-        self.params = params
-        self.stream = stream
+        self.prompt_ids, self.params, self.stream = prompt_ids, params, stream
         self.cancelled = False  # written by the event loop, read by the scheduler between steps
         self.failed = False  # the scheduler's own: an error piece is on its way
         self.loop = asyncio.get_running_loop()
@@ -131,10 +133,9 @@ class Row:
         return "length" if len(self.token_ids) >= self.max_tokens else None
 
     def piece(self, reason: EngineReason | None) -> Piece | None:
-        """Returns the tokens to hand over now, after a token was sampled; `reason` is set if the choice has ended.
+        """Returns the tokens to hand over after one was sampled; `reason` is set if the choice has ended with it.
 
-        A streamed request gets the newest token each time. An unstreamed request gets `None` until the choice has
-        ended, then all of its tokens.
+        They are the newest token of a streamed request, and those of the whole choice, once it has ended, of another.
         """
         if self.generation.stream:
             return Piece(self.index, self.token_ids[-1:], self.logprobs[-1:], reason)

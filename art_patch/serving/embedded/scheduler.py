@@ -27,7 +27,7 @@ from art_patch.serving.contract import Overloaded
 from art_patch.serving.embedded.cohort import Cohort
 from art_patch.serving.embedded.generation import Delivery, Generation, Piece, Row, hand_over
 from art_patch.serving.embedded.lora_bank import LoraBank
-from art_patch.serving.embedded.text import OutputText, PromptEncoder
+from art_patch.serving.embedded.text import PromptEncoder
 
 _log = logging.getLogger(__name__)
 
@@ -59,12 +59,9 @@ class Scheduler:
     def __init__(
         self, model: Any, bank: LoraBank, prompts: PromptEncoder, stop_ids: frozenset[int], limits: EngineLimits
     ) -> None:
+        self._model, self._bank, self._prompts = model, bank, prompts
+        self._stop_ids, self._limits = stop_ids, limits
         self.lock = threading.Condition()  # guards all below and every policy's `users`
-        self._model = model
-        self._bank = bank
-        self._prompts = prompts
-        self._stop_ids = stop_ids
-        self._limits = limits
         self._retired: list[Policy] = []
         self._commands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._waiting: deque[tuple[Generation, Policy]] = deque()
@@ -88,8 +85,7 @@ class Scheduler:
     def submit(self, generation: Generation, policy: Policy) -> None:
         """Queues a request for `policy`; raises `Overloaded` if the queue is full or the scheduler is not `healthy`.
 
-        The caller must hold `lock` from its look-up of the policy until this call returns, so that the policy is not
-        freed meanwhile.
+        The caller holds `lock` since it looked the policy up, so that the policy is not freed meanwhile.
         """
         self._check_open()
         if len(self._waiting) >= self._limits.max_waiting:
@@ -100,10 +96,7 @@ class Scheduler:
         self.lock.notify()
 
     def retire(self, policy: Policy) -> None:
-        """Frees the policy's memory once its last request is done.
-
-        The caller must hold `lock` from the moment it stops serving the policy until this call returns.
-        """
+        """Frees the policy's memory once its last request is done; the caller holds `lock` and serves it no more."""
         self._retired.append(policy)
         self.lock.notify()
 
@@ -151,22 +144,21 @@ class Scheduler:
                 self.lock.wait()
             return not self._closing
 
-    def _freeable(self) -> bool:
-        return any(not policy.users for policy in self._retired)
+    def _freeable(self) -> list[Policy]:
+        return [policy for policy in self._retired if not policy.users]
 
     def _run_commands(self) -> None:
         while self._commands:
             action, future = self._commands.popleft()
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(action())
-            except Exception as error:
-                future.set_exception(error)
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(action())
+                except Exception as error:
+                    future.set_exception(error)
 
     def _free_retired(self) -> None:
         with self.lock:
-            free = [policy for policy in self._retired if not policy.users]
+            free = self._freeable()
             self._retired = [policy for policy in self._retired if policy.users]
         # Without the lock: freeing takes long, and requests must be queued meanwhile. No new ones can come for these.
         for policy in free:
@@ -201,8 +193,7 @@ class Scheduler:
 
     def _next_arrivals(self) -> list[tuple[Generation, Policy]]:
         rows = sum(len(cohort.rows) for cohort in self._cohorts)
-        tokens = sum(len(cohort.rows) * cohort.width for cohort in self._cohorts)
-        prefill = 0
+        tokens, prefill = sum(len(cohort.rows) * cohort.width for cohort in self._cohorts), 0
         arrivals: list[tuple[Generation, Policy]] = []
         with self.lock:
             while self._waiting:
@@ -230,9 +221,7 @@ class Scheduler:
             if params.seed is not None:
                 row.noise = torch.Generator(self._model.device).manual_seed(params.seed + index)
             if params.stops or params.one_call:
-                row.watch = OutputText(
-                    self._prompts.decode, stops=params.stops, parse_tools=params.parse_tools, one_call=params.one_call
-                )
+                row.watch = params.reader(self._prompts.decode)
             rows.append(row)
         return rows
 
@@ -249,16 +238,14 @@ class Scheduler:
                 if generation.given_up:
                     self._end(cohort, row)
                     continue
-                logprob = logprobs[index]
-                if logprob != logprob:  # NaN, the only number that differs from itself
+                if (logprob := logprobs[index]) != logprob:  # NaN, the only number that differs from itself
                     error = f"{cohort.policy.name} computed NaN for this prompt; unload it and look at its training"
                     deliveries.append((generation, Piece(row.index, [], [], error=error)))
                     generation.failed = True  # its other choices are of no use either
                     self._end(cohort, row)
                     continue
                 reason = row.take(token_ids[index], logprob)
-                piece = row.piece(reason)
-                if piece is not None:
+                if (piece := row.piece(reason)) is not None:
                     deliveries.append((generation, piece))
                 if reason is None:
                     alive.append(index)

@@ -20,9 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
+from art_patch._lib.loose_json import as_object
+
 Decode = Callable[[list[int]], str]
 
-_REPLACEMENT = "\ufffd"
+_REPLACEMENT = "\ufffd"  # stands for bytes that are no character
 _MAX_PENDING_IDS = 64  # a model that samples nothing but broken bytes must not cost quadratic time
 
 
@@ -43,10 +45,7 @@ class PromptEncoder:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Returns the prompt's token ids: the conversation, ending where the assistant's answer begins.
-
-        Raises `PromptError` if the chat template refuses the messages.
-        """
+        """Returns the prompt's token ids, up to where the assistant's answer begins; may raise a `PromptError`."""
         try:
             text = self._tokenizer.apply_chat_template(
                 [_normal(message) for message in messages],
@@ -66,11 +65,10 @@ class PromptEncoder:
 
     def token_entry(self, token_id: int) -> tuple[str, list[int] | None]:
         """Returns a token's text and UTF-8 bytes for OpenAI's `logprobs`; bytes are `None` for part of a character."""
-        entry = self._entries.get(token_id)
-        if entry is None:
+        if token_id not in self._entries:
             text = self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
-            entry = self._entries[token_id] = (text, None if "\ufffd" in text else list(text.encode()))
-        return entry
+            self._entries[token_id] = text, None if _REPLACEMENT in text else list(text.encode())
+        return self._entries[token_id]
 
 
 def _normal(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,7 +170,7 @@ class OutputText:
         self, decode: Decode, *, stops: Sequence[str] = (), parse_tools: bool = False, one_call: bool = False
     ) -> None:
         self._text = TextStream(decode)
-        self._cutter = StopCutter(stops) if stops else None
+        self._cutter = StopCutter(stops)
         self._parser = ToolCallParser() if parse_tools else None
         self._one_call = one_call
         self._called = False
@@ -180,41 +178,38 @@ class OutputText:
     @property
     def stop_string(self) -> str | None:
         """The stop string at which the text was cut, or `None` if there was none."""
-        return self._cutter.hit if self._cutter else None
+        return self._cutter.hit
 
     @property
     def done(self) -> bool:
         """Whether the text has ended at a stop string or a single tool call, so that sampling can stop."""
-        return self.stop_string is not None or (self._one_call and self._called)
+        return self.stop_string is not None or self._has_its_call
+
+    @property
+    def _has_its_call(self) -> bool:
+        return self._one_call and self._called
 
     def push(self, ids: Sequence[int]) -> list[str | ToolCall]:
         """Adds ids; returns new text and tool calls, and holds back what further ids may still change."""
-        return self._pass_on(self._text.push(ids))
+        return self._parse(self._cutter.feed(self._text.push(ids)))
 
     def close(self) -> list[str | ToolCall]:
         """Ends the text and returns the text and tool calls that were held back."""
-        out = self._pass_on(self._text.close())
-        if self._cutter:
-            out += self._parse(self._cutter.close())
-        if self._parser and not (self._one_call and self._called):
+        out = self._parse(self._cutter.feed(self._text.close())) + self._parse(self._cutter.close())
+        if self._parser and not self._has_its_call:
             out += self._parser.close()
         return out
-
-    def _pass_on(self, text: str) -> list[str | ToolCall]:
-        return self._parse(self._cutter.feed(text) if self._cutter else text)
 
     def _parse(self, text: str) -> list[str | ToolCall]:
         if not self._parser:
             return [text] if text else []
-        if self._one_call and self._called:
-            return []
-        parts = self._parser.feed(text)
-        for index, part in enumerate(parts):
-            if isinstance(part, ToolCall):
-                self._called = True
-                if self._one_call:
-                    return parts[: index + 1]
-        return parts
+        out: list[str | ToolCall] = []
+        for part in () if self._has_its_call else self._parser.feed(text):
+            out.append(part)
+            self._called |= isinstance(part, ToolCall)
+            if self._has_its_call:
+                break
+        return out
 
 
 OPEN_TAG = "<tool_call>"
@@ -264,8 +259,7 @@ class ToolCallParser:
             if not tag:
                 return False
             self._buffer, self._in_call = rest, False
-            call = _parse_call(body)
-            if call is None:  # a malformed call is not repaired: the caller gets what the model wrote
+            if (call := _parse_call(body)) is None:  # not repaired: the caller gets what the model wrote
                 self._emit_text(OPEN_TAG + body + CLOSE_TAG, out)
             else:
                 self._space, self._after_call = "", True
@@ -296,20 +290,15 @@ class ToolCallParser:
 def _overlap(text: str, tag: str) -> int:
     """Returns how many of the last characters of `text` may begin `tag`."""
     # The longest first: of `<tool_<tool_` only the last six characters may begin a tag.
-    for size in range(min(len(text), len(tag) - 1), 0, -1):
-        if text.endswith(tag[:size]):
-            return size
-    return 0
+    sizes = range(min(len(text), len(tag) - 1), 0, -1)
+    return next((size for size in sizes if text.endswith(tag[:size])), 0)
 
 
 def _parse_call(body: str) -> ToolCall | None:
     try:
-        call = json.loads(body, parse_constant=_refuse_constant)
+        fields = as_object(json.loads(body, parse_constant=_refuse_constant))
     except (ValueError, RecursionError):
         return None
-    if not isinstance(call, dict):
-        return None
-    fields = cast("dict[str, Any]", call)
     name, arguments = fields.get("name"), fields.get("arguments")
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         return None

@@ -11,18 +11,19 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from itertools import takewhile
+from typing import Any
 
 import aiohttp
 
 from art_patch._lib.asgi import Caller
+from art_patch._lib.loose_json import as_object
 from art_patch.errors import EngineError
-from art_patch.serving.request_checks import ApiError, ChatRoute, parse_body, refuse_unsupported
+from art_patch.serving.request_checks import ApiError, ChatRoute, parse_object, refuse_unsupported
 from art_patch.serving.vllm.replica import NOT_A_NUMBER, Loaded, Replica
 
 _log = logging.getLogger(__name__)
 
-_HEADERS = {"Content-Type": "application/json"}
 _PASSED = ("content-type", "content-length", "cache-control")
 
 
@@ -40,10 +41,7 @@ class Forward(ChatRoute[tuple[bytes, str, bytes]]):
 
     def understand(self, body: bytes) -> tuple[bytes, str, bytes]:
         """Returns the body, the name of the policy that is asked, and the conversation's beginning."""
-        parsed = parse_body(body)
-        if not isinstance(parsed, dict):
-            raise ApiError(400, "the body must be a JSON object")
-        fields = cast("dict[str, Any]", parsed)
+        fields = parse_object(body)
         return body, check_request(fields), conversation_of(fields)
 
     async def answer(self, caller: Caller, request: tuple[bytes, str, bytes]) -> None:
@@ -61,7 +59,7 @@ class Forward(ChatRoute[tuple[bytes, str, bytes]]):
         """Returns whether the caller got its answer; if not, another replica may be asked."""
         replica.running += 1
         try:
-            async with replica.link.chat(body, _HEADERS) as response:
+            async with replica.link.chat(body) as response:
                 if response.status == 200:
                     await _pass_on(caller, response)
                     return True
@@ -96,10 +94,8 @@ class Forward(ChatRoute[tuple[bytes, str, bytes]]):
 
 
 async def _pass_on(caller: Caller, response: Any) -> None:
-    headers = [
-        (name.encode(), response.headers[name].encode("latin-1")) for name in _PASSED if name in response.headers
-    ]
-    await caller.begin(200, headers)
+    given = response.headers
+    await caller.begin(200, [(name.encode(), given[name].encode("latin-1")) for name in _PASSED if name in given])
     # Whatever has arrived goes out at once: a streamed token must not wait for a full buffer.
     async for chunk in response.content.iter_any():
         await caller.write(chunk)
@@ -123,11 +119,7 @@ _UNDERSTOOD = frozenset(
 
 
 def check_request(fields: Mapping[str, Any]) -> str:
-    """Checks the fields of a chat request and returns the policy name in `model`.
-
-    Raises:
-        ApiError: 400; the message names the parameter that is wrong or not supported.
-    """
+    """Checks the fields of a chat request and returns the policy name in `model`; raises an `ApiError` (400)."""
     given = {name: value for name, value in fields.items() if value is not None}
     refuse_unsupported(given, _UNDERSTOOD)
     model = given.get("model")
@@ -143,10 +135,6 @@ def conversation_of(fields: Mapping[str, Any]) -> bytes:
 
     They are the same in every call of a conversation, so that `VllmEngine.choose` can send all of them to one replica.
     """
-    opening: list[Any] = []
-    for message in cast("list[Any]", fields["messages"]):
-        role: Any = cast("dict[str, Any]", message).get("role") if isinstance(message, dict) else None
-        if role not in ("system", "developer", "user"):
-            break
-        opening.append(message)
-    return json.dumps(opening).encode()
+    roles = ("system", "developer", "user")
+    opening = takewhile(lambda message: as_object(message).get("role") in roles, fields["messages"])
+    return json.dumps(list(opening)).encode()

@@ -5,8 +5,8 @@ issue 48966) and a restarted vLLM has lost every LoRA. A restart kills all remai
 loads and tests every policy again. Only after that does the replica take requests.
 
 `Link` sends our own requests over vLLM's unix socket. A status of 200 from vLLM proves little, because vLLM may answer
-with NaN or apply a LoRA wrongly. So `check_finite` samples one token and looks for NaN, and `prove` compares vLLM's
-log-probabilities of the policy's probe with those that the trainer computed.
+with NaN or apply a LoRA wrongly. So `check_finite` samples one token and looks for NaN, and `Replica.load` compares
+vLLM's log-probabilities of the policy's probe with those that the trainer computed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,6 +27,7 @@ import aiohttp
 
 from art_patch.errors import AdapterRejected, EngineError
 from art_patch.policies import Probe, check_probe
+from art_patch.serving.client import EngineRefused
 from art_patch.serving.vllm.process import VllmProcess
 
 _log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ _CORRUPTED = re.compile(rb"^vllm:corrupted_requests_total(?:\{[^}]*\})? (\S+)$",
 NOT_A_NUMBER = b"JSON compliant"
 """Part of the error message that vLLM sends when its answer would contain NaN."""
 
+_JSON = {"Content-Type": "application/json"}
 _ADDRESS = "http://vllm"  # a unix socket has no host; HTTP wants one
 _LIKELIEST = 20  # tokens with log-probabilities that vLLM reports for a place unless it was started for more
 _PROBE = (1, 2, 3)  # a prompt that every vocabulary has
@@ -49,14 +51,6 @@ _PROBE = (1, 2, 3)  # a prompt that every vocabulary has
 
 class Unreachable(EngineError):
     """vLLM did not send a complete HTTP answer: it is not listening, broke off, or took too long."""
-
-
-class Refused(EngineError):
-    """vLLM answered a request with an HTTP error; `status` is its status code."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class Poisoned(EngineError):
@@ -94,66 +88,57 @@ class Link:
         return True
 
     async def get(self, path: str, *, timeout_s: float = 10.0) -> bytes:
-        """Sends a GET request and returns the answer's body.
-
-        Raises:
-            Unreachable: no complete answer came within `timeout_s`.
-            Refused: the status was not 200.
-        """
-        return await self._ask("GET", path, None, timeout_s)
+        """Sends a GET request and returns the answer's body; raises as `ask` does."""
+        return await self.ask("GET", path, timeout_s)
 
     async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Any:
-        """Sends a JSON body by POST and returns the decoded answer; raises as `get` does.
-
-        An answer that is not JSON is returned as text.
-        """
-        content = await self._ask("POST", path, json.dumps(body).encode(), timeout_s)
+        """Sends JSON by POST; returns the decoded answer, or its text if it is not JSON. Raises as `ask` does."""
+        content = await self.ask("POST", path, timeout_s, json.dumps(body).encode())
         try:
             return json.loads(content)
         except ValueError:
             return content.decode(errors="replace")
 
-    def chat(self, body: bytes, headers: Mapping[str, str]) -> Any:
+    def chat(self, body: bytes) -> Any:
         """Sends a chat completion; returns aiohttp's context manager, whose response can be read as it arrives."""
-        return self._session.post(f"{_ADDRESS}/v1/chat/completions", data=body, headers=headers)
+        return self._session.post(f"{_ADDRESS}/v1/chat/completions", data=body, headers=_JSON)
 
-    async def _ask(self, method: str, path: str, content: bytes | None, timeout_s: float) -> bytes:
+    async def ask(self, method: str, path: str, timeout_s: float, content: bytes | None = None) -> bytes:
+        """Sends a request and returns the answer's body.
+
+        Raises:
+            Unreachable: no complete answer came within `timeout_s`.
+            EngineRefused: the status was not 200.
+        """
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        sent = self._session.request(method, _ADDRESS + path, data=content, headers=_JSON, timeout=timeout)
         try:
-            async with self._session.request(
-                method,
-                _ADDRESS + path,
-                data=content,
-                headers={"Content-Type": "application/json"},
-                timeout=aiohttp.ClientTimeout(total=timeout_s),
-            ) as response:
+            async with sent as response:
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"vLLM did not answer {path} ({type(error).__name__}: {error})") from error
         if response.status != 200:
-            raise Refused(_message(answer), response.status)
+            raise EngineRefused(_message(answer), response.status)
         return answer
 
 
 def _message(answer: bytes) -> str:
     try:
-        error: Any = json.loads(answer)["error"]
-        return str(cast("dict[str, Any]", error)["message"])
+        return str(json.loads(answer)["error"]["message"])
     except (ValueError, KeyError, TypeError):  # not in the form of OpenAI's errors
         return answer[:300].decode(errors="replace")
 
 
-async def check_finite(link: Link, model: str, *, timeout_s: float = 60.0) -> None:
+async def check_finite(link: Link, model: str) -> None:
     """Has vLLM sample one token; raises `Poisoned` if the token's log-probability is not finite."""
     body = {"model": model, "prompt": list(_PROBE), "max_tokens": 1, "temperature": 0, "logprobs": 0}
-    answer = await _complete(link, body, timeout_s)
+    answer = await _complete(link, body, timeout_s=60.0)
     logprobs = (answer["choices"][0].get("logprobs") or {}).get("token_logprobs") or []
     if len(logprobs) != 1 or not _finite(logprobs):
         raise Poisoned(f"{model} answered with a log-probability of {logprobs}")
 
 
-async def score(
-    link: Link, model: str, probe: Probe, expected: Sequence[float], *, timeout_s: float = 120.0
-) -> list[float]:
+async def score(link: Link, model: str, probe: Probe, expected: Sequence[float]) -> list[float]:
     """Returns vLLM's log-probability, at temperature 1, of each target token of the probe, given the tokens before it.
 
     vLLM reports only the likeliest tokens. A target that is not among them gets the smaller of two values: the lowest
@@ -164,42 +149,23 @@ async def score(
     # one request, but with a LoRA loaded vLLM 0.32 ends with an error if any other request is in the same batch.
     prompts = [list(probe.token_ids[:end]) for end in range(1, len(probe.token_ids))]
     body = {"model": model, "prompt": prompts, "max_tokens": 1, "temperature": 0, "logprobs": _LIKELIEST}
-    answer = await _complete(link, {**body, "return_tokens_as_token_ids": True}, timeout_s)
+    answer = await _complete(link, {**body, "return_tokens_as_token_ids": True}, timeout_s=120.0)
     choices = sorted(answer["choices"], key=lambda choice: choice["index"])
     if len(choices) != len(prompts):
         raise EngineError(f"vLLM answered {len(prompts)} prompts with {len(choices)} choices")
     found: list[float] = []
     for choice, target, most in zip(choices, probe.targets, expected, strict=True):
         likeliest: dict[str, float] = choice["logprobs"]["top_logprobs"][0]
-        if not likeliest or not _finite(list(likeliest.values())):
+        if not likeliest or not _finite(likeliest.values()):
             raise Poisoned(f"{model} answered with log-probabilities that are not finite")
         found.append(likeliest.get(f"token_id:{target}", min(most, *likeliest.values())))
     return found
 
 
-async def prove(link: Link, name: str, base: str, probe: Probe | None, *, dtype: str) -> None:
-    """Checks that the loaded policy `name` computes the log-probabilities that the trainer stored in its probe.
-
-    Without a probe it checks only that the policy computes finite numbers.
-
-    Args:
-        base: served name of the base model, whose log-probabilities are compared as well.
-        dtype: number type that vLLM computes in; it decides how large a difference is allowed.
-
-    Raises:
-        AdapterRejected: the policy computes other log-probabilities.
-        Poisoned: its numbers are not finite.
-    """
-    await check_finite(link, name)
-    if probe is not None:
-        served = await score(link, name, probe, probe.logprobs)
-        check_probe(name, probe, served, await score(link, base, probe, probe.base_logprobs), dtype=dtype)
-
-
-async def _complete(link: Link, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+async def _complete(link: Link, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
     try:
         answer = await link.post("/v1/completions", body, timeout_s=timeout_s)
-    except Refused as error:
+    except EngineRefused as error:
         if NOT_A_NUMBER.decode() in str(error):
             raise Poisoned(f"{body['model']} answered with numbers that are not finite") from error
         raise
@@ -208,7 +174,7 @@ async def _complete(link: Link, body: dict[str, Any], timeout_s: float) -> dict[
     return cast("dict[str, Any]", answer)
 
 
-def _finite(values: Sequence[Any]) -> bool:
+def _finite(values: Iterable[Any]) -> bool:
     return all(isinstance(value, int | float) and math.isfinite(value) for value in values)
 
 
@@ -217,8 +183,7 @@ class Loaded:
     """A policy that the vLLM replicas are given: its name, our copy of its files, and its running requests."""
 
     name: str
-    # Our own copy of the files that were checked; never changed, never deleted while a vLLM may know it.
-    directory: Path
+    directory: Path  # with our copy of the files that were checked; kept unchanged while a vLLM may know it
     probe: Probe | None = None  # log-probabilities that the trainer computed with it, if it published any
     running: int = 0  # number of requests that the policy answers right now
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set when `running` falls to 0
@@ -244,7 +209,7 @@ class Replica:
             base: name under which vLLM serves the base model without a LoRA.
             dtype: number type that vLLM computes in; it decides how far log-probabilities may differ from a probe's.
             catch_up: loads every policy into this replica and then sets `ready`; called as soon as vLLM answers.
-            ready_timeout_s: seconds within which the replica must be ready after a start of vLLM.
+            ready_timeout_s: seconds from a start of vLLM within which the replica must be ready.
         """
         self.number = number
         self.ready = False
@@ -322,10 +287,14 @@ class Replica:
         body = {"lora_name": policy.name, "lora_path": str(policy.directory)}
         try:
             await self.link.post("/v1/load_lora_adapter", body, timeout_s=_LOAD_TIMEOUT_S)
-        except Refused as error:
+        except EngineRefused as error:
             # Whatever the status: vLLM answers 500 to a user's mistake, too.
             raise AdapterRejected(f"{policy.name}: vLLM refused it: {error}") from error
-        await prove(self.link, policy.name, self._base, policy.probe, dtype=self._dtype)
+        await check_finite(self.link, policy.name)
+        if (probe := policy.probe) is not None:
+            served = await score(self.link, policy.name, probe, probe.logprobs)
+            of_base = await score(self.link, self._base, probe, probe.base_logprobs)
+            check_probe(policy.name, probe, served, of_base, dtype=self._dtype)
 
     async def unload(self, name: str) -> None:
         """Makes vLLM unload a policy; its running requests finish. A failure is only logged."""
@@ -343,8 +312,6 @@ class Replica:
                     pause = _BACKOFF_S[0]
                     _log.warning("vLLM replica %d serves again", self.number)
                 await self._watch()
-            except asyncio.CancelledError:
-                raise
             except Exception as error:  # whatever it was, the replica must come back
                 _log.error("vLLM replica %d is started again in %g s: %s", self.number, pause, error)
             self.kill()
@@ -353,8 +320,7 @@ class Replica:
 
     async def _watch(self) -> None:
         """Watches for ever; raises when vLLM must be started again."""
-        process, loop = self._process, asyncio.get_running_loop()
-        assert process is not None
+        process, loop = cast(VllmProcess, self._process), asyncio.get_running_loop()
         health_at, probe_at, unwell = loop.time() + _HEALTH_S, loop.time() + _PROBE_S, 0
         while True:
             _check_alive(process)
@@ -376,11 +342,10 @@ class Replica:
 
     async def _check_base(self) -> int:
         """Returns the largest number of tokens in prompt and answer; raises if the base is not served."""
-        cards: list[dict[str, Any]] = json.loads(await self.link.get("/v1/models"))["data"]
-        card = next((card for card in cards if card["id"] == self._base), None)
-        if card is None:
-            raise EngineError(f"vLLM does not serve {self._base}")
-        return int(card["max_model_len"])
+        for card in json.loads(await self.link.get("/v1/models"))["data"]:
+            if card["id"] == self._base:
+                return int(card["max_model_len"])
+        raise EngineError(f"vLLM does not serve {self._base}")
 
 
 def _not_started(process: VllmProcess, why: str) -> EngineError:
