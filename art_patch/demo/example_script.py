@@ -36,11 +36,9 @@ def run_training(
         train: coroutine function that trains; it takes the parsed options and returns `before`, `after` and `wall_s`.
         doc: docstring of the example's module, which is the text of `--help`.
         steps: default of the option `--steps`, the number of updates.
-        metric: name of the metric in the last line of the output.
         options: adds the example's own options to the parser.
     """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options(parser)
+    parser = _parser(doc, options)
     parser.add_argument("--steps", type=int, default=steps, help="updates (%(default)s)")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     asked = parser.parse_args()
@@ -66,13 +64,18 @@ def run_evaluation(
         columns: names of the metrics that are the columns of the table.
         options: adds the example's own options to the parser.
     """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options(parser)
+    parser = _parser(doc, options)
     parser.add_argument("--plot", type=Path, default=Path(script).with_name("result.png"), help="(%(default)s)")
     parser.add_argument("--json", action="store_true", help="JSON in place of the table")
     asked = parser.parse_args()
     found = asyncio.run(evaluate(asked))
     print(json.dumps(found.to_json()) if asked.json else found.table(*columns))
+
+
+def _parser(doc: str | None, options: AddOptions) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options(parser)
+    return parser
 
 
 async def base_and_trained(model: TrainableModel[Any]) -> list[Model[Any]]:
@@ -83,16 +86,9 @@ async def base_and_trained(model: TrainableModel[Any]) -> list[Model[Any]]:
 def before_and_after(
     before: Evaluation, after: Evaluation, metric: str, began: float, digits: int = 3
 ) -> dict[str, float]:
-    """Return the results that the last output line shows, under the keys `before`, `after` and `wall_s` (run time).
+    """Return the first model's mean of `metric` in two evaluations, and `wall_s`, the seconds since `began`.
 
-    `before` and `after` are the first model's mean of `metric` in the two evaluations.
-
-    Args:
-        began: value of `time.monotonic()` when the training began.
-        digits: number of decimals to which the means are rounded.
+    `began` is a value of `time.monotonic()`; the means are rounded to `digits` decimals.
     """
-    return {
-        "before": round(before.models[0].metrics[metric].value, digits),
-        "after": round(after.models[0].metrics[metric].value, digits),
-        "wall_s": round(time.monotonic() - began, 1),
-    }
+    old, new = (round(found.models[0].metrics[metric].value, digits) for found in (before, after))
+    return {"before": old, "after": new, "wall_s": round(time.monotonic() - began, 1)}

@@ -1,7 +1,5 @@
 """Replaces the LLM judge in the demo by a Python rule, so that no large model is needed.
 
-The control, `ShuffledJudge`, shuffles a judge's scores, so that a policy cannot learn from them.
-
 The stand-in receives over HTTP the same prompt that RULER sends to an LLM, and answers with the JSON of a judge. Each
 score comes from a plain Python rule on the sibling's complete transcript. So the demo runs the real prompt, client and
 parser; only the judge's opinion is replaced. Like an LLM judge, the rule reads only the fenced transcripts in the
@@ -29,8 +27,8 @@ from art_patch.demo.shop import COUNTS, ITEMS, is_lookup, question
 from art_patch.rewards import JudgeReport, OnScored, OrderedJudge, read_prompt
 from art_patch.types import Group, Score
 
+# litellm's name of the stand-in; the demo's scores carry it, so that they cannot be taken for an LLM's.
 STAND_IN_MODEL = "openai/stand-in-judge"
-"""litellm's name of the stand-in; the demo's scores carry it, so that they cannot be taken for an LLM's."""
 
 Rule = Callable[[list[dict[str, Any]]], float]
 """Function that scores a transcript (a list of OpenAI messages) from 0 to 1."""
@@ -42,9 +40,7 @@ _ASKED = {question(count, item): (count, item) for count in COUNTS for item in I
 def serve_stand_in_judge(rule: Rule, *, port: int = 0) -> Generator[str, None, None]:
     """Serve the stand-in judge on loopback while the block runs, and yield its base URL, ending in `/v1`.
 
-    Args:
-        rule: scores a transcript from 0 to 1.
-        port: port to listen on; 0 takes a free one.
+    `rule` scores each transcript; port 0 takes a free one.
     """
 
     async def completions(request: Request) -> JSONResponse:
@@ -53,10 +49,10 @@ def serve_stand_in_judge(rule: Rule, *, port: int = 0) -> Generator[str, None, N
             content = read_prompt(body["messages"])
         except (KeyError, ValueError) as error:
             return JSONResponse({"error": {"message": f"stand-in judge: {error}", "type": "invalid_request"}}, 400)
-        values = [rule(messages) for messages in content.transcripts.values()]
+        values = {name: rule(messages) for name, messages in content.transcripts.items()}
         scores = [
             {"trajectory_id": name, "explanation": f"stand-in rule: {value:g}", "score": value}
-            for name, value in zip(content.transcripts, values, strict=True)
+            for name, value in values.items()
         ]
         return JSONResponse(_completion(str(body.get("model")), body["messages"], json.dumps({"scores": scores})))
 
@@ -103,20 +99,11 @@ def _right_lookup(message: Mapping[str, Any], item: str) -> str | None:
 def _completion(model: str, messages: Sequence[Mapping[str, Any]], text: str) -> dict[str, Any]:
     """Return OpenAI's answer object for `text`."""
     # There is no tokenizer here, so tokens are estimated at four characters each.
-    prompt_tokens = sum(len(str(message.get("content"))) for message in messages) // 4
-    completion_tokens = len(text) // 4
-    return {
-        "id": "chatcmpl-stand-in",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": model,
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
-        "usage": {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-        },
-    }
+    prompt, completion = sum(len(str(message.get("content"))) for message in messages) // 4, len(text) // 4
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    head = {"id": "chatcmpl-stand-in", "object": "chat.completion", "created": int(time.time()), "model": model}
+    return {**head, "choices": [choice], "usage": usage}
 
 
 class ShuffledJudge:
@@ -131,12 +118,7 @@ class ShuffledJudge:
         self._random = random.Random(seed)
 
     def score_groups(
-        self,
-        groups: Sequence[Group],
-        *,
-        known: Iterable[Score] = (),
-        on_scored: OnScored | None = None,
-        **more: Any,
+        self, groups: Sequence[Group], *, known: Iterable[Score] = (), on_scored: OnScored | None = None, **more: Any
     ) -> JudgeReport:
         """Have the real judge score the groups, and return its report with the scores of each group shuffled.
 
@@ -144,16 +126,15 @@ class ShuffledJudge:
         """
         shuffled: dict[str, float] = {}
 
+        def of(scores: Iterable[Score]) -> list[Score]:
+            return [replace(score, value=shuffled.get(score.id, score.value)) for score in scores]
+
         def shuffle(group: Group, scores: Sequence[Score], usage: Any) -> None:
             values = [score.value for score in scores]
             self._random.shuffle(values)
             shuffled.update(zip((score.id for score in scores), values, strict=True))
             if on_scored is not None:
-                on_scored(group, [self._of(score, shuffled) for score in scores], usage)
+                on_scored(group, of(scores), usage)
 
         report = self._judge.score_groups(groups, known=known, on_scored=shuffle, **more)
-        return replace(report, scores=tuple(self._of(score, shuffled) for score in report.scores))
-
-    @staticmethod
-    def _of(score: Score, shuffled: dict[str, float]) -> Score:
-        return replace(score, value=shuffled.get(score.id, score.value))
+        return replace(report, scores=tuple(of(report.scores)))

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,16 +25,13 @@ from art_patch.demo.shop import TOOLS
 from art_patch.errors import ArtPatchError, EngineError
 
 AGENT = Path("shop_agent", "agent.py")
+# Port 9 (discard): the demo has no provider, so a call that falls back to it fails and is counted.
 NO_UPSTREAM = "http://127.0.0.1:9/v1"
-"""Port 9 (discard): the demo has no provider, so a call that falls back to it fails and is counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An agent program that the demo can run.
-
-    It reads tasks and writes conversations, as `examples/shop_agent` describes.
-    """
+    """An agent program for the demo: it reads tasks and writes conversations, as `examples/shop_agent` describes."""
 
     source: str  # Python source of the agent, with its two lines of ours
     python: str = sys.executable  # the interpreter of its environment
@@ -43,10 +41,8 @@ class Program:
 
 def agent_source() -> str:
     """Return the Python source of the example agent, from the checkout or from the files of the installed wheel."""
-    for root in (
-        Path(__file__).parents[2] / "examples",
-        Path(sysconfig.get_path("data"), "share/art-patch/examples"),
-    ):
+    installed = Path(sysconfig.get_path("data"), "share/art-patch/examples")
+    for root in (Path(__file__).parents[2] / "examples", installed):
         if (root / AGENT).exists():
             return (root / AGENT).read_text()
     raise ArtPatchError(f"the example agent {AGENT} is not installed; install art-patch again, or run from a checkout")
@@ -83,13 +79,9 @@ class Engine(Process):
     """A child process that runs `art-patch serve` on a free port; `base_url` is its address."""
 
     def __init__(self, base: Path, home: Path, project: str, log: Path, engine: str = "embedded") -> None:
-        """Start `art-patch serve` and wait until it answers requests.
-
-        Raises an `EngineError` if it ends before that.
-        """
+        """Start `art-patch serve` and wait until it answers; raises an `EngineError` if it ends before that."""
         command = [sys.executable, "-m", "art_patch", "serve", "--base", str(base), "--port", "0", "--json"]
-        command += ["--engine", engine]
-        command += ["--home", str(home), "--project", project, "--threads", "1", "--who", "demo"]
+        command += ["--engine", engine, "--home", str(home), "--project", project, "--threads", "1", "--who", "demo"]
         super().__init__(command, {}, log)
         assert self.stdout is not None
         try:
@@ -100,9 +92,7 @@ class Engine(Process):
         if "base_url" not in first:
             self.stop()
             raise EngineError(f"the engine did not start: {first.get('message') or self.last_words()}")
-        self.base_url: str = first["base_url"]
-        self.champion: str = first["champion"]
-        self.kind: str = first["engine"]
+        self.base_url, self.champion, self.kind = (str(first[key]) for key in ("base_url", "champion", "engine"))
 
 
 class Agent(Process):
@@ -116,9 +106,8 @@ class Agent(Process):
         self._waiting: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
         self._lock = threading.Lock()
         self._writing = threading.Lock()  # a second lock: the agent may stop reading until its answers are read
-        self._reader = threading.Thread(target=self._read, name="demo-agent-reader", daemon=True)
-        self._reader.start()
-        self._asked = 0
+        self._asked = count(1)
+        threading.Thread(target=self._read, name="demo-agent-reader", daemon=True).start()
 
     def ask(
         self, tasks: Iterable[Mapping[str, Any]], *, done: Callable[[int], None] | None = None
@@ -137,11 +126,9 @@ class Agent(Process):
         assert self.stdin is not None
         for task in tasks:
             with self._writing:
+                keys.append(key := str(next(self._asked)))
                 with self._lock:
-                    self._asked += 1
-                    key = str(self._asked)
                     self._waiting[key] = answers
-                keys.append(key)
                 try:
                     self.stdin.write(json.dumps({**task, "id": key}) + "\n")
                 except OSError:

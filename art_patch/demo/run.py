@@ -18,9 +18,10 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,23 +42,13 @@ from art_patch.training import TrainConfig
 
 WHO = "demo"
 
-SCENARIOS = 120
-"""Questions in a cycle, of which about a fifth is held out for the gate."""
-
-ROLLOUTS = 8
-"""Number of times that the agent is asked each question in a cycle."""
-
-EVALUATION_TASKS = 155
-"""Number of questions in a measurement; none of them occurs in traffic."""
-
-EVALUATION_SAMPLES = 4
-"""Number of sampled answers to each question in the first and the last measurement."""
-
-CURVE_SAMPLES = 2
-"""Number of sampled answers to each question in the measurements between them, which may be less precise."""
-
-CYCLES = 4
-"""Default number of cycles of the demo."""
+SCENARIOS = 120  # questions in a cycle, of which about a fifth is held out for the gate
+ROLLOUTS = 8  # times that the agent is asked each question in a cycle
+QUESTIONS = 120  # questions in a cycle with `single_shot`
+EVALUATION_TASKS = 155  # questions in a measurement; none of them occurs in traffic
+EVALUATION_SAMPLES = 4  # sampled answers to each question in the first and the last measurement
+CURVE_SAMPLES = 2  # the same in the measurements between them, which may be less precise
+CYCLES = 4  # the demo's default number of cycles
 
 CYCLE = CycleConfig(
     settle_s=1.0,
@@ -75,9 +66,6 @@ SINGLE_SHOT = replace(
     resample=ResampleConfig(samples=7, turns=2, max_turns=400, concurrency=8),
 )
 """Cycle settings for `single_shot`: every question is asked once, and the job re-samples the siblings."""
-
-QUESTIONS = 120
-"""Number of questions in a cycle with `single_shot`."""
 
 
 class Teller(Protocol):
@@ -156,13 +144,12 @@ def run_demo(
         if not resumed:
             curve.add(world.measure(0, tell, times=EVALUATION_SAMPLES))
         tell.measured(curve.rows[-1])
-        first = len(curve.rows)
-        for number in range(first, first + cycles):
+        last = len(curve.rows) + cycles - 1
+        for number in range(len(curve.rows), last + 1):
             world.traffic(number, tell.progress)
             report = world.cycle(judge, number, control, tell)
             tell.say(f"{report.outcome}: {report.reason}")
-            is_last = number == first + cycles - 1
-            row = world.measure(number, tell, times=EVALUATION_SAMPLES if is_last else CURVE_SAMPLES)
+            row = world.measure(number, tell, times=EVALUATION_SAMPLES if number == last else CURVE_SAMPLES)
             curve.add(row | {"outcome": report.outcome})
             tell.measured(row)
         metrics = _metrics(curve, world, resumed)
@@ -191,31 +178,28 @@ class _World:
         single_shot: bool,
     ) -> None:
         self._settings, self._seed, self._program, self._single_shot = settings, seed, program, single_shot
-        self.errors = 0
-        self._asked = 0
-        directory, project = settings.directory, settings.project
-        home = str(directory.parent)
-        self.engine = stack.enter_context(Engine(base, directory.parent, project, directory / "engine.log", engine))
-        self.store: Store = open_store(settings.store_url, project=settings.project)
+        self._errors = self._asked = 0
+        directory, home, project = settings.directory, settings.directory.parent, settings.project
+        self.engine = stack.enter_context(Engine(base, home, project, directory / "engine.log", engine))
+        self.store: Store = open_store(settings.store_url, project=project)
         stack.callback(self.store.close)
         self.client = stack.enter_context(EngineClient.of_project(settings, self.engine.base_url, None))
         self._before = self.store.read.counts()
-        log = directory / "agent.log"
-        ours = {"OPENAI_BASE_URL": NO_UPSTREAM, "ART_PATCH_HOME": home, "ART_PATCH_PROJECT": project}
-        self.agent = stack.enter_context(Agent(program, directory / "agent.py", ours, log))
+        ours = {"OPENAI_BASE_URL": NO_UPSTREAM, "ART_PATCH_HOME": str(home), "ART_PATCH_PROJECT": project}
+        self.agent = stack.enter_context(Agent(program, directory / "agent.py", ours, directory / "agent.log"))
 
-    def _unpatched(self) -> Agent:
-        """Return the same agent without our lines, which asks the champion directly."""
+    def measure(self, number: int, tell: Teller, *, times: int) -> dict[str, Any]:
+        """Ask each question of the evaluation once greedily and `times` times sampled; return a point of the curve.
+
+        The agent that is asked has none of our lines, and asks the champion directly.
+        """
+        tasks = make_tasks("evaluation", EVALUATION_TASKS, seed=self._seed)
         champion = self.store.ledger.champion()
         assert champion is not None
         directory = self._settings.directory
         theirs = {"OPENAI_BASE_URL": self.engine.base_url, "SHOP_MODEL": champion.name}
-        return Agent(unpatched(self._program), directory / "agent-unpatched.py", theirs, directory / "agent.log")
-
-    def measure(self, number: int, tell: Teller, *, times: int) -> dict[str, Any]:
-        """Ask each question of the evaluation once greedily and `times` times sampled; return a point of the curve."""
-        tasks = make_tasks("evaluation", EVALUATION_TASKS, seed=self._seed)
-        with self._unpatched() as agent:
+        log = directory / "agent.log"
+        with Agent(unpatched(self._program), directory / "agent-unpatched.py", theirs, log) as agent:
             # Each task equally often. Greedy needs one try, because it answers a question always alike.
             sampled = tasks * times
             right = _successes(sampled, agent.ask(
@@ -223,10 +207,9 @@ class _World:
             ))  # fmt: skip
             greedy = _successes(tasks, agent.ask({**_as_asked(task), "temperature": 0} for task in tasks))
             peak_mib = agent.peak_mib()
-        champion = self.store.ledger.champion()
         return {
             "cycle": number,
-            "policy": champion.name if champion else None,
+            "policy": champion.name,
             "sampled": round(right / len(sampled), 4),
             "greedy": round(greedy / len(tasks), 4),
             "unpatched_peak_mib": round(peak_mib, 1),
@@ -238,10 +221,7 @@ class _World:
         # A seed for each cycle, and another one for its trickle below, so that their questions differ.
         tasks = make_tasks("traffic", size, seed=self._seed * 1_000 + number)
         rollouts = [task for task in tasks for _ in range(times)]
-        results = self.agent.ask(
-            map(_as_asked, rollouts), done=lambda n: progress("traffic", n, len(rollouts), "conversations")
-        )
-        self._count(results)
+        self._ask(map(_as_asked, rollouts), lambda n: progress("traffic", n, len(rollouts), "conversations"))
         self._wait_until_recorded()  # the cycle reads the store, and the recorder writes it from another process
 
     def cycle(self, judge: OrderedJudge, number: int, control: bool, tell: Teller) -> CycleReport:
@@ -250,16 +230,9 @@ class _World:
         trickle = threading.Thread(target=self._trickle, args=(number, stop), name="demo-traffic")
         trickle.start()
         config = SINGLE_SHOT if self._single_shot else CYCLE
+        config, adapters = _ungated(config) if control else config, self._settings.adapters
         try:
-            return retrain(
-                self.store,
-                self.client,
-                judge,
-                self._settings.adapters,
-                _ungated(config) if control else config,
-                who=WHO,
-                progress=tell.progress,
-            )
+            return retrain(self.store, self.client, judge, adapters, config, who=WHO, progress=tell.progress)
         finally:
             stop.set()
             trickle.join()
@@ -268,17 +241,18 @@ class _World:
         tasks = iter(make_tasks("traffic", 10_000, seed=self._seed * 1_000 + 500 + number))
         # Slow enough to leave the CPU to training, and quick enough that calls are in flight during the promotion.
         while not stop.wait(0.25):
-            self._count(self.agent.ask(_as_asked(next(tasks)) for _ in range(2)))
+            self._ask(map(_as_asked, islice(tasks, 2)))
 
-    def _count(self, results: Sequence[Mapping[str, Any]]) -> None:
-        self.errors += sum("error" in result for result in results)
-        self._asked += sum(
-            message["role"] == "assistant" for result in results for message in result.get("messages", ())
-        )
+    def _ask(self, asked: Iterable[dict[str, Any]], done: Callable[[int], None] | None = None) -> None:
+        """Have the agent work on tasks, and count its calls and the conversations that ended in an error."""
+        results = self.agent.ask(asked, done=done)
+        self._errors += sum("error" in result for result in results)
+        messages = [message for result in results for message in result.get("messages", ())]
+        self._asked += sum(message["role"] == "assistant" for message in messages)
 
-    def _wait_until_recorded(self, timeout_s: float = 10.0) -> None:
+    def _wait_until_recorded(self) -> None:
         """Wait for the recorder's last batch, and until the last conversation has settled."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + 10.0
         while self.recorded() < self._asked:
             if time.monotonic() > deadline:
                 raise ArtPatchError(f"{self._asked - self.recorded()} calls were not recorded; see {self.agent.log}")
@@ -305,7 +279,7 @@ class _World:
         """Return how many calls failed or fell back, or how many conversations ended in an error if that is more."""
         now = self.store.read.counts()
         bad = [now[name] - self._before[name] for name in ("calls_fell_back", "calls_not_ok")]
-        return max(sum(bad), self.errors)
+        return max(sum(bad), self._errors)
 
 
 def _judge(settings: Settings, stack: ExitStack, seed: int, control: bool) -> OrderedJudge:
@@ -319,19 +293,15 @@ def _judge(settings: Settings, stack: ExitStack, seed: int, control: bool) -> Or
 
 def _ungated(config: CycleConfig) -> CycleConfig:
     """Return the settings of the control: the gate passes every scored candidate, and the judge is never checked."""
+    gate = replace(config.gate, margin=-1.0, collapse=None)
     # With the defences on, a judge that deals scores out at random would be detected and quarantined.
-    return replace(
-        config,
-        gate=replace(config.gate, margin=-1.0, collapse=None),
-        defence=DefenceConfig(double_share=0, planted_share=0),
-    )
+    return replace(config, gate=gate, defence=DefenceConfig(double_share=0, planted_share=0))
 
 
 def _tools_suffix(program: Program) -> str:
     """Return a part of the model's name: agents write the tools differently, and a model is made for one writing."""
-    if as_written(program.tools) == as_written(TOOLS):
-        return ""
-    return "-" + hashlib.sha256(as_written(program.tools).encode()).hexdigest()[:8]
+    written = as_written(program.tools)
+    return "" if written == as_written(TOOLS) else f"-{hashlib.sha256(written.encode()).hexdigest()[:8]}"
 
 
 def _as_asked(task: Task) -> dict[str, Any]:
