@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from art_patch._lib.key_files import admin_key, engine_key
+from art_patch._lib.loose_json import as_object, parse_object
 from art_patch.errors import AdapterRejected, EngineError
 from art_patch.serving.contract import EXACT_PREFIX
 
@@ -54,15 +55,9 @@ class EngineClient:
 
     @classmethod
     def of_project(cls, settings: Settings, base_url: str, key_file: str | None, *, timeout_s: float = 120.0) -> Self:
-        """Returns a client of the engine at `base_url` that sends the project's keys.
+        """Returns a client that sends the project's keys; raises a `ConfigError` if the key file cannot be read.
 
-        Args:
-            base_url: address of the engine.
-            key_file: name of the file that holds the engine's API key, as the store records it; `None` if the engine
-                asks for no key.
-
-        Raises:
-            ConfigError: the key file cannot be read.
+        `key_file` is the file with the engine's API key, as the store records it; `None` if the engine asks for none.
         """
         key = engine_key(key_file, settings.directory, settings.engine_key_file)
         return cls(base_url, key, admin_key=admin_key(settings.directory), timeout_s=timeout_s)
@@ -71,8 +66,7 @@ class EngineClient:
     def of_route(cls, settings: Settings, route: Route) -> Self | None:
         """Returns a client of the engine that the project uses, or `None` if no engine is set or recorded.
 
-        The address in the settings wins over the address in the store's `route`. Raises a `ConfigError` if the key file
-        cannot be read.
+        Raises as `of_project` does.
         """
         # The user's setting wins over the store, which the server wrote.
         base_url = settings.base_url or route.base_url
@@ -137,9 +131,8 @@ class EngineClient:
         deadline = time.monotonic() + timeout_s
         while not self.health():
             if time.monotonic() >= deadline:
-                raise EngineError(
-                    f"no engine answered at {self.base_url} within {timeout_s:g} s. Start one with `art-patch serve`."
-                )
+                why = f"no engine answered at {self.base_url} within {timeout_s:g} s"
+                raise EngineError(f"{why}. Start one with `art-patch serve`.")
             time.sleep(0.1)
 
     def close(self) -> None:
@@ -162,7 +155,8 @@ class EngineClient:
                 return cast("bytes", answer.read())
         except urllib.error.HTTPError as error:
             with error:
-                raise self._refusal(path, error.code, _error_of(error.read()), str(error.reason)) from error
+                told = parse_object(error.read()).get("error")  # as the SDK gives it in `APIStatusError.body`
+                raise self._refusal(path, error.code, told, str(error.reason)) from error
         except (OSError, HTTPException) as error:
             raise self._unreachable(getattr(error, "reason", error)) from error
 
@@ -187,7 +181,7 @@ class EngineClient:
         return EngineError(f"cannot reach the engine at {self.base_url} ({cause}). Start one with `art-patch serve`.")
 
     def _refusal(self, path: str, status: int, body: object, fallback: str) -> EngineError:
-        fields = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
+        fields = as_object(body)
         message = fields.get("message") or fallback
         if (code := fields.get("code")) in ("adapter_rejected", "adapter_unavailable"):
             return AdapterRejected(str(message), final=code == "adapter_rejected")
@@ -195,17 +189,5 @@ class EngineClient:
 
 
 def exact_url(base_url: str) -> str:
-    """Returns the base URL of the engine's `/exact` routes, whose answers carry exact tokens.
-
-    `base_url` is the engine's own address, with or without `/v1`.
-    """
+    """Returns the base URL of the engine's `/exact` routes; `base_url` is its own address, with or without `/v1`."""
     return f"{base_url.rstrip('/').removesuffix('/v1')}{EXACT_PREFIX}/v1"
-
-
-def _error_of(content: bytes) -> object:
-    """Returns the `error` object of a response body, as the SDK gives it in `APIStatusError.body`."""
-    try:
-        answer: Any = json.loads(content)
-    except ValueError:
-        return None
-    return cast("dict[str, Any]", answer).get("error") if isinstance(answer, dict) else None

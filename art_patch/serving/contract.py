@@ -40,11 +40,8 @@ from typing import Any, Protocol
 
 from art_patch.errors import AdapterRejected, EngineError
 
-MAX_BODY_BYTES = 64 << 20
-"""Largest number of bytes in a request body; a larger body is refused with 413."""
-
-EXACT_PREFIX = "/exact"
-"""Path prefix, before `/v1`, of the routes whose answers carry exact tokens in each choice."""
+MAX_BODY_BYTES = 64 << 20  # a larger request body is refused with 413
+EXACT_PREFIX = "/exact"  # before `/v1` in the path of the routes whose answers carry exact tokens in each choice
 
 
 class UnknownPolicy(EngineError):

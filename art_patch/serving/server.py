@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -199,14 +199,11 @@ async def _lora_body(request: Request) -> dict[str, Any]:
 def _check_path(engine: Served, body: dict[str, Any]) -> None:
     # vLLM's own API loads any path. Here a name means the published directory, whose files are validated; a path may
     # confirm it and no more.
+    own = engine.adapters_root / body["lora_name"]
     path = body.get("lora_path")
-    if path is not None:
-        own = engine.adapters_root / body["lora_name"]
-        if not isinstance(path, str) or "\0" in path or Path(path).resolve() != own:
-            raise ApiError(
-                400, "lora_path is not the directory of that policy; leave it out", param="lora_path",
-                code="adapter_rejected",
-            )  # fmt: skip
+    if path is not None and (not isinstance(path, str) or "\0" in path or Path(path).resolve() != own):
+        message = "lora_path is not the directory of that policy; leave it out"
+        raise ApiError(400, message, param="lora_path", code="adapter_rejected")
 
 
 async def _respond(request: Request, error: Exception) -> Response:
@@ -219,9 +216,8 @@ def _refusal(request: Request, error: Exception) -> ApiError:
         case ApiError():
             return error
         case HTTPException():
-            return ApiError(
-                error.status_code, f"{request.method} {request.url.path} is not served here: {error.detail}"
-            )
+            asked = f"{request.method} {request.url.path}"
+            return ApiError(error.status_code, f"{asked} is not served here: {error.detail}")
         case AdapterRejected():
             code = "adapter_rejected" if error.final else "adapter_unavailable"
             return ApiError(400, str(error), param="lora_name", code=code)
@@ -253,8 +249,7 @@ class ExactRoute:
             serves: returns the policy that is champion of a NAME now, or `None`; called in a thread. Without this
                 argument a request must name a policy, `NAME@STEP`.
         """
-        self._chat = chat
-        self._serves = serves
+        self._chat, self._serves = chat, serves
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one chat-completion request over ASGI."""
@@ -263,10 +258,7 @@ class ExactRoute:
             body = await read_body(Caller(scope, receive, send))
         except Gone:
             return
-        asked = _object(body)
-        if asked is None:  # not a JSON object: the engine's own route answers with the error
-            await self._chat(scope, _given(body, receive), send)
-            return
+        asked = parse_object(body)
         # Resolved once and sent on as NAME@STEP: a promotion during the call must not change whose tokens these are.
         sent = {**asked, "model": await self._policy(asked.get("model"))}
         if asked.get("stream"):
@@ -308,31 +300,21 @@ class _HeldAnswer:
 
     async def replace(self, body: bytes) -> None:
         """Sends this body in place of the one that was held back."""
-        start = cast("Message", self._start)
+        assert self._start is not None
         # The body has grown, so the length that the engine wrote is wrong.
-        headers = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
-        await self._send({**start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
+        headers = [(name, value) for name, value in self._start["headers"] if name.lower() != b"content-length"]
+        await self._send({**self._start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
         await self._send({"type": "http.response.body", "body": body})
 
 
 def _given(body: bytes, receive: Receive) -> Receive:
     # Gives the body once, then what comes from the caller: the engine's route must still learn of a disconnection.
-    left = [body]
+    left = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def give() -> Message:
-        if left:
-            return {"type": "http.request", "body": left.pop(), "more_body": False}
-        return await receive()
+        return left.pop() if left else await receive()
 
     return give
-
-
-def _object(body: bytes) -> dict[str, Any] | None:
-    try:
-        read: Any = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    return cast("dict[str, Any]", read) if isinstance(read, dict) else None
 
 
 def _dump(content: dict[str, Any]) -> bytes:

@@ -13,8 +13,9 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from art_patch._lib.atomic_files import placing
@@ -72,23 +73,14 @@ class VllmEngine:
         self._sockets = Path(tempfile.mkdtemp(prefix="art-patch-vllm-"))
         self._copies = home / f"{_COPIES}{own_name()}"
 
-        def starter(number: int, socket: Path) -> Callable[[], VllmProcess]:
+        def replica(number: int) -> Replica:
+            socket, log = self._sockets / f"{number}.sock", home / f"vllm-{number}.log"
             variables = variables_of(options, inherited, gpus=None if gpus is None else gpus[number])
-            line, log = command_line(options, socket), home / f"vllm-{number}.log"
-            return lambda: VllmProcess(line, variables, log=log, home=home)
+            start = partial(VllmProcess, command_line(options, socket), variables, log=log, home=home)
+            named = (self.base_policy, options.dtype)
+            return Replica(number, *named, socket, start, self._catch_up, ready_timeout_s=ready_timeout_s)
 
-        self.replicas = [
-            Replica(
-                number,
-                base=self.base_policy,
-                dtype=options.dtype,
-                socket=(socket := self._sockets / f"{number}.sock"),
-                start=starter(number, socket),
-                catch_up=self._catch_up,
-                ready_timeout_s=ready_timeout_s,
-            )
-            for number in range(replicas)
-        ]
+        self.replicas = [replica(number) for number in range(replicas)]
 
     @property
     def healthy(self) -> bool:
@@ -149,15 +141,13 @@ class VllmEngine:
                 validate_adapter, self.adapters_root, name, self.base, max_rank=self._options.max_lora_rank
             )
             policy = Loaded(name, await asyncio.to_thread(self._copy, adapter), adapter.probe)
-            leaving = self._leaving.get(name)
-            if leaving is None:
+            if (leaving := self._leaving.get(name)) is None:
                 await self._load_everywhere(policy)
             elif leaving.directory == policy.directory:  # unloaded a moment ago, and still answering
                 policy = leaving
             else:
-                raise AdapterRejected(
-                    f"{name} still answers requests with other weights. Publish them as the next step."
-                )
+                why = "still answers requests with other weights. Publish them as the next step."
+                raise AdapterRejected(f"{name} {why}")
             self._policies[name] = policy
 
     async def unload(self, name: str) -> None:
@@ -188,8 +178,7 @@ class VllmEngine:
 
         Args:
             conversation: the beginning of the conversation, from `conversation_of`.
-            tried: replicas that have failed on this request already; if no other one takes requests, the result is
-                `None`.
+            tried: replicas that have failed on this request already; `None` is returned if no other takes requests.
         """
         ready = [replica for replica in self.replicas if replica.ready and replica not in tried]
         if len(ready) < 2:

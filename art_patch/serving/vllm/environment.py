@@ -14,6 +14,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -111,9 +112,8 @@ def choose(kind: str, device: str, *, python: Path | None, environments: Path) -
 def share_out(gpus: list[str], replicas: int, each: int) -> list[list[str]]:
     """Returns the GPUs of each replica, `each` for every replica; raises a `ConfigError` if there are too few GPUs."""
     if replicas * each > len(gpus):
-        raise ConfigError(
-            f"--replicas {replicas} with --tensor-parallel-size {each} needs {replicas * each} GPUs, not {len(gpus)}"
-        )
+        asked = f"--replicas {replicas} with --tensor-parallel-size {each}"
+        raise ConfigError(f"{asked} needs {replicas * each} GPUs, not {len(gpus)}")
     return [gpus[number * each : (number + 1) * each] for number in range(replicas)]
 
 
@@ -130,15 +130,11 @@ def _one_of(found: list[str], device: str) -> list[str]:
 def gpus() -> list[str]:
     """Returns the NVIDIA GPUs that this process may use, named as in `CUDA_VISIBLE_DEVICES`; empty if it has none."""
     # Asked without torch, which this process need not have; the variable wins because CUDA obeys it, too.
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
+    if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name for name in chosen.split(",") if name and name != "-1"]
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
     try:
-        done = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):  # also if there is no such program
         return []
     return [str(number) for number, line in enumerate(done.stdout.splitlines()) if line.startswith("GPU ")]
 
@@ -146,8 +142,7 @@ def gpus() -> list[str]:
 def home_of(root: Path, device: Device) -> Path:
     """Returns the directory in which `art-patch init vllm` builds the environment for a kind of device.
 
-    Its name holds a hash of the device, the Python version and the requirements, so a change of these gives another
-    directory.
+    Its name holds a hash of device, Python version and requirements, so a change of these gives another directory.
     """
     # A virtual environment outlives the patch releases of its Python; built again it would be another 2 GB.
     python = "{}.{}".format(*sys.version_info)
@@ -163,12 +158,9 @@ def find_vllm(given: Path | None, root: Path) -> Found | None:
     Without it, the environments built below `root` are tried first, then the environment of this process.
     """
     if given is not None:
-        found = look(given)
-        if found is None:
-            raise ConfigError(
-                f"{given} has no vLLM. Name the interpreter of an environment that has one (ART_PATCH_VLLM_PYTHON), "
-                f"or build one: {BUILD}"
-            )
+        if (found := look(given)) is None:
+            cure = f"Name the interpreter of an environment that has one (ART_PATCH_VLLM_PYTHON), or build one: {BUILD}"
+            raise ConfigError(f"{given} has no vLLM. {cure}")
         return found
     devices: tuple[Device, ...] = ("cuda", "cpu") if gpus() else ("cpu", "cuda")
     for device in devices:
@@ -197,8 +189,7 @@ def look(python: Path) -> Found | None:
 def build(root: Path, device: Device, tell: Callable[[str], None]) -> Found:
     """Builds a new vLLM environment in `home_of(root, device)` with pip; an earlier build there is deleted first.
 
-    Args:
-        tell: called with a line of text for each step, to show the progress.
+    `tell` is called with a line of text for each step.
 
     Raises:
         ConfigError: there is no tested CPU build of vLLM for this kind of machine.
@@ -219,8 +210,7 @@ def build(root: Path, device: Device, tell: Callable[[str], None]) -> Found:
     for arguments in _recipe(device):
         words = [str(_REQUIREMENTS / word) if word.endswith(".txt") else word for word in arguments.split()]
         _run([str(python), "-m", "pip", "install", "--disable-pip-version-check", *words], tell)
-    found = look(python)
-    if found is None:
+    if (found := look(python)) is None:
         raise EngineError(f"pip installed no vLLM into {directory}; see what it said above")
     # Imported once before it counts as complete: missing system libraries show here, not when a server starts.
     _run([str(python), "-c", "import vllm.entrypoints.openai.api_server"], tell)
@@ -236,15 +226,14 @@ def _recipe(device: Device) -> list[str]:
 
 
 def _run(line: list[str], tell: Callable[[str], None]) -> None:
-    said: list[str] = []
+    said: deque[str] = deque(maxlen=21)
     # The user's variables may lead pip to another environment than the one that is being built.
     hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     variables = {name: value for name, value in os.environ.items() if name not in hidden}
     child = Child(line, variables, stderr=subprocess.STDOUT, kernel_ends_it=True)
-    assert child.stdout is not None
     try:
-        for text in child.stdout:
-            said = [*said[-20:], text.rstrip()]
+        for text in child.stdout or ():
+            said.append(text.rstrip())
             if text.startswith(("Collecting ", "Downloading ", "Installing ", "Successfully ")):
                 tell(text.strip()[:110])
         code = child.wait()

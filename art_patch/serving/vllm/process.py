@@ -24,20 +24,17 @@ from art_patch.errors import ConfigError
 
 Device = Literal["cpu", "cuda"]
 
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The values that vLLM accepts for `--max-lora-rank`."""
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM accepts for `--max-lora-rank`
 
+# Most LoRAs in one batch: champion, former champion, candidate and canary. Requests for a fifth LoRA wait.
 LORAS_AT_ONCE = 4
-"""Most LoRAs in one batch: champion, former champion, candidate and canary. Requests for a fifth LoRA wait."""
 
+# LoRAs kept in memory. For one more, vLLM drops the least recently used, and reads it again at its next request.
 LORAS_LOADED = 16
-"""LoRAs kept in memory. For one more, vLLM drops the least recently used, and reads it again at its next request."""
 
-SHUTDOWN_S = 20
-"""Seconds that vLLM may take after SIGTERM to finish running requests."""
+SHUTDOWN_S = 20  # seconds that vLLM may take after SIGTERM to finish running requests
 
-MARK = "ART_PATCH_SERVED_BY"
-"""Environment variable that marks every process of a vLLM with the server that started it."""
+MARK = "ART_PATCH_SERVED_BY"  # variable that marks every process of a vLLM with the server that started it
 
 # The folder that vLLM's own interpreter imports from; no other file of ours is in it.
 _IN_WORKER = Path(__file__).with_name("in_worker")
@@ -53,12 +50,8 @@ _OURS = frozenset(
 
 # By how the checkpoint's `model_type` begins.
 _TOOL_PARSERS = {
-    "qwen": "hermes",
-    "llama": "llama3_json",
-    "mistral": "mistral",
-    "gemma": "gemma4",
-    "granite": "granite",
-}
+    "qwen": "hermes", "llama": "llama3_json", "mistral": "mistral", "gemma": "gemma4", "granite": "granite",
+}  # fmt: skip
 
 _FORCED = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
@@ -101,8 +94,7 @@ class VllmOptions:
     gpu_memory_utilization: float | None = None  # share of the GPU's whole memory; `None` is vLLM's default
     tensor_parallel_size: int = 1  # GPUs that one replica spreads over
     threads: int | None = None  # CPU threads; used on a CPU only
-    # vLLM's name of the format in which the model writes calls; `None` goes by `model_type`.
-    tool_parser: str | None = None
+    tool_parser: str | None = None  # vLLM's name of the format of the model's calls; `None` goes by `model_type`
     extra: tuple[str, ...] = ()  # more arguments of `vllm serve`
 
 
@@ -141,15 +133,11 @@ def variables_of(
     """Returns the environment variables of a vLLM process.
 
     Args:
-        inherited: variables of this process; they override our defaults, but not the values that the HTTP contract
-            needs.
+        inherited: variables of this process; they override our defaults, but not what the HTTP contract needs.
         gpus: GPUs that this replica may use; with `None`, `CUDA_VISIBLE_DEVICES` in `inherited` decides.
     """
-    kept = {
-        name: value
-        for name, value in inherited.items()
-        if name not in _REMOVED and not name.startswith(_REMOVED_PREFIXES)
-    }
+    removed = {name for name in inherited if name in _REMOVED or name.startswith(_REMOVED_PREFIXES)}
+    kept = {name: value for name, value in inherited.items() if name not in removed}
     defaults = dict(_DEFAULTS)
     if options.device == "cpu":
         defaults |= _DEFAULTS_CPU
@@ -168,18 +156,13 @@ def check_extra(extra: Sequence[str]) -> tuple[str, ...]:
         # argparse takes `--logprobs_mode` for `--logprobs-mode`, and `--port=1` in one word.
         flag = argument.partition("=")[0].replace("_", "-")
         if flag in _OURS:
-            raise ConfigError(
-                f"{flag} is set by art-patch serve and cannot be given to vLLM; see art-patch serve --help"
-            )
+            why = "is set by art-patch serve and cannot be given to vLLM; see art-patch serve --help"
+            raise ConfigError(f"{flag} {why}")
     return tuple(extra)
 
 
 def check_rank(rank: int) -> int:
-    """Returns the smallest value that vLLM allows for `--max-lora-rank` and that is at least `rank`.
-
-    Raises:
-        ConfigError: `rank` is below 1 or above the largest rank that vLLM supports.
-    """
+    """Returns the smallest value of `RANKS` that is at least `rank`; a `ConfigError` if there is none."""
     if not 1 <= rank <= RANKS[-1]:
         raise ConfigError(f"--max-lora-rank {rank}: vLLM serves ranks from 1 to {RANKS[-1]}")
     return next(known for known in RANKS if known >= rank)
@@ -242,7 +225,7 @@ def mark(home: Path) -> str:
 
 def marked(home: Path) -> list[int]:
     """Returns the ids of all processes started by any server of the directory `home`; empty without `/proc`."""
-    return [pid for pid, _ in _marked(home)]
+    return [pid for pid, _ in carriers_of(f"{MARK}={home}:")]
 
 
 def sweep(home: Path) -> int:
@@ -250,7 +233,7 @@ def sweep(home: Path) -> int:
     found = 0
     # Again and again, because a process may fork while the others are being killed.
     for _ in range(20):
-        orphans = [pid for pid, server in _marked(home) if not is_alive(server)]
+        orphans = [pid for pid, server in carriers_of(f"{MARK}={home}:") if not is_alive(server)]
         if not orphans:
             break
         found = max(found, len(orphans))
@@ -259,7 +242,3 @@ def sweep(home: Path) -> int:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
     return found
-
-
-def _marked(home: Path) -> list[tuple[int, str]]:
-    return carriers_of(f"{MARK}={home}:")

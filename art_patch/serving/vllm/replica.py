@@ -40,9 +40,7 @@ _LOAD_TIMEOUT_S = 120.0
 _BACKOFF_S = (1.0, 60.0)
 _CORRUPTED = re.compile(rb"^vllm:corrupted_requests_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
-NOT_A_NUMBER = b"JSON compliant"
-"""Part of the error message that vLLM sends when its answer would contain NaN."""
-
+NOT_A_NUMBER = b"JSON compliant"  # part of the error message that vLLM sends when its answer would contain NaN
 _JSON = {"Content-Type": "application/json"}
 _ADDRESS = "http://vllm"  # a unix socket has no host; HTTP wants one
 _LIKELIEST = 20  # tokens with log-probabilities that vLLM reports for a place unless it was started for more
@@ -142,8 +140,7 @@ async def score(link: Link, model: str, probe: Probe, expected: Sequence[float])
     """Returns vLLM's log-probability, at temperature 1, of each target token of the probe, given the tokens before it.
 
     vLLM reports only the likeliest tokens. A target that is not among them gets the smaller of two values: the lowest
-    log-probability that vLLM reported there, and the target's value in `expected`. Raises `Poisoned` if a
-    log-probability is not finite.
+    log-probability that vLLM reported there, and the target's value in `expected`. Raises as `check_finite` does.
     """
     # One token is sampled after each prefix, and vLLM reports the likeliest ones there. `prompt_logprobs` would take
     # one request, but with a LoRA loaded vLLM 0.32 ends with an error if any other request is in the same batch.
@@ -195,12 +192,12 @@ class Replica:
     def __init__(
         self,
         number: int,
-        *,
         base: str,
         dtype: str,
         socket: Path,
         start: Callable[[], VllmProcess],
         catch_up: Callable[[Replica], Awaitable[None]],
+        *,
         ready_timeout_s: float,
     ) -> None:
         """Creates the replica without starting a process; `boot` starts vLLM.
