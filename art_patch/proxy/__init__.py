@@ -20,9 +20,4 @@ from art_patch._lib.lazy import lazily
 if TYPE_CHECKING:
     from art_patch.proxy.server import run_proxy
 else:
-    __getattr__ = lazily(
-        __name__,
-        {
-            "server": "run_proxy",
-        },
-    )
+    __getattr__ = lazily(__name__, {"server": "run_proxy"})

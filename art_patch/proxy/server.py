@@ -89,9 +89,8 @@ def _check_upstream(upstream: str, own_port: int) -> None:
     if parts.username or parts.password:
         raise ConfigError("--upstream must not hold a password; callers send their own keys")
     if port == own_port and (parts.hostname == "localhost" or is_loopback(parts.hostname)):
-        raise ConfigError(
-            f"--upstream {upstream} is this proxy itself (is OPENAI_BASE_URL set?); name your provider's address"
-        )
+        why = "is this proxy itself (is OPENAI_BASE_URL set?); name your provider's address"
+        raise ConfigError(f"--upstream {upstream} {why}")
 
 
 PREFIX = "/v1"
@@ -107,8 +106,7 @@ _log = logging.getLogger(__name__)
 def build_app(base_url: str, *, key: str | None = None, names: Collection[str] | None = ()) -> Starlette:
     """Return the proxy's ASGI application; `base_url` is that of the provider. The process must be patched already.
 
-    `key` is the key that callers must send in the header `x-art-key`; `names` are the host names that `PageGuard`
-    accepts.
+    `key` is what callers must send in the header `x-art-key`; `names` are the host names that `PageGuard` accepts.
     """
     gateway = _Gateway()
 
@@ -169,7 +167,7 @@ class _Gateway:
 
     async def _call(self, caller: Caller, surface: str, sent: Sent, body: dict[str, Any]) -> None:
         with _context_of(caller) as ours:
-            response = await self.upstream.call(surface, sent, body, stream=bool(body.get("stream")))
+            response = await self.upstream.call(surface, sent, body)
             # The SDK has read the answer, so it is handed out decoded and with a new length.
             if response.is_closed:
                 headers = for_caller(response.headers.raw, without=_NOT_AS_THEY_CAME)

@@ -8,12 +8,11 @@ one, which `patching` makes from the parsed body.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 import openai
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
@@ -36,21 +35,13 @@ class Unreachable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A caller's request, to be sent to upstream.
+    """A caller's request, to be sent to upstream."""
 
-    Attributes:
-        method: HTTP method in upper case, such as `POST`.
-        url: the full URL at upstream.
-        content: the body; an asynchronous iterator of bytes if it was not read yet.
-        decoded: whether the proxy decompresses the answer for the caller. Then upstream is only offered gzip, the one
-            encoding that every version of the HTTP library decodes.
-    """
-
-    method: str
-    url: str
+    method: str  # in upper case
+    url: str  # the full URL at upstream
     headers: Pairs
-    content: Any
-    decoded: bool = False
+    content: Any  # the body; an asynchronous iterator of bytes if it was not read yet
+    decoded: bool = False  # whether the proxy decompresses the answer for the caller
 
 
 _SENT: ContextVar[Sent | None] = ContextVar("art_patch_proxy_sent", default=None)
@@ -87,7 +78,7 @@ class Upstream:
         """Return the URL at upstream for a path below `/v1` and a query."""
         return f"{self.base_url}{path}" + (f"?{query}" if query else "")
 
-    async def call(self, surface: str, sent: Sent, body: dict[str, Any], *, stream: bool) -> Any:
+    async def call(self, surface: str, sent: Sent, body: dict[str, Any]) -> Any:
         """Send a call through the patched SDK, and return the HTTP response, whatever its status.
 
         A successful stream is returned open, for the caller to read; the body of every other response is in memory.
@@ -96,22 +87,15 @@ class Upstream:
             surface: path of the call below the base URL: `/chat/completions`, `/completions` or `/responses`.
             sent: the request to send if the call goes upstream.
             body: the parsed body of `sent`, from which the request to the engine is made.
-            stream: whether the caller has asked for a stream.
 
         Raises:
             Unreachable: if upstream did not answer.
         """
-        # By a context variable: the SDK has no argument through which a ready request could be passed to
-        # `_build_request`.
+        # By a context variable: the SDK has no argument by which a ready request could reach `_build_request`.
         token = _SENT.set(sent)
         try:
-            return await self._client.post(
-                surface,
-                cast_to=self._library.Response,
-                body=body,
-                stream=stream,
-                stream_cls=cast(Any, openai.AsyncStream[object]),
-            )
+            kinds: dict[str, Any] = {"cast_to": self._library.Response, "stream_cls": openai.AsyncStream[object]}
+            return await self._client.post(surface, body=body, stream=bool(body.get("stream")), **kinds)
         except openai.APIStatusError as error:
             return error.response
         except openai.APIConnectionError as error:
@@ -141,8 +125,8 @@ class Upstream:
 
 def _as_sent(pool: Any, sent: Sent) -> Any:
     headers = sent.headers
-    # gzip is the one encoding that every version of the HTTP library decodes.
     if sent.decoded:
+        # gzip is the one encoding that every version of the HTTP library decodes.
         accepts_gzip = b"gzip" in (first(headers, b"accept-encoding") or b"").lower()
         headers = for_upstream(headers, without=frozenset({b"accept-encoding", b"content-length"}))
         headers.append((b"accept-encoding", b"gzip" if accepts_gzip else b"identity"))
@@ -164,12 +148,8 @@ def _library(pool_class: type) -> Any:
 
 # Headers: pairs of bytes, as in ASGI, so order, case and repetitions stay as they came.
 
-# Headers that begin like this are for the proxy and go no further.
-OURS = b"x-art-"
-
-# The proxy's own key. `Authorization` holds upstream's.
-KEY = b"x-art-key"
-
+OURS = b"x-art-"  # headers that begin like this are for the proxy and go no further
+KEY = b"x-art-key"  # the proxy's own key; `Authorization` holds upstream's
 TRAJECTORY = b"x-art-trajectory-id"
 
 # RFC 9110, section 7.6.1; and `Expect`, which our server has answered already.
@@ -177,7 +157,6 @@ _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"}
     | {b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
 )
-
 
 # Header -> the argument of `trajectory()` that it becomes.
 _ABOUT_THE_RUN = {
@@ -188,34 +167,31 @@ _ABOUT_THE_RUN = {
 }
 
 
-def caller_context(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str | None, dict[str, Any]]:
+def caller_context(headers: Pairs) -> tuple[str | None, dict[str, Any]]:
     """Return the group key and the arguments of `trajectory()` that a request's `x-art-` headers give."""
     given = {name.lower(): value.decode("utf-8", "replace").strip() for name, value in headers}
     about: dict[str, Any] = {argument: given[name] for name, argument in _ABOUT_THE_RUN.items() if given.get(name)}
     return given.get(b"x-art-group") or None, about
 
 
-def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
+def first(headers: Pairs, name: bytes) -> bytes | None:
     """Return the first value of a header; `None` if the header is missing."""
     return next((value for key, value in headers if key.lower() == name), None)
 
 
-def for_upstream(headers: Iterable[tuple[bytes, bytes]], *, without: frozenset[bytes] = frozenset()) -> Pairs:
+def for_upstream(headers: Pairs, *, without: frozenset[bytes] = frozenset()) -> Pairs:
     """Return the caller's headers for upstream, without hop-by-hop headers, `Host`, `x-art-` and those in `without`."""
-    return [
-        (name, value)
-        for name, value in _end_to_end(headers)
-        if (low := name.lower()) != b"host" and not low.startswith(OURS) and low not in without
-    ]
+    passed = _end_to_end(headers, without | {b"host"})
+    return [(name, value) for name, value in passed if not name.lower().startswith(OURS)]
 
 
-def for_caller(headers: Iterable[tuple[bytes, bytes]], *, without: frozenset[bytes] = frozenset()) -> Pairs:
+def for_caller(headers: Pairs, *, without: frozenset[bytes] = frozenset()) -> Pairs:
     """Return upstream's headers for the caller, without hop-by-hop headers and those in `without`."""
-    return [(name.lower(), value) for name, value in _end_to_end(headers) if name.lower() not in without]
+    return [(name.lower(), value) for name, value in _end_to_end(headers, without)]
 
 
-def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Pairs:
-    pairs = list(headers)
+def _end_to_end(headers: Pairs, without: frozenset[bytes]) -> Pairs:
     # `Connection` may name more headers that end at this hop.
-    named = {part.strip().lower() for key, value in pairs if key.lower() == b"connection" for part in value.split(b",")}
-    return [(key, value) for key, value in pairs if key.lower() not in _HOP_BY_HOP | named]
+    named = [value.split(b",") for name, value in headers if name.lower() == b"connection"]
+    left_out = _HOP_BY_HOP | without | {part.strip().lower() for parts in named for part in parts}
+    return [(name, value) for name, value in headers if name.lower() not in left_out]

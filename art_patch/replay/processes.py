@@ -40,10 +40,8 @@ class AppProcess:
         Raises:
             RunLost: the interpreter cannot be started.
         """
-        self.target = target
-        self.redacted = redacted
-        self._late = False
-        self._gone = False
+        self.runs = (target, redacted)
+        self._late = self._gone = False
         settings = {f"ART_PATCH_{name.upper()}": value for name, value in config.environment.items()}
         command = [config.python or sys.executable, "-m", "art_patch.replay.worker", target]
         command += ["redacted"] if redacted else []
@@ -68,10 +66,9 @@ class AppProcess:
         timer = Timer(timeout_s, self._overdue)
         timer.start()
         try:
+            assert self._process.stdin is not None and self._process.stdout is not None
             if question is not None:
-                assert self._process.stdin is not None
                 self._process.stdin.write(json.dumps(question) + "\n")
-            assert self._process.stdout is not None
             line = self._process.stdout.readline()
         except (OSError, ValueError):  # the other end of the pipe is closed, or `kill` has closed this one
             line = ""
@@ -127,13 +124,12 @@ class AppProcesses:
         """Return an idle process of the function `target`, or start one; end idle processes of other functions.
 
         Raises:
-            RunLost: the function cannot be loaded now, or could not be loaded at an earlier attempt; or the pool was
-                stopped.
+            RunLost: the function cannot be loaded now or could not at an earlier attempt, or the pool was stopped.
         """
+        same = (target, redacted)
         with self._lock:
-            same = (target, redacted)
-            others = [process for process in self._free if (process.target, process.redacted) != same]
-            mine = [process for process in self._free if (process.target, process.redacted) == same]
+            others = [process for process in self._free if process.runs != same]
+            mine = [process for process in self._free if process.runs == same]
             process = mine.pop() if mine else None
             self._free = mine
         # Outside the lock: ending takes up to `_END_S` each, and other threads give processes back meanwhile.

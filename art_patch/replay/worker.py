@@ -21,6 +21,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import nullcontext
 from contextvars import copy_context
+from functools import partial
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -32,19 +33,17 @@ from art_patch.errors import ArtPatchError, ConfigError, EngineError
 from art_patch.patching import flush, patch_around, status
 from art_patch.recording import redacts
 
+# Name under which a script is loaded. It is not `__main__`, so code below `if __name__ == "__main__"` does not run.
 _MODULE = "__replayed_main__"
-"""Name under which a script is loaded. It is not `__main__`, so code below `if __name__ == "__main__"` does not run."""
 
 _READY_S = 10.0  # seconds until a champion must serve; the first read of the store may take seconds
 _FLUSH_S = 30.0  # seconds that the recorder gets to write a run
 
 
 def main(target: str, *, redacted: bool) -> None:
-    """Load the function, and repeat runs until standard input ends.
+    """Load the function `target`, `MODULE:NAME` or `SCRIPT:NAME`, and repeat runs until standard input ends.
 
-    Args:
-        target: the function, as `MODULE:NAME` or `SCRIPT:NAME`.
-        redacted: run nothing unless the app's own settings redact what is recorded.
+    With `redacted`, nothing runs unless the app's own settings redact what is recorded.
     """
     questions, answers = _own_pipes()
 
@@ -53,10 +52,12 @@ def main(target: str, *, redacted: bool) -> None:
         answers.flush()
 
     given = {name: os.environ.get(f"ART_PATCH_{name.upper()}") for name in ("project", "home", "store")}
+    # Every run is routed and recorded, whatever settings the app gave to `patch()`.
+    patch_again = partial(patch_around, mode="route", sample_rate=1.0, **given)
     note_no_more()
     try:
         function = load(target)
-        _patch(given)
+        patch_again()
         if redacted and not redacts():
             raise ConfigError(
                 "what the app records is redacted, and here nothing would be; put art_patch.patch(redact=...) at the "
@@ -71,7 +72,7 @@ def main(target: str, *, redacted: bool) -> None:
     # One event loop for all runs: an HTTP client keeps connections that belong to the loop of its first run.
     with asyncio.Runner() as loop:
         for line in questions:
-            _patch(given)  # again, because the previous run may have called `unpatch()`
+            patch_again()  # because the previous run may have called `unpatch()`
             say(_repeat(function, json.loads(line), loop))
 
 
@@ -187,11 +188,6 @@ def _own_pipes() -> tuple[TextIO, TextIO]:
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
     return questions, answers
-
-
-def _patch(given: Mapping[str, Any]) -> None:
-    """Route and record every run, whatever settings the app gave to `patch()`."""
-    patch_around(mode="route", sample_rate=1.0, **given)
 
 
 def _wait_for_champion() -> None:
