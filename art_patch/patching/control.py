@@ -44,19 +44,15 @@ class Status(NamedTuple):
 
     Attributes:
         mode: the current mode. A mode in the store overrules the one that the app has set.
-        champion: name of the policy that serves.
         challenger: name of the policy under test (canary or shadow).
         challenger_state: `shadow`: the policy under test is asked in the background; `canary`: it answers a share of
             the sessions.
         base_url: address of the engine that serves the champion and the policy under test.
-        recorded: number of calls that were written to the store.
         dropped: number of records that were lost, because the queue was full or the store refused them.
-        served_by_policy: number of recorded calls that a policy answered.
         fallbacks: number of recorded calls that should have been answered by a policy and were answered by upstream.
         shadowed: number of answers that policies gave in the background, in mode or state `shadow`.
         shadow_skipped: number of background calls that were not made: `shadow_per_minute` was used up, too many calls
             were waiting, the engine was failing, or the policy was not to be asked any more.
-        shadow_failed: number of background calls that a policy failed to answer.
         instrumented: the patched SDK with its version, and the integrations in use.
         bypasses: number of calls that a library sent without the OpenAI SDK, by the way it sent them. Calls of
             libraries that art_patch does not know are not counted.
@@ -258,9 +254,9 @@ def _apply(given: dict[str, Any], *, everything: bool, lent: bool = False) -> No
 
 def _keep_place(now: Settings, wanted: Settings) -> None:
     """Refuse settings that would move the process to another project, home or store."""
-    if (now.project, now.home, now.store) == (wanted.project, wanted.home, wanted.store):
-        return  # as they were given: the app may have changed its directory since
-    if _place(now) == _place(wanted):
+    # First as they were given: the app may have changed its directory since.
+    are_equal = (now.project, now.home, now.store) == (wanted.project, wanted.home, wanted.store)
+    if are_equal or _place(now) == _place(wanted):
         return
     if _process.by_launcher:
         logger.warning("art_patch: this app's own %s replaces %s", _named(wanted), _named(now))
@@ -282,7 +278,6 @@ def _named(settings: Settings) -> str:
 
 
 def _refuse(wrong: str) -> None:
-    """Leave everything as it is and log the reason once."""
     # An app must not end because of a variable that somebody else has set, so this does not raise.
     sentence = f"{wrong}; mend it or unset it: until then art_patch.patch() does nothing."
     if _process.refused != (sentence,):
@@ -323,8 +318,7 @@ def _wrap(entries: Sequence[EntryPoint]) -> None:
 
 
 def _put_on(module: Any) -> None:
-    runtime = _process.active
-    if runtime is None:
+    if (runtime := _process.active) is None:
         return
     try:
         _process.wrapping.put_on(module)

@@ -245,17 +245,14 @@ class Runtime:
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of `Status` that come from the target, the recorder and the background calls."""
-        recorder, target, shadow = self.recorder, self.target, self.shadow
+        counts, target, shadow = self.recorder.counts, self.target, self.shadow
+        of_target = ("mode", "champion", "challenger", "challenger_state", "base_url")
         return {
-            "mode": target.mode,
-            "champion": target.champion,
-            "challenger": target.challenger,
-            "challenger_state": target.challenger_state,
-            "base_url": target.base_url,
-            "recorded": recorder.counts.recorded,
-            "dropped": recorder.dropped,
-            "served_by_policy": recorder.counts.served_by_policy,
-            "fallbacks": recorder.counts.fallbacks,
+            **{name: getattr(target, name) for name in of_target},
+            "recorded": counts.recorded,
+            "dropped": self.recorder.dropped,
+            "served_by_policy": counts.served_by_policy,
+            "fallbacks": counts.fallbacks,
             "shadowed": shadow.asked,
             "shadow_skipped": shadow.skipped,
             "shadow_failed": shadow.failed,

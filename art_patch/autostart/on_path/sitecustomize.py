@@ -54,13 +54,9 @@ def _start() -> None:
 
         patch_around()
     except Exception as error:
-        message = " ".join(str(error).split())
-        _say(f"{type(error).__name__}: {message}; this process ({sys.executable}) is not patched")
-
-
-def _say(message: str) -> None:
-    if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison] - there is none under pythonw
-        sys.stderr.write(f"art-patch: {message}\n")
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison] - there is none under pythonw
+            sys.stderr.write(f"art-patch: {said}; this process ({sys.executable}) is not patched\n")
 
 
 def _hand_on(seen: set[str]) -> None:
@@ -72,18 +68,13 @@ def _hand_on(seen: set[str]) -> None:
         from importlib.util import module_from_spec  # not before it is needed: every Python process pays for it
 
         seen.add(spec.origin)
-        module = module_from_spec(spec)
-        sys.modules["sitecustomize"] = module
+        sys.modules["sitecustomize"] = module = module_from_spec(spec)
         spec.loader.exec_module(module)
         return
 
 
-def _begin() -> None:
-    seen = sys.__dict__.setdefault(_SEEN, set())
-    if __file__ not in seen:
-        seen.add(__file__)
-        sys.meta_path.insert(0, _Starter())
-    _hand_on(seen)
-
-
-_begin()
+_seen = sys.__dict__.setdefault(_SEEN, set())
+if __file__ not in _seen:
+    _seen.add(__file__)
+    sys.meta_path.insert(0, _Starter())
+_hand_on(_seen)

@@ -49,8 +49,7 @@ class ResponseRewriter:
         policy: name of the policy that was asked; an answer of any other model is invalid.
         requested_model: the model name in the app's request, which the rewritten answer shows.
         n: number of choices that the app has asked for.
-        keeps_logprobs: whether the app has asked for log-probabilities itself, so that they stay in the answer.
-        keeps_token_ids: whether the app has asked for token ids itself, so that they stay in the answer.
+        keeps_logprobs: whether the app has asked for log-probabilities itself; so too `keeps_token_ids`.
         takes_empty: whether an answer without text, tool call, refusal or audio is accepted.
     """
 
@@ -78,12 +77,13 @@ class ResponseRewriter:
         choices: Any = answer.get("choices")
         if not isinstance(choices, list) or len(cast(list[Any], choices)) < self.n:
             raise InvalidAnswer("choices are missing")
-        for choice in cast(list[Any], choices):
-            if not isinstance(choice, dict) or not isinstance(cast(dict[str, Any], choice).get("message"), dict):
+        for given in cast(list[Any], choices):
+            choice = cast(dict[str, Any], given) if isinstance(given, dict) else {}
+            if not isinstance(choice.get("message"), dict):
                 raise InvalidAnswer("a choice has no message")
-            if cast(dict[str, Any], choice).get("finish_reason") is None:
+            if choice.get("finish_reason") is None:
                 raise InvalidAnswer("a choice has no finish reason")
-            if not self.takes_empty and not says_something(cast(dict[str, Any], choice)["message"]):
+            if not self.takes_empty and not says_something(choice["message"]):
                 raise EmptyAnswer
         return answer
 
@@ -100,8 +100,7 @@ class ResponseRewriter:
     def strip(self, answer: dict[str, Any]) -> None:
         """Remove the fields that the app did not ask for from an answer or a chunk, and set its model name."""
         keeps_ids, keeps_logprobs = self.keeps_token_ids, self.keeps_logprobs
-        answer["model"] = self.requested_model
-        answer["system_fingerprint"] = self.policy
+        answer["model"], answer["system_fingerprint"] = self.requested_model, self.policy
         if not keeps_ids:
             answer.pop("prompt_token_ids", None)
         _drop_nulls(answer, _NULLS_OF_ANSWER)
@@ -128,9 +127,7 @@ def says_something(said: dict[str, Any]) -> bool:
     return bool(
         (content.strip() if isinstance(content, str) else content)
         or (refusal.strip() if isinstance(refusal, str) else refusal)
-        or said.get("tool_calls")
-        or said.get("function_call")
-        or said.get("audio")
+        or (said.get("tool_calls") or said.get("function_call") or said.get("audio"))
     )
 
 
@@ -179,7 +176,6 @@ class StreamRewriter:
         begun: whether the first chunk has arrived and was accepted.
         started: whether the stream has brought content, or for chat also reasoning. Before that the app must get no
             byte, because the call may still go upstream.
-        done: whether the engine has sent `[DONE]`.
         unread: the bytes that `feed` began to process last. If it fails, the app gets them unchanged.
     """
 
@@ -188,9 +184,7 @@ class StreamRewriter:
         self._rest: list[bytes] = []
         self.unread = b""
         self._finished: set[int] = set()
-        self.begun = False
-        self.started = False
-        self.done = False
+        self.begun = self.started = False
 
     def feed(self, data: bytes) -> bytes:
         """Return the rewritten bytes of all complete lines; keep the rest. Raise `InvalidAnswer` if one is invalid."""
@@ -221,7 +215,6 @@ class StreamRewriter:
         payload = line[5:].strip()
         if payload.startswith(DONE):
             self._check_finished()
-            self.done = True
             return self._last(line)
         chunk = _parse(payload)
         if not self.begun:

@@ -77,28 +77,27 @@ class Shadow:
 
     def offer(self, call: Call, info: TrajectoryInfo) -> None:
         """Queue a copy of a recorded call for each policy to ask in the background; called by the recorder's thread."""
-        for policy in _policies(self._runtime.target):
-            self._offer(call, info, policy)
-
-    def _offer(self, call: Call, info: TrajectoryInfo, policy: str) -> None:
         now = time.monotonic()
         while self._asked_at and now - self._asked_at[0] >= 60:
             self._asked_at.popleft()
-        spent = len(self._asked_at) >= self._runtime.settings.shadow_per_minute
-        if self._stopped or spent or self._jobs.qsize() >= MAX_WAITING:
-            self.skipped += 1
-            return
-        self._asked_at.append(now)
-        self._jobs.put((call, info, policy))
+        for policy in _policies(self._runtime.target):
+            spent = len(self._asked_at) >= self._runtime.settings.shadow_per_minute
+            if self._stopped or spent or self._jobs.qsize() >= MAX_WAITING:
+                self.skipped += 1
+                continue
+            self._asked_at.append(now)
+            self._jobs.put((call, info, policy))
+            self._ensure_running()
+
+    def _ensure_running(self) -> None:
         with self._lock:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="art_patch-shadow", daemon=True)
                 try:
                     thread.start()
+                    self._thread = thread
                 except RuntimeError as error:  # too many threads, or the interpreter is going down
                     faults.trouble("patching.shadow", error)
-                    return
-                self._thread = thread
 
     def _run(self) -> None:
         while True:
@@ -113,7 +112,7 @@ class Shadow:
                     faults.fault("patching.shadow", error)
                 continue
             with self._lock:
-                # Looked at under the lock: `_offer` adds a job before it takes the lock, and starts a thread only if it
+                # Looked at under the lock: `offer` adds a job before it takes the lock, and starts a thread only if it
                 # sees none.
                 if self._jobs.empty():
                     self._thread = self._client = None
@@ -139,7 +138,8 @@ class Shadow:
             with suppress():
                 answer = self._post(body, target)
             exchange.saw(answer)
-            _check(answer, body)
+            n = body.get("n") or 1
+            ResponseRewriter(policy, requested_model="", n=n, keeps_logprobs=True, keeps_token_ids=True).whole(answer)
         except (OpenAIError, InvalidAnswer) as error:
             self.failed += 1
             self._runtime.engine_failed(challenger=challenger)
@@ -165,7 +165,7 @@ def _policies(target: Target) -> tuple[str, ...]:
     """Return the policies that are asked in the background."""
     champion = target.champion if target.mode == "shadow" else None
     challenger = target.challenger if target.challenger_state == "shadow" else None
-    return tuple(policy for policy in (champion, challenger) if policy is not None) if target.serves else ()
+    return tuple(filter(None, (champion, challenger))) if target.serves else ()
 
 
 def _body(call: Call, policy: str, challenger: bool) -> dict[str, Any]:
@@ -174,7 +174,3 @@ def _body(call: Call, policy: str, challenger: bool) -> dict[str, Any]:
     if challenger:
         body["priority"] = _BEHIND_THE_APP
     return body | {"tools": list(call.tools)} if call.tools else body
-
-
-def _check(answer: bytes, body: dict[str, Any]) -> None:
-    ResponseRewriter(body["model"], "", body.get("n") or 1, keeps_logprobs=True, keeps_token_ids=True).whole(answer)

@@ -13,8 +13,8 @@ import socket
 import threading
 import time
 from collections import deque
-from types import TracebackType
-from typing import Any, Self
+from contextlib import suppress
+from typing import Any
 
 from art_patch._lib.faults import faults
 from art_patch.patching.rewriting.response_rewriter import TooSlow
@@ -36,13 +36,10 @@ class Wait:
         self._socket = [socket]  # `pop` is atomic, so either the reader or the watch ends the wait, never both
         self._due = due
 
-    def __enter__(self) -> Self:
-        """Return the wait."""
-        return self
+    def __enter__(self) -> None:
+        """Begin the wait, which is watched already."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         """End the wait: the stream has begun, has failed, or was given up."""
         try:
             self._socket.pop()
@@ -53,14 +50,9 @@ class Wait:
     def is_over(self, now: float) -> bool:
         """Return whether the wait has ended. If the stream is late, its socket is shut down first."""
         if self._socket and now >= self._due:
-            self._give_up()
+            with suppress(IndexError, OSError):  # the stream has begun at this moment, or its socket is closed already
+                self._socket.pop().shutdown(socket.SHUT_RDWR)
         return not self._socket
-
-    def _give_up(self) -> None:
-        try:
-            self._socket.pop().shutdown(socket.SHUT_RDWR)
-        except (IndexError, OSError):
-            return  # the stream has begun at this moment, or its socket is closed already
 
 
 class Watch:
@@ -92,10 +84,9 @@ class Watch:
                 thread = threading.Thread(target=self._run, name="art_patch-watch", daemon=True)
                 try:
                     thread.start()
+                    self._thread = thread
                 except RuntimeError as error:  # too many threads, or the interpreter is going down
                     faults.trouble("patching.watch", error)
-                    return
-                self._thread = thread
 
     def _run(self) -> None:
         pause = threading.Event()  # not `time.sleep`: a test suite of the app may have mocked it
