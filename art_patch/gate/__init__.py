@@ -14,9 +14,10 @@ proven to be worse than the champion by at most `max_worse`.
 from __future__ import annotations
 
 from art_patch.gate.collapse import collapse_findings, failed_runs
-from art_patch.gate.config import CollapseConfig, GateConfig
 from art_patch.gate.paired_test import (
+    CollapseConfig,
     Finding,
+    GateConfig,
     Judged,
     Verdict,
     decide,

@@ -20,10 +20,9 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, median
 from typing import Any, cast
 
-from art_patch.gate.config import CollapseConfig, GateConfig
-from art_patch.gate.paired_test import Finding, not_worse
+from art_patch.gate.paired_test import CollapseConfig, Finding, GateConfig, not_worse
 from art_patch.gate.turns import Answered, Given, Repeated, Turn
-from art_patch.types import JSON, Choice, Trajectory
+from art_patch.types import JSON, Choice
 
 # Beginnings of answers that count as refusals: English only, after the list of Zou et al. (arXiv:2307.15043).
 REFUSALS = (
@@ -40,9 +39,6 @@ REFUSALS = (
     "i won't",
     "as an ai",
 )
-
-# Length of the n-grams that `repetition` counts.
-_N = 3
 
 
 def collapse_findings(
@@ -74,15 +70,11 @@ def failed_runs(repeated: Sequence[Repeated], config: GateConfig) -> tuple[Findi
     """
     if not repeated:
         return ()
-    ours = _failed([run for each in repeated for run in each.candidate])
-    theirs = _failed([run for each in repeated for run in each.champion])
+    ours = fmean(run.info.error is not None for each in repeated for run in each.candidate)
+    theirs = fmean(run.info.error is not None for each in repeated for run in each.champion)
     bound = theirs + config.max_worse
     words = f"failed runs {ours:.3g} against {theirs:.3g}; at most {bound:.3g} is allowed"
     return (Finding("failed runs", ours, theirs, bound, ours <= bound, words),)
-
-
-def _failed(runs: Sequence[Trajectory]) -> float:
-    return fmean(run.info.error is not None for run in runs)
 
 
 def format_error(message: JSON, tools: Sequence[JSON]) -> str | None:
@@ -91,8 +83,7 @@ def format_error(message: JSON, tools: Sequence[JSON]) -> str | None:
     Three things are checked: the tool is offered, its arguments are a JSON object, and no required argument is missing.
     """
     offered = {str(tool.get("function", {}).get("name")): tool.get("function", {}) for tool in tools}
-    for call in cast("Sequence[JSON]", message.get("tool_calls") or ()):
-        function = cast("JSON", call.get("function") or {})
+    for function in _called(message):
         name = str(function.get("name"))
         if name not in offered:
             return f"there is no tool {name!r}"
@@ -108,6 +99,11 @@ def format_error(message: JSON, tools: Sequence[JSON]) -> str | None:
     return None
 
 
+def _called(message: JSON) -> list[JSON]:
+    calls = cast("Sequence[JSON]", message.get("tool_calls") or ())
+    return [cast("JSON", call.get("function") or {}) for call in calls]
+
+
 def is_refusal(message: JSON) -> bool:
     """Whether an answer begins like a refusal (`REFUSALS`) and calls no tool."""
     text = str(message.get("content") or "").strip().lower().replace("\u2019", "'")
@@ -121,7 +117,7 @@ def repetition(choice: Choice) -> float:
     ids are unknown.
     """
     units: Sequence[Any] = choice.token_ids or str(choice.message.get("content") or "")
-    runs = [tuple(units[at : at + _N]) for at in range(len(units) - _N + 1)]
+    runs = list(zip(units, units[1:], units[2:], strict=False))
     return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
@@ -150,9 +146,7 @@ def _share(name: str, answers: Sequence[Answered], of: _Of, config: GateConfig, 
 
 def _words(choice: Choice) -> tuple[str, ...]:
     """Return an answer as text, without the ids of its tool calls, which differ each time."""
-    calls = cast("Sequence[JSON]", choice.message.get("tool_calls") or ())
-    functions = [cast("JSON", call.get("function") or {}) for call in calls]
-    made = (f"{function.get('name')}\0{function.get('arguments')}" for function in functions)
+    made = (f"{function.get('name')}\0{function.get('arguments')}" for function in _called(choice.message))
     return (str(choice.message.get("content") or ""), *made)
 
 

@@ -1,4 +1,4 @@
-"""The gate's statistics: is the candidate better than the champion on the held-out scenarios?
+"""The gate's settings and statistics: is the candidate better than the champion on the held-out scenarios?
 
 The input is the judge's scores of both policies on the same turns; the output is a verdict with its reason and metrics.
 Pure.
@@ -29,12 +29,13 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from statistics import NormalDist, stdev
+from typing import Literal
 
-from art_patch.gate.config import GateConfig
-from art_patch.gate.turns import BlindComparison
+from art_patch.errors import ConfigError
+from art_patch.gate.turns import BlindComparison, Turn
 from art_patch.types import JSON, Group
 
 # (scenario key, candidate's metric, champion's metric) of one turn.
@@ -48,8 +49,81 @@ TIE = 1e-9
 _ALL_SUBSETS_UPTO = 10
 # With the empty subset these are 2,000, so that 1 % and 5 % of them are whole numbers.
 _DRAWS = 1_999
-# Statistical power (1 - type II error) of the sample size that `scenarios_needed` recommends.
-_POWER = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class CollapseConfig:
+    """How far the candidate's answers may differ from the champion's, however high its scores are (see `collapse`)."""
+
+    # Neither policy may write more than this many times as much as the other.
+    max_length_ratio: float = 4.0
+    # The probability that answers to two different scenarios are identical may always be this high, ...
+    max_same: float = 0.5
+    # ... and may exceed the champion's by this much.
+    max_same_rise: float = 0.25
+    # How much higher its entropy for each token may be, in nats.
+    max_entropy_rise_nats: float = 1.0
+    # KL divergence for each token from the policy that training started from, in nats. Training itself stops at
+    # `TrainConfig.max_kl_nats`; this is the second net.
+    max_kl_nats: float = 2.0
+    # Its median answer may take this many times as long.
+    max_latency_ratio: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class GateConfig:
+    """The gate's settings: which prompts both policies answer, and when the candidate wins."""
+
+    # With fewer scored held-out scenarios the candidate is rejected. The level needs some as well (`fewest`).
+    min_scenarios: int = 8
+    # At most this many scenarios are asked, and this many turns of each.
+    max_scenarios: int = 64
+    turns_per_scenario: int = 2
+    # Answers of each policy to each turn.
+    samples: int = 4
+    # Whole runs of each policy, for scenarios whose runs can be repeated. The scenario is the unit of the test, so more
+    # scenarios tell more than more runs of each.
+    run_samples: int = 2
+    # How often the judge sees each turn. 2 shows the answers in the reverse order, too, which cancels position bias and
+    # doubles the cost of judging.
+    orders: Literal[1, 2] = 2
+    # Confidence of the one-sided lower bound. A candidate equal to the champion is promoted in at most 1 - level of the
+    # gate runs.
+    level: float = 0.95
+    # The lower bound of the score difference must lie above this. Below 0, the candidate may be that much worse.
+    margin: float = 0.0
+    # A larger share of turns without a judge's score rejects; so does a larger share of answers on which a user's check
+    # failed.
+    max_unscored: float = 0.1
+    # Largest loss, with confidence `level`, in every metric that must not get worse: the judge's scores on the suite,
+    # user checks (scaled to 0..1), and the shares of empty, refused, malformed, cut-off and repetitive answers.
+    max_worse: float = 0.1
+    # Runs of users who arrived within this many seconds are not asked about, so that no newcomer can steer a promotion.
+    new_user_s: float = 86_400.0
+    # Largest share of the scenarios that belong to one user alone, where four users or more are known; never less than
+    # twice an equal share.
+    max_user_share: float = 0.25
+    # Prompts that every candidate is asked (`read_suite`).
+    suite: tuple[Turn, ...] = ()
+    # `None` switches all checks of `collapse` off.
+    collapse: CollapseConfig | None = field(default_factory=CollapseConfig)
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that would promote every candidate, or none: `ConfigError`."""
+        if not 0.5 <= self.level < 1:
+            raise ConfigError(f"the gate's level is {self.level:g}; give a confidence from 0.5 to below 1")
+        if not -1 <= self.margin < 1:
+            raise ConfigError(
+                f"the gate's margin is {self.margin:g}; scores lie in 0..1, so give one from -1 to below 1"
+            )
+        if self.orders not in (1, 2):
+            raise ConfigError(f"the gate's orders are {self.orders}; there are 2, an order and its reverse, or give 1")
+        for name in ("max_unscored", "max_worse", "max_user_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"the gate's {name} is {getattr(self, name):g}; give a share from 0 to 1")
+        for name in ("min_scenarios", "max_scenarios", "turns_per_scenario", "samples", "run_samples"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"the gate's {name} is {getattr(self, name)}; give 1 or more")
 
 
 # --- the confidence bound ---
@@ -106,16 +180,15 @@ def _subset_means(values: Sequence[float], seed: int) -> Iterator[float]:
 def scenarios_needed(differences: Sequence[float], margin: float, level: float) -> int | None:
     """Return how many scenarios would probably prove that a mean difference like the observed one is above the margin.
 
-    This is the usual sample size for a power of 80 %: ((z_level + z_power) * s / effect) ** 2, a normal approximation.
-
-    Returns:
-        `None` if more scenarios would not help: the observed mean is not above the margin, or its spread is unknown.
+    This is the usual sample size for a power (1 - type II error) of 80 %: ((z_level + z_power) * s / effect) ** 2, a
+    normal approximation. `None` if more scenarios would not help: the observed mean is not above the margin, or its
+    spread is unknown.
     """
     over = mean(differences) - margin
     if over <= 0 or len(differences) < 2:
         return None
-    normal = NormalDist()
-    steps = (normal.inv_cdf(level) + normal.inv_cdf(_POWER)) * stdev(differences) / over
+    z_level, z_power = map(NormalDist().inv_cdf, (level, 0.8))
+    steps = (z_level + z_power) * stdev(differences) / over
     return max(len(differences) + 1, fewest(level), math.ceil(steps**2))
 
 
@@ -140,12 +213,15 @@ class Finding:
 
 def scenario_means(pairs: Iterable[Pair]) -> list[tuple[float, float]]:
     """Return (mean of the candidate, mean of the champion) for each scenario, averaged over its turns."""
-    ours: dict[str, list[float]] = defaultdict(list)
-    theirs: dict[str, list[float]] = defaultdict(list)
+    turns: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for key, of_candidate, of_champion in pairs:
-        ours[key].append(of_candidate)
-        theirs[key].append(of_champion)
-    return [(mean(ours[key]), mean(theirs[key])) for key in ours]
+        turns[key].append((of_candidate, of_champion))
+    return list(map(_means_of, turns.values()))
+
+
+def _means_of(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    ours, theirs = zip(*pairs, strict=True)
+    return mean(ours), mean(theirs)
 
 
 def not_worse(
@@ -163,7 +239,7 @@ def not_worse(
     by_scenario = scenario_means(pairs)
     if not by_scenario:
         return Finding(name, None, None, allowed, False, f"{name}: nothing to compare")
-    ours, theirs = mean([a for a, _ in by_scenario]), mean([b for _, b in by_scenario])
+    ours, theirs = _means_of(by_scenario)
     if not all(math.isfinite(metric) for both in by_scenario for metric in both):
         return Finding(name, None, None, allowed, False, f"{name}: a metric is not finite")
     sign = -1.0 if less_is_better else 1.0
@@ -212,7 +288,7 @@ def merge_orders(comparisons: Sequence[BlindComparison], orders: Sequence[Mappin
         if len(means) < len(orders) or not means:
             unscored.append(turn.scenario_key)
             continue
-        pairs.append((turn.scenario_key, mean([a for a, _ in means]), mean([b for _, b in means])))
+        pairs.append((turn.scenario_key, *_means_of(means)))
         differences = [a - b for a, b in means]
         flips += min(differences) < -TIE and max(differences) > TIE
     disagreement = flips / len(pairs) if pairs and len(orders) > 1 else None
@@ -221,11 +297,10 @@ def merge_orders(comparisons: Sequence[BlindComparison], orders: Sequence[Mappin
 
 def _means(group: Group, ours: frozenset[str], values: Mapping[str, float]) -> tuple[float, float] | None:
     """Return the candidate's and the champion's mean score in one order; `None` unless every answer has a score."""
-    scores = [(sibling.id in ours, values.get(sibling.id, math.nan)) for sibling in group.trajectories]
-    by_us = [score for is_ours, score in scores if is_ours]
-    by_them = [score for is_ours, score in scores if not is_ours]
+    by_us = [values.get(sibling.id, math.nan) for sibling in group.trajectories if sibling.id in ours]
+    by_them = [values.get(sibling.id, math.nan) for sibling in group.trajectories if sibling.id not in ours]
     # Means of the answers that happen to have a score would compare other answers in the one order than in the other.
-    if not by_us or not by_them or not all(math.isfinite(score) for _, score in scores):
+    if not by_us or not by_them or not all(map(math.isfinite, by_us + by_them)):
         return None
     return mean(by_us), mean(by_them)
 
@@ -255,13 +330,9 @@ def decide(scores: Iterable[Pair], config: GateConfig, *, seed: int = 0) -> Verd
         return Verdict(False, f"{count} held-out scenarios; {least - count} more are needed", metrics)
     differences = [ours - theirs for ours, theirs in by_scenario]
     bound = lower_bound(differences, config.level, seed=seed)
-    metrics = {
-        "scenarios": count,
-        "candidate": mean([ours for ours, _ in by_scenario]),
-        "champion": mean([theirs for _, theirs in by_scenario]),
-        "difference": mean(differences),
-        "lower_bound": bound,
-    }
+    metrics: JSON = {"scenarios": count}
+    metrics["candidate"], metrics["champion"] = _means_of(by_scenario)
+    metrics |= {"difference": mean(differences), "lower_bound": bound}
     # Above and not equal: a candidate that answers like the champion has a bound of exactly 0 and must not win.
     wins = bound > config.margin + TIE
     tied = all(abs(difference) <= TIE for difference in differences)

@@ -21,7 +21,7 @@ import hashlib
 import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
@@ -29,7 +29,7 @@ from typing import Any, cast
 
 from art_patch.errors import ConfigError
 from art_patch.trajectories import canonical
-from art_patch.types import JSON, Call, Choice, Group, Trajectory, TrajectoryInfo
+from art_patch.types import Call, Choice, Group, Trajectory, TrajectoryInfo
 
 # Prefix of a suite's scenario keys; scenario keys of traffic never begin so.
 PREFIX = "suite:"
@@ -74,7 +74,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A turn of the gate with the answers that candidate and champion gave to its prompt."""
+    """A turn of the gate, and both policies' answers to its prompt."""
 
     turn: Turn
     candidate: Given
@@ -131,10 +131,8 @@ def held_out_turns(
     users_of = {key: {info.user_id for info, _ in theirs} for key, theirs in calls.items()}
     owner_of = {key: next(iter(users)) if len(users) == 1 else None for key, users in users_of.items()}
     keys, surplus = _within_share(owner_of, scenarios, max_user_share)
-    left = {
-        "of users who just arrived": len(silenced - calls.keys()),
-        "a user's scenarios are more than their share": surplus,
-    }
+    silent = len(silenced - calls.keys())
+    left = {"of users who just arrived": silent, "a user's scenarios are more than their share": surplus}
     rng = random.Random(seed)
     turns = tuple(turn for key in keys for turn in _spread(key, calls[key], turns_per_scenario, rng))
     newest = {key: tuple(sorted(runs[key], key=attrgetter("started_at"), reverse=True)) for key in keys}
@@ -182,24 +180,18 @@ def blind_answers(
 
     Nothing in the group names a policy, and the judge shuffles the answers by the group's random id.
     """
-    ours: set[str] = set()
-    siblings: list[Trajectory] = []
-    for is_candidate, choices in ((True, candidate), (False, champion)):
-        for choice in choices:
-            siblings.append(as_run(turn, choice, new_id=new_id))
-            if is_candidate:
-                ours.add(siblings[-1].id)
-    return Group(new_id(), turn.scenario_key, "gate", tuple(siblings), held_out=True), frozenset(ours)
+
+    def run(choice: Choice) -> Trajectory:
+        key = new_id()
+        call = replace(turn.call, id=new_id(), trajectory_id=key, choices=(replace(choice, index=0),))
+        return Trajectory(TrajectoryInfo(key, 0.0), (_blind_call(call),))
+
+    ours, theirs = tuple(map(run, candidate)), tuple(map(run, champion))
+    group = Group(new_id(), turn.scenario_key, "gate", ours + theirs, held_out=True)
+    return group, frozenset(one.id for one in ours)
 
 
-def as_run(turn: Turn, choice: Choice, *, new_id: Callable[[], str]) -> Trajectory:
-    """Return an answer to the turn as a trajectory of one call, which does not name the policy."""
-    key = new_id()
-    call = replace(turn.call, id=new_id(), trajectory_id=key, choices=(replace(choice, index=0),))
-    return Trajectory(TrajectoryInfo(key, 0.0), (blind_call(call),))
-
-
-def blind_call(call: Call) -> Call:
+def _blind_call(call: Call) -> Call:
     """Return a copy of the call with only its prompt, tools and answers: no policy, time, token or log-probability."""
     choices = tuple(Choice(choice.index, choice.message, choice.finish_reason) for choice in call.choices)
     return Call(call.id, call.trajectory_id, 0.0, call.requested_model, call.messages, choices, call.tools)
@@ -207,17 +199,14 @@ def blind_call(call: Call) -> Call:
 
 def data_hash(turns: Sequence[Turn]) -> str:
     """Return a sha256 of the scenarios, prompts and tools of all turns; the order of the turns does not matter."""
-    digests = sorted(
-        hashlib.sha256(b"\0".join((turn.scenario_key.encode("utf-8", "surrogatepass"), *_asked(turn.call)))).digest()
-        for turn in turns
-    )
-    return hashlib.sha256(b"".join(digests)).hexdigest()
 
+    def digest(turn: Turn) -> bytes:
+        key = turn.scenario_key.encode("utf-8", "surrogatepass")
+        # The word stands between, so that a tool can never be mistaken for a message.
+        asked = (*map(canonical, turn.call.messages), b"\0tools", *map(canonical, turn.call.tools))
+        return hashlib.sha256(b"\0".join((key, *asked))).digest()
 
-def _asked(call: Call) -> Iterator[bytes]:
-    yield from map(canonical, call.messages)
-    yield b"\0tools"  # so that a tool can never be mistaken for a message
-    yield from map(canonical, call.tools)
+    return hashlib.sha256(b"".join(sorted(map(digest, turns)))).hexdigest()
 
 
 # --- whole runs ---
@@ -248,9 +237,7 @@ def speaks_of(run: Trajectory, policy: str) -> bool:
 
 def blind_runs(repeated: Repeated, *, new_id: Callable[[], str]) -> BlindComparison:
     """Return the turn, both policies' runs as one group without policy names, and the ids of the candidate's runs."""
-    siblings = tuple(
-        Trajectory(TrajectoryInfo(run.id, 0.0), tuple(map(blind_call, run.calls))) for run in repeated.runs
-    )
+    siblings = tuple(Trajectory(TrajectoryInfo(r.id, 0.0), tuple(map(_blind_call, r.calls))) for r in repeated.runs)
     group = Group(new_id(), repeated.turn.scenario_key, "gate", siblings, held_out=True)
     return repeated.turn, group, frozenset(run.id for run in repeated.candidate)
 
@@ -258,10 +245,7 @@ def blind_runs(repeated: Repeated, *, new_id: Callable[[], str]) -> BlindCompari
 def answered_in(repeated: Repeated) -> Answered:
     """Return all answers in both policies' runs as if they answered one turn, for the checks of `collapse`."""
     # The turn offers the tools of all calls: a call of a tool that only a later turn offers is no format error.
-    tools: dict[bytes, JSON] = {}
-    for run in repeated.runs:
-        for call in run.calls:
-            tools |= {canonical(tool): tool for tool in call.tools}
+    tools = {canonical(tool): tool for run in repeated.runs for call in run.calls for tool in call.tools}
     turn = replace(repeated.turn, call=replace(repeated.turn.call, tools=tuple(tools.values())))
     return Answered(turn, _given(repeated.candidate), _given(repeated.champion))
 
@@ -277,10 +261,9 @@ def _given(runs: Sequence[Trajectory]) -> Given:
 
 
 def read_suite(path: Path) -> tuple[Turn, ...]:
-    """Read the prompts of a suite file, and return them as turns.
+    """Return the prompts of a suite file as turns.
 
-    Raises:
-        ConfigError: the file cannot be read, holds no prompt or a malformed line, or two prompts have one name.
+    Raises `ConfigError` if the file cannot be read, holds no prompt or a malformed line, or two prompts have one name.
     """
     try:
         lines = path.read_text("utf-8").splitlines()
@@ -311,17 +294,10 @@ def _turn(path: Path, number: int, line: str) -> Turn:
         messages = messages[:-1]
     if not messages or not all(isinstance(message.get("role"), str) for message in messages):
         raise ConfigError(f"{where} has no prompt; 'messages' is a list of messages with roles, as OpenAI has them")
-    name = str(row.get("name", number))
-    call = Call(
-        id=f"{PREFIX}{name}",
-        trajectory_id=f"{PREFIX}{name}",
-        started_at=0.0,
-        requested_model="suite",
-        messages=messages,
-        tools=_objects(where, "tools", row.get("tools", [])),
-        params={key: row[key] for key in _PARAMS if key in row},
-    )
-    return Turn(f"{PREFIX}{name}", call, TrajectoryInfo(call.id, 0.0, name=name, scenario_key=call.id))
+    name, tools = str(row.get("name", number)), _objects(where, "tools", row.get("tools", []))
+    key, params = f"{PREFIX}{name}", {key: row[key] for key in _PARAMS if key in row}
+    call = Call(key, key, 0.0, "suite", messages, tools=tools, params=params)
+    return Turn(key, call, TrajectoryInfo(key, 0.0, name=name, scenario_key=key))
 
 
 def _objects(where: str, what: str, value: Any) -> tuple[Mapping[str, Any], ...]:
