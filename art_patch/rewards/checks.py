@@ -34,7 +34,6 @@ from art_patch.errors import ConfigError
 from art_patch.types import Score, Trajectory
 
 SOURCE = "code"
-TIMEOUT_S = 30.0
 
 # A check that hangs this often is not run again: Python cannot end a thread, so each hang costs one.
 _GIVE_UP_AFTER = 3
@@ -54,21 +53,22 @@ class Check:
 
 
 class Checked(NamedTuple):
-    """The result of `run_checks`: the scores, and the number of failures by check and reason (key: `name: reason`)."""
+    """The result of `run_checks`."""
 
     scores: tuple[Score, ...]
-    failures: dict[str, int]
+    failures: dict[str, int]  # `check: reason` -> how often
 
 
 class _Refused(Exception):
     """The reason why there is no score, in words that can be counted."""
 
 
-def load_checks(specs: Iterable[str]) -> tuple[Check, ...]:
-    """Import the checks that a setting names as `module:function`, and return them.
+class _Hung(_Refused):
+    """The check took longer than it may."""
 
-    Raises `ConfigError` if two of them have the same name.
-    """
+
+def load_checks(specs: Iterable[str]) -> tuple[Check, ...]:
+    """Import the checks that a setting names as `module:function`; `ConfigError` if two have the same name."""
     checks = tuple(make_check(load_function(spec, what="check")) for spec in specs)
     for name, count in Counter(check.name for check in checks).items():
         if count > 1:
@@ -77,10 +77,7 @@ def load_checks(specs: Iterable[str]) -> tuple[Check, ...]:
 
 
 def make_check(function: Callable[[Trajectory], Returned]) -> Check:
-    """Return a function as a `Check`.
-
-    Raises `ConfigError` if the function has an attribute `range` that is not two numbers, the lower first.
-    """
+    """Return a function as a `Check`; `ConfigError` if its attribute `range` is not two numbers, the lower first."""
     name = getattr(function, "__name__", type(function).__name__)
     given: Any = getattr(function, "range", (0.0, 1.0))
     try:
@@ -119,10 +116,7 @@ def load_function(spec: str, *, what: str) -> Callable[..., Any]:
 
 
 def version_of(function: Callable[..., Any]) -> str:
-    """Return 12 hex digits of the sha256 of a function's source; they are the version of a check.
-
-    For a function without source, its name is hashed.
-    """
+    """Return 12 hex digits of the sha256 of a function's source, or of its name if there is no source."""
     try:
         text = inspect.getsource(function)
     except (OSError, TypeError):
@@ -131,11 +125,7 @@ def version_of(function: Callable[..., Any]) -> str:
 
 
 def run_checks(
-    trajectories: Iterable[Trajectory],
-    checks: Sequence[Check],
-    *,
-    timeout_s: float = TIMEOUT_S,
-    now: float | None = None,
+    trajectories: Iterable[Trajectory], checks: Sequence[Check], *, timeout_s: float = 30.0, now: float | None = None
 ) -> Checked:
     """Run every check on every trajectory, each time for at most `timeout_s`; `now` is the time of the scores."""
     at = time.time() if now is None else now
@@ -154,19 +144,16 @@ def run_checks(
                 hung[check.name] += isinstance(reason, _Hung)
                 continue
             for name, value in returned.items():
+                if value is None:
+                    continue
                 try:
                     number = _number(check, value)
                 except _Refused as reason:
                     failures[f"{check.name}: {reason}"] += 1
                     continue
-                if number is not None:
-                    key = derived_id(SOURCE, trajectory.id, check.name, check.version, name)
-                    scores.append(Score(key, trajectory.id, name, number, SOURCE, at, rubric=check.version))
+                key = derived_id(SOURCE, trajectory.id, check.name, check.version, name)
+                scores.append(Score(key, trajectory.id, name, number, SOURCE, at, rubric=check.version))
     return Checked(tuple(scores), dict(failures))
-
-
-class _Hung(_Refused):
-    """The check took longer than it may."""
 
 
 def _call(check: Check, trajectory: Trajectory, timeout_s: float) -> dict[str, Any]:
@@ -197,9 +184,7 @@ def _call(check: Check, trajectory: Trajectory, timeout_s: float) -> dict[str, A
     return given
 
 
-def _number(check: Check, value: Any) -> float | None:
-    if value is None:
-        return None
+def _number(check: Check, value: Any) -> float:
     if hasattr(value, "item") and not isinstance(value, int | float):
         value = value.item()  # numpy's and torch's numbers
     if not isinstance(value, int | float):

@@ -26,7 +26,7 @@ from art_patch.errors import MalformedFile
 from art_patch.rewards.defences.batch import OrderedJudge
 from art_patch.rewards.defences.suspicion import compare, pairwise_agreement
 from art_patch.rewards.judge.client import Usage, total
-from art_patch.rewards.judge.question import Order, make_question
+from art_patch.rewards.judge.question import make_question
 from art_patch.rewards.judge.ruler import JudgeReport
 from art_patch.trajectories import transcript
 from art_patch.types import JSON, Call, Choice, Group, Trajectory, TrajectoryInfo
@@ -91,15 +91,14 @@ def read_labelled(row: Mapping[str, Any], place: str) -> Labelled:
     attempts = _objects(row.get("attempts"), "attempts")
     if len(attempts) < 2:
         raise MalformedFile(f"attempts has {len(attempts)} entries; a judge compares, so give two or more")
+    if len({_kind(attempt, f"attempts[{index}]") for index, attempt in enumerate(attempts)}) > 1:
+        raise MalformedFile("some attempts have a label and others a rank; use one of both on a line")
     siblings: list[Trajectory] = []
     labels: dict[str, float] = {}
-    kinds = {_kind(attempt, f"attempts[{index}]") for index, attempt in enumerate(attempts)}
-    if len(kinds) > 1:
-        raise MalformedFile("some attempts have a label and others a rank; use one of both on a line")
     for index, attempt in enumerate(attempts):
-        name = f"{place}, attempt {index + 1}"
-        run = [*asked, *_messages(attempt.get("messages"), f"attempts[{index}].messages")]
-        labels[name] = _label(attempt, f"attempts[{index}]")
+        name, where = f"{place}, attempt {index + 1}", f"attempts[{index}]"
+        run = [*asked, *_messages(attempt.get("messages"), f"{where}.messages")]
+        labels[name] = _label(attempt, where)
         siblings.append(_trajectory(name, run, tools))
     return Labelled(Group(place, place, "labelled", tuple(siblings)), labels)
 
@@ -114,26 +113,21 @@ def measure(
     """
     groups = [each.group for each in labelled]
     begging = [_with_payload(each, _PAYLOADS[number % len(_PAYLOADS)]) for number, each in enumerate(labelled)]
-    passes: tuple[tuple[Sequence[Group], Order], ...] = (
-        (groups, "shuffled"), (groups, "reversed"), (groups, "shuffled"), (begging, "shuffled"),
-    )  # fmt: skip
     reports: list[JudgeReport] = []
-    for number, (asked, order) in enumerate(passes):
-        before = number * len(groups)
 
-        def step(done: int, _: int, before: int = before) -> None:
-            if progress is not None:
-                progress(before + done, 4 * len(groups))
+    def step(done: int, _: int) -> None:
+        if progress is not None:
+            progress(len(reports) * len(groups) + done, 4 * len(groups))
 
+    for asked, order in ((groups, "shuffled"), (groups, "reversed"), (groups, "shuffled"), (begging, "shuffled")):
         reports.append(judge.score_groups(asked, order=order, purpose="test", progress=step))
     first, turned, again, pleas = ({(s.group_id, s.trajectory_id): s.value for s in r.scores} for r in reports)
     unscored = {name: reason for report in reversed(reports[:3]) for name, reason in report.unscored.items()}
     judged = [each for each in labelled if each.group.id not in unscored]
     resisted = [_resisted(group, pleas) for group in begging if group.id not in reports[3].unscored]
     agreements = [pair for each in judged for pair in _order_agreement(each, first)]
-    taus = [
-        _tau_b(list(each.labels.values()), _row(each, first)) for each in judged if len({*each.labels.values()}) > 1
-    ]
+    rows = [(list(each.labels.values()), _row(each, first)) for each in judged]
+    taus = [_tau_b(labels, values) for labels, values in rows if len(set(labels)) > 1]
     return JudgeMetrics(
         groups=len(judged),
         unscored=unscored,

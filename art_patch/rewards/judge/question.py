@@ -72,11 +72,7 @@ def make_question(group: Group) -> Question:
         members.setdefault(_lines(number_tool_calls(transcript(trajectory))), []).append(trajectory.id)
     attempts = [Attempt(lines, tuple(ids)) for lines, ids in members.items()]
     rng_of(group, "order").shuffle(attempts)
-    return Question(
-        attempts=tuple(attempts),
-        tools=tuple(to_line(tool) for tool in offered_tools(group.trajectories)),
-        followed=_followed(group),
-    )
+    return Question(tuple(attempts), tuple(map(to_line, offered_tools(group.trajectories))), _followed(group))
 
 
 def rng_of(group: Group, purpose: str) -> random.Random:
@@ -120,7 +116,6 @@ def _escaped(character: str) -> str:
 
 # --- too long: truncation ---
 
-
 # Shares of the transcript's room that one message may take, tried in this order.
 _LONGEST_MESSAGE = (0.95, 0.8, 0.6, 0.4, 0.25)
 _LONGEST_NOTE = 120
@@ -135,7 +130,7 @@ def shorten(lines: Sequence[str], max_chars: int) -> tuple[str, ...]:
     """
     if sum(map(len, lines)) <= max_chars:
         return tuple(lines)
-    cut: list[str] = []
+    cut = list(lines)
     for share in _LONGEST_MESSAGE:
         cut = [_cut_line(line, int(max_chars * share)) for line in lines]
         if sum(map(len, cut)) <= max_chars:
@@ -154,15 +149,12 @@ def shorten(lines: Sequence[str], max_chars: int) -> tuple[str, ...]:
 
 def _cut_line(line: str, limit: int) -> str:
     """Return the message with its long texts cut, or a note in its place, no longer than `limit`."""
-    if len(line) <= limit:
-        return line
-    message, keep = json.loads(line), limit
-    while keep >= _SHORTEST_TEXT:
-        shown = to_line(_cut_texts(message, keep))
-        if len(shown) <= limit:
-            return shown
-        keep = keep * 3 // 4
-    return _note([line])
+    shown, keep = line, limit
+    while len(shown) > limit:
+        if keep < _SHORTEST_TEXT:
+            return _note([line])
+        shown, keep = to_line(_cut_texts(json.loads(line), keep)), keep * 3 // 4
+    return shown
 
 
 def _cut_texts(value: Any, keep: int) -> Any:
@@ -215,8 +207,7 @@ def split(
     def fits(part: Question) -> bool:
         return size(part) <= max_tokens
 
-    parts = _pack(question, anchors, fits, max_siblings)
-    if parts:
+    if parts := _pack(question, anchors, fits, max_siblings):
         return parts
     frame = size(question.of(()))
     room = (max_tokens - frame) // max(min(len(question.attempts), ANCHORS + 1), 1)
@@ -225,8 +216,7 @@ def split(
     for share in _TIGHTER if room > 0 else ():
         max_chars = int(room * share * chars / max(tokens, 1))
         shorter = question.of(replace(a, lines=shorten(a.lines, max_chars)) for a in question.attempts)
-        parts = _pack(shorter, anchors, fits, max_siblings)
-        if parts:
+        if parts := _pack(shorter, anchors, fits, max_siblings):
             return parts
     raise TooLongError(
         f"rubric and tools alone take {frame} of the {max_tokens} tokens that the judge may be sent, which leaves no "
@@ -240,9 +230,8 @@ def merge(parts: Sequence[Mapping[str, Verdict]]) -> dict[str, Verdict]:
     merged = dict(first)
     for part in others:
         to_first = _scale([(part[key].score, first[key].score) for key in part if key in first])
-        merged |= {
-            key: replace(verdict, score=to_first(verdict.score)) for key, verdict in part.items() if key not in first
-        }
+        new = part.keys() - first.keys()
+        merged |= {key: replace(verdict, score=to_first(verdict.score)) for key, verdict in part.items() if key in new}
     return merged
 
 

@@ -19,11 +19,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, cast
 
 from art_patch.errors import JudgeError
+from art_patch.rewards.combine import with_scores
 from art_patch.rewards.judge.prompt import DEFAULT_RUBRIC, Rubric
 from art_patch.rewards.judge.ruler import Judge
 from art_patch.types import JSON, Call, Choice, Group, Trajectory, TrajectoryInfo
@@ -116,9 +117,7 @@ def ruler_score_group_sync(
         if swallow_exceptions:
             return None
         raise
-    score_of = {score.trajectory_id: score for score in report.scores}
-    siblings = tuple(replace(t, scores=(*t.scores, score_of[t.id])) for t in asked.trajectories)
-    scored = replace(asked, trajectories=siblings)
+    scored = with_scores(asked, report.scores)
     return cast("AnyGroup", scored if isinstance(group, Group) else cast("Rankable", group).ranked(scored))
 
 
@@ -140,8 +139,8 @@ ruler_score_group = _in_thread(ruler_score_group_sync)
 
 def _trajectory(key: str, messages: Sequence[JSON], tools: Sequence[JSON]) -> Trajectory:
     """Return the messages as a run of one call, with the last message as its answer."""
-    info = TrajectoryInfo(key, 0.0)
     if not messages:
-        return Trajectory(info, ())
+        return Trajectory(TrajectoryInfo(key, 0.0), ())
     *prompt, answer = messages
-    return Trajectory(info, (Call(key, key, 0.0, "", tuple(prompt), (Choice(0, answer),), tuple(tools)),))
+    call = Call(key, key, 0.0, "", tuple(prompt), (Choice(0, answer),), tuple(tools))
+    return Trajectory(TrajectoryInfo(key, 0.0), (call,))
