@@ -35,18 +35,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A trajectory with its spans, corrections and group, as one line of a file holds them.
-
-    Attributes:
-        group: `id`, `scenario_key`, `how`, `held_out`, `state`, `created_at` and `reason` of its group, if it has one.
-        bases: for each policy that answered, its name and the fingerprint of its base model. A reader needs it because
-            the same token ids mean another text to another base model.
-        corrections: the right answers that people gave for calls of the run.
-    """
+    """A trajectory with its spans, corrections and group, as one line of a file holds them."""
 
     trajectory: Trajectory
     spans: tuple[SpanInfo, ...] = ()
-    group: JSON | None = None
+    group: JSON | None = None  # with the fields of `_Group`
+    # Name of each policy that answered -> fingerprint of its base model: the same token ids mean another text to
+    # another base model.
     bases: JSON = field(default_factory=dict[str, Any])
     corrections: tuple[Correction, ...] = ()
 
@@ -108,8 +103,7 @@ def decode(line: Mapping[str, Any]) -> Bundle:
     """Return the bundle of one line. Calls without exact token ids are marked untrainable, even if the line does not.
 
     Raises:
-        MalformedFile: the line has another format than this release reads, or a field is unknown, missing or wrong; the
-            message names the format or the field's path.
+        MalformedFile: the format is another than this release reads, or a field is unknown, missing or wrong.
     """
     # First of all: the rules of this version do not apply to fields of a later one.
     if (said := line.get("format")) != FORMAT:

@@ -32,19 +32,13 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A trajectory as one conversation: the `prompt` of the first request, and the `rest`, all later messages.
-
-    Attributes:
-        tools: the tools that the final call offered to the model.
-        params: the sampling parameters of the final call.
-        cut: whether the final answer is incomplete.
-    """
+    """A trajectory as one conversation: the `prompt` of the first request, and the `rest`, all later messages."""
 
     prompt: tuple[JSON, ...]
     rest: tuple[JSON, ...]
-    tools: tuple[JSON, ...]
-    params: JSON
-    cut: bool
+    tools: tuple[JSON, ...]  # that the final call offered to the model
+    params: JSON  # the sampling parameters of the final call
+    cut: bool  # whether the final answer is incomplete
 
     @property
     def messages(self) -> tuple[JSON, ...]:
@@ -53,11 +47,7 @@ class Run:
 
 
 def run_of(trajectory: Trajectory) -> Run:
-    """Return the main conversation of a trajectory.
-
-    Raises:
-        Unusable: no call was recorded, only a part of the conversation was, or the call is no chat.
-    """
+    """Return the main conversation of a trajectory; `Unusable` if it was not recorded whole, or is no chat."""
     call = main_call(trajectory)  # its messages hold the whole conversation
     if call is None or not call.messages:
         raise Unusable("no call was recorded")
@@ -88,7 +78,7 @@ def _first_prompt(calls: Sequence[Call], messages: Sequence[JSON]) -> Sequence[J
     whole = [canonical(message) for message in messages]
     for call in calls:
         prompt = [canonical(message) for message in call.messages]
-        if prompt and len(prompt) <= len(whole) and prompt == whole[: len(prompt)]:
+        if prompt and prompt == whole[: len(prompt)]:
             return call.messages
     return messages
 
@@ -105,8 +95,7 @@ def same_prompt(one: Run, other: Run) -> bool:
 def openai_message(message: JSON) -> dict[str, Any]:
     """Return a message with only the keys of OpenAI's fine-tuning format, without nulls; tool arguments as JSON text.
 
-    Raises:
-        Unusable: the message is an empty answer, or holds media of which the store has only the hash.
+    It is `Unusable` if it is an empty answer, or holds media of which the store has only the hash.
     """
     clean = {key: message[key] for key in _OPENAI_KEYS if message.get(key) is not None}
     _check_role(clean.get("role"))
@@ -123,8 +112,7 @@ def openai_message(message: JSON) -> dict[str, Any]:
 def trl_message(message: JSON) -> dict[str, Any]:
     """Return a message for the chat templates of open models: the content as one text, tool arguments as objects.
 
-    Raises:
-        Unusable: the message is an empty answer, or holds an image, audio or file.
+    It is `Unusable` if it is an empty answer, or holds an image, audio or file.
     """
     clean = {key: message[key] for key in _TRL_KEYS if message.get(key) is not None}
     _check_role(clean.get("role"))
@@ -149,11 +137,7 @@ def openai_tool(tool: JSON) -> dict[str, Any]:
 
 
 def writable(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row that can be written as valid JSON: U+FFFD replaces unpaired surrogates.
-
-    Raises:
-        Unusable: the row holds NaN or an infinite number.
-    """
+    """Return a row as valid JSON: U+FFFD replaces unpaired surrogates; NaN and infinite numbers are `Unusable`."""
     try:
         text = json.dumps(row, ensure_ascii=False, allow_nan=False)
     except ValueError:
@@ -214,13 +198,7 @@ def _without_nulls(value: Any) -> dict[str, Any]:
 
 
 def corrected(trajectory: Trajectory, corrections: Sequence[Correction]) -> Trajectory:
-    """Return the run cut after the call of its newest correction, with the correction as the answer of that call.
-
-    Without corrections the run is returned unchanged.
-
-    Raises:
-        Unusable: the corrected call is not in the run.
-    """
+    """Return the run cut after the call of its newest correction, if any, with the correction as that call's answer."""
     if not corrections:
         return trajectory
     call, correction = _newest(trajectory, corrections)
@@ -231,11 +209,7 @@ def corrected(trajectory: Trajectory, corrections: Sequence[Correction]) -> Traj
 
 
 def right_and_wrong(trajectory: Trajectory, corrections: Sequence[Correction]) -> tuple[Trajectory, JSON]:
-    """Return the corrected run, and the wrong message that the model gave for the corrected call.
-
-    Raises:
-        Unusable: the model gave no answer, or an answer that equals the correction.
-    """
+    """Return the corrected run, and the wrong message that the model gave for the corrected call."""
     call, correction = _newest(trajectory, corrections)
     given = chosen_choice(call, trajectory.calls[trajectory.calls.index(call) + 1 :])
     if given is None:

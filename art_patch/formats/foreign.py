@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Literal, cast
 
@@ -24,9 +25,9 @@ ImportFormat = Literal["auto", "chat", "trajectories", "sft", "preference", "grp
 
 Row = Mapping[str, Any]
 Message = dict[str, Any]
+Messages = Sequence[Message]
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_OURS = FORMAT.split("/")[0]
 _NO_METADATA = {
     "messages", "prompt", "completion", "chosen", "rejected", "tools", "functions", "parallel_tool_calls", "input",
     "preferred_output", "non_preferred_output", "score_chosen", "score_rejected", "scenario_key", "group_id",
@@ -67,7 +68,7 @@ def bundles_of(row: Row, *, expected: ImportFormat = "auto", at: float = 0.0) ->
 
 def kind_of(row: Row) -> ImportFormat:
     """Return the format of a row, recognised by its keys; raise `MalformedFile` if no known format has these keys."""
-    if isinstance(row.get("format"), str) and row["format"].startswith(_OURS):
+    if isinstance(row.get("format"), str) and row["format"].startswith(FORMAT.split("/")[0]):
         return "trajectories"
     if "messages" in row:
         return "chat"
@@ -123,24 +124,13 @@ def _pair(row: Row, key: str, at: float) -> list[Bundle]:
         # To Python, `True` is a number, too.
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
             raise MalformedFile(f"score_{place} must be a number, not {value!r}")
-        trajectory_id = f"{key[:24]}-{place}"
-        comment = f"{IMPORTED}: {place}"
-        score = Score(f"{trajectory_id}-score", trajectory_id, "reward", float(value), "user", at, comment=comment)
-        pair.append(_bundle(trajectory_id, row, prompt, rest, tools, at, group=group, score=score))
+        own = _bundle(f"{key[:24]}-{place}", row, prompt, rest, tools, at).trajectory
+        score = Score(f"{own.id}-score", own.id, "reward", float(value), "user", at, comment=f"{IMPORTED}: {place}")
+        pair.append(Bundle(replace(own, scores=(score,)), group=group))
     return pair
 
 
-def _bundle(
-    key: str,
-    row: Row,
-    prompt: Sequence[Message],
-    rest: Sequence[Message],
-    tools: Sequence[Message],
-    at: float,
-    *,
-    group: Mapping[str, Any] | None = None,
-    score: Score | None = None,
-) -> Bundle:
+def _bundle(key: str, row: Row, prompt: Messages, rest: Messages, tools: Messages, at: float) -> Bundle:
     parallel = row.get("parallel_tool_calls")
     if parallel is None and isinstance(row.get("input"), dict):
         parallel = row["input"].get("parallel_tool_calls")
@@ -181,7 +171,7 @@ def _bundle(
         scenario_key=scenario if isinstance(scenario, str) else None,
         metadata={name: value for name, value in row.items() if name not in _NO_METADATA and value is not None},
     )
-    return Bundle(Trajectory(info, calls, () if score is None else (score,)), group=group)
+    return Bundle(Trajectory(info, calls))
 
 
 def _answers(row: Row, name: str, *, role: str = "assistant") -> list[Message]:

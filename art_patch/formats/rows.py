@@ -21,12 +21,10 @@ Row = dict[str, Any]
 def chat_row(trajectory: Trajectory) -> Row:
     """Return a row of an OpenAI fine-tuning file that holds the complete conversation of a run."""
     run = answered(run_of(trajectory))
-    row: Row = {"messages": [conversation.openai_message(message) for message in run.messages]}
-    if run.tools:
-        row["tools"] = [conversation.openai_tool(tool) for tool in run.tools]
-        # Without tools the key has no meaning.
-        if isinstance(run.params.get("parallel_tool_calls"), bool):
-            row["parallel_tool_calls"] = run.params["parallel_tool_calls"]
+    row: Row = {"messages": [conversation.openai_message(message) for message in run.messages]} | _tools(run.tools)
+    # Without tools the key has no meaning.
+    if run.tools and isinstance(parallel := run.params.get("parallel_tool_calls"), bool):
+        row["parallel_tool_calls"] = parallel
     return writable(row)
 
 
@@ -97,26 +95,23 @@ def correction_row(trajectory: Trajectory, corrections: Sequence[Correction]) ->
 def grpo_row(trajectory: Trajectory, *, group: Group | None = None, rewards_G: Sequence[float | None] = ()) -> Row:
     """Return a row for TRL's GRPO trainer: a prompt to sample from, and mean and best reward of the recorded answers.
 
-    Args:
-        group: the trajectory and its siblings, if it has any. One row is then made for the whole group.
-        rewards_G: the rewards of the G siblings; `None` for a sibling that is not scored.
+    With `group`, the row stands for all siblings; `rewards_G` has `None` for a sibling that is not scored.
     """
     run = run_of(trajectory)
     if run.prompt[-1].get("role") == "assistant":
         raise Unusable("the prompt ends with an answer")
     # Siblings without a reward count in `siblings` and in no reward: they were not judged, which is not zero.
     given = [reward for reward in rewards_G if reward is not None]
-    return writable(
-        {
-            "prompt": _trl(run.prompt),
-            **_tools(run.tools),
-            "scenario_key": group.scenario_key if group else trajectory.info.scenario_key,
-            "group_id": group.id if group else None,
-            "reward": sum(given) / len(given) if given else None,
-            "best_reward": max(given) if given else None,
-            "siblings": len(group.trajectories) if group else 1,
-        }
-    )
+    row: Row = {
+        "prompt": _trl(run.prompt),
+        **_tools(run.tools),
+        "scenario_key": group.scenario_key if group else trajectory.info.scenario_key,
+        "group_id": group.id if group else None,
+        "reward": sum(given) / len(given) if given else None,
+        "best_reward": max(given, default=None),
+        "siblings": len(group.trajectories) if group else 1,
+    }
+    return writable(row)
 
 
 def _extremes(runs: Sequence[tuple[float, Run]]) -> Iterator[tuple[tuple[float, Run], tuple[float, Run]]]:

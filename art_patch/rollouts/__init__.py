@@ -12,8 +12,7 @@
 | `evaluation` | models and scenarios -> mean metrics, differences between the models, a plot |
 | `environments` | games and simulators -> rollouts that are played in them |
 
-Training by hand uses the same parts as the automatic cycle: the same store, the same update on the recorded tokens, the
-same ledger for promotions, and the same engine, which tests each new policy before it serves. Two things differ: the
+Training by hand uses the store, the update, the ledger and the engine of the automatic cycle. Two things differ: the
 script decides when to train and on what, and no gate run tests the policy. Importing this package imports no other
 module.
 """

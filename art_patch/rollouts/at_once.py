@@ -27,10 +27,7 @@ _display: list[Any] = []
 
 @contextmanager
 def bar(description: str | None, total: int) -> Generator[Callable[..., object]]:
-    """Show a progress bar on stderr until the block ends, and yield the function that updates it.
-
-    Nothing is shown if `description` is `None` or if stderr is not a terminal or notebook.
-    """
+    """Show a progress bar on stderr, unless `description` is `None`, and yield the function that updates it."""
     if description is None or (display := _begin_bar()) is None:
         yield _show_nothing
         return
@@ -103,13 +100,9 @@ _here: ContextVar[_Gathering | None] = ContextVar("art_patch_gathering", default
 
 @contextmanager
 def gathering(description: str | None, total: int, max_exceptions: float, max_metrics: int | None) -> Generator[None]:
-    """Count the rollouts that `run_all` runs inside the block, and show their number and mean metrics in a bar.
+    """Count the `total` rollouts that `run_all` runs inside the block, and show number and mean metrics in a bar.
 
-    Args:
-        description: text beside the bar; `None` shows no bar.
-        total: number of rollouts that `run_all` will run, so that the bar knows its end.
-        max_exceptions: number of rollouts that may raise, or their share if below 1.
-        max_metrics: number of metrics beside the bar; `None` shows all.
+    The other arguments are those of `gather_trajectory_groups`.
     """
     if not max_exceptions >= 0:  # written so that NaN is refused, too
         raise ConfigError(f"max_exceptions={max_exceptions} must be 0 or more, or a share below 1")
@@ -123,10 +116,9 @@ def gathering(description: str | None, total: int, max_exceptions: float, max_me
 
 
 async def run_all(rollouts: Sequence[Any]) -> list[Any]:
-    """Run awaitable rollouts at the same time, each in its own task; return results and exceptions in order.
+    """Run awaitable rollouts at the same time; return results, exceptions, and what is not awaitable, in order.
 
-    If a `gathering` block encloses the call, it counts the results and raises if too many rollouts raise. An item that
-    is not awaitable is returned as it is.
+    If a `gathering` block encloses the call, it counts the results and raises if too many rollouts raise.
     """
     around = _here.get()
 

@@ -52,8 +52,7 @@ class LocalBackend:
     ) -> None:
         """Create the backend; its processes start when a model is registered.
 
-        All arguments after `store` are options of `art-patch serve`. They apply to an engine that this backend starts;
-        if an engine runs already, giving one of them is an error.
+        All arguments after `store` are options of `art-patch serve`, and an error if an engine runs already.
 
         Args:
             path: directory that holds all projects; by default `ART_PATCH_HOME`, or the user's data directory.
@@ -82,9 +81,7 @@ class LocalBackend:
         _open.add(self)
 
     async def register(self, model: Model[Any]) -> None:
-        """Open the store of the model's project; called by `model.register(backend)`.
-
-        For a `TrainableModel` it also starts the project's engine, or uses the one that runs.
+        """Open the store of the model's project, and for a `TrainableModel` start its engine or use the one that runs.
 
         Raises:
             ConfigError: the name of the model or its project is not allowed; the project serves another model or

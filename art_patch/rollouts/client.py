@@ -144,9 +144,9 @@ def auto_trajectory(*, required: bool = ...) -> Trajectory | None: ...
 
 
 def auto_trajectory(*, required: bool = False) -> Trajectory | None:
-    """Return the trajectory that `capture_auto_trajectory` is recording for the coroutine that calls this function.
+    """Return the trajectory that `capture_auto_trajectory` is recording for the calling coroutine.
 
-    Outside of `capture_auto_trajectory` the result is `None`; with `required` a `ConfigError` is raised instead.
+    Without one the result is `None`; with `required` a `ConfigError` is raised instead.
     """
     found: Trajectory | None = CAPTURED.get()
     if found is None and required:

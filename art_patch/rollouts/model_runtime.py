@@ -49,19 +49,14 @@ _METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """The result of `TrainableModel.train`.
+    """The result of `TrainableModel.train`."""
 
-    Attributes:
-        step: step of the policy that is champion after the call.
-        metrics: mean metrics of the groups, and the metrics of the update if one was made.
-        checkpoint_path: directory of the adapter that was champion at the end of the update; `None` for the base model.
-        reason: why no update was made and the champion stayed the same; empty if an update was made.
-    """
-
-    step: int
-    metrics: dict[str, float] = field(default_factory=dict[str, float])
-    checkpoint_path: str | None = None
-    reason: str = ""
+    step: int  # of the policy that is champion after the call
+    metrics: dict[str, float] = field(
+        default_factory=dict[str, float]
+    )  # means of the groups, and the update's, if made
+    checkpoint_path: str | None = None  # adapter of the champion at the end of the update; `None` for the base model
+    reason: str = ""  # why no update was made; empty if one was made
 
 
 def _on_store_thread(
@@ -184,10 +179,9 @@ class ModelRuntime:
     def promote(self, name: str) -> Policy:
         """Make a policy of the project the champion, without a gate run; see `LocalBackend.promote`."""
         if self._champion().name != name:
-            ledger = self._opened().ledger
+            reason = "gone back to by hand; no gate was asked"
             with self._engine_for(name) as engine:
-                reason = "gone back to by hand; no gate was asked"
-                promotion.promote(ledger, engine, name, who=self._who, reason=reason)
+                promotion.promote(self._opened().ledger, engine, name, who=self._who, reason=reason)
         return self._champion()
 
     @_on_store_thread

@@ -156,10 +156,7 @@ class Trajectory(BaseModel):
             self.metrics[name] = self.metrics.get(name, 0.0) + time.monotonic() - began
 
     def for_logging(self) -> dict[str, Any]:
-        """Return the rollout as JSON values to print or store, without its `additional_histories`.
-
-        Each message has the field `trainable`, which is true for an answer that may be trained on.
-        """
+        """Return the main conversation and the rest of the rollout as JSON values; messages tell if `trainable`."""
         said = zip(self.messages_and_choices, self.messages(), strict=True)
         return {
             "reward": self.reward,

@@ -103,10 +103,9 @@ class TrajectoryGroup(BaseModel, metaclass=_Meta):
         return translate(self, about={}, held_out=False, at=time.time())
 
     def ranked(self, scored: Group) -> Self:
-        """Return a copy of the group with the judge's scores as rewards; `ruler_score_group` calls it.
+        """Return a copy of the group with the judge's scores as rewards, and its comments in the `logs`.
 
-        The former reward becomes the metric `independent_reward`, and the judge's score also becomes the metric
-        `ruler_score`. The judge's comment is appended to the trajectory's `logs`.
+        The former reward becomes the metric `independent_reward`, and the judge's score the metric `ruler_score`, too.
         """
         pairs = zip(self.trajectories, scored.trajectories, strict=True)
         judged = [_judged(trajectory, sibling.scores[-1]) for trajectory, sibling in pairs]

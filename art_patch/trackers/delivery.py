@@ -21,18 +21,13 @@ Progress = Callable[[str, int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Feeding:
-    """The result of `feed`: numbers of runs (`episodes`) and policies (`steps`) that were read, and of items.
+    """The result of `feed`."""
 
-    Attributes:
-        target: the kind of the tracker and its address.
-        already_there: number of items that were not written, because the tracker has them from an earlier export.
-    """
-
-    target: str
-    episodes: int
-    steps: int
-    written: int
-    already_there: int
+    target: str  # the kind of the tracker and its address
+    episodes: int  # number of runs that were read
+    steps: int  # number of policies that were read
+    written: int  # number of items
+    already_there: int  # items that were not written, because the tracker has them from an earlier export
 
 
 def feed(
@@ -53,14 +48,12 @@ def feed(
         wanted: the filter that selects the runs; all policies are sent in any case.
         who: the person or job that the audit log names.
         progress: called after each page with the stage, the number of finished and of all runs, and a note.
-        now: the current time in seconds since the epoch.
         adapters: directory of the project's policies; an adapter elsewhere is not sent, even if the store names it.
         filters: the conditions of `wanted` by name; the audit log notes the names only.
         again: whether to write items that were sent before too, because the tracker has lost them.
 
     Raises:
         TrackerError: the tracker cannot be reached, or refused the items.
-        StoreError: the store cannot be read or written.
     """
     seen = Counter[str]()
     with ExitStack() as stack:

@@ -62,54 +62,32 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """One policy with its metrics. All numbers are finite.
-
-    Attributes:
-        metrics: the policy's metrics by name, such as `train/kl_nats`, `gate/lower_bound`, `gate/won`, `reward/mean`.
-        history: metrics of each optimizer step of the policy's update, in order.
-        params: settings of the update, such as `learning_rate`; a value that is not a text is written as JSON.
-    """
+    """One policy with its metrics. All numbers are finite."""
 
     policy: Policy
-    metrics: Mapping[str, float]
-    history: tuple[Mapping[str, float], ...] = ()
-    params: Mapping[str, str] = field(default_factory=dict[str, str])
+    metrics: Mapping[str, float]  # by name, such as `train/kl_nats`, `gate/lower_bound`, `gate/won`, `reward/mean`
+    history: tuple[Mapping[str, float], ...] = ()  # of each optimizer step of the policy's update, in order
+    params: Mapping[str, str] = field(default_factory=dict[str, str])  # settings of the update, as text or JSON
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One piece of data to write to a tracker, such as a span, a score or a metric.
+    """One piece of data to write to a tracker, such as a span, a score or a metric."""
 
-    Attributes:
-        key: identifies the item among all items of this tracker.
-        digest: changes whenever the content changes. An item whose key and digest were sent before is not sent again.
-        payload: the content, of the type that the tracker's `write` expects.
-        trajectory_id: the run that the content comes from, so that an erasure finds it; `None` for a policy's item.
-    """
-
-    key: str
-    digest: str
-    payload: Any
-    trajectory_id: str | None = None
+    key: str  # identifies the item among all items of this tracker
+    digest: str  # of the content; an item whose key and digest were sent before is not sent again
+    payload: Any  # the content, of the type that the tracker's `write` expects
+    trajectory_id: str | None = None  # the run of the content, so that an erasure finds it; `None` for a policy's item
 
 
 class Tracker(Protocol):
-    """A service or directory that items are written to. It also is a `MetricTracker`, a `TraceTracker`, or both.
+    """A service or directory that items are written to. It also is a `MetricTracker`, a `TraceTracker`, or both."""
 
-    Attributes:
-        name: the kind of tracker, such as `wandb`.
-        target: the kind and the address, without secrets. The store's table `sent` names the tracker by it.
-    """
-
-    name: str
-    target: str
+    name: str  # the kind of tracker, such as `wandb`
+    target: str  # the kind and the address, without secrets; the store's table `sent` names the tracker by it
 
     def write(self, items: Sequence[Item]) -> None:
-        """Write items, and return once the tracker has received them.
-
-        Raises:
-            TrackerError: the tracker cannot be reached, or refused the items.
-        """
+        """Write items, and return once the tracker has received them; raises a `TrackerError` if it did not."""
 
 
 @runtime_checkable

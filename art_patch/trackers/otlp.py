@@ -116,11 +116,7 @@ class Otlp:
         return ReadableLogRecord(record, self._resource, _SCOPE)
 
     def write(self, items: Sequence[Item]) -> None:
-        """Send first the spans and then the scores among the items.
-
-        Raises:
-            TrackerError: the collector cannot be reached, or refused the items.
-        """
+        """Send first the spans and then the scores among the items."""
         # Spans before scores, which refer to a span.
         kinds = (("spans", ReadableSpan, self._spans), ("scores as logs", ReadableLogRecord, self._logs))
         with _export_errors() as told:
@@ -214,12 +210,10 @@ class Otlp:
 
 
 class _ExportErrors(logging.Handler):
-    """Keeps the first line that OpenTelemetry's client logs."""
-
     first: str | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the first record, which is the cause; later ones say that it is tried again."""
+        """Keep the first line that OpenTelemetry's client logs; later ones say that it is tried again."""
         self.first = self.first or record.getMessage()[:_LONGEST_REASON]
 
 

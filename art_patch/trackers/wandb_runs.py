@@ -122,10 +122,7 @@ class Wandb:
             yield Item(f"{key}:{kind}", "", self._part("update", policy.name, adapter=(policy, files)))
 
     def of_episode(self, episode: Episode) -> Iterable[Item]:
-        """Return an item without content for the run's row in the table, by which an erasure of the run finds W&B.
-
-        `of_episodes` sends the row itself, with the complete table.
-        """
+        """Return an item by which an erasure of the run finds W&B; `of_episodes` sends the row, with the table."""
         key, row = episode.trajectory.id, records.episode_row(episode, content=self._content)
         self._actions.add(episode)
         if len(self._rows) < MOST_ROWS:

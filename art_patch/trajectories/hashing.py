@@ -2,8 +2,7 @@
 
 A message in its place is called a node. Its id is a 16-byte BLAKE2b hash of its parent's id and of its own canonical
 JSON. So if one conversation continues another, their common messages have the same ids, and the store writes each
-message once. The recorder finds the trajectory of a call in the same way, with a hash of fewer fields
-(`recording.converting`).
+message once. The recorder finds a call's trajectory alike, with a hash of fewer fields (`recording.converting`).
 """
 
 from __future__ import annotations
@@ -28,17 +27,11 @@ _EMPTY: tuple[Any, ...] = (None, "", [], ())
 
 
 class Link(NamedTuple):
-    """A message of a conversation, with its id and the id of the message before it.
+    """A message of a conversation, with its id and the id of the message before it."""
 
-    Attributes:
-        node: id of the message, which depends on its content and on all messages before it.
-        parent: id of the message before it; `ROOT` for the first message.
-        body: JSON of the message, with its keys in the order in which the client sent them.
-    """
-
-    node: bytes
-    parent: bytes
-    body: bytes
+    node: bytes  # id of the message, which depends on its content and on all messages before it
+    parent: bytes  # id of the message before it; `ROOT` for the first message
+    body: bytes  # JSON of the message, with its keys in the order in which the client sent them
 
 
 def canonical(message: JSON) -> bytes:

@@ -30,25 +30,16 @@ _IDS, _NUMBERS = "I", "d"
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """The data about a call that the extra field of one of its choices holds.
+    """The data about a call that the extra field of one of its choices holds."""
 
-    Attributes:
-        policy: name of the policy that answered, `NAME@STEP`.
-        started_at: when the request reached the server, in seconds since the epoch.
-        params: the sampling parameters of the request, as far as they are recorded.
-        token_ids: the sampled ids, including the stop token.
-        logprobs: log-probability of each sampled id, in nats.
-        prompt_tokens: number of prompt tokens that the server reported in `usage`.
-    """
-
-    policy: str
-    started_at: float
+    policy: str  # name of the policy that answered, `NAME@STEP`
+    started_at: float  # when the request reached the server, in seconds since the epoch
     duration_ms: float
-    params: JSON
+    params: JSON  # the sampling parameters of the request, as far as they are recorded
     prompt_token_ids: tuple[int, ...] | None
-    token_ids: tuple[int, ...] | None
-    logprobs: tuple[float, ...] | None
-    prompt_tokens: int
+    token_ids: tuple[int, ...] | None  # the sampled ids, including the stop token
+    logprobs: tuple[float, ...] | None  # of each sampled id, in nats
+    prompt_tokens: int  # as the server reported them in `usage`
 
 
 def hang(answer: dict[str, Any], request: JSON, *, started_at: float, duration_ms: float) -> None:

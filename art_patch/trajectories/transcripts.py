@@ -32,10 +32,7 @@ def _with_answer(call: Call) -> tuple[JSON, ...]:
 
 
 def followed(trajectory: Trajectory, call: Call) -> tuple[JSON, ...]:
-    """Return the messages that came after the answer to `call` in the run; empty if no later call continues it.
-
-    If several conversations begin with the prompt of `call`, the messages are those of the longest one.
-    """
+    """Return the messages after the answer to `call`, in the longest conversation that goes on from its prompt."""
     # Compared in canonical form, because clients echo messages with and without empty fields.
     prompt = [canonical(message) for message in call.messages]
     after: tuple[JSON, ...] = ()
@@ -58,10 +55,7 @@ def offered_tools(trajectories: Iterable[Trajectory]) -> tuple[JSON, ...]:
 
 
 def chosen_choice(call: Call, later: Iterable[Call]) -> Choice | None:
-    """Return the answer to `call` that the app used: the one that is in the prompt of a `later` call of the run.
-
-    If no later prompt contains one of the answers, the first answer is returned; `None` if the call has no answer.
-    """
+    """Return the answer to `call` that is in the prompt of a `later` call, else the first; `None` without answers."""
     # Of several answers the app used one, and its next prompt holds that one, even if the next call failed.
     if len(call.choices) > 1:
         depth = len(call.messages)

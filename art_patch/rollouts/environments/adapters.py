@@ -22,21 +22,14 @@ from art_patch.rollouts.environments.trainer import Agent
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A state as its player sees it, with the environment's own `observation` and `info` objects.
-
-    Attributes:
-        legal: actions that are possible in this state; `None` if the action space is not `Discrete`.
-        text: the environment's own drawing, if it was made with `render_mode="ansi"`, else `None`.
-        player: the player whose turn it is; empty in a single-player game.
-        space: the action space, an object of `gymnasium.spaces`.
-    """
+    """A state as its player sees it, with the environment's own `observation` and `info` objects."""
 
     observation: Any
     info: Mapping[str, Any]
-    legal: tuple[int, ...] | None
-    text: str | None
-    player: str
-    space: Any
+    legal: tuple[int, ...] | None  # actions that are possible now; `None` if the action space is not `Discrete`
+    text: str | None  # the environment's own drawing, if it was made with `render_mode="ansi"`
+    player: str  # whose turn it is; empty in a single-player game
+    space: Any  # the action space, an object of `gymnasium.spaces`
 
 
 def observe(environment: Any, observation: Any, info: Mapping[str, Any], space: Any, player: str = "") -> Observation:
@@ -97,10 +90,7 @@ class _InWords(Environment[Observation, Any]):
 
 
 class GymnasiumEnvironment(_InWords):
-    """A `gymnasium` environment that a language model plays in text.
-
-    An episode is done when it is terminated or truncated; `info` tells which of the two it was.
-    """
+    """A `gymnasium` environment, played in text; `info` tells whether an episode was terminated or truncated."""
 
     def __init__(
         self,
@@ -187,9 +177,9 @@ class PettingZooEnvironment(_InWords):
         Args:
             make: function that creates the game, such as `env` of the game's module.
             player: name of the player that the agent plays; without it the seed chooses the player.
-            others: function that chooses the action of another player, given this environment and that player's
-                observation. A coroutine function runs on the event loop, any other in the game's thread. The default is
-                `random_action`.
+            others: function that chooses the action of another player, by default `random_action`; it is given this
+                environment and that player's observation. A coroutine function runs on the event loop, any other in the
+                game's thread.
             actions: names of the actions, from the lowest number on; without them actions are named by their numbers.
             options: arguments with which the game is created; `render_mode="ansi"` shows its drawing.
         """

@@ -77,9 +77,9 @@ class Environment(Generic[StateT, ActionT]):
         return str(state)
 
     def parse_action(self, answer: str, state: StateT) -> ActionT:
-        """Return the action that the agent's answer means, or raise a `ValueError` whose message is sent to the agent.
+        """Return the action that the answer means, unless overridden its text without surrounding white space.
 
-        Unless overridden, the action is the answer without surrounding white space.
+        Raises a `ValueError`, whose message is sent to the agent, if it means none.
         """
         found: Any = answer.strip()
         return found
@@ -130,11 +130,7 @@ class Worker:
         return await self._thread.run(function, *args)
 
     async def close(self) -> None:
-        """Close the environment and end the worker's thread.
-
-        A `close` that is a coroutine function is awaited here; any other `close` runs in the thread later and is not
-        awaited. Its errors are only logged.
-        """
+        """Close the environment, unawaited in its thread unless it is a coroutine function, and end the thread."""
         environment, self._environment = self._environment, None
         if environment is None:
             self._thread.end()
@@ -157,10 +153,7 @@ class EnvironmentPool:
 
     @asynccontextmanager
     async def one(self) -> AsyncGenerator[Worker]:
-        """Wait until fewer than `most` episodes run, and yield a worker for one episode.
-
-        If the block raises, the worker's environment is closed and not reused.
-        """
+        """Wait until fewer than `most` episodes run, and yield a worker; it is closed if the block raises."""
         async with self._gate:
             worker = self._free.pop() if self._free else Worker(self._make)
             try:
@@ -178,10 +171,7 @@ class EnvironmentPool:
 
 
 def maker_of(environment: Environment[Any, Any] | Make) -> Make:
-    """Return a function that creates environments: `environment` itself, or one that makes deep copies of it.
-
-    Raises a `ConfigError` if it cannot be copied.
-    """
+    """Return a function that creates environments: `environment` itself, or one that makes deep copies of it."""
     if not isinstance(environment, Environment):
         if not callable(environment):
             raise ConfigError(f"environment={environment!r} is no Environment; give one, or a function that makes one")

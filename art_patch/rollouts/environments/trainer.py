@@ -10,8 +10,7 @@ requests per action), override `generate_response` or `select_action` in a subcl
 
 The reward of an episode is the sum of the rewards of its steps. Its metrics are `actions` (their number), `illegal`
 (the episode ended because no answer was a legal action), `cut` (it reached the step limit before it was done), and
-those of the environment. If the environment or the agent raises, the exception carries the trajectory into its group's
-`exceptions`.
+those of the environment. If the environment or the agent raises, the exception carries the trajectory into its group.
 """
 
 from __future__ import annotations
@@ -89,37 +88,30 @@ async def play(worker: Worker, agent: Agent, seed: int, *, max_steps: int) -> Tr
         raise ConfigError(f"attempts={environment.attempts} of {type(environment).__name__} must be at least 1")
     trajectory = agent.begin(environment.instructions)
     trajectory.metadata["seed"] = seed
+    earned, steps, done, illegal = 0.0, 0, False, False
     try:
-        await _play(environment, worker, agent, trajectory, seed, max_steps)
+        state = await worker.call(environment.reset, seed)
+        while steps < max_steps and not done:
+            step = await _one_step(worker, agent, trajectory, state)
+            if step is None:
+                earned, illegal = earned + environment.illegal_reward, True
+                break
+            state, reward, done, info = step
+            earned, steps = earned + float(reward), steps + 1
+            # Replaced and not added up: an environment reports totals, such as a score.
+            trajectory.metrics.update(info.get("metrics", {}))
     except Exception as error:
         # Attached here, because the gathering would take the newest trajectory, which may be an opponent's.
         remember(error, trajectory)
         raise
+    trajectory.reward = earned
+    trajectory.metrics |= {"actions": steps, "illegal": illegal, "cut": not (done or illegal)}
     return trajectory.finish()
 
 
-async def _play(
-    environment: Environment[Any, Any], worker: Worker, agent: Agent, trajectory: Trajectory, seed: int, max_steps: int
-) -> None:
-    state = await worker.call(environment.reset, seed)
-    earned, steps, done, illegal = 0.0, 0, False, False
-    while steps < max_steps and not done:
-        step = await _one_step(environment, worker, agent, trajectory, state)
-        if step is None:
-            earned, illegal = earned + environment.illegal_reward, True
-            break
-        state, reward, done, info = step
-        earned, steps = earned + float(reward), steps + 1
-        # Replaced and not added up: an environment reports totals, such as a score.
-        trajectory.metrics.update(info.get("metrics", {}))
-    trajectory.reward = earned
-    trajectory.metrics |= {"actions": steps, "illegal": illegal, "cut": not (done or illegal)}
-
-
-async def _one_step(
-    environment: Environment[Any, Any], worker: Worker, agent: Agent, trajectory: Trajectory, state: Any
-) -> environments.Step[Any] | None:
+async def _one_step(worker: Worker, agent: Agent, trajectory: Trajectory, state: Any) -> environments.Step[Any] | None:
     """Ask until an action is legal and take it; return `None` if no answer is a legal action."""
+    environment = await worker.environment()
     asked = described = await worker.call(environment.describe, state)
     for _ in range(environment.attempts):
         answer = await agent.select_action(asked, trajectory)
@@ -137,11 +129,7 @@ async def _one_step(
 
 
 class GRPOTrainer:
-    """Plays groups of episodes with an agent and trains the agent's model on them.
-
-    Attributes:
-        updates: number of updates that the trainer has made.
-    """
+    """Plays groups of episodes with an agent and trains the agent's model on them; counts its `updates`."""
 
     def __init__(
         self,
@@ -163,14 +151,11 @@ class GRPOTrainer:
 
         Args:
             agent: the agent that plays; its model is trained, and must be registered before the first episode.
-            environment: an `Environment` class, a function that creates environments, or one environment, which is then
-                copied. Each episode that runs at the same time needs an environment of its own.
-            learning_rate: if given, it is used instead of the learning rate in `config`.
-            batch_size: number of groups in one optimizer step; if given, it is used instead of the value in `config`.
-            episodes_per_batch: number of episodes that one call of `collect_episodes` plays; a multiple of
-                `group_size`.
+            environment: an `Environment` class, a function that creates environments, or one environment, of which each
+                episode that runs at the same time then gets a copy.
+            learning_rate: if given, replaces the one in `config`, like `batch_size` and `kl_penalty`.
+            episodes_per_batch: episodes that one call of `collect_episodes` plays; a multiple of `group_size`.
             max_episode_length: number of steps after which an episode is ended.
-            kl_penalty: if given, it is used instead of the KL penalty in `config`.
             group_size: number of episodes with the same seed, which are compared with each other; at least 2.
             seeds: training seeds, used in turn and from the start again; without them 0, 1, 2, ... without end.
             config: all other settings of an update.
@@ -234,10 +219,7 @@ class GRPOTrainer:
             await pool.close()
 
     async def update_policy(self, groups: Iterable[TrajectoryGroup]) -> TrainResult:
-        """Train the agent's model on groups of episodes; result and errors are those of `TrainableModel.train`.
-
-        Await it before the next `collect_episodes`, which then plays with the new policy.
-        """
+        """Train the agent's model on groups of episodes; result and errors are those of `TrainableModel.train`."""
         result = await self._model().runtime().train(groups, self._config)
         self.updates += 1
         return result
