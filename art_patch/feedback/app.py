@@ -18,11 +18,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import parse_qs
+from urllib.parse import parse_qsl
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -32,6 +33,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from art_patch._lib.http_server import listen, serve, url_of
+from art_patch._lib.ids import derived_id
 from art_patch.errors import ConfigError, StoreError
 from art_patch.feedback.links import PATH, Expired, Forged, Link, read_link, say_address, secret_of
 from art_patch.recording import Redactor
@@ -129,13 +131,10 @@ def build_app(
         redact: removes personal data from comments before they are stored; see `Settings.redact`.
         clock: returns seconds since the epoch.
     """
-    desk = _Desk(store, secret, project, redact, clock)
+    desk = _Desk(store, secret, project, None if redact is None else Redactor(redact), clock)
+    asked, answered = Route(PATH, desk.ask, methods=["GET"]), Route(PATH, desk.take, methods=["POST"])
     app = Starlette(
-        routes=[
-            Route("/health", _health),
-            Route(PATH, desk.ask, methods=["GET"]),
-            Route(PATH, desk.take, methods=["POST"]),
-        ],
+        routes=[Route("/health", _health), asked, answered],
         exception_handlers={_Refused: _refusal, HTTPException: _http_error, Exception: _server_error},
     )
     # A redirect would repeat the signed address in a header.
@@ -143,14 +142,15 @@ def build_app(
     return app
 
 
+@dataclass(frozen=True, repr=False)  # a repr would show the secret
 class _Desk:
     """Answers the two requests of the server, and writes scores to the store."""
 
-    def __init__(self, store: Store, secret: bytes, project: str, redact: Redact, clock: Callable[[], float]) -> None:
-        self._store = store
-        self._secret, self._project = secret, project
-        self._redact = None if redact is None else Redactor(redact)
-        self._clock = clock
+    store: Store
+    secret: bytes
+    project: str
+    redact: Redactor | None
+    clock: Callable[[], float]
 
     async def ask(self, request: Request) -> Response:
         """Return the page. Writes nothing, because mail scanners follow links."""
@@ -162,11 +162,10 @@ class _Desk:
         link, signature = self._link(request)
         given = await _body(request)
         value, comment = _value(link.name, given.get("value")), _comment(given.get("comment"))
-        # The id is derived from the link, so a second answer through it replaces the first.
-        # Databases refuse NUL in ids and names, so two links never give one key.
-        key = "\0".join(("feedback", link.trajectory_id, link.name, signature))
-        score_id = hashlib.sha256(key.encode()).hexdigest()[:32]
-        score = Score(score_id, link.trajectory_id, link.name, value, "user", self._clock(), comment=comment)
+        # From the link, so a second answer through it replaces the first. Databases refuse NUL in ids and names, so two
+        # links never give one id.
+        score_id = derived_id("feedback", link.trajectory_id, link.name, signature)
+        score = Score(score_id, link.trajectory_id, link.name, value, "user", self.clock(), comment=comment)
         try:
             # The database would block the event loop, and so every other answer.
             await run_in_threadpool(self._keep, score)
@@ -180,7 +179,7 @@ class _Desk:
         # `&value=1` may be added to a link, so it is not among the signed parts.
         query = [(name, value) for name, value in request.query_params.multi_items() if name != "value"]
         try:
-            return read_link(query, self._secret, self._project, now=self._clock())
+            return read_link(query, self.secret, self.project, now=self.clock())
         except Forged:
             raise _Refused(403, "This link is not valid. Was it copied whole?") from None
         except Expired:
@@ -188,9 +187,8 @@ class _Desk:
 
     def _keep(self, score: Score) -> None:
         # A click must not bring back a user whose data was erased.
-        if not self._store.transfers.known([score.trajectory_id]):
-            return
-        self._store.write([score if self._redact is None else self._redact(score)])
+        if self.store.transfers.known([score.trajectory_id]):
+            self.store.write([score if self.redact is None else self.redact(score)])
 
 
 async def _body(request: Request) -> Mapping[str, Any]:
@@ -204,12 +202,9 @@ async def _body(request: Request) -> Mapping[str, Any]:
         if len(content) > MAX_BODY:
             raise _Refused(413, f"That is too long; {LONGEST_COMMENT:,} characters can be kept.")
     try:
+        # A browser sends few fields; the limit bounds the work on hostile bodies.
         text = content.decode()
-        if kind == _JSON:
-            given = json.loads(text)
-        else:
-            # A browser sends few fields; the limit bounds the work on hostile bodies.
-            given = {name: values[-1] for name, values in parse_qs(text, max_num_fields=10).items()}
+        given = json.loads(text) if kind == _JSON else dict(parse_qsl(text, max_num_fields=10))
     except (ValueError, RecursionError):
         # What is no object, or no JSON at all, is refused below in one sentence.
         given = None
@@ -223,13 +218,10 @@ def _value(name: str, given: Any) -> float:
         value = float(given) if isinstance(given, int | float | str) else math.nan
     except (ValueError, OverflowError):
         value = math.nan
-    if name == "thumbs":
-        # NaN equals nothing, so it is refused here and below.
-        fits, wanted = value in (0.0, 1.0), "0 or 1"
-    else:
-        lowest = 0.0 if name == "reward" else -1.0
-        fits, wanted = lowest <= value <= 1.0, f"a number from {lowest:g} to 1"
-    if not fits:
+    lowest = 0.0 if name in ("thumbs", "reward") else -1.0
+    # NaN is in no range.
+    if not lowest <= value <= 1.0 or (name == "thumbs" and value not in (0.0, 1.0)):
+        wanted = "0 or 1" if name == "thumbs" else f"a number from {lowest:g} to 1"
         raise _Refused(422, f"The value must be {wanted}.")
     return value
 
@@ -260,8 +252,7 @@ async def _health(_: Request) -> Response:
 
 
 async def _refusal(request: Request, error: Exception) -> Response:
-    refused = cast(_Refused, error)
-    return _say(request, refused.status, str(refused))
+    return _say(request, cast(_Refused, error).status, str(error))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -275,11 +266,11 @@ async def _server_error(request: Request, _: Exception) -> Response:
 
 def _form(*, chosen: str = "", comment: str = "", thanks: bool = False) -> str:
     """Return the page with the two buttons; with `thanks` it confirms an answer, which can still be changed."""
+    head, note = "Did this help?", ""
     if thanks:
         head, note = "Thank you", "<p>Your answer was noted. You can still change it here.</p>"
-    else:
-        confirm = "<p>Press the button to confirm your answer.</p>"
-        head, note = "Did this help?", confirm if chosen in ("0", "1") else ""
+    elif chosen in ("0", "1"):
+        note = "<p>Press the button to confirm your answer.</p>"
     mark = ' class="chosen" autofocus'
     form = Template(_FORM_PAGE).substitute(
         note=note,

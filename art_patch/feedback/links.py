@@ -14,6 +14,7 @@ import json
 import math
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
@@ -102,21 +103,16 @@ def signature_of(link: Link, secret: bytes, project: str) -> str:
 
 
 def read_link(query: Iterable[tuple[str, str]], secret: bytes, project: str, *, now: float) -> tuple[Link, str]:
-    """Check the signature of a feedback link; return the permission in it, and the signature.
-
-    Args:
-        query: names and values of the URL's query parameters.
-        now: seconds since the epoch.
+    """Check the signature of a link, given as query parameters; return the permission in it, and the signature.
 
     Raises:
         Forged: the signature is wrong, or a parameter is missing or given twice.
         Expired: the signature is valid, but the link's time is over.
     """
-    given: dict[str, str] = {}
-    for name, value in query:
-        if name in given:  # which of two values was signed is not known
-            raise Forged
-        given[name] = value
+    pairs = list(query)
+    given = dict(pairs)
+    if len(given) < len(pairs):  # which of two values was signed is not known
+        raise Forged
     try:
         link = Link(given["trajectory"], given["name"], int(given["expires"]))
         signature = given["signature"]
@@ -141,10 +137,8 @@ def address_of(settings: Settings, base_url: str | None = None) -> str:
     """
     address = base_url or settings.feedback_base_url
     if address is None:
-        try:
+        with suppress(OSError):
             address = (settings.directory / _ADDRESS_FILE).read_text("utf-8").strip()
-        except OSError:
-            address = None
     if not address:
         raise ConfigError(
             "no feedback server is known; start `art-patch feedback serve` on this machine, or set "
@@ -161,9 +155,7 @@ def say_address(settings: Settings, address: str) -> None:
 
 
 def secret_of(settings: Settings) -> bytes:
-    """Return the key that signs feedback links: the setting `feedback_secret`, else the content of the key file.
-
-    If there is no key file yet, the first call makes one.
+    """Return the key that signs links: the setting `feedback_secret`, else that of the key file, made if missing.
 
     Raises:
         ConfigError: the key file cannot be made or read, or other users of the machine may read it.

@@ -31,34 +31,20 @@ _WRITE_PAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """One row of feedback from Langfuse or LangSmith.
+    """One row of feedback from Langfuse or LangSmith."""
 
-    Attributes:
-        id: the tool's name and its id of the row, such as `langfuse:...`; becomes the score's id.
-        theirs: the tool's id of the row. If art_patch sent this score to the tool, it is the score's id in the store.
-        runs: ids that the scored run may have in the store, the most probable first.
-        name: name of the score, such as `thumbs`.
-        value: `None` if the value is a category or a text.
-        source: `code` if a model or a program gave the score; `user` if a person did.
-        at: seconds since the epoch; `None` if the row does not say.
-    """
-
-    id: str
-    theirs: str
-    runs: tuple[str, ...]
-    name: str
-    value: float | None
-    source: Literal["user", "code"]
-    at: float | None
+    id: str  # the tool's name and its id of the row, such as `langfuse:...`; becomes the score's id
+    theirs: str  # the tool's id of the row: the score's id in the store, if art_patch sent this score to the tool
+    runs: tuple[str, ...]  # ids that the scored run may have in the store, the most probable first
+    name: str  # of the score, such as `thumbs`
+    value: float | None  # `None` if the value is a category or a text
+    source: Literal["user", "code"]  # `code` if a model or a program gave the score
+    at: float | None  # seconds since the epoch; `None` if the row does not say
     comment: str | None
 
 
 def read_feedback(text: str) -> list[Feedback]:
-    """Return the feedback in the text of a file of Langfuse or LangSmith (JSON, JSON lines or CSV).
-
-    Raises:
-        MalformedFile: a row is neither Langfuse's nor LangSmith's.
-    """
+    """Return the feedback in a file's text (JSON, JSON lines or CSV). Raises as `feedback_of` does."""
     return feedback_of(_rows(text.lstrip("\ufeff")))
 
 
@@ -80,15 +66,14 @@ def _rows(text: str) -> Iterator[Any]:
             raise MalformedFile(f"the file is neither JSON nor CSV ({error}); nothing was imported") from None
         return
     try:
-        whole = json.loads(text)
+        whole: Any = json.loads(text)
     except (ValueError, RecursionError):
         # Several objects are no JSON text: one on each line.
         whole = [_line(line, number) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if isinstance(whole, dict):
-        page = cast("dict[str, Any]", whole)
         # An answer of the API, saved as it came, has its rows in `data`.
-        whole = page["data"] if isinstance(page.get("data"), list) else [page]
-    yield from cast("list[Any]", whole)
+        whole = whole["data"] if isinstance(whole.get("data"), list) else [whole]
+    yield from whole
 
 
 def _line(line: str, number: int) -> Any:
@@ -105,18 +90,16 @@ def _feedback(row: Any, place: str) -> Feedback:
     found = {str(key).lower().replace("_", "").replace(" ", ""): value for key, value in given.items()}
     langsmith = "key" in found
     theirs, name = _text(found.get("id")), _text(found.get("key" if langsmith else "name"))
-    keys = ("traceid", "runid") if langsmith else ("traceid",)
-    named = [run for key in keys if (run := _text(found.get(key))) is not None]
-    subject = found.get("subject")
+    named = [found.get(key) for key in (("traceid", "runid") if langsmith else ("traceid",))]
+    subject: Any = found.get("subject")
     if isinstance(subject, Mapping):  # Langfuse's API, version 3
-        about = cast("Mapping[str, Any]", subject)
-        named += [run for key in ("traceId", "id") if (run := _text(about.get(key))) is not None]
+        named += [subject.get("traceId"), subject.get("id")]
     # The column is asked for and not its value: Langfuse's score of a session has the column and no run in it.
     if theirs is None or name is None or not _WHOSE & found.keys():
         wanted = "id, key and run_id (LangSmith), or id, name and traceId (Langfuse)"
         raise MalformedFile(f"{place} lacks one of {wanted}; nothing was imported")
     # LangSmith writes UUIDs with hyphens, and ids here have none.
-    runs = [form for run in named for form in (run, run.replace("-", "").lower())]
+    runs = [form for run in map(_text, named) if run is not None for form in (run, run.replace("-", "").lower())]
     value = found.get("score") if langsmith else found.get("value")
     return Feedback(
         f"{'langsmith' if langsmith else 'langfuse'}:{theirs}",
@@ -132,9 +115,7 @@ def _feedback(row: Any, place: str) -> Feedback:
 
 def _source(found: Mapping[str, Any]) -> str:
     source: Any = found.get("source") or found.get("feedbacksource")
-    if isinstance(source, Mapping):
-        source = cast("Mapping[str, Any]", source).get("type")
-    return str(source).lower()
+    return str(source.get("type") if isinstance(source, Mapping) else source).lower()
 
 
 def _text(value: Any) -> str | None:
@@ -173,21 +154,19 @@ class LangfuseScores:
         self._api = langfuse_api(root, public_key, secret_key)
 
     def rows(self, since: float | None) -> Iterator[Any]:
-        """Yield the scores as JSON objects, or only those from `since` (seconds since the epoch) on.
+        """Yield the scores from `since` (seconds since the epoch) on, or all, as JSON objects.
 
-        Raises:
-            TrackerError: Langfuse cannot be reached, or refused the request.
+        Raises `TrackerError` if Langfuse cannot be reached, or refused the request.
         """
         import httpx
         from langfuse.api.core import ApiError
 
         after = None if since is None else datetime.fromtimestamp(since, UTC)
+        asked: dict[str, Any] = {"limit": _PAGE, "fields": "details,subject", "from_timestamp": after}
         cursor: str | None = None
         while True:
             try:
-                page = self._api.scores.get_many(
-                    limit=_PAGE, cursor=cursor, fields="details,subject", from_timestamp=after
-                )
+                page = self._api.scores.get_many(cursor=cursor, **asked)
             except ApiError as error:
                 raise self._refused(f"HTTP {error.status_code}") from error
             except httpx.HTTPError as error:
@@ -217,10 +196,9 @@ class LangSmithFeedback:
         self._client = Client(api_url=endpoint, api_key=api_key, auto_batch_tracing=False)
 
     def rows(self, since: float | None) -> Iterator[Any]:
-        """Yield the feedback as JSON objects, or only that from `since` (seconds since the epoch) on.
+        """Yield the feedback from `since` (seconds since the epoch) on, or all, as JSON objects.
 
-        Raises:
-            TrackerError: LangSmith cannot be reached, or refused the request.
+        Raises `TrackerError` if LangSmith cannot be reached, or refused the request.
         """
         from langsmith.utils import LangSmithError
 
@@ -243,10 +221,8 @@ def write_feedback(
 ) -> Counter[str]:
     """Write the rows that the store lacks as scores; return the number of rows by outcome, such as `written`.
 
-    Args:
-        rename: one name for all scores; default: each row's own name.
-        source: the file or service that the rows come from, for the audit log.
-        who: the person or job that imports, for the audit log.
+    `rename` is one name for all scores, or `None` for each row's own. `source` (a file or service) and `who` (the
+    person or job that imports) are for the audit log.
     """
     metrics = Counter[str](read=len(rows))
     runs = _runs_of(store, rows)

@@ -30,16 +30,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
-from art_patch.rewards import (
-    COMBINED,
-    PEOPLE,
-    REWARD_NAME,
-    REWARD_SOURCES,
-    SCORE_NAME,
-    SCORE_SOURCE,
-    newest,
-    satisfaction_G,
-)
+from art_patch import rewards
 from art_patch.types import ArmCall, ArmTraffic, Group, Score, Trajectory, TrajectoryInfo
 
 # The breakdown rule looks at this many of the challenger's newest sessions by themselves.
@@ -134,10 +125,8 @@ def evidence_of(traffic: ArmTraffic, *, challenger: str, champion: str, state: L
     """Turn the calls and scores of a test's traffic into evidence for or against the policy under test.
 
     Args:
-        traffic: calls and scores since the policy under test got its state; for a `shadow`, its copied calls and their
-            originals.
-        challenger: name of the policy under test.
-        champion: name of the policy that it is compared with. Calls of other policies are ignored.
+        traffic: calls and scores since the policy under test (`challenger`) got its state; for a `shadow`, its copied
+            calls and their originals. Calls of further policies are ignored.
         state: for a `shadow`, copies are paired with their originals; for a `canary`, the traffic is cut into blocks.
     """
     calls = [call for call in traffic.calls if call.policy in (challenger, champion)]
@@ -181,13 +170,12 @@ def _arm(calls: Sequence[ArmCall], newest: Sequence[ArmCall], since: float) -> A
     return Arm(*counts, latest=len(latest))
 
 
-def _newest(calls: Iterable[ArmCall]) -> list[ArmCall]:
+def _newest(calls: Sequence[ArmCall]) -> list[ArmCall]:
     """Return the newest call of each session, oldest first."""
     of_session: dict[str, ArmCall] = {}
-    for call in calls:
-        of_session.pop(call.session, None)
-        of_session[call.session] = call
-    return list(of_session.values())
+    for call in reversed(calls):
+        of_session.setdefault(call.session, call)
+    return list(of_session.values())[::-1]
 
 
 def _failed(call: ArmCall) -> bool:
@@ -207,15 +195,16 @@ def _by_call(calls: Sequence[ArmCall], challenger: str) -> dict[str, list[Block]
 
 def _pairs(copies: Sequence[ArmCall], originals: Sequence[ArmCall]) -> dict[str, Sequence[Block]]:
     theirs = {call.id: call for call in originals}
-    found: dict[str, list[Block]] = {name: [] for name in BY_CALL if name != "ttft_ms"}  # copies are not streamed
-    for copy in copies:
-        original = theirs.get(copy.shadow_of or "")
-        for name, pairs in found.items():
-            ours = BY_CALL[name](copy)
-            other = None if original is None else BY_CALL[name](original)
-            if ours is not None and other is not None:
-                pairs.append(Block(copy.at, (ours,), (other,)))
-    return {**found}
+    both = [(copy, theirs[copy.shadow_of]) for copy in copies if copy.shadow_of in theirs]
+    return {
+        name: [
+            Block(copy.at, (ours,), (other,))
+            for copy, original in both
+            if (ours := value(copy)) is not None and (other := value(original)) is not None
+        ]
+        for name, value in BY_CALL.items()
+        if name != "ttft_ms"  # copies are not streamed
+    }
 
 
 class _Run(NamedTuple):
@@ -228,8 +217,8 @@ class _Run(NamedTuple):
         return Trajectory(TrajectoryInfo(self.session, 0.0), (), self.scores)
 
 
+# Values of runs: whose, when it became known, and which.
 _Known = list[tuple[_Run, float, float]]
-"""Values of runs: whose, when it became known, and which."""
 
 
 def _runs(calls: Iterable[ArmCall], scores: Iterable[Score]) -> list[_Run]:
@@ -254,15 +243,19 @@ def _rewards(runs: Iterable[_Run], challenger: str) -> list[Block]:
     judged: dict[str, _Known] = defaultdict(list)
     for run in runs:
         trajectory, group = run.as_trajectory(), run.group_id
-        combined = None if group is None else newest(trajectory, REWARD_NAME, (COMBINED,), group_id=group)
-        own = newest(trajectory, REWARD_NAME, REWARD_SOURCES)
-        ranked = None if group is None else newest(trajectory, SCORE_NAME, (SCORE_SOURCE,), group_id=group)
+        own = rewards.newest(trajectory, rewards.REWARD_NAME, rewards.REWARD_SOURCES)
+        in_group = [(rewards.REWARD_NAME, rewards.COMBINED), (rewards.SCORE_NAME, rewards.SCORE_SOURCE)]
+        combined, ranked = (
+            None if group is None else rewards.newest(trajectory, name, (source,), group_id=group)
+            for name, source in in_group
+        )
         # A project's combined reward wins; then a reward of the app or its user, which stands for itself; then the
         # judge's rank.
         if combined is None and own is not None:
-            alone.append((run, _known_at(run, REWARD_NAME), own))
+            alone.append((run, _known_at(run, rewards.REWARD_NAME), own))
         elif group is not None and (value := ranked if combined is None else combined) is not None:
-            judged[group].append((run, _known_at(run, SCORE_NAME if combined is None else REWARD_NAME), value))
+            name = rewards.SCORE_NAME if combined is None else rewards.REWARD_NAME
+            judged[group].append((run, _known_at(run, name), value))
     return _by_session(alone, challenger) + _by_group(judged.values(), challenger)
 
 
@@ -281,9 +274,9 @@ def _by_group(groups: Iterable[_Known], challenger: str) -> list[Block]:
 
 
 def _feedback(runs: Sequence[_Run], challenger: str) -> list[Block]:
-    content = satisfaction_G(Group("", "", "single", tuple(run.as_trajectory() for run in runs)))
+    content = rewards.satisfaction_G(Group("", "", "single", tuple(run.as_trajectory() for run in runs)))
     said = [
-        (run, max(_known_at(run, name) for name in PEOPLE), value)
+        (run, max(_known_at(run, name) for name in rewards.PEOPLE), value)
         for run, value in zip(runs, content, strict=True)
         if value is not None
     ]

@@ -48,7 +48,7 @@ from statistics import median
 from typing import Any, Literal
 
 from art_patch.errors import ConfigError
-from art_patch.promotion.evidence import Arm, Block, Evidence
+from art_patch.promotion.evidence import Block, Evidence
 from art_patch.types import JSON
 
 Action = Literal["go on", "roll back", "promote", "inconclusive"]
@@ -147,19 +147,20 @@ def decide(
         hours: how long the test has been running.
     """
     found = [_examine(signal, evidence.blocks.get(signal.name, ()), config) for signal in SIGNALS]
-    counts = {name: _counts(getattr(evidence, name)) for name in ("challenger", "champion")}
-    metrics: dict[str, Any] = counts | {"hours": round(hours, 3), "signals": {f.signal.name: f.metrics for f in found}}
+    arms = {"challenger": evidence.challenger, "champion": evidence.champion}
+    metrics: dict[str, Any] = {
+        name: {"calls": arm.calls, "sessions": arm.sessions, "failed": arm.failed} for name, arm in arms.items()
+    }
+    metrics |= {"hours": round(hours, 3), "signals": {one.signal.name: one.metrics for one in found}}
+    worse, better, bars = (
+        "; ".join(one.sentence for one in found if one.says == says) for says in ("worse", "better", "unreadable")
+    )
     # In this order: a rollback needs no other condition, a promotion needs all of them.
-    worse = [one for one in found if one.says == "worse"]
-    better = [one for one in found if one.says == "better"]
-    bars = [one for one in found if one.says == "unreadable"]
-    if (broken := _is_broken(evidence, config)) is not None:
-        return WatchVerdict("roll back", broken, metrics)
-    if worse:
-        return WatchVerdict("roll back", "; ".join(one.sentence for one in worse), metrics)
-    missing = _missing(evidence, state, bars, config)
+    if against := _broken(evidence, config) or worse:
+        return WatchVerdict("roll back", against, metrics)
+    missing = bars or _missing(evidence, state, config)
     if better and not missing:
-        return WatchVerdict("promote", "; ".join(one.sentence for one in better), metrics)
+        return WatchVerdict("promote", better, metrics)
     so_far = missing or "neither worse nor better is proven yet"
     if not hours < config.max_hours:  # a clock that gives no number ends the test, too
         return WatchVerdict("inconclusive", f"no answer within {config.max_hours:g} hours: {so_far}", metrics)
@@ -178,30 +179,27 @@ def _examine(signal: Signal, blocks: Sequence[Block], config: CanaryConfig) -> _
     """Test one signal in both directions."""
     if not blocks:
         return _Finding(signal, "no data", f"no {signal.words} of both yet", {"says": "no data", "compared": 0})
-    wrong = next((v for b in blocks for v in (*b.challenger, *b.champion) if not _is_on_scale(v, signal)), None)
+    our_values, their_values = [v for b in blocks for v in b.challenger], [v for b in blocks for v in b.champion]
+    wrong = next((v for v in our_values + their_values if not _is_on_scale(v, signal)), None)
     if wrong is not None:
         scale = "a time" if signal.is_time else "from 0 to 1"
         sentence = f"a value of {signal.words} is {wrong}, not {scale}, so it cannot be compared"
-        return _Finding(
-            signal, "unreadable", sentence, {"says": "unreadable", "compared": len(blocks), "value": str(wrong)}
-        )
+        metrics = {"says": "unreadable", "compared": len(blocks), "value": str(wrong)}
+        return _Finding(signal, "unreadable", sentence, metrics)
     tolerance: float = getattr(config, signal.tolerance)
     gains, null = _gains(signal, blocks, tolerance)
-    # Bonferroni: `losing` for each of the tests that can end in a rollback, `winning` for each that can end in a
-    # promotion.
+    # Bonferroni: one share for each test that can end in a rollback, and for each that can end in a promotion.
     losing = config.alpha / len(SIGNALS)
     winning = config.alpha / sum(one.promotes for one in SIGNALS)
     typical: Callable[[Sequence[float]], float] = median if signal.is_time else _mean
-    ours = typical([value for block in blocks for value in block.challenger])
-    theirs = typical([value for block in blocks for value in block.champion])
+    ours, theirs = typical(our_values), typical(their_values)
     says = "open"
     # A loss is a gain with its sign turned: is the mean loss proven to exceed the tolerance?
     if is_above([-gain for gain in gains], null, losing):
         says = "worse"
     elif signal.promotes and is_above(gains, config.margin, winning):
         says = "better"
-    metrics: dict[str, Any] = {"says": says, "compared": len(blocks), "challenger": ours, "champion": theirs}
-    metrics["tolerance"] = tolerance
+    metrics = {"says": says, "compared": len(blocks), "challenger": ours, "champion": theirs, "tolerance": tolerance}
     if not signal.is_time:
         sign = 1 if signal.is_good else -1
         bounds = sorted((sign * lower_bound(gains, winning), sign * upper_bound(gains, losing)))
@@ -224,19 +222,16 @@ def _gains(signal: Signal, blocks: Sequence[Block], tolerance: float) -> tuple[l
 
 
 def _sentence(signal: Signal, says: str, ours: float, theirs: float, compared: int, config: CanaryConfig) -> str:
-    show = "{:.0f} ms against {:.0f} ms" if signal.is_time else "{:.3f} against {:.3f}"
-    metrics = f"{show.format(ours, theirs)} in {compared} comparisons"
+    show, by = "{:.0f} ms against {:.0f} ms" if signal.is_time else "{:.3f} against {:.3f}", ""
     if says == "worse":
         tolerance = getattr(config, signal.tolerance)
         by = f"more than {tolerance:g} times the champion's" if signal.is_time else f"worse by more than {tolerance:g}"
-        return f"its {signal.words} is {by}: {metrics}"
-    if says == "better":
+    elif says == "better":
         by = f"better by more than {config.margin:g}" if config.margin >= 0 else f"not worse by {-config.margin:g}"
-        return f"its {signal.words} is {by}: {metrics}"
-    return f"its {signal.words}: {metrics}"
+    return f"its {signal.words}{by and f' is {by}'}: {show.format(ours, theirs)} in {compared} comparisons"
 
 
-def _is_broken(evidence: Evidence, config: CanaryConfig) -> str | None:
+def _broken(evidence: Evidence, config: CanaryConfig) -> str | None:
     """Apply the breakdown rule: return why the challenger is broken, or `None`."""
     ours, theirs = evidence.challenger, evidence.champion
     # The newest sessions are looked at by themselves, too: among all sessions, a breakdown after a long good time would
@@ -253,12 +248,8 @@ def _is_broken(evidence: Evidence, config: CanaryConfig) -> str | None:
     return None
 
 
-def _missing(
-    evidence: Evidence, state: Literal["shadow", "canary"], bars: Sequence[_Finding], config: CanaryConfig
-) -> str | None:
+def _missing(evidence: Evidence, state: Literal["shadow", "canary"], config: CanaryConfig) -> str | None:
     """Return what bars a promotion; `None` if nothing does."""
-    if bars:
-        return "; ".join(one.sentence for one in bars)
     if not evidence.champion.calls:
         return "the champion answered nothing meanwhile, so there is nothing to compare with"
     if state == "shadow":
@@ -267,10 +258,6 @@ def _missing(
     if min(ours, theirs) < config.min_sessions:
         return f"{ours} sessions of its own, {theirs} of the champion's; {config.min_sessions} of each are needed"
     return None
-
-
-def _counts(arm: Arm) -> dict[str, int]:
-    return {"calls": arm.calls, "sessions": arm.sessions, "failed": arm.failed}
 
 
 def _share(some: int, of_all: int) -> float:
@@ -325,19 +312,14 @@ def lower_bound(differences: Sequence[float], alpha: float) -> float:
     `alpha` is the largest probability that the limit is ever wrong, over all looks together.
     """
     # The capital falls as the null grows, so the largest rejected null is found by bisection.
-    low, high = -1.0, 1.0
+    low, step = -1.0, 2.0
     for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        if is_above(differences, middle, alpha):
-            low = middle
-        else:
-            high = middle
+        step /= 2
+        if is_above(differences, low + step, alpha):
+            low += step
     return low
 
 
 def upper_bound(differences: Sequence[float], alpha: float) -> float:
-    """Return the upper limit of the confidence sequence of the mean difference; 1 without data.
-
-    `alpha` is the largest probability that the limit is ever wrong, over all looks together.
-    """
+    """Return the upper limit of the same; 1 without data."""
     return -lower_bound([-value for value in differences], alpha)

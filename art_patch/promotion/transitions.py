@@ -5,9 +5,8 @@ the engine loads the policy under its own name, lists it, and answers one comple
 one transaction makes it champion and changes the route. After that, policies older than those kept for a rollback are
 unloaded. Apps read the route once per poll interval. Until then they call the old champion, which is still loaded.
 
-A policy under test is proven in the same way, whether it answers copies (`shadow`) or a share of the sessions
-(`canary`). Ending its test, changing its share and rolling back need no engine, because the route alone decides which
-policy apps call.
+A policy under test is proven in the same way. Ending its test, changing its share and rolling back need no engine,
+because the route alone decides which policy apps call.
 
 Every change of state raises `StoreError` if the policy is unknown, and `TransitionError` if the policy's state does not
 allow it or another process has changed the state meanwhile.
@@ -46,14 +45,8 @@ def ensure_loaded(engine: Engine, name: str) -> None:
                 raise
     if name not in engine.models():
         raise EngineError(f"the engine says it loaded {name} but does not list it; restart `art-patch serve`")
-    answer = engine.chat(
-        model=name,
-        messages=[{"role": "user", "content": "ready?"}],
-        max_tokens=4,
-        temperature=0,
-        logprobs=True,
-        return_token_ids=True,
-    )
+    ready = [{"role": "user", "content": "ready?"}]
+    answer = engine.chat(model=name, messages=ready, max_tokens=4, temperature=0, logprobs=True, return_token_ids=True)
     content = (answer["choices"][0].get("logprobs") or {}).get("content") or []
     if answer.get("model") != name or not content:
         raise EngineError(f"the engine did not answer as {name}, with log-probabilities; restart `art-patch serve`")
@@ -64,11 +57,9 @@ def ensure_loaded(engine: Engine, name: str) -> None:
 def promote(ledger: Ledger, engine: Engine, name: str, *, who: str, reason: str, metrics: JSON | None = None) -> Policy:
     """Prove that the engine serves the policy, make it champion, and unload policies that are no longer needed.
 
-    Raises:
-        EngineError: the engine cannot serve the policy, and the old champion stays.
+    Raises `EngineError` if the engine cannot serve the policy; the old champion stays.
     """
-    _check_known(ledger, name)
-    ensure_loaded(engine, name)
+    _prove(ledger, engine, name)
     policy = ledger.move(name, "champion", who=who, reason=reason, metrics=metrics)
     # The champion has changed, so an engine that fails from here on must not make this look like a failure. The next
     # cycle and the server unload what is left.
@@ -79,24 +70,16 @@ def promote(ledger: Ledger, engine: Engine, name: str, *, who: str, reason: str,
 
 
 def challenge(
-    ledger: Ledger,
-    engine: Engine,
-    name: str,
-    *,
-    state: Literal["shadow", "canary"],
-    percent: float | None = None,
-    who: str,
-    reason: str,
-    metrics: JSON | None = None,
-) -> Policy:
+    ledger: Ledger, engine: Engine, name: str, *, state: Literal["shadow", "canary"], percent: float | None = None,
+    who: str, reason: str, metrics: JSON | None = None,
+) -> Policy:  # fmt: skip
     """Prove that the engine serves the policy, and test it as `shadow`, or as `canary` on `percent` of the sessions.
 
     Raises:
         EngineError: the engine cannot serve the policy; nothing has changed.
         ConfigError: `percent`, the share, is missing for a canary, or given for a shadow.
     """
-    _check_known(ledger, name)
-    ensure_loaded(engine, name)
+    _prove(ledger, engine, name)
     return ledger.move(name, state, who=who, reason=reason, metrics=metrics, percent=percent)
 
 
@@ -112,12 +95,8 @@ def change_share(ledger: Ledger, name: str, percent: float, *, who: str, reason:
 
 
 def give_up(ledger: Ledger, engine: Engine | None, *, who: str, reason: str, metrics: JSON | None = None) -> str | None:
-    """End the test of a policy: reject it, so that the champion answers all sessions.
-
-    Returns the policy's name, or `None` if no policy is under test.
-    """
-    challenger = ledger.challenger()
-    if challenger is None:
+    """Reject the policy under test, so that the champion answers all sessions; return its name, `None` without one."""
+    if (challenger := ledger.challenger()) is None:
         return None
     reject(ledger, engine, challenger.name, who=who, reason=reason, metrics=metrics)
     return challenger.name
@@ -158,9 +137,10 @@ def rollback(ledger: Ledger, engine: Engine | None, *, who: str, reason: str) ->
     return ledger.move(behind[-1], "champion", who=who, reason=reason)
 
 
-def _check_known(ledger: Ledger, name: str) -> None:
+def _prove(ledger: Ledger, engine: Engine, name: str) -> None:
     if ledger.policy(name) is None:
         raise StoreError(f"there is no policy {name!r}; `art-patch policies` lists them")
+    ensure_loaded(engine, name)
 
 
 def _before(ledger: Ledger) -> list[str]:
@@ -177,7 +157,7 @@ def _before(ledger: Ledger) -> list[str]:
 
 
 def wanted(ledger: Ledger) -> list[str]:
-    """Return the names of policies that an engine should have loaded.
+    """Return the policies that an engine should have loaded.
 
     These are the champion, the base model (step 0), the newest `KEEP` earlier champions, and the policy under test.
     """
